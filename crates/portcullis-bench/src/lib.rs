@@ -15,6 +15,7 @@
 //! - Invalidations, their waits and their locks: [`invalidation`].
 //! - Bounce buffers: [`bounce`].
 //! - The whole way of a mapping, as a driver calls it: [`path`].
+//! - What lines, atomics and copies cost on the machine at hand: [`calibrate`].
 //! - The drivers of IOMMUs over units that take no time, for two of these: [`units`].
 //!
 //! # What it costs
@@ -22,6 +23,7 @@
 //! there are more threads than cores, they let each other run.)
 
 pub mod bounce;
+pub mod calibrate;
 pub mod invalidation;
 pub mod iova;
 mod lane;

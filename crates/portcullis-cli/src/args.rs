@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
+use portcullis_model::scale::POLICIES;
 use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -31,6 +32,10 @@ pub enum Command {
         /// The file to write, as plain text, which must not exist yet; `-` for standard output
         output: PathBuf,
     },
+    /// Simulate what each policy costs a server with many CPUs, and what is the hottest there
+    Scale(Scale),
+    /// Measure what cache lines and copies cost on this machine, and print it for `scale --calibration`
+    Calibrate,
     /// Print a script that completes this command's names and options in a shell
     Completions {
         /// The shell: for bash, save the output as ~/.local/share/bash-completion/completions/portcullis
@@ -105,6 +110,44 @@ pub struct Replay {
     /// Fail on the first thing in the trace that would only be warned of
     #[arg(long)]
     pub strict_parse: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Scale {
+    /// What the CPUs do: memcached, nvme, nic, swiotlb, or the file of a trace
+    #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
+    pub workload: String,
+
+    /// Policies to compare, separated by commas [default: ours]
+    #[arg(long, value_delimiter = ',', value_name = "POLICY,..",
+          value_parser = PossibleValuesParser::new(POLICIES.map(|policy| policy.name)))]
+    pub policy: Vec<String>,
+
+    /// Numbers of CPUs, separated by commas, up to 256
+    #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "64",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub cpus: Vec<u16>,
+
+    /// Sockets that they are spread over [default: one for each 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub sockets: Option<u8>,
+
+    /// Hardware whose waits to assume, or a TOML file that describes it (its name has a `.` or a `/`)
+    #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
+    pub profile: String,
+
+    /// What `portcullis calibrate` has printed, in place of a server in round figures
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+
+    /// What a trace's driver and the stack above it spend on each mapping besides, in nanoseconds
+    #[arg(long, value_name = "NS", default_value_t = 1000,
+          value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    pub work: u64,
+
+    /// Print JSON for machines (docs/scaling.md describes it) instead of a table
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

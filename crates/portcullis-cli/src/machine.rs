@@ -75,7 +75,7 @@ pub fn json(runs: &Runs, arguments: &Replay) -> serde_json::Result<String> {
 }
 
 /// The name that Linux has for the processor.
-fn cpu() -> Option<String> {
+pub fn cpu() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

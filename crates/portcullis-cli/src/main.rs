@@ -3,6 +3,7 @@
 mod anonymize;
 mod args;
 mod bench;
+mod calibration;
 #[cfg(test)]
 mod documents;
 mod explain;
@@ -14,6 +15,7 @@ mod look;
 mod machine;
 mod replay;
 mod runs;
+mod scale;
 mod short;
 mod table;
 mod verdict;
@@ -48,6 +50,8 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         Some(args::Command::Replay(replay)) => replay::run(&replay)?,
         Some(args::Command::Bench(bench)) => bench::run(&bench.what)?,
         Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
+        Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
+        Some(args::Command::Calibrate) => calibration::run()?,
         Some(args::Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::Arguments::command(), "portcullis", &mut script);

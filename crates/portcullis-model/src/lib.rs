@@ -31,6 +31,7 @@ pub mod iotlb;
 pub mod memory;
 pub mod open;
 pub mod queue;
+pub mod scale;
 pub mod stats;
 pub mod walk_cache;
 pub mod walker;

@@ -1,7 +1,7 @@
 //! One workload of `portcullis bench path` on simulated CPUs: `cargo xtask coherence` builds this program for the simulator
 //! and runs it, once for each workload and number of CPUs.
 //!
-//! It prints `figures`, and nanoseconds, transfers, atomics and accesses for each operation; and for each of the worst
+//! It prints `figures`, and nanoseconds, transfers, atomics, accesses and transfers between sockets for each operation; and for each of the worst
 //! instructions a line `site`, with the transfers for each operation and return addresses. `left out` and a reason stand
 //! in place of both where the workload cannot be done.
 
@@ -72,15 +72,19 @@ impl Request {
             return self.run_over(simulator, || AtOnce);
         }
         let numbers = AtomicU32::new(0);
-        self.run_over(simulator, || {
+        let hardware = || {
             let number = numbers.fetch_add(1, Ordering::Relaxed);
             let costs = waits.costs();
-            Arc::new(SharedQueue::new(Hardware { simulator, number, submission, request, costs }))
-        })
+            Hardware { simulator, number, submission, request, costs }
+        };
+        if self.work.old.is_some() {
+            return self.run_over(simulator, hardware);
+        }
+        self.run_over(simulator, || Arc::new(SharedQueue::new(hardware())))
     }
 
     /// Over one unit of a driver, whichever the domain.
-    fn run_over_one<Q: InvalidationQueue>(
+    fn run_over_one<Q: InvalidationQueue + 'static>(
         &self,
         simulator: &'static Simulator,
         queue: impl Fn(vtd::Unit<Simulation>) -> Q,
@@ -89,15 +93,17 @@ impl Request {
         self.run_over(simulator, || Arc::clone(&queue))
     }
 
-    fn run_over<Q: InvalidationQueue>(
+    fn run_over<Q: InvalidationQueue + 'static>(
         &self,
         simulator: &'static Simulator,
         queue: impl Fn() -> Q,
     ) -> Result<Vec<Figures>, Failure> {
         simulator.start(&self.machine);
+        portcullis_bench::path::old::watch_with(simulator::watch);
         let cpus = self.machine.cpus as usize;
         let platform = Simulated::new(simulator, cpus);
-        let lanes = Lanes::new(self.work.workload, cpus, self.own_domains, &platform, queue)?;
+        let (workload, old) = (self.work.workload, self.work.old);
+        let lanes = Lanes::new(workload, old, cpus, self.own_domains, &platform, queue)?;
         let figures = self.work.run(simulator, &platform, &lanes, cpus);
         lanes.settle()?;
         Ok(figures)
@@ -142,11 +148,12 @@ fn simulate() -> ExitCode {
     let sum = |of: fn(&Figures) -> u64| figures.iter().map(of).sum::<u64>() as f64;
     let per_op = |of: fn(&Figures) -> u64| sum(of) / ops / request.work.workers(figures.len()) as f64;
     println!(
-        "figures {} {} {} {}",
+        "figures {} {} {} {} {}",
         per_op(|figures| figures.time) / 1000.0,
         per_op(|figures| figures.transfers),
         per_op(|figures| figures.atomics),
         per_op(|figures| figures.accesses),
+        per_op(|figures| figures.far),
     );
     for site in simulator.sites(request.machine.sites as usize) {
         let frames = site.frames.iter().take_while(|frame| **frame != 0);

@@ -36,11 +36,19 @@ functions! {
     now: extern "C" fn() -> u64 = b"coherence_now";
     wait: extern "C" fn(u64) = b"coherence_wait";
     serve: extern "C" fn(u32, u64) = b"coherence_serve";
+    watch: extern "C" fn(u64) = b"coherence_watch";
     interrupt: extern "C" fn() = b"coherence_interrupt";
     hide: extern "C" fn(bool) = b"coherence_hide";
     wake_at: extern "C" fn(u64) = b"coherence_wake_at";
     timer_is_due: extern "C" fn() -> bool = b"coherence_timer_is_due";
     sites: unsafe extern "C" fn(*mut Site, usize) -> usize = b"coherence_sites";
+}
+
+/// Waits until another CPU writes the line of `address`, which this one has just read.
+pub fn watch(address: usize) {
+    if let Some(simulator) = simulator() {
+        (simulator.watch)(address as u64);
+    }
 }
 
 static SIMULATOR: OnceLock<Option<Simulator>> = OnceLock::new();

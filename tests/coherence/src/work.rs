@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use portcullis::invalidation::{InvalidationQueue, QUEUE_ENTRIES};
+use portcullis::invalidation::QUEUE_ENTRIES;
+use portcullis_bench::path::old::Design;
 use portcullis_bench::path::{Kind, Lane, Lanes, Workload, workloads};
 
 use crate::platform::Simulated;
@@ -53,6 +54,8 @@ const LOOK_NS: u64 = 50;
 pub struct Work {
     pub workload: Workload,
     pub below: Below,
+    /// A design of the past in the library's place.
+    pub old: Option<Design>,
     how: How,
 }
 
@@ -77,7 +80,7 @@ fn check(worked: bool) {
 
 impl Work {
     /// A workload of `portcullis bench path`, or one with how it is shared before it, `cross-raw-1`, or with what is below it,
-    /// `vtd-raw-1`.
+    /// `vtd-raw-1`, or with a design of the past in place of its kind, and any number of live mappings, `smmu-2017-1-live32`.
     pub fn named(name: &str) -> Result<Self, String> {
         let drivers = [("vtd-shared-", Below::SharedDriver), ("vtd-", Below::Driver)];
         let found = drivers.iter().find_map(|(prefix, below)| Some((name.strip_prefix(prefix)?, *below)));
@@ -90,25 +93,41 @@ impl Work {
         ];
         let found = prefixes.iter().find_map(|(prefix, how)| Some((name.strip_prefix(prefix)?, *how)));
         let (rest, how) = found.unwrap_or((name, How::Alone));
+        let designs = Design::ALL.iter();
+        let old = designs.copied().find_map(|design| {
+            let size = rest.strip_prefix(design.name())?.strip_prefix('-')?;
+            let (size, live) = size.split_once("-live").unwrap_or((size, "1"));
+            Some((Some(design), format!("{}-{size}", design.kind().name()), live.parse().ok()))
+        });
+        let (old, rest, live) = old.unwrap_or((None, rest.to_owned(), None));
         let found = workloads().iter().find(|workload| workload.name == rest);
         let mut workload = *found.ok_or_else(|| format!("{name}: there is no such workload"))?;
+        workload.live = live.unwrap_or(workload.live).clamp(1, 4096);
         if matches!(how, How::Cross(_)) {
             workload.live = 64;
         }
-        Ok(Self { workload, below, how })
+        Ok(Self { workload, below, old, how })
     }
 
     /// Operations of each CPU that do not count: where unmaps are queued, until each queue has been full often enough for the
     /// CPU to have all addresses that it needs; where they cross, until no CPU waits any more because another came late out of
     /// the first fetches of addresses.
     fn uncounted(&self, cpus: usize) -> u64 {
-        let queued = if self.workload.kind == Kind::Lazy { 4 * QUEUE_ENTRIES as u64 } else { 0 };
+        // The queue of an old design is everybody's.
+        let queued = match (self.workload.kind, self.old) {
+            (Kind::Lazy, None) => 4 * QUEUE_ENTRIES as u64,
+            _ => 0,
+        };
         let in_step = if matches!(self.how, How::Cross(_)) { IN_STEP * self.workload.live as u64 } else { 0 };
         self.counted(cpus).max(queued).max(in_step)
     }
 
     /// Operations of each of `cpus` CPUs that count: the more CPUs, the fewer, as all take their time on one.
     pub fn counted(&self, cpus: usize) -> u64 {
+        if self.old.is_some() {
+            // Who waits for a lock looks at it often, and each look is simulated.
+            return (4096 / cpus as u64).clamp(32, 512);
+        }
         let copies = matches!(self.workload.kind, Kind::Pool | Kind::Swiotlb | Kind::Adaptive);
         // Each copies two lines for each that is mapped.
         let fewer = if copies && self.workload.pages > 4 { 2 } else { 1 } * if cpus > 16 { 2 } else { 1 };
@@ -121,11 +140,11 @@ impl Work {
     }
 
     /// What each CPU did of what counts.
-    pub fn run<Q: InvalidationQueue>(
+    pub fn run(
         &self,
         simulator: &'static Simulator,
         platform: &Simulated,
-        lanes: &Lanes<Q, Simulated>,
+        lanes: &Lanes,
         cpus: usize,
     ) -> Vec<Figures> {
         let slots = || -> Slots { (0..cpus).map(|_| Mutex::new(None)).collect() };
@@ -163,7 +182,10 @@ impl Loops<'_> {
         let (uncounted, counted) = (self.work.uncounted(self.cpus), self.work.counted(self.cpus));
         let (live, all) = (self.work.workload.live, uncounted + counted);
         let mut figures = Figures::default();
-        if live > 1 {
+        if live > 1 && self.work.old.is_some() {
+            // Before there is anybody to wait for.
+            check(simulator.hidden(|| lane.maps(0, live)));
+        } else if live > 1 {
             check(lane.maps(0, live));
         }
         let mut done = 0;
@@ -187,6 +209,11 @@ impl Loops<'_> {
                 simulator.wait(AWAY_NS);
                 platform.come(self.cpu);
             }
+        }
+        if self.work.old.is_some() {
+            // It counts for nobody, and who waits for locks then takes long to simulate.
+            check(simulator.hidden(|| (live == 1 || lane.unmaps(0, live)) && lane.finish()));
+            return figures;
         }
         check((live == 1 || lane.unmaps(0, live)) && lane.finish());
         figures

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_exceeds_its_bound_or_has_no_figure_is_told() {
-        let figures = |transfers| Ok(Figures { ns: 1.0, transfers, atomics: 0.0 });
+        let figures = |transfers| Ok(Figures { ns: 1.0, transfers, atomics: 0.0, far: 0.0 });
         let outcome = |figures| Outcome { case: Case::new("raw-1", CPUS), figures, sites: Vec::new() };
         let outcomes = [outcome(figures(0.5)), outcome(figures(0.51)), outcome(Err("no memory".to_owned()))];
         let over = exceeded(&outcomes, &[("a", 0.5), ("b", 0.5), ("c", 0.5)]);

@@ -1,6 +1,7 @@
 //! What CPUs share, counted: workloads of `portcullis bench path` on simulated CPUs (`tests/coherence`, `docs/scaling.md`).
 
 mod bounds;
+mod kept;
 mod program;
 mod sites;
 
@@ -25,6 +26,8 @@ those below, where none is named); or one of these with how CPUs share it before
   cross-raw-1      what a CPU maps, the next one unmaps
   flush-raw-1      the first CPU flushes the domain every 10 us while the others map and unmap
   hotplug-raw-1    the last CPU goes every 64 operations, and comes back
+or one of a design of the past, as `portcullis bench path` has them, in place of its kind:
+  lazy-2015-1-live512, bitmap-2008-1, smmu-2017-1, swiotlb-2021-1, swiotlb-lifo-1, swiotlb-2022-1
 or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time:
   vtd-raw-1        each CPU waits for its own submission
   vtd-shared-raw-1 CPUs share waits, by a SharedQueue above the driver
@@ -37,6 +40,7 @@ or with what carries invalidations out before it, which is the driver of a VT-d 
   --own-domains    each CPU maps in a domain of its own, over hardware of its own
   --sites N        the N source lines that caused the most transfers of each
   --json           for machines
+  --keep           measure what `portcullis scale` needs (or the WORKLOADs of that), and keep it in the repository; takes half an hour
   --bounds         nothing but what the tests do: fails where more is transferred than xtask/src/coherence/bounds.rs allows
 ";
 
@@ -118,7 +122,10 @@ impl Request {
 /// Whether this can be asked for.
 #[cfg(test)]
 pub fn is_request(arguments: &[&str]) -> bool {
-    Request::parse(arguments).is_ok()
+    match arguments {
+        ["--keep", workloads @ ..] => kept::unknown(workloads).is_none(),
+        _ => Request::parse(arguments).is_ok(),
+    }
 }
 
 /// Every kind of mapping in every size, and what crosses CPUs.
@@ -149,6 +156,12 @@ pub fn command(root: &Path, arguments: &[&str]) -> ExitCode {
     }
     if *arguments == ["--bounds"] {
         return match missing().map_or_else(|| test(root), Err) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(reason) => failed(&reason),
+        };
+    }
+    if let ["--keep", workloads @ ..] = arguments {
+        return match missing().map_or_else(|| kept::keep(root, workloads), Err) {
             Ok(()) => ExitCode::SUCCESS,
             Err(reason) => failed(&reason),
         };
@@ -223,7 +236,7 @@ fn run(program: &Program, cases: &[Case], progress: impl Fn(usize) + Sync) -> Re
 fn json(outcomes: &[Outcome]) -> String {
     let mut lines = Vec::new();
     for Outcome { case, figures, .. } in outcomes {
-        if let Ok(Figures { ns, transfers, atomics }) = figures {
+        if let Ok(Figures { ns, transfers, atomics, .. }) = figures {
             lines.push(format!(
                 "{{\"workload\": \"{}\", \"cpus\": {}, \"ns_per_op\": {ns:.2}, \"transfers_per_op\": {transfers:.4}, \
                  \"atomics_per_op\": {atomics:.4}}}",
@@ -286,7 +299,7 @@ mod tests {
 
     #[test]
     fn figures_become_json() {
-        let figures = Ok(Figures { ns: 53.125, transfers: 0.0, atomics: 2.0 });
+        let figures = Ok(Figures { ns: 53.125, transfers: 0.0, atomics: 2.0, far: 0.0 });
         let outcome = |cpus, figures| Outcome { case: Case::new("raw-1", cpus), figures, sites: Vec::new() };
         let text = json(&[outcome(1, figures), outcome(2, Err("no memory".to_owned()))]);
         let expected = "{\"results\": [\n{\"workload\": \"raw-1\", \"cpus\": 1, \"ns_per_op\": 53.12, \

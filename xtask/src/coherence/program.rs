@@ -38,6 +38,8 @@ pub struct Figures {
     pub ns: f64,
     pub transfers: f64,
     pub atomics: f64,
+    /// Of the transfers, those from one socket to another.
+    pub far: f64,
 }
 
 /// Instructions that transfer lines: how often in each operation, and the access's own address and its callers'.
@@ -137,7 +139,8 @@ fn parse(case: &Case, text: &str) -> Option<Outcome> {
     }
     let mut numbers = first.strip_prefix("figures ")?.split(' ').map(|number| number.parse::<f64>().ok());
     let mut number = || numbers.next().flatten();
-    let figures = Figures { ns: number()?, transfers: number()?, atomics: number()? };
+    let (ns, transfers, atomics, _accesses) = (number()?, number()?, number()?, number()?);
+    let figures = Figures { ns, transfers, atomics, far: number()? };
     let site = |line: &str| {
         let mut words = line.strip_prefix("site ")?.split(' ').map(str::to_owned);
         Some(Site { transfers: words.next()?.parse().ok()?, addresses: words.collect() })
@@ -152,13 +155,13 @@ mod tests {
     #[test]
     fn what_the_program_says_is_understood() {
         let case = Case::new("raw-1", 2);
-        let outcome = parse(&case, "figures 53.5 1.25 2 90\nsite 0.5 0x10 0x20\nsite 0.25 0x30\n").unwrap();
-        assert_eq!(outcome.figures, Ok(Figures { ns: 53.5, transfers: 1.25, atomics: 2.0 }));
+        let outcome = parse(&case, "figures 53.5 1.25 2 90 1\nsite 0.5 0x10 0x20\nsite 0.25 0x30\n").unwrap();
+        assert_eq!(outcome.figures, Ok(Figures { ns: 53.5, transfers: 1.25, atomics: 2.0, far: 1.0 }));
         assert_eq!(outcome.sites[0].addresses, ["0x10", "0x20"]);
         assert_eq!(outcome.sites[1].transfers, 0.25);
         let left_out = parse(&case, "left out: no memory\n").unwrap();
         assert_eq!(left_out.figures, Err("no memory".to_owned()));
         assert!(parse(&case, "").is_none() && parse(&case, "figures 1 2").is_none());
-        assert!(parse(&case, "figures 1 2 3\nsite x").is_none());
+        assert!(parse(&case, "figures 1 2 3 4 5\nsite x").is_none());
     }
 }

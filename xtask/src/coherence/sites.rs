@@ -22,26 +22,38 @@ pub fn report(program: &Program, root: &Path, outcomes: &[Outcome], count: usize
     if count == 0 {
         return String::new();
     }
-    let addresses = outcomes.iter().flat_map(|outcome| &outcome.sites).flat_map(|site| &site.addresses);
-    let sources = look_up(&program.path, root, &addresses.cloned().collect());
     let mut text = String::new();
-    if sources.is_empty() {
+    let (known, lines) = lines(program, root, outcomes);
+    if !known {
         text.push_str("\nno `addr2line` (binutils): sites are addresses in ");
         let _ = writeln!(text, "{}", program.path.display());
     }
-    for Outcome { case, sites, .. } in outcomes.iter().filter(|outcome| !outcome.sites.is_empty()) {
+    for (Outcome { case, .. }, lines) in outcomes.iter().zip(lines).filter(|(_, lines)| !lines.is_empty()) {
         let _ = writeln!(text, "\n{} on {} CPUs, transfers for each operation:", case.workload, case.cpus);
-        let mut lines: BTreeMap<String, f64> = BTreeMap::new();
-        for site in sites {
-            *lines.entry(name(site, &sources)).or_default() += site.transfers;
-        }
-        let mut lines: Vec<(String, f64)> = lines.into_iter().collect();
-        lines.sort_by(|a, b| b.1.total_cmp(&a.1));
         for (line, transfers) in lines.into_iter().take(count) {
             let _ = writeln!(text, "  {transfers:>7.3}  {line}");
         }
     }
     text
+}
+
+/// Lines and their transfers, the most first.
+type Lines = Vec<(String, f64)>;
+
+/// The lines of each case; and whether anything is known but addresses.
+pub fn lines(program: &Program, root: &Path, outcomes: &[Outcome]) -> (bool, Vec<Lines>) {
+    let addresses = outcomes.iter().flat_map(|outcome| &outcome.sites).flat_map(|site| &site.addresses);
+    let sources = look_up(&program.path, root, &addresses.cloned().collect());
+    let of = |outcome: &Outcome| {
+        let mut lines: BTreeMap<String, f64> = BTreeMap::new();
+        for site in &outcome.sites {
+            *lines.entry(name(site, &sources)).or_default() += site.transfers;
+        }
+        let mut lines: Lines = lines.into_iter().collect();
+        lines.sort_by(|a, b| b.1.total_cmp(&a.1));
+        lines
+    };
+    (!sources.is_empty(), outcomes.iter().map(of).collect())
 }
 
 /// The line of the access, and those that led to it: of the library, and of the standard library's locks and memory. One

@@ -11,7 +11,7 @@ mod linux;
 pub(crate) mod memory;
 mod pool;
 mod requests;
-mod rotating;
+pub(crate) mod rotating;
 mod subject;
 mod swiotlb;
 mod table;

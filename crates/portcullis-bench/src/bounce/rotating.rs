@@ -17,7 +17,7 @@ use crate::runner::Failure;
 
 /// The slots of an area.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(crate) struct Index {
     /// Whether each is taken.
     taken: Vec<bool>,
     /// Where to look next.
@@ -25,14 +25,14 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         Self { taken: vec![false; slots], next: 0 }
     }
 
     /// Takes `count` neighbours, the first of which is a multiple of `step`, at the index or behind it, and moves it on.
     /// O(slots) at the worst.
     #[inline]
-    pub(super) fn take(&mut self, count: usize, step: usize) -> Option<usize> {
+    pub(crate) fn take(&mut self, count: usize, step: usize) -> Option<usize> {
         let slots = self.taken.len();
         let mut first = self.next.next_multiple_of(step);
         // Once round, wherever it began.
@@ -52,7 +52,7 @@ impl Index {
     }
 
     #[inline]
-    pub(super) fn give(&mut self, first: usize, count: usize) {
+    pub(crate) fn give(&mut self, first: usize, count: usize) {
         self.taken[first..first + count].fill(false);
     }
 }

@@ -11,7 +11,7 @@ mod check;
 mod cross;
 mod first;
 pub(crate) mod linux;
-mod portcullis;
+pub(crate) mod portcullis;
 #[cfg(feature = "rivals")]
 mod rivals;
 mod stream;

@@ -62,6 +62,7 @@ pub(crate) trait Structure: Send + Sized + 'static {
     fn with_pages(pages: u64) -> Result<Self, BitmapError>;
     fn alloc(&mut self, pages: u64, order: u32, last_page: u64) -> Option<u64>;
     fn free(&mut self, range: Pages) -> bool;
+    fn free_pages(&self) -> u64;
 }
 
 impl Structure for Bitmap {
@@ -80,6 +81,10 @@ impl Structure for Bitmap {
     fn free(&mut self, range: Pages) -> bool {
         self.free(range.first, range.pages).is_ok()
     }
+
+    fn free_pages(&self) -> u64 {
+        self.free_pages()
+    }
 }
 
 impl Structure for HoleTree {
@@ -97,6 +102,10 @@ impl Structure for HoleTree {
     #[inline]
     fn free(&mut self, range: Pages) -> bool {
         self.free(range.first, range.pages).is_ok()
+    }
+
+    fn free_pages(&self) -> u64 {
+        self.free_pages()
     }
 }
 

@@ -6,26 +6,29 @@ use std::sync::Arc;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::Platform;
 
+use super::old::Design;
 use super::ours::Ours;
 use super::subject::Subject;
 use super::workload::{Case, Workload};
 use crate::lane::Lane;
 use crate::runner::Failure;
 
-/// The library with a workload on it.
-pub struct Lanes<Q: InvalidationQueue, P: Platform> {
+/// The library, or a design of the past, with a workload on it.
+pub struct Lanes {
     /// One, or one for each thread.
-    subjects: Vec<Arc<Ours<Q, P>>>,
+    subjects: Vec<Arc<dyn Subject>>,
     case: Case,
 }
 
-impl<Q: InvalidationQueue, P: Platform + Clone> Lanes<Q, P> {
-    /// `workload` for `threads` threads, in one domain, or each in its own. Each domain's invalidations go to a `queue`.
+impl Lanes {
+    /// `workload` for `threads` threads, in one domain, or each in its own; on the library, or on an `old` design, which does that
+    /// kind. Each domain's invalidations go to a `queue`.
     ///
     /// # Errors
     /// What the library refuses, and what would take too much memory.
-    pub fn new(
+    pub fn new<Q: InvalidationQueue + 'static, P: Platform + Clone + 'static>(
         workload: Workload,
+        old: Option<Design>,
         threads: usize,
         own_domains: bool,
         platform: &P,
@@ -33,11 +36,16 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Lanes<Q, P> {
     ) -> Result<Self, Failure> {
         let case = Case { workload, threads, live: workload.live, own_domains, crowded: false };
         let count = if own_domains { threads } else { 1 };
-        let subject = |_| Ok(Arc::new(Ours::new(platform, queue(), &case)?));
+        let subject = |_| -> Result<Arc<dyn Subject>, Failure> {
+            match old {
+                Some(design) => design.subject(platform, queue(), &case),
+                None => Ok(Arc::new(Ours::new(platform, queue(), &case)?)),
+            }
+        };
         Ok(Self { subjects: (0..count).map(subject).collect::<Result<_, _>>()?, case })
     }
 
-    fn subject(&self, thread: usize) -> &Arc<Ours<Q, P>> {
+    fn subject(&self, thread: usize) -> &Arc<dyn Subject> {
         &self.subjects[thread % self.subjects.len()]
     }
 

@@ -7,6 +7,7 @@
 mod lanes;
 mod linux;
 mod machine;
+pub mod old;
 mod ours;
 mod parts;
 mod subject;
@@ -73,7 +74,8 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
     let all = workloads().iter().copied();
     let workloads = choose("workload", all, |workload| workload.name, &request.workloads, |_| true)?;
     let libraries = request.rival.as_deref().zip(choice.rival_pt.as_deref());
-    let by_default = |subject: &SubjectInfo| libraries.is_some() || !subject.is_linux();
+    let by_default =
+        |subject: &SubjectInfo| !subject.is_old() && (libraries.is_some() || !subject.is_linux());
     let subjects = choose("subject", SUBJECTS, |subject| subject.name, &request.subjects, by_default)?;
     let profile = Profile::load(&choice.profile)?;
     let threads = if request.threads.is_empty() { THREADS.to_vec() } else { request.threads.clone() };

@@ -71,11 +71,6 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Ours<Q, P> {
         let swiotlb = (kind == Kind::Swiotlb).then(swiotlb).transpose()?;
         Ok(Self { world, device, bounce, swiotlb })
     }
-
-    /// Has the hardware forget all that the domain's unmaps have left there.
-    pub(crate) fn flush(&self) -> Result<(), Failure> {
-        self.world.flush()
-    }
 }
 
 impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
@@ -154,6 +149,10 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
             Some(_) => Ok(()),
             None => self.world.settle(),
         }
+    }
+
+    fn flush(&self) -> Result<(), Failure> {
+        self.world.flush()
     }
 }
 

@@ -8,6 +8,7 @@ use portcullis_trace::replay::Profile;
 
 use super::linux::Composed;
 use super::machine::AtOnce;
+use super::old::Design;
 use super::ours::Ours;
 use super::parts::Parts;
 use super::workload::{Case, Kind};
@@ -32,6 +33,7 @@ enum Which {
     Portcullis,
     Linux(Kernel),
     Parts,
+    Old(Design),
 }
 
 pub(crate) const OURS: &str = "portcullis";
@@ -39,7 +41,7 @@ pub(crate) const LINUX: &str = "linux";
 pub(crate) const PARTS: &str = "parts";
 
 /// All subjects, in the order in which they are reported.
-pub const SUBJECTS: [SubjectInfo; 4] = [
+pub const SUBJECTS: [SubjectInfo; 10] = [
     SubjectInfo {
         name: OURS,
         about: "what a driver calls: Queue, DmaDevice, RawBatch, StrictRing, BounceDevice, Swiotlb, AdaptiveRing",
@@ -62,6 +64,36 @@ pub const SUBJECTS: [SubjectInfo; 4] = [
                 InvalidationQueue::submit, IovaSpace::free",
         which: Which::Parts,
     },
+    SubjectInfo {
+        name: "lazy-2015",
+        about: "lazy: a tree of addresses under a lock, one queue of 250 unmaps under another; where it is named",
+        which: Which::Old(Design::Lazy2015),
+    },
+    SubjectInfo {
+        name: "bitmap-2008",
+        about: "lazy: the same with a bitmap of addresses; where it is named",
+        which: Which::Old(Design::Bitmap2008),
+    },
+    SubjectInfo {
+        name: "smmu-2017",
+        about: "raw: a tree under a lock, a page table under another, which is held while each unmap waits; where it is named",
+        which: Which::Old(Design::Smmu2017),
+    },
+    SubjectInfo {
+        name: "swiotlb-2021",
+        about: "swiotlb: an index that goes round all slots, under one lock; where it is named",
+        which: Which::Old(Design::Swiotlb2021),
+    },
+    SubjectInfo {
+        name: "swiotlb-lifo",
+        about: "swiotlb: one list of slots, the newest first, under one lock; where it is named",
+        which: Which::Old(Design::SwiotlbLifo),
+    },
+    SubjectInfo {
+        name: "swiotlb-2022",
+        about: "swiotlb: an area with a lock and an index for each thread; where it is named",
+        which: Which::Old(Design::Swiotlb2022),
+    },
 ];
 
 impl SubjectInfo {
@@ -71,7 +103,12 @@ impl SubjectInfo {
             Which::Portcullis => true,
             Which::Linux(_) => matches!(kind, Kind::Raw | Kind::Sg),
             Which::Parts => matches!(kind, Kind::Raw | Kind::Typed | Kind::Sg | Kind::Lazy),
+            Which::Old(design) => kind == design.kind(),
         }
+    }
+
+    pub(crate) fn is_old(&self) -> bool {
+        matches!(self.which, Which::Old(_))
     }
 
     pub(crate) fn is_linux(&self) -> bool {
@@ -89,6 +126,11 @@ pub(crate) trait Subject: Send + Sync {
 
     /// Fails unless nothing is mapped any more. Every lane is gone.
     fn settle(&self) -> Result<(), Failure>;
+
+    /// Has the hardware forget all that unmaps have left there, where that is asked for by itself.
+    fn flush(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// What makes subjects.
@@ -113,6 +155,8 @@ impl Maker {
         }
         match self.hardware(case) {
             None => self.ours(info, case, AtOnce),
+            // Who shares waits is ours; the old designs wait one by one.
+            Some(hardware) if info.is_old() => self.ours(info, case, hardware),
             Some(hardware) => self.ours(info, case, Arc::new(SharedQueue::new(hardware))),
         }
     }
@@ -130,9 +174,10 @@ impl Maker {
         case: &Case,
         queue: Q,
     ) -> Result<Arc<dyn Subject>, Failure> {
-        if info.which == Which::Parts {
-            return Ok(Arc::new(Parts::new(&self.platform, queue)?));
-        }
-        Ok(Arc::new(Ours::new(&self.platform, queue, case)?))
+        Ok(match info.which {
+            Which::Parts => Arc::new(Parts::new(&self.platform, queue)?),
+            Which::Old(design) => design.subject(&self.platform, queue, case)?,
+            Which::Portcullis | Which::Linux(_) => Arc::new(Ours::new(&self.platform, queue, case)?),
+        })
     }
 }

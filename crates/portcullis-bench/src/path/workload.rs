@@ -40,7 +40,8 @@ impl Kind {
         Self::Adaptive,
     ];
 
-    const fn name(self) -> &'static str {
+    /// As in the names of workloads.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Typed => "typed",

@@ -12,6 +12,7 @@ mod iotlb;
 mod ledger;
 mod memory;
 mod rings;
+mod scale;
 mod strict_tables;
 mod translation;
 mod walk_cache;

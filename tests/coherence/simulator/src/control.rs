@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::cpus::Cpus;
 use crate::interface::{Figures, Machine, Site};
+use crate::lines::LINE_BITS;
 use crate::turns::{self, run, step};
 
 const PS: u64 = 1000;
@@ -73,6 +74,17 @@ extern "C" fn coherence_wait(ns: u64) {
 extern "C" fn coherence_serve(server: u32, ns: u64) {
     while let Some(Err(next)) = run(|cpus, me| cpus.serve(me, server, ns * PS)) {
         turns::give_up(next);
+    }
+}
+
+/// Waits until another CPU writes the line of `address`, which the caller has just read: a loop that looks at nothing else, without
+/// its turns.
+#[unsafe(no_mangle)]
+extern "C" fn coherence_watch(address: u64) {
+    match run(|cpus, me| cpus.watch(me, address >> LINE_BITS)) {
+        Some(Some(next)) if Some(next) != turns::me() => turns::give_up(next),
+        Some(None) => turns::stuck(),
+        _ => {}
     }
 }
 

@@ -33,6 +33,8 @@ enum State {
     Ready,
     /// Sleeps until this address is woken, or the time has come.
     Asleep { address: usize, until: u64 },
+    /// Looks at this line until somebody writes it.
+    Watching(u64),
 }
 
 struct Cpu {
@@ -57,6 +59,8 @@ pub struct Cpus {
     /// The clock of the CPU that is furthest behind, but for the one that runs.
     others: u64,
     servers: HashMap<u32, u64>,
+    /// CPUs that watch a line.
+    watching: usize,
     sites: HashMap<[u64; FRAMES], u64>,
     /// When the timer is due.
     timer: u64,
@@ -90,6 +94,7 @@ impl Cpus {
             cpus: (0..cpus).map(cpu).collect(),
             others: 0,
             servers: HashMap::new(),
+            watching: 0,
             sites: HashMap::new(),
             timer: NEVER,
             random: 1,
@@ -122,6 +127,7 @@ impl Cpus {
                 State::Away => NEVER,
                 State::Ready => cpu.clock,
                 State::Asleep { until, .. } => until,
+                State::Watching(_) => NEVER,
             };
             match first {
                 _ if at == NEVER => {}
@@ -166,6 +172,10 @@ impl Cpus {
     #[inline]
     pub fn access(&mut self, cpu: usize, number: u64, writes: bool, pc: u64) -> Turn {
         if self.cpus[cpu].hidden {
+            // But for those who wait for it.
+            if writes && self.watching > 0 {
+                self.written(number, self.cpus[cpu].clock);
+            }
             return None;
         }
         let look = self.lines.look(number, cpu, writes);
@@ -182,9 +192,14 @@ impl Cpus {
         let this = &mut self.cpus[cpu];
         this.clock = self.lines.access(number, cpu, writes, this.clock, latency) + access;
         this.figures.accesses += 1;
+        let now = this.clock;
         if writes {
             this.loads = [(0, 0); LOADS];
+            if self.watching > 0 {
+                self.written(number, now);
+            }
         }
+        let this = &mut self.cpus[cpu];
         if matches!(look.source, Source::Near | Source::Far) {
             this.figures.transfers += 1;
             this.figures.far += u64::from(look.source == Source::Far);
@@ -284,6 +299,25 @@ impl Cpus {
     pub fn sleep(&mut self, cpu: usize, address: usize, until: u64) -> Turn {
         self.cpus[cpu].state = State::Asleep { address, until };
         self.next()
+    }
+
+    /// Looks at `line` until somebody writes it.
+    pub fn watch(&mut self, cpu: usize, line: u64) -> Turn {
+        self.cpus[cpu].state = State::Watching(line);
+        self.watching += 1;
+        self.next()
+    }
+
+    /// Those that watch `line` see that it was written at `now`: their next look fetches it.
+    fn written(&mut self, line: u64, now: u64) {
+        for other in &mut self.cpus {
+            if other.state == State::Watching(line) {
+                other.state = State::Ready;
+                other.clock = other.clock.max(now);
+                self.others = self.others.min(other.clock);
+                self.watching -= 1;
+            }
+        }
     }
 
     /// Wakes up to `count` of those that sleep on `address`; how many those were.
@@ -437,6 +471,20 @@ mod tests {
         assert_eq!(cpus.clock(1), 4_000_000);
         // Nobody would ever run again.
         assert_eq!(cpus.sleep(1, 16, NEVER), None);
+    }
+
+    #[test]
+    fn who_watches_a_line_goes_on_when_it_is_written() {
+        let mut cpus = two();
+        assert_eq!(cpus.watch(0, 7), Some(1));
+        assert_eq!(cpus.pass(1, 500_000), None);
+        assert_eq!(cpus.access(1, 8, true, 0), None);
+        assert_eq!(cpus.next(), Some(1));
+        assert_eq!(cpus.access(1, 7, true, 0), None);
+        assert_eq!((cpus.clock(0), cpus.watching), (cpus.clock(1), 0));
+        // Nobody is left to write it.
+        cpus.watch(1, 7);
+        assert_eq!(cpus.watch(0, 7), None);
     }
 
     #[test]

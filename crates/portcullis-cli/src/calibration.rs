@@ -1,0 +1,160 @@
+//! What a machine's cache lines and memory cost: by default, from a file, or measured here.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use portcullis_bench::calibrate::{CalibrateError, calibrate};
+use serde::{Deserialize, Serialize};
+
+use crate::print;
+
+/// A figure and where it comes from.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    pub value: f64,
+    pub source: String,
+}
+
+/// Times are nanoseconds; those of copies are for each KiB.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    pub machine: String,
+    /// A line of another CPU of the socket, and of another socket.
+    pub near_ns: Figure,
+    pub far_ns: Figure,
+    pub atomic_ns: Figure,
+    pub pause_ns: Figure,
+    /// From cache to cache, from memory to memory, and from another CPU's cache.
+    pub copy_hot_ns: Figure,
+    pub copy_cold_ns: Figure,
+    pub copy_remote_ns: Figure,
+    /// What the memory of a socket copies in a second at the most.
+    pub socket_copy_gb_per_s: Figure,
+    /// One memory read of an IOMMU's page walk.
+    pub walk_read_ns: Figure,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrationError {
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is no calibration: {source}", path.display())]
+    Parse { path: PathBuf, source: serde_json::Error },
+    #[error("{}: {name} is {value}, expected more than 0, up to 1,000,000", path.display())]
+    Figure { path: PathBuf, name: &'static str, value: f64 },
+    #[error(transparent)]
+    Measure(#[from] CalibrateError),
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+fn figure(value: f64, source: &str) -> Figure {
+    Figure { value: (value * 100.0).round() / 100.0, source: source.to_owned() }
+}
+
+impl Default for Calibration {
+    /// A server of today, in round figures.
+    fn default() -> Self {
+        let here = "a virtual machine of 2 CPUs, Intel Xeon, on 23 November 2026";
+        Self {
+            machine: "a server of today, in round figures (--calibration FILE reads others)".into(),
+            near_ns: figure(60.0, "47 to 51 ns on Xeons, 23 to 115 on EPYCs (core-to-core-latency)"),
+            far_ns: figure(120.0, "108 to 197 ns (core-to-core-latency)"),
+            atomic_ns: figure(6.0, "some 20 cycles on x86"),
+            pause_ns: figure(40.0, "x86's pause since Skylake, some 140 cycles"),
+            copy_hot_ns: figure(5.25, &format!("4 KiB in 21 ns on {here}")),
+            copy_cold_ns: figure(160.0, &format!("4 KiB in 640 ns on {here}")),
+            copy_remote_ns: figure(160.0, "not measured: as from memory"),
+            socket_copy_gb_per_s: figure(
+                68.0,
+                "8 channels of DDR4-3200 move 204.8 GB/s; a copied byte is read, fetched and written",
+            ),
+            walk_read_ns: figure(197.0, "fitted in Fast & Safe (SOSP 2024)"),
+        }
+    }
+}
+
+impl Calibration {
+    fn named(&self) -> [(&'static str, &Figure); 9] {
+        [
+            ("near_ns", &self.near_ns),
+            ("far_ns", &self.far_ns),
+            ("atomic_ns", &self.atomic_ns),
+            ("pause_ns", &self.pause_ns),
+            ("copy_hot_ns", &self.copy_hot_ns),
+            ("copy_cold_ns", &self.copy_cold_ns),
+            ("copy_remote_ns", &self.copy_remote_ns),
+            ("socket_copy_gb_per_s", &self.socket_copy_gb_per_s),
+            ("walk_read_ns", &self.walk_read_ns),
+        ]
+    }
+
+    /// Reads what `portcullis calibrate` has printed.
+    pub fn load(path: &Path) -> Result<Self, CalibrationError> {
+        let at = || path.to_path_buf();
+        let text =
+            std::fs::read_to_string(path).map_err(|source| CalibrationError::Read { path: at(), source })?;
+        let read: Self =
+            serde_json::from_str(&text).map_err(|source| CalibrationError::Parse { path: at(), source })?;
+        for (name, Figure { value, .. }) in read.named() {
+            if !(*value > 0.0 && *value <= 1e6) {
+                return Err(CalibrationError::Figure { path: at(), name, value: *value });
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// Measures and prints.
+pub fn run() -> Result<ExitCode, CalibrationError> {
+    let measured = calibrate()?;
+    let here = "measured by portcullis calibrate";
+    let assumed = Calibration::default();
+    let or = |value: Option<f64>, other: &Figure| value.map_or(other.clone(), |value| figure(value, here));
+    let near_ns = or(measured.line_ns, &assumed.near_ns);
+    let far_ns = Figure {
+        value: near_ns.value * 2.0,
+        source: "twice near_ns: which CPUs share a socket is not looked for".into(),
+    };
+    let calibration = Calibration {
+        machine: format!(
+            "{} CPUs, {}",
+            measured.cpus,
+            crate::machine::cpu().unwrap_or_else(|| std::env::consts::ARCH.into())
+        ),
+        near_ns,
+        far_ns,
+        atomic_ns: figure(measured.atomic_ns, here),
+        pause_ns: figure(measured.pause_ns, here),
+        copy_hot_ns: figure(measured.copy_hot_ns, here),
+        copy_cold_ns: figure(measured.copy_cold_ns, here),
+        copy_remote_ns: or(measured.copy_remote_ns, &assumed.copy_remote_ns),
+        socket_copy_gb_per_s: figure(
+            measured.copy_gb_per_s,
+            &format!("measured by portcullis calibrate with {} CPUs, taken for a socket's", measured.cpus),
+        ),
+        walk_read_ns: assumed.walk_read_ns,
+    };
+    print(&(serde_json::to_string_pretty(&calibration).map_err(std::io::Error::from)? + "\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_read_and_what_is_none_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let text = serde_json::to_string(&Calibration::default()).unwrap();
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(Calibration::load(&path).unwrap().near_ns.value, 60.0);
+        for (from, to) in [("60.0", "-1"), ("near_ns", "nearly"), ("{", "")] {
+            std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+            assert!(Calibration::load(&path).unwrap_err().to_string().contains("calibration.json"), "{from}");
+        }
+    }
+}

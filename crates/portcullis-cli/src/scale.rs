@@ -1,0 +1,160 @@
+//! `portcullis scale`.
+
+mod report;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use portcullis_model::scale::{Copies, Machine, NAMES, Operations, POLICIES, Policy, Request, Workload, run};
+use portcullis_trace::replay::{Profile, ProfileError};
+use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
+
+use crate::args::Scale;
+use crate::calibration::{Calibration, CalibrationError};
+use crate::{look, print};
+use report::{Row, Table};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error("{0}: nothing is mapped in this recording")]
+    Empty(String),
+    #[error("{0}")]
+    Simulation(String),
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// The most mappings of a recording that CPUs repeat.
+const MAPPINGS: usize = 4096;
+
+/// The most pages of a mapping: beyond, nothing was measured, and costs go on in a straight line.
+const MOST_PAGES: u64 = 1 << 20;
+
+/// CPUs of a socket, unless it is said otherwise.
+const PER_SOCKET: u32 = 64;
+
+/// Runs the command and prints what it found.
+pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
+    let (tables, profile, calibration) = tables(arguments)?;
+    let text = if arguments.json {
+        report::json(&tables, &profile, &calibration).map_err(std::io::Error::from)?
+    } else {
+        report::render(&tables, &profile, &calibration, look::is_unicode())
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Simulates what is asked for, a table for each number of CPUs.
+fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), CommandError> {
+    let profile = Profile::load(&arguments.profile)?;
+    let calibration = match &arguments.calibration {
+        Some(path) => Calibration::load(path)?,
+        None => Calibration::default(),
+    };
+    let operations = Operations::measured().map_err(CommandError::Simulation)?;
+    let mut policies: Vec<&Policy> = POLICIES.iter().filter(|policy| !policy.old).collect();
+    if !arguments.policy.is_empty() {
+        policies =
+            POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
+    }
+    let recorded = if NAMES.contains(&arguments.workload.as_str()) {
+        None
+    } else {
+        Some(recording(Path::new(&arguments.workload), arguments.work)?)
+    };
+    let mut cpus: Vec<u32> = arguments.cpus.iter().map(|cpus| u32::from(*cpus)).collect();
+    cpus.sort_unstable();
+    cpus.dedup();
+    let mut tables = Vec::new();
+    for cpus in cpus {
+        let machine = machine(&profile, &calibration, cpus, arguments.sockets);
+        let built_in = || Workload::named(&arguments.workload, cpus);
+        let mut workload = recorded.clone().or_else(built_in).ok_or(CommandError::Empty(String::new()))?;
+        // Nothing keeps CPUs waiting in a recording but what the library does.
+        if recorded.is_some() {
+            workload.device.count = cpus;
+        }
+        let all = run(&machine, &workload, &POLICIES[0], &operations).map_err(CommandError::Simulation)?;
+        let row = |policy: &&'static Policy| {
+            let outcome = run(&machine, &workload, policy, &operations).map_err(CommandError::Simulation)?;
+            Ok(Row::new(policy, outcome, &all))
+        };
+        let rows = policies.iter().map(row).collect::<Result<Vec<Row>, CommandError>>()?;
+        tables.push(Table { machine, workload, rows });
+    }
+    Ok((tables, profile, calibration))
+}
+
+fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Option<u8>) -> Machine {
+    let waits = &profile.waits;
+    let sockets = sockets.map_or(cpus.div_ceil(PER_SOCKET), u32::from).clamp(1, cpus);
+    Machine {
+        cpus,
+        sockets,
+        near_ns: calibration.near_ns.value,
+        far_ns: calibration.far_ns.value,
+        submission_ns: waits.doorbell.ns + waits.completion.ns,
+        request_ns: waits.descriptor.ns,
+        in_flight: 1,
+        map_request_ns: waits.map_request.ns,
+        map_page_ns: waits.map_page.ns,
+        unmap_page_ns: waits.unmap_page.ns,
+        walk_read_ns: calibration.walk_read_ns.value,
+        copies: Copies {
+            hot_ns: calibration.copy_hot_ns.value,
+            cold_ns: calibration.copy_cold_ns.value,
+            remote_ns: calibration.copy_remote_ns.value,
+            socket_gb_per_s: calibration.socket_copy_gb_per_s.value,
+        },
+    }
+}
+
+/// The mappings of a recording that end in it, each with `work_ns` of work around it, and a device that keeps up.
+fn recording(path: &Path, work_ns: u64) -> Result<Workload, CommandError> {
+    let mut trace = Trace::open(path, ReadOptions::default())?;
+    let (mut chunk, mut live, mut requests) = (Chunk::default(), HashMap::new(), Vec::new());
+    let mut more = true;
+    while more && requests.len() < MAPPINGS {
+        more = trace.next_chunk(&mut chunk, 100_000)?;
+        for op in &chunk.ops {
+            match &op.kind {
+                OpKind::Map { id, segments, .. } => {
+                    let segments = chunk.segments_of(segments);
+                    let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
+                    let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
+                    let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
+                    live.insert(*id, (bytes, pages.clamp(1, MOST_PAGES)));
+                }
+                OpKind::Unmap { id } if requests.len() < MAPPINGS => {
+                    let ended = live.remove(id).map(|(bytes, pages)| Request {
+                        work_ns: work_ns as f64,
+                        mappings: vec![pages],
+                        bytes,
+                    });
+                    requests.extend(ended);
+                }
+                _ => {}
+            }
+        }
+    }
+    let name = path.display().to_string();
+    if requests.is_empty() {
+        return Err(CommandError::Empty(name));
+    }
+    let about = format!(
+        "{} mappings of the recording in turn on each CPU, {work_ns} ns of work around each (--work), devices that keep up",
+        look::count(requests.len() as u64)
+    );
+    let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
+    let device = keeps_up.ok_or_else(|| CommandError::Empty(name.clone()))?;
+    Ok(Workload { name, about, requests, depth: 32, device })
+}

@@ -1,0 +1,317 @@
+//! What a simulation came to, for people and for machines.
+
+use std::fmt::Write;
+
+use anstyle::Style;
+use portcullis_model::scale::{Machine, Outcome, Policy, Spent, Workload};
+use portcullis_trace::replay::Profile;
+use serde::Serialize;
+
+use crate::calibration::Calibration;
+use crate::look::{BOLD, count, percent, wrap};
+
+/// A policy and what it came to.
+pub struct Row {
+    pub policy: &'static Policy,
+    pub outcome: Outcome,
+    /// Of what there is without protection.
+    pub share: f64,
+}
+
+impl Row {
+    pub fn new(policy: &'static Policy, outcome: Outcome, all: &Outcome) -> Self {
+        let share = if all.per_s > 0.0 { outcome.per_s / all.per_s } else { 0.0 };
+        Self { policy, outcome, share }
+    }
+
+    fn lost(&self) -> f64 {
+        (1.0 - self.share).max(0.0)
+    }
+
+    /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
+    fn hottest(&self) -> (&'static str, f64) {
+        let Spent { own_ns, shared_ns, wait_ns, copy_ns, .. } = self.outcome.spent;
+        let all = [
+            ("its own instructions", own_ns),
+            ("waiting for lines and locks that CPUs share", shared_ns),
+            ("waiting for the invalidation queue", wait_ns),
+            ("copying", copy_ns),
+        ];
+        all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(all[0])
+    }
+}
+
+/// All policies on so many CPUs.
+pub struct Table {
+    pub machine: Machine,
+    pub workload: Workload,
+    pub rows: Vec<Row>,
+}
+
+/// For people; the verdict first, of the most CPUs.
+pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, unicode: bool) -> String {
+    let mut text = String::new();
+    let Some(table) = tables.last() else { return text };
+    let Table { machine, workload, rows } = table;
+    let plural = |n: u32| if n == 1 { "" } else { "s" };
+    let (cpus, sockets) = (machine.cpus, machine.sockets);
+    text.push_str(&wrap(
+        &format!(
+            "{} on {cpus} CPU{} of {sockets} socket{}, simulated",
+            workload.name,
+            plural(cpus),
+            plural(sockets)
+        ),
+        "  ",
+    ));
+    text.push('\n');
+    for sentence in verdict(table) {
+        text.push_str(&wrap(&sentence, ""));
+    }
+    // Writing to a string cannot fail.
+    let _ = write_rows(&mut text, rows, unicode);
+    if tables.len() > 1 {
+        let _ = write_curves(&mut text, tables, unicode);
+    }
+    text.push_str(&wrap(&format!("Workload: {}.", workload.about), ""));
+    text.push_str(&wrap(
+        "Measured: what the library's code takes on simulated CPUs with cache lines (docs/scaling.md). Modelled: all around it.",
+        "",
+    ));
+    let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
+    inferred.sort();
+    inferred.dedup();
+    for line in inferred {
+        text.push_str(&wrap(&format!("Extrapolated: {line}."), "  "));
+    }
+    text.push_str(&wrap(
+        &format!(
+            "Waits are those of {} ({}; --profile). Lines and copies: {}.",
+            profile.name, profile.about, calibration.machine
+        ),
+        "",
+    ));
+    text
+}
+
+/// What is to be known first.
+fn verdict(table: &Table) -> Vec<String> {
+    let strict: Vec<&Row> = table.rows.iter().filter(|row| row.policy.strict && !row.policy.old).collect();
+    let order = |a: &&&Row, b: &&&Row| a.outcome.per_s.total_cmp(&b.outcome.per_s);
+    let mut said = Vec::new();
+    let cpus = table.machine.cpus;
+    if let (Some(worst), Some(best)) = (strict.iter().min_by(order), strict.iter().max_by(order)) {
+        let (least, most) = (percent(best.lost()), percent(worst.lost()));
+        let costs = if least == most { least.clone() } else { format!("{least} to {most}") };
+        said.push(format!(
+            "Protection from devices costs this workload {costs} of its speed on {cpus} CPUs, depending on the policy."
+        ));
+        said.push(format!(
+            "Choose {} ({least}): no device reaches a buffer after it is given back.",
+            best.policy.name
+        ));
+    }
+    let slowest = table.rows.iter().filter(|row| row.policy.operation.is_some());
+    if let Some(row) = slowest.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s)) {
+        let (what, ns) = row.hottest();
+        let busy = row.outcome.queue_busy;
+        let mut sentence = format!(
+            "What costs most: {} with {what}, {} ns of each request",
+            row.policy.name,
+            count(ns.round() as u64)
+        );
+        if what.ends_with("queue") {
+            let _ = write!(sentence, "; the hardware is busy for {} of the time", percent(busy));
+        }
+        if let (true, Some(line)) = (what.ends_with("share"), row.outcome.lines.first()) {
+            let _ = write!(sentence, "; {} of the transfers come from {}", percent(line.share), line.source);
+        }
+        said.push(sentence + ".");
+    }
+    if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
+        said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
+    }
+    said
+}
+
+fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Result {
+    let best = rows.iter().filter(|row| row.policy.strict && !row.policy.old);
+    let best = best.max_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s)).map(|row| row.policy.name);
+    writeln!(text)?;
+    writeln!(
+        text,
+        "{:<13}{:>12}{:>9}{:>45}",
+        "", "requests", "full", "of each request, ns: for lines,   for the"
+    )?;
+    let heads = ["library", "locks", "queue", "copies", "idle"];
+    write!(text, "{BOLD}{:<13}{:>12}{:>9}", "policy", "in a second", "speed")?;
+    heads.iter().try_for_each(|head| write!(text, "{head:>9}"))?;
+    writeln!(text, "{BOLD:#}")?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(79))?;
+    for row in rows {
+        let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
+        let Outcome { per_s, spent, .. } = &row.outcome;
+        let speed = format!("{:.1} %", row.share * 100.0);
+        write!(text, "{style}{:<13}{style:#}{:>12}{speed:>9}", row.policy.name, count(per_s.round() as u64))?;
+        for ns in [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns] {
+            write!(text, "{:>9}", count(ns.round() as u64))?;
+        }
+        writeln!(text)?;
+    }
+    writeln!(text)
+}
+
+/// The share of full speed by number of CPUs.
+fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt::Result {
+    write!(text, "{BOLD}{:<13}", "full speed, %")?;
+    // As many as there is room for.
+    let shown = tables.iter().take(8);
+    for table in shown.clone() {
+        write!(text, "{:>8}", format!("{} CPUs", table.machine.cpus))?;
+    }
+    writeln!(text, "{BOLD:#}")?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(79))?;
+    for at in 0..tables.first().map_or(0, |table| table.rows.len()) {
+        for (index, row) in shown.clone().filter_map(|table| table.rows.get(at)).enumerate() {
+            if index == 0 {
+                write!(text, "{:<13}", row.policy.name)?;
+            }
+            write!(text, "{:>8.1}", row.share * 100.0)?;
+        }
+        writeln!(text)?;
+    }
+    writeln!(text)
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: u32,
+    tool: &'static str,
+    version: &'static str,
+    workload: &'a str,
+    about: &'a str,
+    profile: &'a str,
+    calibration: &'a Calibration,
+    results: Vec<Result<'a>>,
+}
+
+#[derive(Serialize)]
+struct Result<'a> {
+    policy: &'static str,
+    cpus: u32,
+    sockets: u32,
+    requests_per_s: f64,
+    relative_to_passthrough: f64,
+    work_ns: f64,
+    library_ns: f64,
+    shared_ns: f64,
+    queue_wait_ns: f64,
+    copy_ns: f64,
+    idle_ns: f64,
+    queue_busy: f64,
+    device_busy: f64,
+    hottest: &'static str,
+    lines: Vec<Line<'a>>,
+    extrapolated: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    share_of_transfers: f64,
+    source: &'a str,
+}
+
+fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
+    let Outcome { per_s, spent, queue_busy, device_busy, lines, inferred } = &row.outcome;
+    Result {
+        policy: row.policy.name,
+        cpus: table.machine.cpus,
+        sockets: table.machine.sockets,
+        requests_per_s: *per_s,
+        relative_to_passthrough: row.share,
+        work_ns: spent.work_ns,
+        library_ns: spent.own_ns,
+        shared_ns: spent.shared_ns,
+        queue_wait_ns: spent.wait_ns,
+        copy_ns: spent.copy_ns,
+        idle_ns: spent.idle_ns,
+        queue_busy: *queue_busy,
+        device_busy: *device_busy,
+        hottest: row.hottest().0,
+        lines: lines
+            .iter()
+            .map(|line| Line { share_of_transfers: line.share, source: &line.source })
+            .collect(),
+        extrapolated: inferred,
+    }
+}
+
+/// For machines: one result for each policy and number of CPUs.
+pub fn json(tables: &[Table], profile: &Profile, calibration: &Calibration) -> serde_json::Result<String> {
+    let results = tables.iter().flat_map(|table| table.rows.iter().map(move |row| of(table, row))).collect();
+    let first = tables.first();
+    let document = Document {
+        schema: 1,
+        tool: env!("CARGO_BIN_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+        workload: first.map_or("", |table| &table.workload.name),
+        about: first.map_or("", |table| &table.workload.about),
+        profile: &profile.name,
+        calibration,
+        results,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::{Arguments, Command};
+    use crate::look::COLUMNS;
+    use crate::scale::tables;
+
+    fn told(arguments: &[&str], json: bool) -> String {
+        let parsed = Arguments::try_parse_from([&["portcullis", "scale"], arguments].concat()).unwrap();
+        let Some(Command::Scale(scale)) = parsed.command else { panic!("another command") };
+        let (tables, profile, calibration) = tables(&scale).unwrap();
+        match json {
+            true => super::json(&tables, &profile, &calibration).unwrap(),
+            false => super::render(&tables, &profile, &calibration, false),
+        }
+    }
+
+    #[test]
+    fn the_report_begins_with_the_verdict_and_fits_the_terminal() {
+        let policies = "strict,strict-ring,bounce,lazy,lazy-2015";
+        for arguments in [
+            &["--cpus", "16", "--sockets", "2", "--policy", policies][..],
+            &["--workload", "nvme", "--cpus", "1,64,256", "--profile", "virtio-iommu"],
+            &["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1,8"],
+        ] {
+            let text = told(arguments, false);
+            let plain = anstream::adapter::strip_str(&text).to_string();
+            assert!(plain.lines().all(|line| line.chars().count() <= COLUMNS), "{plain}");
+            assert!(plain.lines().nth(2).unwrap().starts_with("Protection from devices costs"), "{plain}");
+            assert!(plain.contains("Choose ") && plain.contains("What costs most: "), "{plain}");
+            assert!(plain.contains("\nMeasured: "), "{plain}");
+        }
+        let text = told(&["--cpus", "16", "--sockets", "2", "--policy", policies], false);
+        assert!(text.replace('\n', " ").contains("lazy-2015 with waiting for lines and locks"), "{text}");
+    }
+
+    #[test]
+    fn machines_are_told_the_same() {
+        let text = told(&["--cpus", "4,96", "--policy", "strict,smmu-2017", "--sockets", "2"], true);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let results = value["results"].as_array().unwrap();
+        assert_eq!((results.len(), &value["workload"]), (4, &"memcached".into()));
+        let old = &results[3];
+        assert_eq!(
+            (&old["policy"], &old["cpus"], &old["sockets"]),
+            (&"smmu-2017".into(), &96.into(), &2.into())
+        );
+        assert_eq!(old["hottest"], "waiting for lines and locks that CPUs share");
+        assert!(!old["extrapolated"].as_array().unwrap().is_empty(), "{old}");
+    }
+}

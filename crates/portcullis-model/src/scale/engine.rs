@@ -1,0 +1,296 @@
+//! Virtual CPUs, one event after the other. The same in each run.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::Spent;
+use super::stations::{Commit, Serial, Sharing};
+
+/// What a request costs under a policy, as the engine does it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Load {
+    /// Half before the device has it, half after.
+    pub work_ns: f64,
+    /// The library's own time that no other CPU prolongs.
+    pub own_ns: f64,
+    /// Operations of one page that CPUs may wait for each other in.
+    pub units: f64,
+    /// Waits for the invalidation queue.
+    pub waits: f64,
+    /// KiB that are copied.
+    pub copy_kib: f64,
+    /// The device's time.
+    pub device_ns: f64,
+}
+
+pub(super) struct Setup {
+    pub cpus: usize,
+    pub sockets: usize,
+    pub depth: u32,
+    pub loads: Vec<Load>,
+    pub latency_ns: f64,
+    pub shared: Sharing,
+    pub queue: Commit,
+    /// Of each socket: what copies.
+    pub copies: Vec<Sharing>,
+    pub devices: Vec<Serial>,
+    /// What a unit takes of what is shared, alone.
+    pub unit_ns: f64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ran {
+    pub requests: u64,
+    pub ns: f64,
+    /// Of all CPUs together.
+    pub spent: Spent,
+    /// The shares of the time in which the invalidation queue, and the busiest device, worked.
+    pub queue_busy: f64,
+    pub device_busy: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Work(f64),
+    Own(f64),
+    Share(f64),
+    Copy(f64),
+    Wait,
+    /// The device has it now.
+    Begun,
+    Ended,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Event {
+    /// A CPU has done what takes its own time.
+    Done(usize),
+    /// A request of this CPU is complete.
+    Complete(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct At(f64, u64, Event);
+
+impl Eq for At {}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for At {
+    /// The earliest is the greatest.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
+    }
+}
+
+#[derive(Default)]
+struct Cpu {
+    steps: VecDeque<Step>,
+    running: bool,
+    /// Since when it does what it does, and how long that would take alone.
+    since: f64,
+    alone: f64,
+    under_way: u32,
+    /// Which requests are complete, by number of load.
+    complete: VecDeque<usize>,
+    /// Which are with the device, the first first.
+    sent: VecDeque<usize>,
+    next: usize,
+    current: usize,
+    /// Waits that are due, as unmaps add to them.
+    due: f64,
+    spent: Spent,
+}
+
+pub(super) struct Engine {
+    setup: Setup,
+    cpus: Vec<Cpu>,
+    events: BinaryHeap<At>,
+    number: u64,
+    random: u64,
+    done: u64,
+}
+
+impl Engine {
+    pub(super) fn new(setup: Setup) -> Self {
+        let cpu = |index| Cpu { next: index * 7, ..Cpu::default() };
+        let cpus = (0..setup.cpus).map(cpu).collect();
+        Self { setup, cpus, events: BinaryHeap::new(), number: 0, random: 1, done: 0 }
+    }
+
+    /// Half of `ns` to one and a half: CPUs that all do the same would stay in step.
+    fn about(&mut self, ns: f64) -> f64 {
+        // Marsaglia, "Xorshift RNGs" (2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ns * (0.5 + (self.random >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+
+    fn push(&mut self, at: f64, event: Event) {
+        self.number += 1;
+        self.events.push(At(at, self.number, event));
+    }
+
+    /// Has each CPU do `requests` on average, of which the first fifth does not count.
+    pub(super) fn run(mut self, requests: u64) -> Ran {
+        let (cpus, mut begin) = (self.setup.cpus as u64, 0.0);
+        let (uncounted, all) = (requests * cpus / 5, requests * cpus);
+        let (mut before, mut now) = ((0.0, 0.0), 0.0);
+        let mut counts = false;
+        for cpu in 0..self.setup.cpus {
+            self.dispatch(cpu, 0.0);
+        }
+        while self.done < all {
+            if !counts && self.done >= uncounted {
+                (counts, begin, before) = (true, now, self.worked());
+                self.cpus.iter_mut().for_each(|cpu| cpu.spent = Spent::default());
+            }
+            let Some(at) = self.step() else { break };
+            now = at;
+        }
+        let (ns, worked) = ((now - begin).max(1e-9), self.worked());
+        let mut spent = Spent::default();
+        self.cpus.iter().for_each(|cpu| spent.add(&cpu.spent));
+        Ran {
+            requests: self.done.saturating_sub(uncounted),
+            ns,
+            spent,
+            queue_busy: ((worked.0 - before.0) / ns).min(1.0),
+            device_busy: ((worked.1 - before.1) / ns).min(1.0),
+        }
+    }
+
+    /// How long the queue worked, and each device on average.
+    fn worked(&self) -> (f64, f64) {
+        let devices: f64 = self.setup.devices.iter().map(|device| device.worked).sum();
+        (self.setup.queue.worked, devices / self.setup.devices.len().max(1) as f64)
+    }
+
+    /// The next thing that happens; when it was.
+    fn step(&mut self) -> Option<f64> {
+        let timer = self.events.peek().map_or(f64::INFINITY, |event| event.0);
+        let (shared, queue) = (self.setup.shared.next(), self.setup.queue.next());
+        let copies = self.setup.copies.iter().map(Sharing::next).enumerate();
+        let (socket, copy) = copies.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY));
+        let now = timer.min(shared).min(queue).min(copy);
+        if now.is_infinite() {
+            return None;
+        }
+        if timer == now {
+            match self.events.pop()?.2 {
+                Event::Done(cpu) => self.advance(cpu, now),
+                Event::Complete(cpu) => {
+                    let this = &mut self.cpus[cpu];
+                    let load = this.sent.pop_front()?;
+                    this.complete.push_back(load);
+                    if !this.running {
+                        this.spent.idle_ns += now - this.since;
+                        self.dispatch(cpu, now);
+                    }
+                }
+            }
+        } else if shared == now {
+            let cpu = self.setup.shared.leave(now)?;
+            let this = &mut self.cpus[cpu];
+            this.spent.shared_ns += (now - this.since - this.alone).max(0.0);
+            self.advance(cpu, now);
+        } else if queue == now {
+            for cpu in self.setup.queue.leave(now) {
+                self.cpus[cpu].spent.wait_ns += now - self.cpus[cpu].since;
+                self.advance(cpu, now);
+            }
+        } else {
+            let cpu = self.setup.copies[socket].leave(now)?;
+            self.cpus[cpu].spent.copy_ns += now - self.cpus[cpu].since;
+            self.advance(cpu, now);
+        }
+        Some(now)
+    }
+
+    /// A CPU that has nothing to do takes what is complete, or begins something.
+    fn dispatch(&mut self, cpu: usize, now: f64) {
+        let count = self.setup.loads.len();
+        let this = &mut self.cpus[cpu];
+        let ends = this.complete.pop_front();
+        let load = match ends {
+            Some(load) => load,
+            None if this.under_way < self.setup.depth => {
+                this.under_way += 1;
+                this.next += 1;
+                this.next % count
+            }
+            None => {
+                (this.running, this.since) = (false, now);
+                return;
+            }
+        };
+        let Load { work_ns, own_ns, units, waits, copy_kib, .. } = self.setup.loads[load];
+        let this = &mut self.cpus[cpu];
+        (this.running, this.current) = (true, load);
+        this.steps.extend([Step::Work(work_ns / 2.0), Step::Own(own_ns / 2.0), Step::Share(units / 2.0)]);
+        if ends.is_none() {
+            this.steps.push_back(Step::Copy(copy_kib));
+            this.steps.push_back(Step::Begun);
+        } else {
+            this.due += waits;
+            while this.due >= 1.0 {
+                this.due -= 1.0;
+                this.steps.push_back(Step::Wait);
+            }
+            this.steps.push_back(Step::Ended);
+        }
+        self.advance(cpu, now);
+    }
+
+    /// A CPU does its next step.
+    fn advance(&mut self, cpu: usize, now: f64) {
+        while let Some(step) = self.cpus[cpu].steps.pop_front() {
+            match step {
+                Step::Work(ns) | Step::Own(ns) | Step::Share(ns) | Step::Copy(ns) if ns <= 0.0 => {}
+                Step::Work(ns) => {
+                    let ns = self.about(ns);
+                    self.cpus[cpu].spent.work_ns += ns;
+                    return self.push(now + ns, Event::Done(cpu));
+                }
+                Step::Own(ns) => {
+                    self.cpus[cpu].spent.own_ns += ns;
+                    return self.push(now + ns, Event::Done(cpu));
+                }
+                Step::Share(units) => {
+                    let alone = units * self.setup.unit_ns;
+                    let this = &mut self.cpus[cpu];
+                    (this.since, this.alone) = (now, alone);
+                    this.spent.own_ns += alone;
+                    return self.setup.shared.enter(now, cpu, units);
+                }
+                Step::Copy(kib) => {
+                    self.cpus[cpu].since = now;
+                    let socket = cpu * self.setup.sockets / self.setup.cpus;
+                    return self.setup.copies[socket].enter(now, cpu, kib);
+                }
+                Step::Wait => {
+                    self.cpus[cpu].since = now;
+                    return self.setup.queue.enter(now, cpu);
+                }
+                Step::Begun => {
+                    let (load, devices) = (self.cpus[cpu].current, self.setup.devices.len());
+                    self.cpus[cpu].sent.push_back(load);
+                    let ns = self.setup.loads[load].device_ns;
+                    let done = self.setup.devices[cpu % devices].serve(now, ns) + self.setup.latency_ns;
+                    self.push(done, Event::Complete(cpu));
+                }
+                Step::Ended => {
+                    self.cpus[cpu].under_way -= 1;
+                    self.done += 1;
+                }
+            }
+        }
+        self.dispatch(cpu, now);
+    }
+}

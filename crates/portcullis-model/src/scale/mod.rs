@@ -1,0 +1,199 @@
+//! What a policy costs a server with many CPUs: virtual CPUs that run a workload on a machine around the library.
+//!
+//! The library's part is measured: its own code, and designs of the past, on simulated CPUs with cache lines (`cargo xtask
+//! coherence --keep`, `docs/scaling.md`). The machine around it is modelled here, one event after the other, and the same in
+//! each run: the work between mappings, the invalidation queue with the waits of a profile, devices that walk page tables, links, the
+//! memory that copies go through.
+//!
+//! # What it does not know
+//! A device that walks does so one request after the other, each page at a fixed number of memory reads; caches of CPUs are
+//! hot or cold by policy, not by size; interrupts come at once and cost nothing but the workload's own time.
+//!
+//! # Cost
+//! Some microseconds for each request of all CPUs together; memory for each request under way.
+
+mod engine;
+mod machine;
+mod operations;
+mod policy;
+mod stations;
+mod workload;
+
+pub use machine::{Copies, Machine};
+pub use operations::{Curve, Line, Operations, Size};
+pub use policy::{Copied, POLICIES, Policy, Waits};
+pub use workload::{Device, NAMES, Request, Workload};
+
+use engine::{Engine, Load, Setup};
+use stations::{Commit, Serial, Sharing};
+
+/// Where CPUs spend their time, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Spent {
+    /// The workload's own.
+    pub work_ns: f64,
+    /// The library's, as on one CPU.
+    pub own_ns: f64,
+    /// Waiting for lines and locks that CPUs share.
+    pub shared_ns: f64,
+    /// Waiting for the invalidation queue.
+    pub wait_ns: f64,
+    /// Copying.
+    pub copy_ns: f64,
+    /// With nothing to do, as all requests are with a device.
+    pub idle_ns: f64,
+}
+
+impl Spent {
+    fn add(&mut self, other: &Self) {
+        self.work_ns += other.work_ns;
+        self.own_ns += other.own_ns;
+        self.shared_ns += other.shared_ns;
+        self.wait_ns += other.wait_ns;
+        self.copy_ns += other.copy_ns;
+        self.idle_ns += other.idle_ns;
+    }
+
+    fn over(&self, requests: f64) -> Self {
+        let each = |ns: f64| ns / requests.max(1.0);
+        Self {
+            work_ns: each(self.work_ns),
+            own_ns: each(self.own_ns),
+            shared_ns: each(self.shared_ns),
+            wait_ns: each(self.wait_ns),
+            copy_ns: each(self.copy_ns),
+            idle_ns: each(self.idle_ns),
+        }
+    }
+}
+
+/// What a policy came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Requests in a second, of all CPUs together.
+    pub per_s: f64,
+    /// For each request.
+    pub spent: Spent,
+    /// The share of the time in which the invalidation queue worked.
+    pub queue_busy: f64,
+    /// The share of the time in which each device worked, on average.
+    pub device_busy: f64,
+    /// Where what CPUs share is, the most first.
+    pub lines: Vec<Line>,
+    /// What of this is but inferred from what was measured.
+    pub inferred: Vec<String>,
+}
+
+/// Requests of each CPU that are simulated.
+const REQUESTS: u64 = 400;
+
+/// Runs `workload` under `policy` on `machine`.
+///
+/// # Errors
+/// A workload without requests or devices, and a policy whose operation was not measured.
+pub fn run(
+    machine: &Machine,
+    workload: &Workload,
+    policy: &Policy,
+    operations: &Operations,
+) -> Result<Outcome, String> {
+    if workload.requests.is_empty() || workload.device.count == 0 || machine.cpus == 0 {
+        return Err("nothing to do: no request, no device or no CPU".into());
+    }
+    let curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
+    let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
+    let (every, locked) = match policy.waits {
+        Waits::Never => (0.0, 0.0),
+        Waits::Shared(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0),
+        Waits::Locked(unmaps) => {
+            (0.0, (machine.submission_ns + machine.request_ns) / f64::from(unmaps.max(1)))
+        }
+    };
+    // Who waits with a lock held has the others wait, too.
+    for (cpus, ns) in ns.iter_mut().enumerate() {
+        *ns += locked * cpus.max(1) as f64;
+    }
+    let loads =
+        workload.requests.iter().map(|request| load(machine, workload, policy, operations, request, every));
+    let sockets = machine.sockets.clamp(1, machine.cpus) as usize;
+    let per_kib = per_kib(machine, policy);
+    let memory = |cpus: u32| per_kib.max(f64::from(cpus) * 1024.0 / machine.copies.socket_gb_per_s);
+    let curve_of_copies: Vec<f64> = (0..=machine.cpus).map(memory).collect();
+    let setup = Setup {
+        cpus: machine.cpus as usize,
+        sockets,
+        depth: workload.depth.max(1),
+        loads: loads.collect(),
+        latency_ns: workload.device.latency_ns,
+        unit_ns: ns.get(1).copied().unwrap_or(0.0),
+        shared: Sharing::new(ns),
+        queue: Commit::new(machine.submission_ns, machine.request_ns, machine.in_flight),
+        copies: (0..sockets).map(|_| Sharing::new(curve_of_copies.clone())).collect(),
+        devices: vec![Serial::default(); workload.device.count as usize],
+    };
+    let ran = Engine::new(setup).run(REQUESTS);
+    let requests = ran.requests as f64;
+    let (lines, inferred) = curve.map(|curve| (curve.lines, curve.inferred)).unwrap_or_default();
+    Ok(Outcome {
+        per_s: requests / ran.ns * 1e9,
+        spent: ran.spent.over(requests),
+        queue_busy: ran.queue_busy,
+        device_busy: ran.device_busy,
+        lines,
+        inferred,
+    })
+}
+
+/// What copying a KiB takes a CPU by itself.
+fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
+    let Copies { hot_ns, cold_ns, remote_ns, .. } = machine.copies;
+    match policy.copied {
+        Copied::Nothing => 0.0,
+        // The slot is hot, the driver's buffer is not.
+        Copied::Newest => (hot_ns + cold_ns) / 2.0,
+        Copied::Oldest => cold_ns,
+        Copied::Anyones => {
+            // Whose it was last is chance.
+            let others = 1.0 - 1.0 / f64::from(machine.cpus.max(1));
+            (hot_ns * (1.0 - others) + remote_ns * others + cold_ns) / 2.0
+        }
+    }
+}
+
+fn load(
+    machine: &Machine,
+    workload: &Workload,
+    policy: &Policy,
+    operations: &Operations,
+    request: &Request,
+    every: f64,
+) -> Load {
+    let pages: u64 = request.mappings.iter().sum();
+    let device = &workload.device;
+    let walk = device.page_ns + policy.reads * machine.walk_read_ns;
+    // Walks overlap with what the link moves.
+    let device_ns = (1e9 / device.requests_per_s)
+        .max(request.bytes as f64 / device.gb_per_s)
+        .max(request.bytes.div_ceil(4096) as f64 * walk);
+    let most = request.mappings.iter().max().copied().unwrap_or(0);
+    let copies = policy.copied != Copied::Nothing && most <= policy.most_copied;
+    let mut load = Load {
+        work_ns: request.work_ns,
+        copy_kib: if copies { request.bytes as f64 / 1024.0 } else { 0.0 },
+        device_ns,
+        ..Load::default()
+    };
+    let Some(name) = policy.operation else { return load };
+    for pages in &request.mappings {
+        let size = operations.size(name, *pages);
+        load.own_ns += size.own_ns;
+        load.units += size.shared;
+    }
+    if !copies {
+        load.own_ns += machine.map_request_ns * request.mappings.len() as f64
+            + (machine.map_page_ns + machine.unmap_page_ns) * pages as f64;
+    }
+    let every = if policy.copied != Copied::Nothing && !copies { 1.0 } else { every };
+    load.waits = every * request.mappings.len() as f64;
+    load
+}

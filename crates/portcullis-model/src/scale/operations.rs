@@ -1,0 +1,214 @@
+//! What an operation costs when so many CPUs do it at once: what `cargo xtask coherence --keep` has measured, and what follows.
+
+use super::machine::Machine;
+
+/// Transfers cost this in the measurement, in nanoseconds: within a socket, and between two.
+const NEAR: f64 = 60.0;
+const FAR: f64 = 120.0;
+
+/// The file of the repository.
+const MEASURED: &str = include_str!("operations.txt");
+
+/// One operation on so many CPUs.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    name: String,
+    pages: u64,
+    cpus: u32,
+    per_socket: u32,
+    ns: f64,
+    /// Transfers between CPUs, and those of them between sockets.
+    transfers: f64,
+    far: f64,
+    lines: Vec<Line>,
+}
+
+impl Row {
+    fn sockets(&self) -> u32 {
+        self.cpus.div_ceil(self.per_socket.max(1))
+    }
+}
+
+/// A source line, and its share of an operation's transfers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// From 0 to 1.
+    pub share: f64,
+    /// The file and the line, and what called it.
+    pub source: String,
+}
+
+/// All that was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Operations(Vec<Row>);
+
+/// An operation of one page as a function of how many CPUs are at it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curve {
+    /// Nanoseconds for each, with so many CPUs at it; with none it is as with one.
+    pub ns: Vec<f64>,
+    /// What this is but inferred from, for people.
+    pub inferred: Vec<String>,
+    /// Where its transfers come from, the most first.
+    pub lines: Vec<Line>,
+    /// Transfers of each, on as many CPUs as were measured at the most.
+    pub transfers: f64,
+}
+
+/// How an operation of more pages differs from one of one page.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    /// Nanoseconds more, which no other CPU prolongs.
+    pub own_ns: f64,
+    /// How many times as long it keeps what CPUs share.
+    pub shared: f64,
+}
+
+impl Operations {
+    /// What the repository has.
+    ///
+    /// # Errors
+    /// What is wrong with that, which its tests would have found.
+    pub fn measured() -> Result<Self, String> {
+        Self::parse(MEASURED)
+    }
+
+    /// Reads what `cargo xtask coherence --keep` has written.
+    ///
+    /// # Errors
+    /// The number of the line that is none of these, from 1.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut rows: Vec<Row> = Vec::new();
+        for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
+            let understood = match line.split_once(' ') {
+                Some(("op", rest)) => row(rest).map(|row| rows.push(row)),
+                Some(("line", rest)) => rest.split_once(' ').and_then(|(share, source)| {
+                    let line = Line { share: share.parse().ok()?, source: source.to_owned() };
+                    rows.last_mut().map(|row| row.lines.push(line))
+                }),
+                _ => None,
+            };
+            understood.ok_or_else(|| format!("operations, line {}: {line}", at + 1))?;
+        }
+        Ok(Self(rows))
+    }
+
+    fn of(&self, name: &str, pages: u64) -> Vec<&Row> {
+        let mut rows: Vec<&Row> =
+            self.0.iter().filter(|row| row.name == name && row.pages == pages).collect();
+        rows.sort_by_key(|row| row.cpus);
+        rows
+    }
+
+    /// What `name` costs for one page with 1, 2 .. CPUs of `machine` at it.
+    ///
+    /// # Errors
+    /// Where it was not measured at all.
+    pub fn curve(&self, name: &str, machine: &Machine) -> Result<Curve, String> {
+        let rows = self.of(name, 1);
+        let alone = rows.iter().find(|row| row.cpus == 1).ok_or(format!("{name}: not measured"))?.ns;
+        let mut points: Vec<(f64, f64)> = vec![(1.0, alone)];
+        let (mut sockets, mut latencies) = (false, false);
+        let mut numbers: Vec<u32> = rows.iter().map(|row| row.cpus).filter(|cpus| *cpus > 1).collect();
+        numbers.dedup();
+        for cpus in numbers {
+            // Of those that were measured, the most like it.
+            let off = |row: &&&Row| row.sockets().abs_diff(machine.sockets);
+            let Some(row) = rows.iter().filter(|row| row.cpus == cpus).min_by_key(off) else { continue };
+            let shared = (row.ns - alone).max(0.0);
+            let far = if row.transfers > 0.0 { row.far / row.transfers } else { 0.0 };
+            let mean = |near: f64, other: f64| near * (1.0 - far) + other * far;
+            let factor = mean(machine.near_ns, machine.far_ns) / mean(NEAR, FAR);
+            sockets |= shared > alone && row.sockets() != machine.sockets && cpus <= machine.cpus;
+            latencies |= shared > alone && (factor - 1.0).abs() > 0.02;
+            points.push((f64::from(cpus), alone + shared * factor));
+        }
+        let mut inferred = Vec::new();
+        if sockets {
+            inferred.push(format!("{name}: measured on another number of sockets for some numbers of CPUs"));
+        }
+        if latencies {
+            inferred.push(format!(
+                "{name}: measured with transfers of {NEAR} and {FAR} ns, taken to grow and shrink with them"
+            ));
+        }
+        let most = points.last().map_or(1.0, |point| point.0);
+        if f64::from(machine.cpus) > most {
+            inferred.push(format!("{name}: more than {most} CPUs at once"));
+        }
+        let ns = (0..=machine.cpus).map(|cpus| interpolate(&points, f64::from(cpus.max(1)))).collect();
+        let last = rows.last();
+        Ok(Curve {
+            ns,
+            inferred,
+            lines: last.map(|row| row.lines.clone()).unwrap_or_default(),
+            transfers: last.map_or(0.0, |row| row.transfers),
+        })
+    }
+
+    /// How `name` with `pages` pages differs from one page. Where no size was measured, a page table's own work does.
+    pub fn size(&self, name: &str, pages: u64) -> Size {
+        let alone =
+            |name: &str, pages| self.of(name, pages).first().filter(|row| row.cpus == 1).map(|row| row.ns);
+        let mut sizes: Vec<u64> = self.0.iter().filter(|row| row.name == name).map(|row| row.pages).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let own = if sizes.len() > 1 { name } else { "raw" };
+        let points: Vec<(f64, f64)> = [1, 4, 16, 64]
+            .iter()
+            .filter_map(|pages| Some((*pages as f64, alone(own, *pages)? - alone(own, 1)?)))
+            .collect();
+        let shared = |pages: u64| {
+            let (few, many) = (self.of(name, 1), self.of(name, pages));
+            let both = many.iter().rev().find_map(|row| {
+                let same = |other: &&&Row| (other.cpus, other.per_socket) == (row.cpus, row.per_socket);
+                let other = few.iter().find(same).filter(|other| other.cpus > 1)?;
+                Some((other.ns - few.first()?.ns, row.ns - many.first()?.ns))
+            });
+            // What is not shared stays so.
+            both.filter(|(one, _)| *one > 10.0).map(|(one, more)| (more / one).max(1.0))
+        };
+        let shares: Vec<(f64, f64)> =
+            sizes.iter().filter_map(|pages| Some((*pages as f64, shared(*pages)?))).collect();
+        let shared = if shares.is_empty() { 1.0 } else { line(&shares, pages as f64) };
+        Size { own_ns: line(&points, pages as f64).max(0.0), shared }
+    }
+}
+
+/// `NAME-PAGES[-liveN] CPUS PER_SOCKET NS TRANSFERS FAR ..`
+fn row(text: &str) -> Option<Row> {
+    let mut words = text.split(' ');
+    let name = words.next()?;
+    let name = name.split_once("-live").map_or(name, |(name, _)| name);
+    let (name, pages) = name.rsplit_once('-')?;
+    let (cpus, per_socket) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let mut number = || words.next()?.parse().ok().filter(|number: &f64| number.is_finite());
+    let (ns, transfers, far) = (number()?, number()?, number()?);
+    let name = name.to_owned();
+    Some(Row { name, pages: pages.parse().ok()?, cpus, per_socket, ns, transfers, far, lines: Vec::new() })
+}
+
+/// Between two points as a power of the number; behind the last as between the last two.
+fn interpolate(points: &[(f64, f64)], at: f64) -> f64 {
+    let Some(above) = points.iter().position(|point| point.0 >= at).or(points.len().checked_sub(1)) else {
+        return 0.0;
+    };
+    let (right, left) = (points[above], points[above.saturating_sub(1)]);
+    if right.0 == at || above == 0 {
+        return right.1;
+    }
+    let slope = (right.1 / left.1).ln() / (right.0 / left.0).ln();
+    left.1 * (at / left.0).powf(slope)
+}
+
+/// Between two points in a straight line, and on behind the last.
+fn line(points: &[(f64, f64)], at: f64) -> f64 {
+    let Some(above) = points.iter().position(|point| point.0 >= at).or(points.len().checked_sub(1)) else {
+        return 0.0;
+    };
+    let (right, left) = (points[above], points[above.saturating_sub(1)]);
+    if above == 0 || right.0 == left.0 {
+        return right.1;
+    }
+    left.1 + (right.1 - left.1) * (at - left.0) / (right.0 - left.0)
+}

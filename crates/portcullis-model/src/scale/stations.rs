@@ -1,0 +1,166 @@
+//! Where CPUs meet: what they share, the invalidation queue, memory, and the devices.
+
+use std::collections::VecDeque;
+
+/// Customers that are all served at once, each at a rate that depends on how many there are.
+///
+/// For operations of the library it is their flow-equivalent server (Chandy, Herzog and Woo, 1975): what was measured with so
+/// many CPUs that do nothing else is the rate when so many are at it.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    /// Nanoseconds for each unit of work, with so many customers.
+    ns: Vec<f64>,
+    /// Work that each of those who are there has got so far, and when that was.
+    given: f64,
+    at: f64,
+    /// Customers, and what `given` will be when they are done, the first first.
+    customers: VecDeque<(f64, usize)>,
+}
+
+impl Sharing {
+    pub(super) fn new(ns: Vec<f64>) -> Self {
+        Self { ns, given: 0.0, at: 0.0, customers: VecDeque::new() }
+    }
+
+    fn unit_ns(&self) -> f64 {
+        let last = self.ns.len().saturating_sub(1);
+        self.ns.get(self.customers.len().min(last)).copied().unwrap_or(0.0).max(1e-6)
+    }
+
+    fn advance(&mut self, now: f64) {
+        if !self.customers.is_empty() {
+            self.given += (now - self.at).max(0.0) / self.unit_ns();
+        }
+        self.at = now;
+    }
+
+    pub(super) fn enter(&mut self, now: f64, customer: usize, units: f64) {
+        self.advance(now);
+        let until = self.given + units;
+        let place = self.customers.partition_point(|other| other.0 <= until);
+        self.customers.insert(place, (until, customer));
+    }
+
+    /// When the next is done, if nobody comes before.
+    pub(super) fn next(&self) -> f64 {
+        self.customers
+            .front()
+            .map_or(f64::INFINITY, |first| self.at + (first.0 - self.given).max(0.0) * self.unit_ns())
+    }
+
+    pub(super) fn leave(&mut self, now: f64) -> Option<usize> {
+        self.advance(now);
+        self.customers.pop_front().map(|first| first.1)
+    }
+}
+
+/// The most requests of one submission.
+const BATCH: usize = 64;
+
+/// The invalidation queue behind a `SharedQueue`: those who come while the hardware works wait for one submission together.
+#[derive(Debug)]
+pub(super) struct Commit {
+    submission_ns: f64,
+    request_ns: f64,
+    in_flight: usize,
+    /// When each submission under way ends, and who is in it.
+    busy: VecDeque<(f64, Vec<usize>)>,
+    waiting: VecDeque<usize>,
+    /// For how long the hardware worked.
+    pub(super) worked: f64,
+}
+
+impl Commit {
+    pub(super) fn new(submission_ns: f64, request_ns: f64, in_flight: u32) -> Self {
+        let in_flight = in_flight.max(1) as usize;
+        let (busy, waiting) = (VecDeque::new(), VecDeque::new());
+        Self { submission_ns, request_ns, in_flight, busy, waiting, worked: 0.0 }
+    }
+
+    pub(super) fn enter(&mut self, now: f64, customer: usize) {
+        self.waiting.push_back(customer);
+        self.submit(now);
+    }
+
+    fn submit(&mut self, now: f64) {
+        while self.busy.len() < self.in_flight && !self.waiting.is_empty() {
+            let count = self.waiting.len().min(BATCH);
+            let ns = self.submission_ns + self.request_ns * count as f64;
+            self.worked += ns;
+            let place = self.busy.partition_point(|other| other.0 <= now + ns);
+            self.busy.insert(place, (now + ns, self.waiting.drain(..count).collect()));
+        }
+    }
+
+    pub(super) fn next(&self) -> f64 {
+        self.busy.front().map_or(f64::INFINITY, |first| first.0)
+    }
+
+    /// Those whose submission is complete.
+    pub(super) fn leave(&mut self, now: f64) -> Vec<usize> {
+        let done = self.busy.pop_front().map(|first| first.1).unwrap_or_default();
+        self.submit(now);
+        done
+    }
+}
+
+/// A device that does one request after the other.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Serial {
+    free_at: f64,
+    pub(super) worked: f64,
+}
+
+impl Serial {
+    /// When a request is done that comes now and takes `ns`.
+    pub(super) fn serve(&mut self, now: f64, ns: f64) -> f64 {
+        self.worked += ns;
+        self.free_at = self.free_at.max(now) + ns;
+        self.free_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn customers_share_what_there_is() {
+        // Alone a unit takes 10, with two of them 30.
+        let mut sharing = Sharing::new(vec![10.0, 10.0, 30.0]);
+        sharing.enter(0.0, 7, 2.0);
+        assert_eq!(sharing.next(), 20.0);
+        // Half of its work is left, and takes three times as long.
+        sharing.enter(10.0, 8, 2.0);
+        assert_eq!(sharing.next(), 40.0);
+        assert_eq!(sharing.leave(40.0), Some(7));
+        assert_eq!(sharing.next(), 50.0);
+        assert_eq!(sharing.leave(50.0), Some(8));
+        assert_eq!((sharing.next(), sharing.leave(50.0)), (f64::INFINITY, None));
+    }
+
+    #[test]
+    fn who_comes_while_hardware_works_is_in_the_next_submission() {
+        let mut commit = Commit::new(100.0, 1.0, 1);
+        commit.enter(0.0, 1);
+        commit.enter(10.0, 2);
+        commit.enter(50.0, 3);
+        assert_eq!((commit.next(), commit.leave(101.0)), (101.0, vec![1]));
+        assert_eq!((commit.next(), commit.leave(203.0)), (203.0, vec![2, 3]));
+        assert_eq!((commit.next(), commit.worked), (f64::INFINITY, 203.0));
+        let mut two = Commit::new(100.0, 0.0, 2);
+        two.enter(0.0, 1);
+        two.enter(10.0, 2);
+        assert_eq!((two.leave(100.0), two.next()), (vec![1], 110.0));
+    }
+
+    #[test]
+    fn a_device_does_one_after_the_other() {
+        let mut device = Serial::default();
+        assert_eq!(
+            [device.serve(0.0, 5.0), device.serve(1.0, 5.0), device.serve(20.0, 5.0)],
+            [5.0, 10.0, 25.0]
+        );
+        assert_eq!(device.worked, 15.0);
+    }
+}

@@ -1,0 +1,93 @@
+//! What the CPUs do: requests, with the work around their mappings, and the devices that carry them out.
+
+/// One request of a CPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What the CPU does besides, in nanoseconds: half before the device has it, half afterwards.
+    pub work_ns: f64,
+    /// Pages of 4 KiB of each mapping.
+    pub mappings: Vec<u64>,
+    /// Bytes that the device moves, and that bounce buffers copy.
+    pub bytes: u64,
+}
+
+/// What carries requests out. A request goes to one of the devices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Device {
+    /// How many there are.
+    pub count: u32,
+    /// What each does in a second at the most.
+    pub requests_per_s: f64,
+    /// What it moves at the most, in GB/s.
+    pub gb_per_s: f64,
+    /// From a request to its completion, besides, in nanoseconds.
+    pub latency_ns: f64,
+    /// Each page that it moves, before any walk, in nanoseconds.
+    pub page_ns: f64,
+}
+
+/// What each CPU does over and over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    /// As in commands.
+    pub name: String,
+    /// What it is, and where its figures come from.
+    pub about: String,
+    /// Its requests, in turn.
+    pub requests: Vec<Request>,
+    /// Requests of each CPU that are under way at the most.
+    pub depth: u32,
+    /// Who carries them out.
+    pub device: Device,
+}
+
+/// The built-in workloads.
+pub const NAMES: [&str; 4] = ["memcached", "nvme", "nic", "swiotlb"];
+
+impl Workload {
+    /// A built-in one, on `cpus` CPUs.
+    pub fn named(name: &str, cpus: u32) -> Option<Self> {
+        // As many devices as its figures are for, for each 32 CPUs and what is left.
+        let count = cpus.div_ceil(32);
+        let nic = Device { count, requests_per_s: 1e12, gb_per_s: 12.5, latency_ns: 20_000.0, page_ns: 65.0 };
+        Some(match name {
+            "memcached" => Self {
+                name: name.into(),
+                about: "16 instances did 990,803 transactions/s on 16 CPUs without an IOMMU (Peleg and Morrison, 2016): 16,148 ns \
+                        each. 3 mappings: what is received, and headers and value that are sent, which Linux maps apart \
+                        (assumed). A link of 100 Gb/s for each 32 CPUs (assumed)"
+                    .into(),
+                requests: vec![Request { work_ns: 16_148.0, mappings: vec![1; 3], bytes: 1_300 }],
+                depth: 64,
+                device: nic,
+            },
+            "nvme" => Self {
+                name: name.into(),
+                about: "random reads of 4 KiB, 32 deep; a disk of 410,392 IOPS and 2.5 GB/s for each 32 CPUs, 80 us away (Kovvuri, \
+                        2017: IOPS, and 152,583 of 16 KiB); 5,000 ns of CPU for each (assumed)"
+                    .into(),
+                requests: vec![Request { work_ns: 5_000.0, mappings: vec![1], bytes: 4_096 }],
+                depth: 32,
+                device: Device { count, requests_per_s: 410_392.0, gb_per_s: 2.5, latency_ns: 80_000.0, page_ns: 0.0 },
+            },
+            "nic" => Self {
+                name: name.into(),
+                about: "packets of 4 KiB received through rings of 256, 1,600 ns of CPU for each (5 CPUs keep 98 Gb/s up: SOSP 2024), a \
+                        link of 100 Gb/s for each 5 CPUs"
+                    .into(),
+                requests: vec![Request { work_ns: 1_600.0, mappings: vec![1], bytes: 4_096 }],
+                depth: 256,
+                device: Device { count: cpus.div_ceil(5), ..nic },
+            },
+            "swiotlb" => Self {
+                name: name.into(),
+                about: "requests of 4 KiB through bounce buffers, 10,000 ns of CPU for each (assumed), a device that keeps up"
+                    .into(),
+                requests: vec![Request { work_ns: 10_000.0, mappings: vec![1], bytes: 4_096 }],
+                depth: 32,
+                device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 20_000.0, page_ns: 0.0 },
+            },
+            _ => return None,
+        })
+    }
+}

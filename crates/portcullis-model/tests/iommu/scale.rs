@@ -1,0 +1,127 @@
+//! Many CPUs: who wins, and where it collapses; by the figures that the repository keeps.
+
+use portcullis_model::scale::{Copies, Device, Machine, Operations, Outcome, Policy, Request, Workload, run};
+
+fn machine(cpus: u32, sockets: u32) -> Machine {
+    let copies = Copies { hot_ns: 5.0, cold_ns: 160.0, remote_ns: 160.0, socket_gb_per_s: 68.0 };
+    Machine {
+        cpus,
+        sockets,
+        near_ns: 60.0,
+        far_ns: 120.0,
+        submission_ns: 710.0,
+        request_ns: 0.0,
+        in_flight: 1,
+        map_request_ns: 0.0,
+        map_page_ns: 0.0,
+        unmap_page_ns: 0.0,
+        walk_read_ns: 197.0,
+        copies,
+    }
+}
+
+fn simulate(machine: &Machine, workload: &str, policy: &str) -> Outcome {
+    let workload = Workload::named(workload, machine.cpus).unwrap();
+    run(machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap()).unwrap()
+}
+
+/// Of what there is without protection.
+fn share(cpus: u32, sockets: u32, workload: &str, policy: &str) -> f64 {
+    let machine = machine(cpus, sockets);
+    simulate(&machine, workload, policy).per_s / simulate(&machine, workload, "passthrough").per_s
+}
+
+/// Peleg and Morrison (2016): 22 % before, 97 % after, on 16 cores of two sockets.
+#[test]
+fn memcached_collapses_under_the_lazy_design_of_2015_and_not_under_ours() {
+    let old = share(16, 2, "memcached", "lazy-2015");
+    assert!((0.22 / 1.5..=0.22 * 1.5).contains(&old), "{old}");
+    for (cpus, sockets, least) in [(16, 2, 0.97), (64, 1, 0.95), (256, 4, 0.90)] {
+        for policy in ["strict-ring", "bounce"] {
+            let share = share(cpus, sockets, "memcached", policy);
+            assert!(share >= least, "{policy} on {cpus}: {share}");
+        }
+        let lazy = share(cpus, sockets, "memcached", "lazy");
+        assert!(lazy >= 0.97, "lazy on {cpus}: {lazy}");
+    }
+    let per_s = |cpus| simulate(&machine(cpus, 1), "memcached", "lazy-2015").per_s;
+    assert!(per_s(64) < per_s(32) && per_s(4) > 1.5 * per_s(2), "it grows first, and then shrinks");
+}
+
+#[test]
+fn a_lock_across_each_wait_costs_disks_what_ours_does_not() {
+    let (old, ours) = (share(32, 2, "nvme", "smmu-2017"), share(32, 2, "nvme", "strict"));
+    assert!(old < 0.8 && ours >= 0.97, "{old} {ours}");
+}
+
+#[test]
+fn swiotlb_doubles_with_the_cpus_and_one_lock_does_not() {
+    let per_s = |policy, cpus: u32| simulate(&machine(cpus, cpus.div_ceil(64)), "swiotlb", policy).per_s;
+    for cpus in [1, 2, 4, 8, 16, 32, 64, 128] {
+        let doubled = per_s("swiotlb", 2 * cpus) / per_s("swiotlb", cpus);
+        assert!(doubled >= 1.9, "{cpus}: {doubled}");
+    }
+    for old in ["swiotlb-2021", "swiotlb-lifo"] {
+        assert!(per_s(old, 64) < 1.1 * per_s(old, 32), "{old}");
+    }
+    assert!(per_s("swiotlb-lifo", 1) > per_s("swiotlb-2021", 1), "what was used last is hot");
+}
+
+/// One request of no work and no device: what is left is what is shared.
+fn bare(work_ns: f64) -> Workload {
+    Workload {
+        name: "bare".into(),
+        about: String::new(),
+        requests: vec![Request { work_ns, mappings: vec![1], bytes: 1 }],
+        depth: 4,
+        device: Device { count: 1, requests_per_s: 1e12, gb_per_s: 1e9, latency_ns: 0.0, page_ns: 0.0 },
+    }
+}
+
+/// Invented figures, in which a lock takes 100 ns of each operation.
+const LOCKED: &str = "op lazy-2015-1 1 64 100 0 0 0\nop lazy-2015-1 2 64 200 4 0 0\nop lazy-2015-1 8 64 800 9 0 0\nline 0.5 a.rs:1\n";
+
+#[test]
+fn what_was_measured_comes_back_where_cpus_do_nothing_else() {
+    let operations = Operations::parse(LOCKED).unwrap();
+    let policy = Policy::named("lazy-2015").unwrap();
+    for cpus in [1, 2, 4, 8] {
+        let machine = Machine { submission_ns: 0.0, walk_read_ns: 0.0, ..machine(cpus, 1) };
+        let outcome = run(&machine, &bare(0.0), policy, &operations).unwrap();
+        // One each 100 ns, however many want it.
+        assert!((outcome.per_s / 1e7 - 1.0).abs() < 0.02, "{cpus}: {}", outcome.per_s);
+        assert_eq!(outcome.lines[0].source, "a.rs:1");
+        // Eight that come every two microseconds each hardly wait.
+        let outcome = run(&machine, &bare(2_000.0), policy, &operations).unwrap();
+        assert!(outcome.spent.shared_ns < 100.0, "{:?}", outcome.spent);
+        assert!(
+            run(&machine, &bare(0.0), policy, &operations).unwrap()
+                == run(&machine, &bare(0.0), policy, &operations).unwrap()
+        );
+    }
+    let outcome = run(&machine(16, 1), &bare(0.0), policy, &operations).unwrap();
+    assert_eq!(outcome.inferred.len(), 1, "more CPUs than were measured: {:?}", outcome.inferred);
+    let slower = Machine { near_ns: 120.0, submission_ns: 0.0, walk_read_ns: 0.0, ..machine(8, 1) };
+    let outcome = run(&slower, &bare(0.0), policy, &operations).unwrap();
+    // All but the 100 ns that one CPU takes alone are transfers, which take twice as long.
+    assert!((outcome.per_s * 1500.0 / 8e9 - 1.0).abs() < 0.02 && outcome.inferred.len() == 1, "{outcome:?}");
+}
+
+#[test]
+fn hardware_that_is_waited_for_together_keeps_up_and_one_by_one_it_does_not() {
+    let text = format!("{LOCKED}op raw-1 1 64 1 0 0 0\nop raw-1 8 64 1 0 0 0\n");
+    let operations = Operations::parse(&text).unwrap();
+    let machine = Machine { walk_read_ns: 0.0, ..machine(8, 1) };
+    let per_s =
+        |policy: &str| run(&machine, &bare(0.0), Policy::named(policy).unwrap(), &operations).unwrap().per_s;
+    // All eight are in each second submission at the latest.
+    assert!(per_s("strict") > 8e9 / 1_430.0 && per_s("strict") < 8e9 / 710.0, "{}", per_s("strict"));
+    assert!(run(&machine, &bare(0.0), Policy::named("bounce").unwrap(), &operations).is_err());
+}
+
+#[test]
+fn a_file_that_is_none_is_refused_with_its_line() {
+    for wrong in ["op", "op raw-1 1 64", "op raw 1 64 1 0 0", "line 0.5 a.rs", "x", "op raw-1 1 64 nan 0 0"] {
+        assert!(Operations::parse(&format!("# head\n{wrong}\n")).unwrap_err().contains("line 2"), "{wrong}");
+    }
+}
