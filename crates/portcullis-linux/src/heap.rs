@@ -31,6 +31,7 @@
 //! ```
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -89,53 +90,79 @@ unsafe impl Frames for Heap {
     }
 }
 
+/// The byte at an address.
+///
+/// # Safety
+/// It is memory of the process, of which nothing but devices and atomics touches anything while the reference lives.
+unsafe fn byte<'a>(at: usize) -> &'a AtomicU8 {
+    // SAFETY: the caller's promise.
+    unsafe { &*with_exposed_provenance(at) }
+}
+
+/// The word at an aligned address.
+///
+/// # Safety
+/// As [`byte`], for each of its bytes.
+unsafe fn word<'a>(at: usize) -> &'a AtomicU64 {
+    // SAFETY: the caller's promise.
+    unsafe { &*with_exposed_provenance(at) }
+}
+
+/// Visits `len` bytes from address `at` on, each once, with its distance from the first: whole aligned words as such, the others alone.
+///
+/// # Safety
+/// As [`byte`], for each of them.
+unsafe fn each(
+    at: usize,
+    len: usize,
+    mut of_byte: impl FnMut(usize, &AtomicU8),
+    mut of_word: impl FnMut(usize, &AtomicU64),
+) {
+    let words = at.wrapping_neg() % WORD;
+    let words = words.min(len);
+    let tail = words + (len - words) / WORD * WORD;
+    for index in (0..words).chain(tail..len) {
+        // SAFETY: within the caller's range.
+        of_byte(index, unsafe { byte(at + index) });
+    }
+    for index in (words..tail).step_by(WORD) {
+        // SAFETY: within the caller's range, and aligned, as `at + words` is.
+        of_word(index, unsafe { word(at + index) });
+    }
+}
+
 // SAFETY: each of the `len` bytes is written once, and no other.
 unsafe impl CopyMemory for Heap {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
-        let (from, to) = (from.get() as usize, to.get() as usize);
-        // SAFETY: the caller's ranges, of memory of the process.
-        unsafe { copy(with_exposed_provenance(from), with_exposed_provenance(to), len as usize) }
+        let (from, to, len) = (from.get() as usize, to.get() as usize, len as usize);
+        let copy = |index: usize, to: &AtomicU8| {
+            // SAFETY: within the caller's range, of memory of the process.
+            let from = unsafe { byte(from + index) };
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        if (from ^ to).is_multiple_of(WORD) {
+            let words = |index: usize, to: &AtomicU64| {
+                // SAFETY: as above, and aligned, as the two sides differ by whole words.
+                let from = unsafe { word(from + index) };
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            };
+            // SAFETY: the caller's range.
+            unsafe { each(to, len, copy, words) };
+        } else {
+            // SAFETY: as above.
+            (0..len).for_each(|index| copy(index, unsafe { byte(to + index) }));
+        }
     }
 
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
-        let (at, end) = (at.get() as usize, at.get() as usize + len as usize);
-        // SAFETY: the caller's range, and addresses in it that are aligned.
-        let byte = |at: usize| unsafe { &*with_exposed_provenance::<AtomicU8>(at) };
-        // SAFETY: as above.
-        let word = |at: usize| unsafe { &*with_exposed_provenance::<AtomicU64>(at) };
-        let (words, tail) = words(at, end);
-        (at..words).chain(tail..end).for_each(|at| byte(at).store(0, Ordering::Relaxed));
-        (words..tail).step_by(WORD).for_each(|at| word(at).store(0, Ordering::Relaxed));
-    }
-}
-
-/// Where the whole words between two addresses begin and end.
-fn words(at: usize, end: usize) -> (usize, usize) {
-    let first = at.checked_next_multiple_of(WORD).map_or(end, |first| first.min(end));
-    (first, first + (end - first) / WORD * WORD)
-}
-
-/// Copies `len` bytes, one atomic after another.
-///
-/// # Safety
-/// All bytes of both ranges are memory, and those at `to` may be written. The ranges do not overlap. Meanwhile nothing but
-/// devices and atomics touches either.
-unsafe fn copy(from: *const AtomicU8, to: *const AtomicU8, len: usize) {
-    let byte = |at: usize| {
-        // SAFETY: both are within the caller's ranges.
-        let (from, to) = unsafe { (&*from.add(at), &*to.add(at)) };
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-    };
-    if !(from.addr() ^ to.addr()).is_multiple_of(WORD) {
-        return (0..len).for_each(byte);
-    }
-    let (words, tail) = words(from.addr(), from.addr() + len);
-    let (words, tail) = (words - from.addr(), tail - from.addr());
-    (0..words).chain(tail..len).for_each(byte);
-    for at in (words..tail).step_by(WORD) {
-        // SAFETY: as above, and both are aligned for words, as the first is and the two differ by whole words.
-        let (from, to) = unsafe { (&*from.add(at).cast::<AtomicU64>(), &*to.add(at).cast::<AtomicU64>()) };
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        let (byte, word) = (
+            |_, byte: &AtomicU8| byte.store(0, Ordering::Relaxed),
+            |_, word: &AtomicU64| {
+                word.store(0, Ordering::Relaxed);
+            },
+        );
+        // SAFETY: the caller's range.
+        unsafe { each(at.get() as usize, len as usize, byte, word) };
     }
 }
 
@@ -177,8 +204,15 @@ impl HeapBuffer {
     /// writes them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         let from = self.at(offset, out.len())?;
-        // SAFETY: the buffer's own bytes, and the caller's, which are its alone.
-        unsafe { copy(from, out.as_mut_ptr().cast(), out.len()) };
+        let len = out.len();
+        let out = Cell::from_mut(out).as_slice_of_cells();
+        let byte = |index: usize, byte: &AtomicU8| out[index].set(byte.load(Ordering::Relaxed));
+        let word = |index: usize, word: &AtomicU64| {
+            let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            out[index..].iter().zip(bytes).for_each(|(out, byte)| out.set(byte));
+        };
+        // SAFETY: the buffer's own bytes.
+        unsafe { each(from, len, byte, word) };
         Some(())
     }
 
@@ -186,14 +220,21 @@ impl HeapBuffer {
     /// O(`bytes.len()`); waits for nothing.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         let to = self.at(offset, bytes.len())?;
-        // SAFETY: the buffer's own bytes. The caller's are loaded alone, and nobody writes them during the call.
-        unsafe { copy(bytes.as_ptr().cast(), to, bytes.len()) };
+        let byte = |index: usize, byte: &AtomicU8| byte.store(bytes[index], Ordering::Relaxed);
+        let word = |index: usize, word: &AtomicU64| {
+            let mut whole = [0; WORD];
+            whole.copy_from_slice(&bytes[index..index + WORD]);
+            word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+        };
+        // SAFETY: the buffer's own bytes.
+        unsafe { each(to, bytes.len(), byte, word) };
         Some(())
     }
 
-    fn at(&self, offset: usize, len: usize) -> Option<*const AtomicU8> {
+    /// The address of the byte at `offset`, if the `len` bytes from there on exist.
+    fn at(&self, offset: usize, len: usize) -> Option<usize> {
         offset.checked_add(len).filter(|end| *end <= self.size())?;
-        Some(with_exposed_provenance(self.segment.phys.get() as usize + offset))
+        Some(self.segment.phys.get() as usize + offset)
     }
 }
 
