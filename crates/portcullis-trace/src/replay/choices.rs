@@ -2,10 +2,12 @@
 
 use portcullis::addr::Direction;
 use portcullis::dma::Explained;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::report::{Name, one_of};
 
 /// What was chosen for a device's mappings.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choices {
     /// The device, as an index into the trace's.
     pub device: usize,
@@ -14,20 +16,24 @@ pub struct Choices {
 }
 
 /// What was chosen for one size and direction, in the end.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     /// The largest mapping it is about, in bytes; the smallest is above half of that.
     pub most_bytes: u64,
     /// `to-device`, `from-device` or `both`.
-    pub direction: &'static str,
+    #[serde(deserialize_with = "direction")]
+    pub direction: Name,
     /// Whether it is about mappings that share a page with other data. Of these, to map is to map
     /// the middle and copy the ends.
+    #[serde(default)]
     pub shared: bool,
     /// What mappings take now that may take either: `copy` or `map`.
-    pub choice: &'static str,
+    #[serde(deserialize_with = "way")]
+    pub choice: Name,
     /// The way that costs less, by the two costs below: `copy` or `map`; `None` where one of them is not known. It may
     /// differ from the choice, which changes for a clear difference only.
-    pub cheaper: Option<&'static str>,
+    #[serde(deserialize_with = "perhaps_way")]
+    pub cheaper: Option<Name>,
     /// Nanoseconds that copying takes: to map, and to unmap. The profile's waits are in them.
     pub copy_ns: Option<(u64, u64)>,
     /// Nanoseconds that mapping takes.
@@ -62,4 +68,18 @@ impl Choices {
         };
         Self { device, rows: rows.iter().map(row).collect() }
     }
+}
+
+fn direction<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    one_of(&["to-device", "from-device", "both"], from)
+}
+
+fn way<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    one_of(&["copy", "map"], from)
+}
+
+fn perhaps_way<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Name>, D::Error> {
+    #[derive(Deserialize)]
+    struct Way(#[serde(deserialize_with = "way")] Name);
+    Ok(Option::<Way>::deserialize(from)?.map(|Way(way)| way))
 }

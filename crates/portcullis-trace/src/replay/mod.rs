@@ -35,7 +35,7 @@ pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
 pub use painted::{Paint, Painted};
 pub use platform::ReplayPlatform;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names, built_in_text};
-pub use report::{Exposure, PolicyReport, Report, TraceReport};
+pub use report::{Exposure, Name, PolicyReport, Report, TraceReport};
 pub use requests::{RequestMapper, RequestWaits};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 

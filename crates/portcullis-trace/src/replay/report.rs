@@ -1,6 +1,9 @@
 //! What a replay found: the documented JSON, and nothing that a person's table does not need too.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::choices::Choices;
 use super::hostile::InForce;
@@ -9,8 +12,12 @@ use super::painted::Painted;
 use super::timing::Figures;
 use crate::Summary;
 
-/// A whole replay. Serialises to the JSON that `docs/replay.md` describes.
-#[derive(Debug, Clone, Serialize)]
+/// A name out of a list that the library has. (Serde's derive takes a field that it sees to be a reference for borrowed from
+/// the text; here the list's name is found instead.)
+pub type Name = &'static str;
+
+/// A whole replay. Serialises to the JSON that `docs/replay.md` describes, and is read from it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// What was replayed.
     pub trace: TraceReport,
@@ -19,6 +26,7 @@ pub struct Report {
     /// What the driver and the stack above it are taken to spend per map-and-unmap pair, in nanoseconds.
     pub work_ns: f64,
     /// One entry for each policy, in the order asked for.
+    #[serde(deserialize_with = "policies")]
     pub policies: Vec<PolicyReport>,
     /// What measuring one call cost; it is taken off.
     #[serde(skip)]
@@ -26,7 +34,7 @@ pub struct Report {
 }
 
 /// The trace in figures.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TraceReport {
     /// Its file name.
     pub name: String,
@@ -62,7 +70,7 @@ impl From<&Summary> for TraceReport {
 }
 
 /// Bytes that a device could reach although no mapping covered them, times how long, in byte-seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Exposure {
     /// Of buffers that were unmapped.
     pub stale_byte_s: f64,
@@ -71,12 +79,13 @@ pub struct Exposure {
 }
 
 /// What one policy cost and what it left exposed.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PolicyReport {
     /// The mode's name.
-    pub policy: &'static str,
+    #[serde(deserialize_with = "policy")]
+    pub policy: Name,
     /// What it promises, and how it ends mappings.
-    #[serde(skip)]
+    #[serde(skip, default = "passthrough")]
     pub mode: Mode,
     /// Mappings replayed: each is one map and, where the trace has it, one unmap.
     pub operations: u64,
@@ -84,6 +93,13 @@ pub struct PolicyReport {
     pub map_ns: Figures,
     /// Measured: the library's unmap call, without the model's part in it.
     pub unmap_ns: Figures,
+    /// How many map calls took how long, what the profile makes each wait included: nanoseconds, to two significant digits,
+    /// and calls, shortest first.
+    #[serde(default)]
+    pub map_latency: Vec<(f64, u64)>,
+    /// The same of unmap calls. Commits that time alone asked for are none of them.
+    #[serde(default)]
+    pub unmap_latency: Vec<(f64, u64)>,
     /// Modelled by the profile: waiting for hardware, per operation.
     pub wait_ns_per_op: f64,
     /// Operations that one CPU can do in a second of work, measured time and modelled wait.
@@ -118,7 +134,7 @@ pub struct PolicyReport {
     /// seemed to take 100 us or more.
     pub interrupted_calls: u64,
     /// What was chosen for each device, and why, where there was a choice.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub choices: Vec<Choices>,
     /// The longest time for which anything stale could be reached.
     #[serde(skip)]
@@ -136,4 +152,33 @@ pub struct PolicyReport {
     /// The first of them.
     #[serde(skip)]
     pub first_failure: Option<String>,
+}
+
+fn passthrough() -> Mode {
+    Mode::PASSTHROUGH
+}
+
+/// Reads what policies cost, and finds each one's mode by its name.
+fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PolicyReport>, D::Error> {
+    let mut all = Vec::<PolicyReport>::deserialize(from)?;
+    for policy in &mut all {
+        let named = Mode::ALL.into_iter().find(|mode| mode.name() == policy.policy);
+        policy.mode = named.unwrap_or(policy.mode);
+    }
+    Ok(all)
+}
+
+/// Reads the name of a policy.
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    one_of(&Mode::ALL.map(Mode::name), from)
+}
+
+/// Reads one of `names`.
+pub(super) fn one_of<'de, D: Deserializer<'de>>(
+    names: &[Name],
+    from: D,
+) -> Result<Name, D::Error> {
+    let read = <Cow<'_, str>>::deserialize(from)?;
+    let known = names.iter().find(|name| **name == read).copied();
+    known.ok_or_else(|| D::Error::custom(format_args!("{read:?} is none of {}", names.join(", "))))
 }

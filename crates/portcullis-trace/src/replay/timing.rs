@@ -83,13 +83,16 @@ pub const INTERRUPTED_NS: f64 = 100_000.0;
 #[derive(Debug, Clone)]
 pub struct Samples {
     histogram: Histogram<u64>,
+    /// The same with the waits that a profile adds to each call, to two significant digits.
+    latency: Histogram<u64>,
+    ns_per_tick: f64,
     total_ticks: u64,
     most_ticks: u64,
     interrupted: u64,
 }
 
 /// The figures of a [`Samples`], in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
     /// The mean.
     pub mean: f64,
@@ -105,18 +108,27 @@ impl Samples {
     /// No calls yet. Values are kept to three significant digits.
     pub fn new(timer: &Timer) -> Self {
         let histogram = Histogram::new_with_max(1 << 40, 3).expect("the bounds are constants that fit");
-        let most_ticks = (INTERRUPTED_NS / timer.ns_per_tick) as u64;
-        Self { histogram, total_ticks: 0, most_ticks, interrupted: 0 }
+        let latency = Histogram::new_with_max(1 << 40, 2).expect("the bounds are constants that fit");
+        let ns_per_tick = timer.ns_per_tick;
+        let most_ticks = (INTERRUPTED_NS / ns_per_tick) as u64;
+        Self { histogram, latency, ns_per_tick, total_ticks: 0, most_ticks, interrupted: 0 }
     }
 
     /// Adds a call that took `ticks`, the cost of measuring it included. One of [`INTERRUPTED_NS`] or more
     /// is only counted.
     pub fn record(&mut self, ticks: u64) {
+        self.record_with_wait(ticks, 0.0);
+    }
+
+    /// The same for a call that hardware would have made `wait_ns` nanoseconds longer. They are in [`Self::latency`], and in no
+    /// other figure.
+    pub fn record_with_wait(&mut self, ticks: u64, wait_ns: f64) {
         if ticks >= self.most_ticks {
             self.interrupted += 1;
             return;
         }
         self.histogram.saturating_record(ticks);
+        self.latency.saturating_record(ticks.saturating_add((wait_ns / self.ns_per_tick) as u64));
         self.total_ticks = self.total_ticks.saturating_add(ticks);
     }
 
@@ -160,5 +172,19 @@ impl Samples {
         let quantile = |quantile| timer.net_ns(self.histogram.value_at_quantile(quantile) as f64, 1);
         let mean = self.total_ns(timer) / self.count().max(1) as f64;
         Figures { mean, p50: quantile(0.5), p99: quantile(0.99), p99_99: quantile(0.9999) }
+    }
+
+    /// How many calls took how long, their waits included and the timer's cost taken off: nanoseconds, to two significant
+    /// digits, and calls, shortest first.
+    pub fn latency(&self, timer: &Timer) -> Vec<(f64, u64)> {
+        let mut steps: Vec<(f64, u64)> = Vec::new();
+        for step in self.latency.iter_recorded() {
+            let ns = (timer.net_ns(step.value_iterated_to() as f64, 1) * 10.0).round() / 10.0;
+            match steps.last_mut() {
+                Some((last, calls)) if *last == ns => *calls += step.count_at_value(),
+                _ => steps.push((ns, step.count_at_value())),
+            }
+        }
+        steps
     }
 }

@@ -59,6 +59,8 @@ impl<X: Format> Engine<X> {
             operations,
             map_ns,
             unmap_ns,
+            map_latency: self.map.latency(&timer),
+            unmap_latency: self.unmap.latency(&timer),
             wait_ns_per_op: per_operation(wait_ns),
             ops_per_s: if spent_ns > 0.0 { operations as f64 * 1e9 / spent_ns } else { 0.0 },
             relative_to_passthrough: None,

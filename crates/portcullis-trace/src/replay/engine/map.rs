@@ -40,6 +40,7 @@ impl<X: Format> Engine<X> {
         let mut lane = self.ports[device].lane(direction, origin);
         let Some(pattern) = self.fill(line, device, lane, direction) else { return Ok(()) };
         let mut view = View::from_elem(DmaSegment::default(), self.scratch.len());
+        let waited_ns = self.queue.waited_ns();
         let (mut result, mut ticks) = self.map_in(device, lane, direction, &mut view);
         if let (Err(DmaMapError::Full), Some(full)) = (&result, lane) {
             // What waits for a commit may make room; else the mapping is too large, or the oldest too old.
@@ -64,7 +65,7 @@ impl<X: Format> Engine<X> {
                 return Ok(());
             }
         };
-        self.map.record(ticks);
+        self.map.record_with_wait(ticks, self.queue.waited_ns() - waited_ns);
         view.truncate(used);
         let copied = match mapping.way() {
             Some(way) => Copied::Pool(way),
@@ -170,11 +171,12 @@ impl<X: Format> Engine<X> {
         let (device, lane) = (live.device, live.lane);
         self.measure_nothing();
         let port = &mut self.ports[device];
-        let spent_by_model = self.queue.ticks();
+        let (spent_by_model, waited_ns) = (self.queue.ticks(), self.queue.waited_ns());
         let start = self.timer.ticks();
         let result = port.unmap(lane, mapping);
         let ticks = self.timer.since(start);
-        self.unmap.record(ticks.saturating_sub(self.queue.ticks() - spent_by_model));
+        let ticks = ticks.saturating_sub(self.queue.ticks() - spent_by_model);
+        self.unmap.record_with_wait(ticks, self.queue.waited_ns() - waited_ns);
         self.ended += 1;
         if let Some(written) = written {
             self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
