@@ -36,6 +36,8 @@ pub enum Command {
     Scale(Scale),
     /// Measure what cache lines and copies cost on this machine, and print it for `scale --calibration`
     Calibrate,
+    /// Make one page of HTML, with plots, of the results that other commands print with --json
+    Report(ReportOptions),
     /// Print a script that completes this command's names and options in a shell
     Completions {
         /// The shell: for bash, save the output as ~/.local/share/bash-completion/completions/portcullis
@@ -43,6 +45,21 @@ pub enum Command {
     },
     /// Print the manual page: save the output as portcullis.1 in a folder that man searches
     Man,
+}
+
+#[derive(Debug, Args)]
+pub struct ReportOptions {
+    /// What `replay`, `bench` or `scale` printed with --json; `-` for standard input
+    #[arg(required = true, value_name = "RESULT")]
+    pub results: Vec<PathBuf>,
+
+    /// Write the page to this file [default: standard output; report.html where that is a terminal]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// Say what changed between two results of `replay`: the first is before, the second after
+    #[arg(long)]
+    pub compare: bool,
 }
 
 #[derive(Debug, Args)]

@@ -13,7 +13,7 @@ use portcullis_bench::table::{self, Layout};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
 use crate::args::{Arguments, BenchOptions, BenchWhat};
-use crate::{interrupt, print};
+use crate::{interrupt, machine, print};
 
 /// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,14 @@ pub enum CommandError {
     Bench(#[from] BenchError),
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
+}
+
+/// What is printed for machines.
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    command: String,
+    #[serde(flatten)]
+    report: &'a Report,
 }
 
 /// Runs the benchmark and prints what it found.
@@ -130,9 +138,7 @@ fn measure(
 
 fn show(json: bool, report: &Report, render: impl Fn(&Report) -> String) -> Result<ExitCode, CommandError> {
     let text = if json {
-        let mut json = serde_json::to_string_pretty(report).map_err(std::io::Error::from)?;
-        json.push('\n');
-        json
+        machine::print(&Document { command: machine::command(), report }).map_err(std::io::Error::from)?
     } else {
         render(report)
     };

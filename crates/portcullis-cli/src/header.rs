@@ -27,7 +27,7 @@ pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
 }
 
 /// How every event that is not in the figures is accounted for, and what of the recording is to be known besides.
-fn notes(summary: &Summary) -> Vec<String> {
+pub fn notes(summary: &Summary) -> Vec<String> {
     let (unmaps, syncs) = (&summary.unpaired, &summary.syncs_unpaired);
     let never_end = summary.mappings().saturating_sub(summary.mappings_ended());
     let in_the_file = match summary {

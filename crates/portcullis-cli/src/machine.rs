@@ -2,11 +2,14 @@
 
 use std::fmt::Write;
 
+use portcullis_trace::Summary;
 use portcullis_trace::replay::Report;
 use serde::Serialize;
+use serde_json::ser::Formatter;
 
 use crate::args::Replay;
 use crate::runs::{Cost, Runs};
+use crate::{header, warnings};
 
 /// The version of the JSON: fields are added without a new one, and never changed.
 const SCHEMA: u32 = 1;
@@ -15,11 +18,14 @@ const SCHEMA: u32 = 1;
 struct Document<'a> {
     schema: u32,
     tool: Tool,
+    command: String,
     machine: Machine,
     options: Options<'a>,
     #[serde(flatten)]
     report: &'a Report,
     costs: &'a [Cost],
+    notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -49,10 +55,11 @@ struct Options<'a> {
 }
 
 /// The report as the JSON that docs/replay.md describes.
-pub fn json(runs: &Runs, arguments: &Replay) -> serde_json::Result<String> {
+pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay) -> serde_json::Result<String> {
     let document = Document {
         schema: SCHEMA,
         tool: Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") },
+        command: command(),
         machine: Machine {
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
@@ -70,8 +77,64 @@ pub fn json(runs: &Runs, arguments: &Replay) -> serde_json::Result<String> {
         },
         report: &runs.report,
         costs: &runs.costs,
+        notes: header::notes(summary),
+        warnings: warnings::of(runs, summary),
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    print(&document)
+}
+
+/// The command as it was typed, with quotes where a shell wants them.
+pub fn command() -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
+    let quoted = std::env::args().skip(1).map(|word| {
+        let is_plain = !word.is_empty() && word.chars().all(plain);
+        if is_plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    });
+    std::iter::once(env!("CARGO_BIN_NAME").to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Prints JSON with a line for each field, and lists in one line: a distribution has hundreds of entries.
+pub fn print(document: &impl Serialize) -> serde_json::Result<String> {
+    let mut text = Vec::new();
+    document.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Lines { depth: 0 }))?;
+    text.push(b'\n');
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+struct Lines {
+    depth: usize,
+}
+
+impl Lines {
+    fn line<W: ?Sized + std::io::Write>(&self, writer: &mut W) -> std::io::Result<()> {
+        write!(writer, "\n{:1$}", "", self.depth * 2)
+    }
+}
+
+impl Formatter for Lines {
+    fn begin_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.depth += 1;
+        writer.write_all(b"{")
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        writer.write_all(if first { b"" } else { b"," })?;
+        self.line(writer)
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+
+    fn end_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.depth -= 1;
+        self.line(writer)?;
+        writer.write_all(b"}")
+    }
 }
 
 /// The name that Linux has for the processor.

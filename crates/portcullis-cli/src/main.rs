@@ -14,6 +14,7 @@ mod legend;
 mod look;
 mod machine;
 mod replay;
+mod report;
 mod runs;
 mod scale;
 mod short;
@@ -52,6 +53,10 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
         Some(args::Command::Calibrate) => calibration::run()?,
+        Some(args::Command::Report(options)) => {
+            report::run(&options)?;
+            ExitCode::SUCCESS
+        }
         Some(args::Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::Arguments::command(), "portcullis", &mut script);

@@ -61,7 +61,9 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     check_device(arguments, &summary)?;
     let unicode = look::is_unicode();
     let mut text = match arguments {
-        Replay { json: true, .. } => machine::json(&runs, arguments).map_err(std::io::Error::from)?,
+        Replay { json: true, .. } => {
+            machine::json(&runs, &summary, arguments).map_err(std::io::Error::from)?
+        }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, .. } => {
             let parts = short::Parts { full: *full, legend: *legend, unicode };

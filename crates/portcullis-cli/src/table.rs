@@ -14,7 +14,7 @@ use crate::short::speed;
 pub struct Line {
     pub label: &'static str,
     pub meaning: &'static str,
-    value: fn(&PolicyReport, &Cost) -> String,
+    pub value: fn(&PolicyReport, &Cost) -> String,
 }
 
 pub const LINES: [Line; 26] = [

@@ -41,7 +41,7 @@ fn json_is_what_is_documented() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).is_empty(), "{}", stderr(&output));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(keys(&json), "bench limits machine results skipped timer");
+    assert_eq!(keys(&json), "bench command limits machine results skipped timer");
     assert_eq!(json["bench"], "iova");
     assert!(json["machine"]["cpus"].as_u64().unwrap() >= 1);
     let results = json["results"].as_array().unwrap();

@@ -1,5 +1,8 @@
 //! The command as its user meets it: output, messages, exit codes.
 
+#[path = "cli/report.rs"]
+mod report;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -148,7 +151,10 @@ fn json_has_the_documented_fields() {
         keys.sort();
         keys.join(" ")
     };
-    assert_eq!(keys(&json), "costs machine options policies profile schema tool trace work_ns");
+    assert_eq!(
+        keys(&json),
+        "command costs machine notes options policies profile schema tool trace warnings work_ns"
+    );
     assert_eq!(keys(&json["trace"]), "bytes_mapped cpus devices events maps name unmaps unpaired");
     assert_eq!((&json["schema"], &json["tool"]["name"]), (&1.into(), &"portcullis".into()));
     assert_eq!(keys(&json["tool"]), "name version");
@@ -177,8 +183,8 @@ fn json_has_the_documented_fields() {
         assert_eq!(
             keys(policy),
             choices.to_owned()
-                + "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_ns operations \
-             ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough timer_ns unmap_ns violations \
+                + "exposure exposure_counted faults interrupted_calls invalidations iotlb_misses_per_access map_latency map_ns operations \
+             ops_per_s peak_bounce_bytes peak_iova_bytes peak_table_bytes policy relative_to_passthrough timer_ns unmap_latency unmap_ns violations \
              wait_ns_per_op walk_cache_misses_per_access"
         );
         assert_eq!(keys(&policy["map_ns"]), "mean p50 p99 p99_99");

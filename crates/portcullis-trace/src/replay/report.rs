@@ -174,10 +174,7 @@ fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
 }
 
 /// Reads one of `names`.
-pub(super) fn one_of<'de, D: Deserializer<'de>>(
-    names: &[Name],
-    from: D,
-) -> Result<Name, D::Error> {
+pub(super) fn one_of<'de, D: Deserializer<'de>>(names: &[Name], from: D) -> Result<Name, D::Error> {
     let read = <Cow<'_, str>>::deserialize(from)?;
     let known = names.iter().find(|name| **name == read).copied();
     known.ok_or_else(|| D::Error::custom(format_args!("{read:?} is none of {}", names.join(", "))))

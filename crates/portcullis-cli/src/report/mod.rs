@@ -1,0 +1,131 @@
+//! `portcullis report`: results as one page of HTML, with no script in it and nothing that it would load.
+
+mod axes;
+mod canvas;
+mod compared;
+mod html;
+mod measured;
+mod plot;
+mod read;
+mod replayed;
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use self::html::{element, escape, pairs};
+use self::read::{Origin, Outcome, ReadError, read};
+use crate::args::ReportOptions;
+use crate::look::count;
+use crate::print;
+
+const STYLE: &str = include_str!("style.css");
+
+/// Where the page goes from a terminal, which has no use for it.
+const DEFAULT: &str = "report.html";
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("--compare takes two results of `portcullis replay`, the one before and the one after")]
+    NotTwo,
+    #[error("{DEFAULT} exists: `--out {DEFAULT}` replaces it, and another name keeps it")]
+    Exists,
+    #[error("{name}: {error}")]
+    Write { name: String, error: std::io::Error },
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+pub fn run(options: &ReportOptions) -> Result<(), CommandError> {
+    let outcomes: Vec<(String, Outcome)> =
+        options.results.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let page = page(&outcomes, options.compare)?;
+    match &options.out {
+        Some(path) => write(path, &page, OpenOptions::new().create(true).truncate(true)),
+        None if std::io::stdout().is_terminal() => {
+            write(Path::new(DEFAULT), &page, OpenOptions::new().create_new(true))
+        }
+        None => Ok(print(&page)?),
+    }
+}
+
+fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandError> {
+    let name = path.display().to_string();
+    let written = how.write(true).open(path).and_then(|mut file| file.write_all(page.as_bytes()));
+    match written {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(CommandError::Exists),
+        Err(error) => Err(CommandError::Write { name, error }),
+        Ok(()) => {
+            eprintln!("{name}: {} bytes, for a browser", count(page.len() as u64));
+            Ok(())
+        }
+    }
+}
+
+fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, CommandError> {
+    let mut sections = Vec::new();
+    if compare {
+        let [(_, Outcome::Replay(before)), (_, Outcome::Replay(after))] = outcomes else {
+            return Err(CommandError::NotTwo);
+        };
+        sections.push(("Before and after".to_owned(), compared::section(before, after)));
+    }
+    for (name, outcome) in outcomes {
+        let section = match outcome {
+            Outcome::Replay(replayed) => replayed::section(replayed),
+            Outcome::Bench(benched) => measured::bench(benched),
+            Outcome::Scale(scaled) => measured::scale(scaled),
+        };
+        sections.push((name.clone(), section));
+    }
+    let contents: String = sections
+        .iter()
+        .enumerate()
+        .map(|(number, (name, _))| format!("<a href=\"#part-{number}\">{}</a> ", escape(name)))
+        .collect();
+    let contents = if sections.len() > 1 {
+        format!("<nav aria-label=\"Parts\">{contents}</nav>\n")
+    } else {
+        String::new()
+    };
+    let parts: String = sections
+        .iter()
+        .enumerate()
+        .map(|(number, (_, section))| format!("<section id=\"part-{number}\">\n{section}</section>\n"))
+        .collect();
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+         <link rel=\"icon\" href=\"data:,\">\n<title>Portcullis: what protection from devices costs</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <header><h1>What protection from devices costs</h1>\n{contents}</header>\n<main>\n{parts}</main>\n\
+         <footer>Made by portcullis {}.</footer>\n</body>\n</html>\n",
+        env!("CARGO_PKG_VERSION")
+    ))
+}
+
+/// What should not be overlooked.
+fn warning(text: &str) -> String {
+    format!("<p class=\"warning\"><strong>Warning:</strong> {}</p>\n", escape(text))
+}
+
+/// The machine, and the command.
+fn machine(origin: &Origin) -> String {
+    let Origin { command, machine } = origin;
+    let words = [&machine.cpu, &machine.os, &machine.arch].into_iter().flatten().cloned();
+    let cpus = format!("{} CPUs", count(machine.cpus));
+    let rows = [("machine", words.chain([cpus]).collect::<Vec<_>>().join(", "))];
+    let command = command.as_deref().map_or(String::new(), |command| {
+        format!("<p>The command:</p>\n<pre tabindex=\"0\"><code>{}</code></pre>\n", escape(command))
+    });
+    let unknown = if command.is_empty() {
+        element("p", "The result does not name the command that made it.")
+    } else {
+        String::new()
+    };
+    pairs(&rows) + &command + &unknown
+}

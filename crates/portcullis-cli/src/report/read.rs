@@ -1,0 +1,220 @@
+//! Reading results: what `replay`, `bench` and `scale` print with `--json`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use portcullis_trace::replay::Report;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::runs::{Cost, Runs};
+
+/// Why a report could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("{name}: {error}")]
+    Input { name: String, error: std::io::Error },
+    #[error("{name}: this is no JSON ({error}); `portcullis replay --json` prints what a report is made of")]
+    Json { name: String, error: serde_json::Error },
+    #[error(
+        "{name}: this is no result that a report is made of; it reads what `portcullis replay`, `portcullis bench` and \
+             `portcullis scale` print with --json"
+    )]
+    Unknown { name: String },
+    #[error(
+        "{name}: this looks like a result of {tool}, but {error}; print it again with this version's `{tool} --json`"
+    )]
+    Shape { name: String, tool: &'static str, error: String },
+}
+
+/// A result, by what made it.
+pub enum Outcome {
+    Replay(Box<Replayed>),
+    Bench(Benched),
+    Scale(Scaled),
+}
+
+/// What the result says of its making.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Origin {
+    pub command: Option<String>,
+    pub machine: Machine,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    pub os: Option<String>,
+    pub arch: Option<String>,
+    #[serde(alias = "model")]
+    pub cpu: Option<String>,
+    pub cpus: u64,
+}
+
+pub struct Replayed {
+    pub origin: Origin,
+    pub runs: Runs,
+    pub format: String,
+    pub notes: Vec<String>,
+    pub warnings: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct ReplayJson {
+    #[serde(flatten)]
+    report: Report,
+    options: OptionsJson,
+    costs: Vec<CostJson>,
+    #[serde(default)]
+    notes: Vec<String>,
+    #[serde(default)]
+    warnings: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct OptionsJson {
+    format: String,
+    repeat: usize,
+}
+
+#[derive(Deserialize)]
+struct CostJson {
+    policy: String,
+    median_ns: f64,
+    least_ns: f64,
+    most_ns: f64,
+}
+
+#[derive(Deserialize)]
+pub struct Benched {
+    #[serde(skip)]
+    pub origin: Origin,
+    pub bench: String,
+    pub results: Vec<Measured>,
+    pub skipped: Vec<Skipped>,
+}
+
+#[derive(Deserialize)]
+pub struct Measured {
+    pub format: Option<String>,
+    pub direction: Option<String>,
+    pub workload: String,
+    pub threads: u64,
+    pub subject: String,
+    pub profile: Option<String>,
+    pub ns_per_op: f64,
+    pub min: f64,
+    pub max: f64,
+    pub p99_99: Option<f64>,
+}
+
+#[derive(Deserialize)]
+pub struct Skipped {
+    pub workload: String,
+    pub threads: u64,
+    pub subject: String,
+    pub reason: String,
+}
+
+#[derive(Deserialize)]
+pub struct Scaled {
+    #[serde(skip)]
+    pub origin: Origin,
+    pub workload: String,
+    #[serde(default)]
+    pub about: String,
+    pub profile: String,
+    pub results: Vec<Scale>,
+}
+
+/// A policy on a number of CPUs.
+#[derive(Deserialize)]
+pub struct Scale {
+    pub policy: String,
+    pub cpus: u64,
+    pub relative_to_passthrough: f64,
+    pub requests_per_s: f64,
+    #[serde(default)]
+    pub hottest: String,
+    /// What of it was not measured.
+    #[serde(default)]
+    pub extrapolated: Vec<String>,
+}
+
+/// Reads one result; `-` is standard input. Its name, too.
+pub fn read(path: &Path) -> Result<(String, Outcome), ReadError> {
+    let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
+    let mut text = Vec::new();
+    let all = if path == Path::new("-") {
+        std::io::stdin().read_to_end(&mut text).map(drop)
+    } else {
+        std::fs::read(path).map(|read| text = read)
+    };
+    all.map_err(|error| ReadError::Input { name: name.clone(), error })?;
+    let value: Value =
+        serde_json::from_slice(&text).map_err(|error| ReadError::Json { name: name.clone(), error })?;
+    let outcome = outcome(value).map_err(|what| match what {
+        None => ReadError::Unknown { name: name.clone() },
+        Some((tool, error)) => ReadError::Shape { name: name.clone(), tool, error },
+    })?;
+    let short =
+        PathBuf::from(&name).file_name().map_or(name.clone(), |last| last.to_string_lossy().into_owned());
+    Ok((short, outcome))
+}
+
+/// `None` where it is nobody's; else whose it is, and what is wrong with it.
+fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
+    let has = |name: &str| value.get(name).is_some();
+    let tool = match () {
+        () if has("policies") && has("costs") && has("trace") => "portcullis replay",
+        () if has("bench") && has("results") => "portcullis bench",
+        () if has("workload") && has("results") && has("profile") => "portcullis scale",
+        () => return Err(None),
+    };
+    let wrong = |error: serde_json::Error| Some((tool, error.to_string()));
+    if let Some(at) = negative(&value, "") {
+        return Err(Some((tool, format!("{at} is less than 0"))));
+    }
+    let origin = Origin::deserialize(&value).map_err(wrong)?;
+    Ok(match tool {
+        "portcullis replay" => {
+            let json = ReplayJson::deserialize(value).map_err(wrong)?;
+            Outcome::Replay(Box::new(json.checked(origin).map_err(|error| Some((tool, error)))?))
+        }
+        "portcullis bench" => {
+            Outcome::Bench(Benched { origin, ..Benched::deserialize(value).map_err(wrong)? })
+        }
+        _ => Outcome::Scale(Scaled { origin, ..Scaled::deserialize(value).map_err(wrong)? }),
+    })
+}
+
+impl ReplayJson {
+    fn checked(self, origin: Origin) -> Result<Replayed, String> {
+        let Self { report, options, costs, notes, warnings } = self;
+        let names = |cost: &CostJson| cost.policy.clone();
+        let policies: Vec<String> = report.policies.iter().map(|policy| policy.policy.to_owned()).collect();
+        // Where nothing was mapped there are no costs.
+        if !costs.is_empty() && costs.iter().map(names).collect::<Vec<_>>() != policies {
+            return Err("`costs` and `policies` do not name the same policies".into());
+        }
+        let costs = costs.into_iter().zip(&report.policies).map(|(cost, policy)| Cost {
+            policy: policy.policy,
+            median_ns: cost.median_ns,
+            least_ns: cost.least_ns,
+            most_ns: cost.most_ns,
+        });
+        let runs = Runs { costs: costs.collect(), number: options.repeat, report };
+        Ok(Replayed { origin, runs, format: options.format, notes, warnings })
+    }
+}
+
+/// Where a number stands that is below 0: no figure of a result is.
+fn negative(value: &Value, at: &str) -> Option<String> {
+    match value {
+        Value::Number(number) => number.as_f64().filter(|number| *number < 0.0).map(|_| at.to_owned()),
+        Value::Array(all) => all.iter().find_map(|value| negative(value, at)),
+        Value::Object(all) => all.iter().find_map(|(name, value)| negative(value, name)),
+        _ => None,
+    }
+}
