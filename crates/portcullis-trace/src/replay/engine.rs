@@ -7,40 +7,29 @@ mod pools;
 
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
+use portcullis::addr::{DomainId, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::Way;
-use portcullis::bounce::swiotlb::Swiotlb;
-use portcullis::dma::{DmaMask, DmaUnmapError};
+use portcullis::dma::DmaUnmapError;
 use portcullis::domain::Policy;
-use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{Format, PageTable};
-use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
+use portcullis_model::{DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
 use super::ReplayError;
-use super::format::Both;
+use super::driver::{Ground, ReplaySwiotlb, Side};
+use super::format::AnyFormat;
 use super::hostile::{Hostile, Retry};
 use super::live::{Copied, Live, Segments};
 use super::memory::TraceMemory;
 use super::mode::Mode;
 use super::painted::{Paint, Painter};
 use super::platform::ReplayPlatform;
-use super::port::{Port, Side};
+use super::port::Port;
 use super::profile::Profile;
 use super::queue::ClockedQueue;
-use super::requests::RequestMapper;
 use super::timing::{Samples, Timer};
 use crate::{Chunk, OpKind};
 
 /// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
 const TABLE_MEMORY: u64 = 1 << 30;
-
-/// On x86 no address in here is ever translated: it is where interrupts are written to. (Others do without it
-/// as well, so that their figures compare.)
-const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
-
-type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>, ClockedQueue>;
-type ReplayMachine<X> = (ReplayMapper<X>, Arc<ReplayPlatform>, Arc<TraceMemory>);
-type ReplayPort<X> = Port<ReplayMachine<X>>;
 
 /// What is in no figure of the trace's.
 #[derive(Debug, Default)]
@@ -50,11 +39,11 @@ struct Startup {
 }
 
 /// A replay under one policy, fed chunk by chunk.
-pub(super) struct Engine<X: Format> {
+pub(super) struct Engine {
     mode: Mode,
     /// The policy of every domain.
     policy: Policy,
-    format: Both<X>,
+    format: Arc<dyn AnyFormat>,
     /// The smallest page of the format.
     granule: PageSize,
     timer: Timer,
@@ -62,10 +51,10 @@ pub(super) struct Engine<X: Format> {
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
-    ports: Vec<ReplayPort<X>>,
+    ports: Vec<Port>,
     /// The bytes of the trace's memory, where somebody looks at them.
     bytes: Option<Arc<TraceMemory>>,
-    swiotlb: Option<Arc<Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>>>,
+    swiotlb: Option<Arc<ReplaySwiotlb>>,
     /// What was done before the trace began.
     startup: Startup,
     /// The number of the last transfer.
@@ -89,11 +78,17 @@ pub(super) struct Engine<X: Format> {
     painter: Option<Painter>,
 }
 
-impl<X: Format> Engine<X> {
-    pub(super) fn new(mode: Mode, format: Both<X>, profile: &Profile, timer: &Timer, cpus: usize) -> Self {
+impl Engine {
+    pub(super) fn new(
+        mode: Mode,
+        format: &Arc<dyn AnyFormat>,
+        profile: &Profile,
+        timer: &Timer,
+        cpus: usize,
+    ) -> Self {
         let memory = Memory::new(TABLE_MEMORY);
         let caches = &profile.caches;
-        let granule = PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or(PageSize::SIZE_4K);
+        let granule = format.granule();
         let iommu = Iommu::new(IommuConfig {
             exposure_page: granule,
             iotlb_entries: caches.iotlb_entries,
@@ -108,7 +103,7 @@ impl<X: Format> Engine<X> {
         Self {
             mode,
             policy: mode.policy(&costs),
-            format,
+            format: Arc::clone(format),
             granule,
             timer: timer.clone(),
             platform: Arc::new(ReplayPlatform::new(cpus)),
@@ -228,11 +223,8 @@ impl<X: Format> Engine<X> {
 
     /// Commits what waits in a lane. The ticks it took without the model's part.
     fn commit(&mut self, device: usize, lane: usize, time_ns: u64) -> u64 {
-        let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
-        let start = self.timer.ticks();
-        let result = port.commit(lane);
-        let ticks = self.timer.since(start);
+        let (result, ticks) = self.ports[device].commit(lane, &self.timer);
         self.settle(device, lane, time_ns);
         if let Err(error) = result {
             self.fail(ReplayError::Commit { line: 0, error });
@@ -251,7 +243,7 @@ impl<X: Format> Engine<X> {
     fn in_force(&self, live: &Live) -> Policy {
         match live.copied {
             Copied::No | Copied::Swiotlb | Copied::Pool(Way::Direct) => {
-                self.ports[live.device].device.dma().policy()
+                self.ports[live.device].driver.policy()
             }
             Copied::Pool(_) => Policy::Strict,
         }
@@ -275,7 +267,7 @@ impl<X: Format> Engine<X> {
     fn retry_all(&mut self, change: bool) {
         let Some(hostile) = &mut self.hostile else { return };
         let now_ns = self.last_time_ns;
-        let translated = |port: &ReplayPort<X>| port.device.dma().domain().is_translated();
+        let translated = |port: &Port| port.driver.is_translated();
         for (device, port) in self.ports.iter().enumerate().filter(|(_, port)| translated(port)) {
             hostile.try_all(&self.iommu, device, now_ns);
             if change && hostile.change(device, port) {
@@ -296,21 +288,18 @@ impl<X: Format> Engine<X> {
         while self.ports.len() <= index {
             let number = self.ports.len();
             let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
-            let Both { written, read } = self.format;
-            let table = PageTable::new(Arc::clone(&self.memory), written)?;
-            let context = match self.policy {
-                Policy::Passthrough => Context::Passthrough,
-                _ => Context::Translated { domain: DomainId(id), root: table.root(), format: read },
+            let ground = Ground {
+                copies: self.copies()?,
+                platform: &self.platform,
+                memory: &self.memory,
+                iommu: &self.iommu,
+                queue: &self.queue,
+                timer: &self.timer,
+                policy: self.policy,
             };
-            self.iommu.attach(model_device(number), context);
-            let (start, len) = INTERRUPT_WINDOW;
-            let window = IovaRange::new(Iova::new(start), len);
-            let mapper =
-                TableMapper::new(table, Arc::clone(&self.queue), DomainId(id), window.into_iter().collect());
-            let mapper = RequestMapper::new(mapper, Arc::clone(&self.queue));
-            let domain = self.domain(mapper)?;
-            let device = domain.attach(DeviceId(number as u32), DmaMask::BITS_64)?;
-            let port = Port::new(device, self.mode).map_err(|error| ReplayError::Queue { line: 0, error })?;
+            let driver = self.format.driver(&ground, number as u32, DomainId(id))?;
+            let port = Port::new(driver, self.mode, self.granule.bytes())
+                .map_err(|error| ReplayError::Queue { line: 0, error })?;
             self.ports.push(port);
         }
         Ok(index)

@@ -10,7 +10,6 @@
 
 use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
 use portcullis::bounce::pool::Way;
-use portcullis::dma::Machine;
 use portcullis::domain::{Policy, PolicyError};
 use portcullis_model::{DeviceId, Iommu, Segment};
 use rustc_hash::FxHashMap;
@@ -150,8 +149,7 @@ impl Hostile {
 
     /// Changes the policy of the domain of `port`, the device's number `device`, if changes are asked for.
     /// Returns whether it did.
-    pub(super) fn change<X: Machine>(&mut self, device: usize, port: &Port<X>) -> bool {
-        let domain = port.device.dma().domain();
+    pub(super) fn change(&mut self, device: usize, port: &Port) -> bool {
         if self.retry.change_policies.is_none() {
             return false;
         }
@@ -160,8 +158,8 @@ impl Hostile {
             2 => Policy::Lazy { window_ns: WINDOWS_NS[0] },
             _ => Policy::Lazy { window_ns: WINDOWS_NS[1] },
         };
-        let old = domain.policy();
-        let result: Result<(), PolicyError> = domain.set_policy(policy);
+        let old = port.driver.domain_policy();
+        let result: Result<(), PolicyError> = port.driver.set_domain_policy(policy);
         self.found.changes += 1;
         self.found.refused += u64::from(result.is_err());
         let stricter = match (policy, old) {

@@ -12,6 +12,7 @@
 
 mod choices;
 mod data;
+mod driver;
 mod engine;
 mod format;
 mod hostile;
@@ -39,12 +40,13 @@ pub use report::{Exposure, Name, PolicyReport, Report, TraceReport};
 pub use requests::{RequestMapper, RequestWaits};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
+use std::sync::Arc;
+
 use engine::Engine;
-use format::{Both, WithFormat, with_format};
+use format::AnyFormat;
 use portcullis::SetupError;
 use portcullis::addr::PhysAddr;
 use portcullis::dma::{DmaMapError, DmaUnmapError};
-use portcullis::pgtable::Format;
 
 use crate::{Chunk, Trace, TraceError};
 
@@ -198,41 +200,14 @@ pub fn replay(
     replay_telling(trace, options, &mut progress)
 }
 
-/// What is called after each chunk. It is not generic, so that this crate alone compiles every mode with every format, and
-/// none that calls [`replay`] does so anew.
-type Progress<'a> = &'a mut dyn FnMut(&Trace<'_>);
-
+/// As [`replay`], which is generic: so this is compiled by this crate alone.
 fn replay_telling(
     trace: &mut Trace<'_>,
     options: &Options,
-    progress: Progress<'_>,
+    progress: &mut dyn FnMut(&Trace<'_>),
 ) -> Result<Report, ReplayError> {
-    let replay = Replay { trace, options, progress };
     let no_such_format = || ReplayError::NoSuchFormat { name: options.format.clone() };
-    with_format(&options.format, replay).ok_or_else(no_such_format)??
-}
-
-/// A replay, before its format is known.
-struct Replay<'a, 't> {
-    trace: &'a mut Trace<'t>,
-    options: &'a Options,
-    progress: Progress<'a>,
-}
-
-impl WithFormat for Replay<'_, '_> {
-    type Output = Result<Report, ReplayError>;
-
-    fn with<X: Format>(self, format: Both<X>) -> Self::Output {
-        replay_with(format, self.trace, self.options, self.progress)
-    }
-}
-
-fn replay_with<X: Format>(
-    format: Both<X>,
-    trace: &mut Trace<'_>,
-    options: &Options,
-    progress: Progress<'_>,
-) -> Result<Report, ReplayError> {
+    let format: Arc<dyn AnyFormat> = format::named(&options.format).ok_or_else(no_such_format)??;
     let timer = Timer::calibrated();
     let mut asked = options.policies.clone();
     // The yardstick of every share, also where it was not asked for.
@@ -244,8 +219,8 @@ fn replay_with<X: Format>(
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     // As many CPUs as act in the beginning; should others join later, they share those.
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
-    let engine = |mode: &Mode| Engine::new(*mode, format, &options.profile, &timer, cpus);
-    let mut engines: Vec<Engine<X>> = asked.iter().map(engine).collect();
+    let engine = |mode: &Mode| Engine::new(*mode, &format, &options.profile, &timer, cpus);
+    let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
     if let Some(retry) = options.retry {
         engines.iter_mut().for_each(|engine| engine.retry(retry));
     }

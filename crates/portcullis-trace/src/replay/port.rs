@@ -1,51 +1,42 @@
 //! A device of the trace: its queues, and what of it waits for a commit.
-#![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, PhysSegment};
-use portcullis::dma::{
-    Device, DmaMapError, DmaUnmapError, Ended, Explained, Machine, Queue, QueueConfig, RawMapping,
-};
+use portcullis::dma::{DmaMapError, DmaUnmapError, Ended, Explained, RawMapping};
 
+use super::driver::{Driver, LANES, Side};
 use super::live::Live;
 use super::mode::{COMMIT_WITHIN_NS, Mode, Strategy};
+use super::timing::Timer;
 use crate::Origin;
 
-/// A queue, and the mappings that wait in it.
-struct Lane<X: Machine> {
-    queue: Queue<X>,
+/// The mappings that wait in a queue.
+#[derive(Default)]
+struct Lane {
     waiting: Vec<Live>,
     /// When the first of them came.
     since_ns: u64,
 }
 
-/// For whom a part of a mapping is synced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Cpu,
-    Device,
-}
-
 /// A device of the trace.
-pub(super) struct Port<X: Machine> {
-    pub device: Device<X>,
+pub(super) struct Port {
+    pub driver: Box<dyn Driver>,
     strategy: Strategy,
     copies: bool,
-    /// For what belongs to no lane.
-    alone: Queue<X>,
     /// One for all directions, or for rings one for each.
-    lanes: [Option<Lane<X>>; 3],
+    lanes: [Option<Lane>; LANES],
 }
 
-impl<X: Machine> Port<X> {
-    pub(super) fn new(device: Device<X>, mode: Mode) -> Result<Self, SetupError> {
-        let alone = device.queue(QueueConfig::direct())?;
+impl Port {
+    /// A device in a domain with granules of `granule` bytes.
+    pub(super) fn new(mut driver: Box<dyn Driver>, mode: Mode, granule: u64) -> Result<Self, SetupError> {
         let mut lanes = [None, None, None];
-        let strategy = mode.strategy(device.dma().domain().granule().bytes());
+        let strategy = mode.strategy(granule);
         if let Strategy::One(config) = strategy {
-            lanes[0] = Some(Lane::new(device.queue(config)?));
+            driver.open(0, config)?;
+            lanes[0] = Some(Lane::default());
         }
-        Ok(Self { device, strategy, copies: mode.copies(), alone, lanes })
+        Ok(Self { driver, strategy, copies: mode.copies(), lanes })
     }
 
     /// Whether there is all that a mapping will need.
@@ -65,7 +56,8 @@ impl<X: Machine> Port<X> {
         {
             let config = config.colour(*colours).measuring(direction);
             *colours += 1;
-            self.lanes[index] = Some(Lane::new(self.device.queue(config)?));
+            self.driver.open(index, config)?;
+            self.lanes[index] = Some(Lane::default());
         }
         Ok(())
     }
@@ -83,54 +75,46 @@ impl<X: Machine> Port<X> {
         }
     }
 
-    fn queue(&mut self, lane: Option<usize>) -> &mut Queue<X> {
-        match lane.and_then(|index| self.lanes[index].as_mut()) {
-            Some(lane) => &mut lane.queue,
-            None => &mut self.alone,
-        }
-    }
-
-    /// Maps a list. How many segments that is for the device.
-    #[inline]
+    /// Maps a list. Returns how many segments that is for the device, and the ticks of the library's call.
     pub(super) fn map(
         &mut self,
         lane: Option<usize>,
         list: &[PhysSegment],
         direction: Direction,
         view: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize), DmaMapError> {
-        // SAFETY: the memory is simulated: its bytes are atomics, all accesses are this thread's or simulated devices', and no
-        // mapping is ended but by its queue.
-        unsafe { self.queue(lane).map_raw(list, direction, view) }
+        timer: &Timer,
+    ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
+        self.driver.map(lane, list, direction, view, timer)
     }
 
-    /// Unmaps a mapping of a lane. When it has ended.
-    #[inline]
+    /// Unmaps a mapping of a lane. Returns when it has ended, and the ticks of the library's call.
     pub(super) fn unmap(
         &mut self,
         lane: Option<usize>,
         mapping: RawMapping,
-    ) -> Result<Ended<(), ()>, DmaUnmapError> {
-        self.queue(lane).unmap_raw(mapping).map_err(|failed| failed.error)
+        timer: &Timer,
+    ) -> (Result<Ended<(), ()>, DmaUnmapError>, u64) {
+        self.driver.unmap(lane, mapping, timer)
     }
 
-    /// Syncs `len` bytes from `offset` on of a mapping.
+    /// Syncs `len` bytes from `offset` on of a mapping. Returns the ticks of the library's call, too.
     pub(super) fn sync(
         &mut self,
         live: &Live,
         side: Side,
-        (offset, len): (u64, u64),
-    ) -> Result<(), DmaUnmapError> {
-        let (queue, Some(mapping)) = (self.queue(live.lane), &live.mapping) else { return Ok(()) };
-        match side {
-            Side::Cpu => queue.sync_raw_for_cpu(mapping, offset, len),
-            Side::Device => queue.sync_raw_for_device(mapping, offset, len),
+        part: (u64, u64),
+        timer: &Timer,
+    ) -> (Result<(), DmaUnmapError>, u64) {
+        match &live.mapping {
+            Some(mapping) => self.driver.sync(live.lane, mapping, side, part, timer),
+            None => (Ok(()), 0),
         }
     }
 
     /// What was chosen, and why, for sizes and directions that occurred.
     pub(super) fn explain(&self) -> Vec<Explained> {
-        let rows = self.lanes.iter().flatten().flat_map(|lane| lane.queue.explain());
+        let open = (0..LANES).filter(|lane| self.lanes[*lane].is_some());
+        let rows = open.flat_map(|lane| self.driver.explain(lane));
         rows.filter(|row| row.copied + row.mapped > 0).collect()
     }
 
@@ -154,23 +138,16 @@ impl<X: Machine> Port<X> {
         self.lanes[lane].as_mut().map(|lane| std::mem::take(&mut lane.waiting)).unwrap_or_default()
     }
 
-    /// Commits what waits in a lane.
-    pub(super) fn commit(&mut self, lane: usize) -> Result<(), DmaUnmapError> {
-        self.queue(Some(lane)).commit_raw().map(drop)
+    /// Commits what waits in a lane. Returns the ticks of the library's call, too.
+    pub(super) fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64) {
+        self.driver.commit(lane, timer)
     }
 
     /// The lane that must be committed first, and when.
     pub(super) fn next_due(&self) -> Option<(u64, usize)> {
-        let waits = |lane: &Lane<X>| {
-            (!lane.waiting.is_empty()).then(|| lane.since_ns.saturating_add(COMMIT_WITHIN_NS))
-        };
+        let waits =
+            |lane: &Lane| (!lane.waiting.is_empty()).then(|| lane.since_ns.saturating_add(COMMIT_WITHIN_NS));
         let due = self.lanes.iter().map(|lane| lane.as_ref().and_then(waits));
         due.enumerate().filter_map(|(index, due)| Some((due?, index))).min()
-    }
-}
-
-impl<X: Machine> Lane<X> {
-    fn new(queue: Queue<X>) -> Self {
-        Self { queue, waiting: Vec::new(), since_ns: 0 }
     }
 }

@@ -1,7 +1,6 @@
 //! What devices do with the memory behind their mappings, and what drivers find there.
 
 use portcullis::addr::{Direction, Permissions, PhysAddr, PhysSegment};
-use portcullis::pgtable::Format;
 use portcullis_model::Segment as Piece;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -10,13 +9,13 @@ use portcullis::dma::DmaUnmapError;
 
 use super::{Engine, model_device};
 use crate::replay::data::{Bytes, Pattern, Places, colour};
+use crate::replay::driver::Side;
 use crate::replay::live::{Copied, Live};
 use crate::replay::memory::{TraceMemory, is_pool, pages_of};
-use crate::replay::port::Side;
 use crate::replay::{ReplayError, painted};
 use crate::{MapId, Op};
 
-impl<X: Format> Engine<X> {
+impl Engine {
     /// Has the device transfer `len` bytes from `offset` on, as far as the mapping goes. What it has written, where that
     /// is to be looked for.
     pub(super) fn access(&mut self, id: MapId, offset: u64, len: u64) -> Option<Pattern> {
@@ -93,11 +92,7 @@ impl<X: Format> Engine<X> {
         let written = if side == Side::Cpu { self.access(id, offset, len) } else { None };
         let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
         if live.copied == Copied::No {
-            let device = self.ports[live.device].device.dma();
-            match side {
-                Side::Cpu => device.sync_for_cpu(),
-                Side::Device => device.sync_for_device(),
-            }
+            self.ports[live.device].driver.sync_all(side);
         } else {
             self.sync_bytes(op, &live, side, (offset, len), written);
         }
@@ -119,9 +114,8 @@ impl<X: Format> Engine<X> {
             // The driver has changed it.
             self.put_original(&live.memory, part, changed);
         }
-        let start = self.timer.ticks();
-        let result = self.sync_in_pool(live, side, part);
-        let ticks = self.timer.since(start).saturating_sub(self.timer.overhead_ticks());
+        let (result, ticks) = self.sync_in_pool(live, side, part);
+        let ticks = ticks.saturating_sub(self.timer.overhead_ticks());
         let calls = if side == Side::Device { &mut self.map } else { &mut self.unmap };
         calls.add_to_all(ticks);
         if let Err(error) = result {
@@ -136,7 +130,7 @@ impl<X: Format> Engine<X> {
             }
             // As it was, so that the device knows what to find later.
             self.put_original(&live.memory, part, live.pattern);
-            if let Err(error) = self.sync_in_pool(live, Side::Device, part) {
+            if let (Err(error), _) = self.sync_in_pool(live, Side::Device, part) {
                 self.fail(ReplayError::Sync { line: op.line, error });
             }
         }
@@ -147,8 +141,8 @@ impl<X: Format> Engine<X> {
         live: &Live,
         side: Side,
         (first, end): (u64, u64),
-    ) -> Result<(), DmaUnmapError> {
-        self.ports[live.device].sync(live, side, (first, end - first))
+    ) -> (Result<(), DmaUnmapError>, u64) {
+        self.ports[live.device].sync(live, side, (first, end - first), &self.timer)
     }
 
     /// The bytes of the next transfer.

@@ -2,7 +2,6 @@
 
 use portcullis::domain::Policy;
 use portcullis::exposure::Exposure;
-use portcullis::pgtable::Format;
 use portcullis_model::Exposed;
 
 use super::Engine;
@@ -10,7 +9,7 @@ use crate::replay::choices::Choices;
 use crate::replay::hostile::Hostile;
 use crate::replay::report::{self, PolicyReport};
 
-impl<X: Format> Engine<X> {
+impl Engine {
     /// Settles the account at `end_ns`, the time of the trace's last event; what waits for a commit gets it then.
     pub(in crate::replay) fn finish(mut self, work_ns: f64, end_ns: u64) -> PolicyReport {
         let end_ns = end_ns.max(self.last_time_ns);
@@ -52,7 +51,7 @@ impl<X: Format> Engine<X> {
         let painted = self.painter.as_ref().map(|painter| painter.found);
         // The other policies that translate protect the page.
         let shown = painted.filter(|_| self.mode.protects_bytes()).map_or(0, |painted| painted.shown());
-        let domains = || self.ports.iter().map(|port| port.device.dma().domain());
+        let drivers = || self.ports.iter().map(|port| &port.driver);
         PolicyReport {
             policy: self.mode.name(),
             mode: self.mode,
@@ -67,12 +66,8 @@ impl<X: Format> Engine<X> {
             invalidations,
             iotlb_misses_per_access: per_access(stats.iotlb_misses),
             walk_cache_misses_per_access: per_access(stats.walk_cache_misses),
-            peak_iova_bytes: domains().map(|domain| domain.stats().peak_iova_bytes).sum(),
-            peak_table_bytes: if translated {
-                domains().map(|domain| domain.mapper().inner().table().table_bytes() as u64).sum()
-            } else {
-                0
-            },
+            peak_iova_bytes: drivers().map(|driver| driver.peak_iova_bytes()).sum(),
+            peak_table_bytes: if translated { drivers().map(|driver| driver.table_bytes()).sum() } else { 0 },
             peak_bounce_bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.peak_pool_bytes()),
             exposure: report::Exposure {
                 stale_byte_s: byte_s(exposure.stale_byte_ns),
@@ -109,7 +104,7 @@ impl<X: Format> Engine<X> {
 
     /// What the domains say that they have left exposed.
     fn counted(&self) -> Exposure {
-        let domains = self.ports.iter().map(|port| port.device.dma().domain().exposure());
+        let domains = self.ports.iter().map(|port| port.driver.exposure());
         domains.fold(Exposure::default(), |sum, one| Exposure {
             stale_byte_ns: sum.stale_byte_ns + one.stale_byte_ns,
             neighbour_byte_ns: sum.neighbour_byte_ns + one.neighbour_byte_ns,

@@ -2,7 +2,6 @@
 
 use portcullis::addr::{Direction, DmaSegment, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMapError, Ended, RawMapping};
-use portcullis::pgtable::Format;
 
 use super::{Engine, end_failed, model_device};
 use crate::replay::ReplayError;
@@ -15,7 +14,7 @@ use crate::{MapId, Op, Origin};
 /// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
 const MOST_PAGES: u64 = 8 << 20;
 
-impl<X: Format> Engine<X> {
+impl Engine {
     /// Makes the mapping of what is in `scratch`.
     pub(super) fn map(
         &mut self,
@@ -104,11 +103,8 @@ impl<X: Format> Engine<X> {
         view: &mut View,
     ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
         self.measure_nothing();
-        let port = &mut self.ports[device];
         let spent_by_model = self.queue.ticks();
-        let start = self.timer.ticks();
-        let result = port.map(lane, &self.scratch, direction, view);
-        let ticks = self.timer.since(start);
+        let (result, ticks) = self.ports[device].map(lane, &self.scratch, direction, view, &self.timer);
         (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
     }
 
@@ -170,11 +166,8 @@ impl<X: Format> Engine<X> {
         let Some(mapping) = live.mapping.take() else { return };
         let (device, lane) = (live.device, live.lane);
         self.measure_nothing();
-        let port = &mut self.ports[device];
         let (spent_by_model, waited_ns) = (self.queue.ticks(), self.queue.waited_ns());
-        let start = self.timer.ticks();
-        let result = port.unmap(lane, mapping);
-        let ticks = self.timer.since(start);
+        let (result, ticks) = self.ports[device].unmap(lane, mapping, &self.timer);
         let ticks = ticks.saturating_sub(self.queue.ticks() - spent_by_model);
         self.unmap.record_with_wait(ticks, self.queue.waited_ns() - waited_ns);
         self.ended += 1;

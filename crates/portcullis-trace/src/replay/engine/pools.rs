@@ -4,15 +4,12 @@ use std::sync::Arc;
 
 use portcullis::SetupError;
 use portcullis::addr::{Direction, PhysAddr};
-use portcullis::bounce::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{DmaDomain, DomainBuilder};
-use portcullis::domain::{Domain, Policy};
-use portcullis::pgtable::Format;
+use portcullis::domain::Policy;
 
-use super::{Engine, ReplayMachine, ReplayMapper};
+use super::Engine;
 use crate::Origin;
-use crate::replay::ReplayError;
+use crate::replay::driver::Copies;
 
 /// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
 const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
@@ -24,7 +21,7 @@ const SWIOTLB: SwiotlbConfig = SwiotlbConfig {
     idle_ns: 1_000_000_000,
 };
 
-impl<X: Format> Engine<X> {
+impl Engine {
     /// Makes what mappings of a device come from, as its driver would when it starts. What it waits for then, and asks
     /// for, is no part of the trace's figures.
     pub(super) fn prepare(
@@ -49,30 +46,19 @@ impl<X: Format> Engine<X> {
         stats.range_invalidations + stats.domain_invalidations
     }
 
-    /// The domain of a device, with what its queues copy through, if they do.
-    pub(super) fn domain(
-        &mut self,
-        mapper: ReplayMapper<X>,
-    ) -> Result<DmaDomain<ReplayMachine<X>>, ReplayError> {
-        let platform = Arc::clone(&self.platform);
+    /// What its queues copy through, if they do.
+    pub(super) fn copies(&mut self) -> Result<Copies, SetupError> {
         let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else {
-            return Ok(DmaDomain::over(Domain::new(platform, mapper, self.policy)?, None));
+            return Ok(Copies::None);
         };
-        let (queue, timer) = (Arc::clone(&self.queue), self.timer.clone());
-        // What is measured, less the model's part, and what is modelled.
-        let now = move || {
-            let ticks = timer.ticks().wrapping_sub(queue.ticks());
-            (timer.ns_of(ticks) + queue.waited_ns()) as u64
-        };
-        let builder = DomainBuilder::new(mapper).policy(self.policy).clock(now);
         if self.policy != Policy::Passthrough {
-            return Ok(builder.bounce(Arc::clone(bytes), PoolConfig::default()).build(platform)?);
+            return Ok(Copies::Pool(Arc::clone(bytes)));
         }
         let pool = match &self.swiotlb {
             Some(pool) => Arc::clone(pool),
             None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
         };
         self.swiotlb = Some(Arc::clone(&pool));
-        Ok(builder.swiotlb(pool).build(platform)?)
+        Ok(Copies::Swiotlb(pool))
     }
 }
