@@ -25,13 +25,15 @@ pub fn fitted(command: Command) -> Command {
 fn fitted_argument(argument: Arg) -> Arg {
     let mut help = argument.get_help().map(ToString::to_string).unwrap_or_default();
     let defaults = argument.get_default_values();
-    let shows_default = !argument.is_hide_default_value_set() && argument.get_action().takes_values();
+    // Flags have neither, and clap's checks in a debug build refuse that theirs are hidden.
+    let takes_values = argument.get_action().takes_values();
+    let shows_default = !argument.is_hide_default_value_set() && takes_values;
     if shows_default && !defaults.is_empty() {
         let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
         help.push_str(&format!(" [default: {}]", defaults.join(", ")));
     }
     let mut list = String::new();
-    if argument.get_action().takes_values() && !argument.is_hide_possible_values_set() {
+    if takes_values && !argument.is_hide_possible_values_set() {
         let values = argument.get_possible_values();
         if values.iter().any(|value| value.get_help().is_some()) {
             for value in &values {
@@ -46,7 +48,7 @@ fn fitted_argument(argument: Arg) -> Arg {
         }
     }
     let help = lines(help.trim_start(), COLUMNS - INDENT) + &list;
-    argument.help(help).hide_default_value(true).hide_possible_values(true)
+    argument.help(help).hide_default_value(takes_values).hide_possible_values(takes_values)
 }
 
 fn lines(text: &str, columns: usize) -> String {
