@@ -93,7 +93,6 @@ fn progress_ends_at_the_total() {
 fn a_missing_file_is_named() {
     let error = Trace::open("/nonexistent/a.trace", ReadOptions::default()).expect_err("no such file");
     assert!(error.to_string().starts_with("cannot read /nonexistent/a.trace: "), "{error}");
-    // A directory opens, but cannot be read.
     let error = Trace::open("/", ReadOptions::default()).expect_err("a directory");
-    assert!(matches!(error, TraceError::Io { .. }));
+    assert!(matches!(error, TraceError::Directory { .. }), "{error}");
 }
