@@ -19,7 +19,7 @@ use self::mapping::Course;
 use self::measure::cost_of;
 use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use crate::bounce::error::DmaUnmapError;
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Way};
 use crate::domain::{MapListError, Policy};
 use crate::iova::ArenaError;
@@ -44,9 +44,9 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 /// Where the ring has no room for a buffer that is to be mapped, [`map`](Self::map) fails as long as
 /// others wait for a commit, which makes room, as in the ring itself. If none does, the buffer is
 /// mapped by itself, which ends at once, with a wait; or copied, where that was measured to be
-/// cheaper, or only its middle may be mapped. What is not for the ring, and not for a copy either
-/// (larger than the pool's threshold, or persistent), is mapped by itself. All this is so whatever
-/// the domain's policy.
+/// cheaper, where there are no addresses or tables for a mapping, or where only its middle may be
+/// mapped. What is not for the ring, and not for a copy either (larger than the pool's threshold, or
+/// persistent), is mapped by itself. All this is so whatever the domain's policy.
 ///
 /// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the
 /// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
@@ -270,7 +270,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         choice: Choice,
         (class, shared): (Option<usize>, bool),
         list: &[PhysSegment],
-        mut attributes: Attributes,
+        attributes: Attributes,
         out: &mut [DmaSegment],
     ) -> Result<(Course, usize, bool), AdaptiveMapError> {
         let mut failed = false;
@@ -291,8 +291,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             };
             if let Some(error) = refused {
                 failed = true;
-                // What is persistent is mapped by itself.
-                attributes.persistent_streaming = self.falls_back_to_mapping(error, class)? && !shared;
+                if self.falls_back_to_mapping(error, class)?
+                    && !shared
+                    // SAFETY: the caller's promise.
+                    && let Some((course, used)) = unsafe { self.map_alone(list, attributes, out) }?
+                {
+                    return Ok((course, used, true));
+                }
             }
         }
         let (needed, room) = (list.len(), out.len());
@@ -304,6 +309,34 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let used = mapping.write_segments(out);
         let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
         Ok((course, used, failed))
+    }
+
+    /// Maps by itself a list that the ring has refused, for which `out` has room. `None` where there
+    /// are no addresses or tables for that: slots have theirs already.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[cold]
+    #[inline(never)]
+    unsafe fn map_alone(
+        &self,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        out: &mut [DmaSegment],
+    ) -> Result<Option<(Course, usize)>, DmaMapError> {
+        // What is persistent is mapped by itself.
+        let attributes = Attributes { persistent_streaming: true, ..attributes };
+        // SAFETY: the caller's promise.
+        match unsafe { self.pool.map(list, self.direction, attributes) } {
+            Ok(mapping) => {
+                let used = mapping.write_segments(out);
+                let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
+                Ok(Some((course, used)))
+            }
+            // The caller must be told.
+            Err(error) if error.may_be_reached() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Maps in the ring the middle of a list whose ends share a granule, with slots in the place of

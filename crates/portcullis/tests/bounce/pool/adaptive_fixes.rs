@@ -186,6 +186,34 @@ fn where_the_ring_has_no_tables_it_copies() {
     bench.finish();
 }
 
+/// Nothing waits in a full ring, and a mapping by itself, which would be cheaper than a copy, finds no table either.
+#[test]
+fn where_the_ring_is_full_and_there_are_no_tables_it_copies() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue_of(&bench, 16, 8, (8, 1_000_000));
+    let (buffer, list) = page(&bench);
+    // The pool has a slot, and tables for it.
+    let slot = crate::pool::support::map(&bench.device, &list, Direction::FromDevice, Attributes::default())
+        .unwrap();
+    bench.pool.close(slot.iova(), PAGE).unwrap();
+    let mut live: Vec<_> = (0..20).map(|_| map(&mut queue, &list).unwrap()).collect();
+    assert_eq!(live.last().unwrap().way(), Some(Way::Direct));
+    bench.tables.grant(0);
+    while live.last().unwrap().way() == Some(Way::Direct) {
+        live.push(map(&mut queue, &list).unwrap());
+    }
+    bench.tables.grant(u64::MAX);
+    let last = live.pop().unwrap();
+    assert_eq!(last.way(), Some(Way::Slot));
+    bench.iommu.dma_write(DEVICE, last.iova(), &[7; 100]).unwrap();
+    assert_eq!(queue.unmap(last).unwrap(), AdaptiveUnmap::Done);
+    assert_eq!(bench.bytes(buffer.phys(), 100), [7; 100]);
+    live.into_iter().for_each(|mapping| _ = queue.unmap(mapping).unwrap());
+    queue.commit().unwrap();
+    drop((queue, buffer));
+    bench.finish();
+}
+
 #[test]
 fn another_ring_s_copy_comes_back_untouched() {
     let bench = Bench::new(small());
