@@ -181,6 +181,8 @@ mod documents {
     struct Glossary;
     #[doc = include_str!("../../../docs/replay.md")]
     struct Replay;
+    #[doc = include_str!("../../../docs/report.md")]
+    struct Report;
     #[doc = include_str!("../../../docs/scaling.md")]
     struct Scaling;
     #[doc = include_str!("../../../docs/security.md")]
