@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysSegment};
-use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
+use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
+use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::{AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, DmaDevice, StrictRingConfig};
 use portcullis_model::Buffer;
 
@@ -15,11 +15,16 @@ const HALF: u64 = PAGE / 2;
 
 /// A queue of an untrusted device with 256 pages, by whose clock a byte that is copied takes a nanosecond, and a wait 80.
 fn queue(bench: &Bench, direction: Direction) -> Queue {
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    queue_of(bench, DeviceProfile { untrusted: true, ..DeviceProfile::default() }, direction)
+}
+
+fn queue_of(bench: &Bench, profile: DeviceProfile, direction: Direction) -> Queue {
+    let device = DmaDevice::new(Arc::clone(&bench.domain), profile.mask);
+    let pooled = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
     let (iommu, frames) = (Arc::clone(&bench.iommu), bench.frames.clone());
     let clock: Clock = Box::new(move || frames.copied() + 80 * iommu.stats().submissions);
     let config = StrictRingConfig::new(256, PAGE, BATCH);
-    AdaptiveRing::new(&device, bench.device(0, true), direction, config, clock).unwrap()
+    AdaptiveRing::new(&device, pooled, direction, config, clock).unwrap()
 }
 
 /// Maps half a page, four pages and a half. The device has their middle only.
@@ -226,7 +231,7 @@ fn what_the_ring_refuses_keeps_no_slot_longer_than_a_device_may_reach_it() {
     let in_use = || bench.pool.usage().buffer_bytes - bench.pool.usage().cached_bytes;
     bench.write(buffer.phys(), &vec![77; 6 * PAGE as usize]);
     // What no entry can point to, between two pages that it may.
-    let far = portcullis::addr::PhysAddr::new(1 << 52);
+    let far = PhysAddr::new(1 << 52);
     let list = [piece(buffer.phys(), HALF, HALF), piece(buffer.phys(), PAGE, PAGE), piece(far, 0, PAGE + 5)];
     bench.iommu.queue().fail_next(1, TIMEOUT);
     assert!(map(&mut queue, &list).is_err());
@@ -304,6 +309,79 @@ fn in_the_long_run_nothing_is_allocated_and_what_the_cpu_wrote_stays_hidden() {
         }
     }
     assert_eq!(bench.pool.usage().buffer_bytes, buffers);
+    queue.commit().unwrap();
+    drop((queue, buffer));
+    bench.finish();
+}
+
+/// The pages that a device is given in the place of the ends hold no bytes of another group's, and with `wipe` nothing
+/// later. One of the devices does not reach the slots' own addresses, and needs not.
+#[test]
+fn a_slot_in_the_ring_shows_no_other_group_s_bytes() {
+    let bench = Bench::new(small());
+    let profile = DeviceProfile { untrusted: true, ..DeviceProfile::default() };
+    let near = DeviceProfile { group: 1, mask: u64::from(u32::MAX), ..profile };
+    let mut queues = [profile, near].map(|profile| queue_of(&bench, profile, Direction::Bidirectional));
+    let buffer = bench.memory.buffer(6 * PAGE).unwrap();
+    bench.write(buffer.phys(), &vec![55; 6 * PAGE as usize]);
+    let list = [piece(buffer.phys(), HALF, 5 * PAGE)];
+    let mut had = [Vec::new(), Vec::new()];
+    for round in 0..40 {
+        let group = round / 3 % 2;
+        let (queue, wipe) = (&mut queues[group], round % 4 == 0);
+        let attributes = Attributes { wipe, ..Attributes::default() };
+        // SAFETY: the memory is simulated, every access to it atomic.
+        let (mapping, _) = unsafe { queue.map(&list, attributes, &mut [DmaSegment::default()]) }.unwrap();
+        assert_eq!(mapping.way(), Some(Way::Split));
+        let (head, after) = (mapping.iova().get() - HALF, mapping.iova().get() + 5 * PAGE);
+        let around = [head, after].map(Iova::new);
+        let slots = around.map(|at| bench.reaches(at, Permissions::READ).unwrap().get() & !(PAGE - 1));
+        for at in around {
+            // Its own group's marks, or nothing.
+            let seen = bench.seen(at, HALF).unwrap();
+            assert!(seen.iter().all(|byte| [0, 100 + group as u8].contains(byte)), "round {round}");
+            bench.iommu.dma_write(DEVICE, at, &vec![100 + group as u8; HALF as usize]).unwrap();
+        }
+        let _ = queue.unmap(mapping).unwrap();
+        queue.commit().unwrap();
+        for slot in slots {
+            let bytes = bench.bytes(PhysAddr::new(slot), PAGE);
+            assert_eq!(wipe, bytes.iter().all(|byte| *byte == 0), "round {round}");
+        }
+        had[group].extend(slots);
+    }
+    assert!(had[0].iter().any(|slot| had[1].contains(slot)), "they were the same slots");
+    drop((queues, buffer));
+    bench.finish();
+}
+
+/// What a device leaves unwritten stays with `copy_in`; without it the driver finds no CPU's bytes in it.
+#[test]
+fn ends_that_a_device_does_not_write_stay_or_hold_no_cpu_s_bytes() {
+    let bench = Bench::new(small());
+    let mut queue = queue(&bench, Direction::FromDevice);
+    let buffer = bench.memory.buffer(6 * PAGE).unwrap();
+    let list = [piece(buffer.phys(), HALF, 5 * PAGE)];
+    for round in 0..40 {
+        let copy_in = round % 3 == 0;
+        bench.write(buffer.phys(), &vec![55; 6 * PAGE as usize]);
+        let attributes = Attributes { copy_in, ..Attributes::default() };
+        // SAFETY: as above.
+        let (mapping, _) = unsafe { queue.map(&list, attributes, &mut [DmaSegment::default()]) }.unwrap();
+        assert_eq!(mapping.way(), Some(Way::Split));
+        let _ = queue.unmap(mapping).unwrap();
+        let all = bench.bytes(buffer.phys(), 6 * PAGE);
+        let at = |from: u64, to: u64| &all[from as usize..to as usize];
+        let (around, middle) = ([at(0, HALF), at(5 * PAGE + HALF, 6 * PAGE)], at(PAGE, 5 * PAGE));
+        assert!(around.iter().all(|part| part.iter().all(|byte| *byte == 55)), "round {round}");
+        assert!(middle.iter().all(|byte| *byte == 55), "round {round}");
+        let left = if copy_in { 55 } else { 0 };
+        let ends = [at(HALF, PAGE), at(5 * PAGE, 5 * PAGE + HALF)];
+        assert!(ends.iter().all(|part| part.iter().all(|byte| *byte == left)), "round {round}");
+        if round % 4 == 3 {
+            queue.commit().unwrap();
+        }
+    }
     queue.commit().unwrap();
     drop((queue, buffer));
     bench.finish();
