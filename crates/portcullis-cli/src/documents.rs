@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+use clap::error::ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingRequiredArgument};
 use clap::{CommandFactory, Parser};
 
 use self::codes::documents;
@@ -15,13 +15,14 @@ mod codes;
 fn wrong_with(words: &[&str]) -> Option<String> {
     let wrong = |why: String| Some(format!("{}: {why}", words.join(" ")));
     if words.iter().all(|word| !word.contains('[')) {
-        // A command that has others below it may be named by itself.
         let error = Arguments::try_parse_from(words).err()?;
-        return if error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
-            None
-        } else {
-            wrong(error.to_string())
+        // A command may be named by itself, though it takes others below it, or arguments.
+        let is_a_name = match error.kind() {
+            DisplayHelpOnMissingArgumentOrSubcommand => true,
+            MissingRequiredArgument => words.len() == 2,
+            _ => false,
         };
+        return if is_a_name { None } else { wrong(error.to_string()) };
     }
     // A summary: in brackets is what may be left out.
     let mut command = Arguments::command();
