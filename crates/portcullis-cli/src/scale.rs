@@ -24,6 +24,8 @@ pub enum CommandError {
     Calibration(#[from] CalibrationError),
     #[error(transparent)]
     Trace(#[from] TraceError),
+    #[error("{workload} is neither a file nor a workload: name a recording, or {}", NAMES.join(", "))]
+    NoWorkload { workload: String },
     #[error("{0}: nothing is mapped in this recording")]
     Empty(String),
     #[error("{0}")]
@@ -68,6 +70,8 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
     }
     let recorded = if NAMES.contains(&arguments.workload.as_str()) {
         None
+    } else if !Path::new(&arguments.workload).exists() {
+        return Err(CommandError::NoWorkload { workload: arguments.workload.clone() });
     } else {
         Some(recording(Path::new(&arguments.workload), arguments.work)?)
     };
