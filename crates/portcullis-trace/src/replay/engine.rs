@@ -224,7 +224,7 @@ impl Engine {
     /// Commits what waits in a lane. The ticks it took without the model's part.
     fn commit(&mut self, device: usize, lane: usize, time_ns: u64) -> u64 {
         let spent_by_model = self.queue.ticks();
-        let (result, ticks) = self.ports[device].commit(lane, &self.timer);
+        let (result, ticks) = self.ports[device].driver.commit(lane, &self.timer);
         self.settle(device, lane, time_ns);
         if let Err(error) = result {
             self.fail(ReplayError::Commit { line: 0, error });

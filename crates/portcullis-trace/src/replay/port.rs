@@ -1,8 +1,8 @@
 //! A device of the trace: its queues, and what of it waits for a commit.
 
 use portcullis::SetupError;
-use portcullis::addr::{Direction, DmaSegment, PhysSegment};
-use portcullis::dma::{DmaMapError, DmaUnmapError, Ended, Explained, RawMapping};
+use portcullis::addr::Direction;
+use portcullis::dma::{DmaUnmapError, Explained};
 
 use super::driver::{Driver, LANES, Side};
 use super::live::Live;
@@ -75,28 +75,6 @@ impl Port {
         }
     }
 
-    /// Maps a list. Returns how many segments that is for the device, and the ticks of the library's call.
-    pub(super) fn map(
-        &mut self,
-        lane: Option<usize>,
-        list: &[PhysSegment],
-        direction: Direction,
-        view: &mut [DmaSegment],
-        timer: &Timer,
-    ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
-        self.driver.map(lane, list, direction, view, timer)
-    }
-
-    /// Unmaps a mapping of a lane. Returns when it has ended, and the ticks of the library's call.
-    pub(super) fn unmap(
-        &mut self,
-        lane: Option<usize>,
-        mapping: RawMapping,
-        timer: &Timer,
-    ) -> (Result<Ended<(), ()>, DmaUnmapError>, u64) {
-        self.driver.unmap(lane, mapping, timer)
-    }
-
     /// Syncs `len` bytes from `offset` on of a mapping. Returns the ticks of the library's call, too.
     pub(super) fn sync(
         &mut self,
@@ -136,11 +114,6 @@ impl Port {
     /// What waited in a lane that was committed.
     pub(super) fn settled(&mut self, lane: usize) -> Vec<Live> {
         self.lanes[lane].as_mut().map(|lane| std::mem::take(&mut lane.waiting)).unwrap_or_default()
-    }
-
-    /// Commits what waits in a lane. Returns the ticks of the library's call, too.
-    pub(super) fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64) {
-        self.driver.commit(lane, timer)
     }
 
     /// The lane that must be committed first, and when.

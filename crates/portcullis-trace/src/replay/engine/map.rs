@@ -104,7 +104,8 @@ impl Engine {
     ) -> (Result<(RawMapping, usize), DmaMapError>, u64) {
         self.measure_nothing();
         let spent_by_model = self.queue.ticks();
-        let (result, ticks) = self.ports[device].map(lane, &self.scratch, direction, view, &self.timer);
+        let (result, ticks) =
+            self.ports[device].driver.map(lane, &self.scratch, direction, view, &self.timer);
         (result, ticks.saturating_sub(self.queue.ticks() - spent_by_model))
     }
 
@@ -167,7 +168,7 @@ impl Engine {
         let (device, lane) = (live.device, live.lane);
         self.measure_nothing();
         let (spent_by_model, waited_ns) = (self.queue.ticks(), self.queue.waited_ns());
-        let (result, ticks) = self.ports[device].unmap(lane, mapping, &self.timer);
+        let (result, ticks) = self.ports[device].driver.unmap(lane, mapping, &self.timer);
         let ticks = ticks.saturating_sub(self.queue.ticks() - spent_by_model);
         self.unmap.record_with_wait(ticks, self.queue.waited_ns() - waited_ns);
         self.ended += 1;
