@@ -29,7 +29,7 @@ pub struct Calibrated {
     pub copy_remote_ns: Option<f64>,
     /// GB that all CPUs together copy in a second.
     pub copy_gb_per_s: f64,
-    /// On so many CPUs.
+    /// The number of CPUs that copied together.
     pub cpus: usize,
 }
 

@@ -64,7 +64,7 @@ pub fn run(input: &Path, output: &Path) -> Result<ExitCode, CommandError> {
         number_of(done.devices, "device"),
         number_of(done.left_out, "line"),
     );
-    // Nobody may be there to read it.
+    // The recording is written: a closed standard error is no failure.
     let _ = write!(std::io::stderr(), "{}", wrap(&text, ""));
     Ok(ExitCode::SUCCESS)
 }

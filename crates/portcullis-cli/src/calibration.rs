@@ -30,7 +30,7 @@ pub struct Calibration {
     pub copy_hot_ns: Figure,
     pub copy_cold_ns: Figure,
     pub copy_remote_ns: Figure,
-    /// What the memory of a socket copies in a second at the most.
+    /// The most that the memory of a socket copies in a second.
     pub socket_copy_gb_per_s: Figure,
     /// One memory read of an IOMMU's page walk.
     pub walk_read_ns: Figure,

@@ -16,7 +16,7 @@ pub const GRID: RGBColor = RGBColor(0, 0, 1);
 pub const TEXT: RGBColor = RGBColor(0, 0, 2);
 pub const INK: RGBColor = RGBColor(0, 0, 3);
 
-/// SVG in the making. Whoever shares `out` writes groups around what plotters draws.
+/// Collects SVG. Plots write groups into `out`, too, around what plotters draws.
 pub struct Canvas<'a> {
     pub out: &'a RefCell<String>,
     pub size: (u32, u32),

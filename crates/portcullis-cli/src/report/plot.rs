@@ -55,7 +55,7 @@ pub struct Mark {
     /// Its colour and its dashes, in the page's style.
     pub class: String,
     pub name: String,
-    /// Its figures, in two lines at the most.
+    /// Its figures, in one line or two.
     pub readout: Vec<String>,
     pub line: Vec<Point>,
     pub dots: Vec<(Point, Shape)>,

@@ -163,7 +163,7 @@ pub fn read(path: &Path) -> Result<(String, Outcome), ReadError> {
     Ok((short, outcome))
 }
 
-/// `None` where it is nobody's; else whose it is, and what is wrong with it.
+/// Reads one result. The error is `None` where no tool of ours wrote it; else it names the tool, and what is wrong.
 fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
     let has = |name: &str| value.get(name).is_some();
     let tool = match () {

@@ -183,7 +183,7 @@ fn maps(policy: &PolicyReport) -> &[(f64, u64)] {
     &policy.map_latency
 }
 
-/// The time that a share of the calls took at the most.
+/// The time within which a share of the calls ended.
 fn quantile(latency: &[(f64, u64)], share: f64) -> f64 {
     let all: u64 = latency.iter().fold(0, |all, (_, calls)| all.saturating_add(*calls));
     let wanted = (all as f64 * share).ceil().max(1.0) as u64;

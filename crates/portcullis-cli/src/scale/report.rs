@@ -41,7 +41,7 @@ impl Row {
     }
 }
 
-/// All policies on so many CPUs.
+/// All policies on one machine.
 pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
