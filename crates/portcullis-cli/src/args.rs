@@ -57,7 +57,7 @@ pub struct ReportOptions {
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// Say what changed between two results of `replay`: the first is before, the second after
+    /// Say what changed between two results of one command: the first is before, the second after
     #[arg(long)]
     pub compare: bool,
 }

@@ -34,13 +34,25 @@ struct Tool {
     version: &'static str,
 }
 
+/// The machine that printed a result.
 #[derive(Serialize)]
-struct Machine {
+pub struct Machine {
     os: &'static str,
     arch: &'static str,
     /// As the operating system calls it; `None` where it does not say.
     cpu: Option<String>,
     cpus: usize,
+}
+
+impl Machine {
+    pub fn here() -> Self {
+        Self {
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            cpu: cpu(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -60,12 +72,7 @@ pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay) -> serde_json::R
         schema: SCHEMA,
         tool: Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") },
         command: command(),
-        machine: Machine {
-            os: std::env::consts::OS,
-            arch: std::env::consts::ARCH,
-            cpu: cpu(),
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        },
+        machine: Machine::here(),
         options: Options {
             profile: &arguments.profile,
             format: &arguments.format,

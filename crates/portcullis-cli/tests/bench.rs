@@ -28,6 +28,25 @@ fn keys(value: &Value) -> String {
 }
 
 #[test]
+fn a_page_is_made_of_its_json() {
+    let output = bench(&["--json", "--workload", "pair-1", "--subject", "portcullis", "--threads", "1"]);
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.json");
+    std::fs::write(&path, &output.stdout).unwrap();
+    let path = path.to_str().unwrap();
+    let page = |arguments: &[&str]| {
+        let page =
+            Command::new(env!("CARGO_BIN_EXE_portcullis")).arg("report").args(arguments).output().unwrap();
+        assert_eq!(page.status.code(), Some(0), "{}", stderr(&page));
+        stdout(&page)
+    };
+    let one = page(&[path]);
+    for part in ["Benchmark iova", "bench iova --quick --json", "An operation of portcullis takes "] {
+        assert!(one.contains(part), "{part}");
+    }
+    assert!(page(&["--compare", path, path]).contains("1 measurement did not change."));
+}
+
+#[test]
 fn json_is_what_is_documented() {
     let output = bench(&[
         "--json",

@@ -5,8 +5,11 @@ use std::fmt::Write;
 /// `text` with nothing in it that HTML would take for its own.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
+    let mut letters = text.chars().peekable();
+    while let Some(c) = letters.next() {
         match c {
+            // A figure and its unit stand in one line.
+            ' ' if letters.peek() == Some(&'%') => escaped.push('\u{a0}'),
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),

@@ -1,13 +1,15 @@
 //! `portcullis report`: results as one page of HTML, with no script in it and nothing that it would load.
 
 mod axes;
+mod benched;
 mod canvas;
 mod compared;
 mod html;
-mod measured;
 mod plot;
 mod read;
 mod replayed;
+mod scaled;
+mod text;
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -16,7 +18,7 @@ use std::path::Path;
 use self::html::{element, escape, pairs};
 use self::read::{Origin, Outcome, ReadError, read};
 use crate::args::ReportOptions;
-use crate::look::count;
+use crate::look::{count, number_of};
 use crate::print;
 
 const STYLE: &str = include_str!("style.css");
@@ -29,8 +31,12 @@ const DEFAULT: &str = "report.html";
 pub enum CommandError {
     #[error(transparent)]
     Read(#[from] ReadError),
-    #[error("--compare takes two results of `portcullis replay`, the one before and the one after")]
-    NotTwo,
+    #[error("--compare takes two results, the one before and the one after, and not {0}")]
+    NotTwo(usize),
+    #[error("--compare takes two results of the same command: {before}, and {after}")]
+    Different { before: String, after: String },
+    #[error("nothing that was measured is in both {before} and {after}, so there is nothing to compare")]
+    NothingCommon { before: String, after: String },
     #[error("{DEFAULT} exists: `--out {DEFAULT}` replaces it, and another name keeps it")]
     Exists,
     #[error("{name}: {error}")]
@@ -68,16 +74,16 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
 fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, CommandError> {
     let mut sections = Vec::new();
     if compare {
-        let [(_, Outcome::Replay(before)), (_, Outcome::Replay(after))] = outcomes else {
-            return Err(CommandError::NotTwo);
+        let [(before, was), (after, is)] = outcomes else {
+            return Err(CommandError::NotTwo(outcomes.len()));
         };
-        sections.push(("Before and after".to_owned(), compared::section(before, after)));
+        sections.push(("Before and after".to_owned(), compared::section([before, after], was, is)?));
     }
     for (name, outcome) in outcomes {
         let section = match outcome {
             Outcome::Replay(replayed) => replayed::section(replayed),
-            Outcome::Bench(benched) => measured::bench(benched),
-            Outcome::Scale(scaled) => measured::scale(scaled),
+            Outcome::Bench(benched) => benched::section(benched),
+            Outcome::Scale(scaled) => scaled::section(scaled),
         };
         sections.push((name.clone(), section));
     }
@@ -98,7 +104,7 @@ fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, Command
         .collect();
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
          <link rel=\"icon\" href=\"data:,\">\n<title>Portcullis: what protection from devices costs</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
@@ -117,15 +123,16 @@ fn warning(text: &str) -> String {
 fn machine(origin: &Origin) -> String {
     let Origin { command, machine } = origin;
     let words = [&machine.cpu, &machine.os, &machine.arch].into_iter().flatten().cloned();
-    let cpus = format!("{} CPUs", count(machine.cpus));
-    let rows = [("machine", words.chain([cpus]).collect::<Vec<_>>().join(", "))];
+    // A result that does not name its machine has none.
+    let cpus = (machine.cpus > 0).then(|| number_of(machine.cpus, "CPU"));
+    let rows = [("machine", words.chain(cpus).collect::<Vec<_>>().join(", "))];
+    let unknown = if rows[0].1.is_empty() { "The result does not name the machine." } else { "" };
     let command = command.as_deref().map_or(String::new(), |command| {
-        format!("<p>The command:</p>\n<pre tabindex=\"0\"><code>{}</code></pre>\n", escape(command))
+        format!("<p>The command:</p>\n<pre><code>{}</code></pre>\n", escape(command))
     });
-    let unknown = if command.is_empty() {
-        element("p", "The result does not name the command that made it.")
-    } else {
-        String::new()
-    };
-    pairs(&rows) + &command + &unknown
+    let no_command = "The result does not name the command that made it.";
+    let said = [unknown, if command.is_empty() { no_command } else { "" }];
+    let said: String = said.iter().filter(|said| !said.is_empty()).map(|said| element("p", said)).collect();
+    let rows = if unknown.is_empty() { pairs(&rows) } else { String::new() };
+    rows + &command + &said
 }

@@ -9,6 +9,7 @@ use plotters::style::IntoTextStyle;
 
 use super::canvas::{Canvas, GRID, INK, TEXT};
 use super::html::escape;
+use super::text::{self, Place, Taken};
 
 /// A point of the plot's plane.
 pub type Point = (f64, f64);
@@ -19,15 +20,35 @@ pub struct Axis {
     pub title: String,
 }
 
+impl Axis {
+    /// The axis with those of its ticks for whose labels there is room, one beside another, on `length` pixels.
+    fn with_room(&self, length: f64, extent: impl Fn(&str) -> f64) -> Scale {
+        let per_unit = length / (self.range.1 - self.range.0);
+        let mut ticks: Vec<(f64, String)> = Vec::new();
+        let mut taken = f64::MIN;
+        let mut all: Vec<&(f64, String)> = self.ticks.iter().collect();
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (at, label) in all {
+            let (middle, half) = ((at - self.range.0) * per_unit, extent(label) / 2.0);
+            if middle - half >= taken {
+                taken = middle + half;
+                ticks.push((*at, label.clone()));
+            }
+        }
+        Scale { range: self.range, ticks }
+    }
+}
+
 /// An axis as plotters has it: with lines where its ticks are.
+#[derive(Clone)]
 struct Scale {
     range: (f64, f64),
-    ticks: Vec<f64>,
+    ticks: Vec<(f64, String)>,
 }
 
 impl Scale {
-    fn of(axis: &Axis) -> Self {
-        Self { range: axis.range, ticks: axis.ticks.iter().map(|(at, _)| *at).collect() }
+    fn label(&self, at: f64) -> String {
+        self.ticks.iter().find(|(tick, _)| *tick == at).map_or_else(String::new, |(_, label)| label.clone())
     }
 }
 
@@ -41,7 +62,7 @@ impl Ranged for Scale {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        self.ticks.clone()
+        self.ticks.iter().map(|(at, _)| *at).collect()
     }
 
     fn range(&self) -> std::ops::Range<f64> {
@@ -49,16 +70,28 @@ impl Ranged for Scale {
     }
 }
 
-/// What is focused as one: a line, points, or both.
+/// What is focused as one: lines, points, or both.
 #[derive(Default)]
 pub struct Mark {
     /// Its colour and its dashes, in the page's style.
     pub class: String,
     pub name: String,
-    /// Its figures, in one line or two.
+    /// What stands at its last point, where that is not its name.
+    pub label: Option<String>,
+    /// Its figures, in words.
     pub readout: Vec<String>,
-    pub line: Vec<Point>,
+    pub lines: Vec<Vec<Point>>,
     pub dots: Vec<(Point, Shape)>,
+}
+
+impl Mark {
+    fn label(&self) -> &str {
+        self.label.as_deref().unwrap_or(&self.name)
+    }
+
+    fn last(&self) -> Option<&Point> {
+        self.dots.last().map(|(point, _)| point).or_else(|| self.lines.last()?.last())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,9 +107,11 @@ pub enum Shape {
 /// Where names stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
-    /// At the ends of lines, on the right.
+    /// In a column, right of the ends of lines.
     Ends,
-    /// Beside each mark's last point.
+    /// Right of each mark's line: no other mark is in its row.
+    Rows,
+    /// Beside each mark's last point, where there is room.
     Beside,
     /// Nowhere: a legend has them.
     Legend,
@@ -90,9 +125,12 @@ pub struct Plot {
     pub y: Axis,
     pub marks: Vec<Mark>,
     pub names: Names,
-    /// Of the plot in a wide window, in pixels.
+    /// Between its highest and its lowest point, in pixels.
     pub height: u32,
 }
+
+/// The height of a plot whose rows do not say how high it is.
+pub const HEIGHT: u32 = 320;
 
 /// A phone gets a drawing of its own, where letters are as large as elsewhere.
 struct Size {
@@ -102,12 +140,15 @@ struct Size {
 }
 
 const WIDE: Size = Size { class: "wide", width: 760, font: 13.0 };
-const NARROW: Size = Size { class: "narrow", width: 358, font: 12.0 };
-const SMALL: Size = Size { class: "small", width: 358, font: 12.0 };
+const NARROW: Size = Size { class: "narrow", width: 326, font: 12.0 };
+const SMALL: Size = Size { class: "small", width: 326, font: 12.0 };
 
-/// The height above the plot for the axis's title and two lines of figures.
-const HEAD: u32 = 60;
+/// The height below the plot, of the labels of its axis and the axis's title.
 const FOOT: u32 = 46;
+
+/// From the top to the middle of the first line of figures, and between two such lines.
+const FIGURES: u32 = 33;
+const BETWEEN: u32 = 17;
 
 impl Plot {
     /// The plot as a figure.
@@ -122,11 +163,10 @@ impl Plot {
 
     fn in_sizes(&self, sizes: &[Size]) -> String {
         let drawings: String = sizes.iter().map(|size| self.draw(size)).collect();
-        let (title, caption) = (escape(&self.title), &self.caption);
-        format!(
-            "<figure>\n<h3>{title}</h3>\n{drawings}<figcaption>{caption}</figcaption>\n{}</figure>\n",
-            self.legend()
-        )
+        let (title, caption) = (escape(&self.title), escape(&self.caption));
+        let caption =
+            if caption.is_empty() { String::new() } else { format!("<figcaption>{caption}</figcaption>\n") };
+        format!("<figure>\n<h3>{title}</h3>\n{}{drawings}{caption}</figure>\n", self.legend())
     }
 
     fn legend(&self) -> String {
@@ -135,7 +175,8 @@ impl Plot {
         }
         let mut html = "<ul class=\"legend\">".to_owned();
         for mark in &self.marks {
-            let shape = mark.dots.first().map_or(Shape::Dot, |(_, shape)| *shape);
+            let shape = mark.dots.first().map_or(Shape::Square, |(_, shape)| *shape);
+            // Writing to a string cannot fail.
             let _ = write!(
                 html,
                 "<li><svg class=\"{}\" width=\"14\" height=\"14\" aria-hidden=\"true\">{}</svg> {}</li>",
@@ -148,11 +189,17 @@ impl Plot {
     }
 
     fn draw(&self, size: &Size) -> String {
+        let Size { class, width, font } = *size;
+        let figures: Vec<Vec<String>> = self.marks.iter().map(|mark| figures_of(mark, size)).collect();
+        let most = figures.iter().map(Vec::len).max().unwrap_or(1) as u32;
+        let head = FIGURES + BETWEEN * most.saturating_sub(1) + 12;
+        let inner = if class == "small" { self.height / 2 } else { self.height };
+        // A column of names may be higher than what it names.
+        let column = if self.names == Names::Ends { self.marks.len() as u32 * text::LINE as u32 } else { 0 };
+        let height = head + inner.max(column) + FOOT;
         let out = RefCell::new(String::new());
-        let height = if size.class == "small" { self.height.min(270) } else { self.height };
         // Only writing could fail, and writing to a string cannot.
-        let _ = self.draw_on(&out, size, height);
-        let Size { class, width, font } = size;
+        let _ = self.draw_on(&out, size, &figures, (head, height));
         format!(
             "<svg class=\"plot {class}\" viewBox=\"0 0 {width} {height}\" font-size=\"{font}\" role=\"group\" aria-label=\"{}\">\
              {}</svg>\n",
@@ -165,26 +212,34 @@ impl Plot {
         &self,
         out: &RefCell<String>,
         size: &Size,
-        height: u32,
+        figures: &[Vec<String>],
+        (head, height): (u32, u32),
     ) -> Result<(), Box<dyn std::error::Error>> {
-        let letter = size.font * 0.58;
-        let wide_of = |text: &str| text.chars().count() as f64 * letter;
-        let longest = |texts: &mut dyn Iterator<Item = &str>| texts.map(&wide_of).fold(0.0, f64::max);
-        let most = f64::from(size.width) * 0.4;
-        let left = longest(&mut self.y.ticks.iter().map(|(_, label)| label.as_str())).min(most) as u32 + 12;
+        let (width, font) = (size.width, size.font);
+        let most = f64::from(width) * 0.4;
+        let short = |label: &str| text::cut(label, font, most);
+        let labels: Vec<String> = self.marks.iter().map(|mark| text::cut(mark.label(), font, most)).collect();
+        let wide = |label: &str, is_bold: bool| text::width(label, font, is_bold);
+        let left =
+            self.y.ticks.iter().map(|(_, label)| wide(&short(label), false)).fold(0.0, f64::max) as u32 + 14;
+        let last = self.x.ticks.last().map_or(0.0, |(_, label)| wide(label, false)) as u32 / 2;
         let right = match self.names {
-            Names::Ends => {
-                longest(&mut self.marks.iter().map(|mark| mark.name.as_str())).min(most) as u32 + 14
+            Names::Ends | Names::Rows => {
+                labels.iter().map(|label| wide(label, true)).fold(0.0, f64::max) as u32 + 16
             }
             _ => 16,
         };
-        let area = Canvas { out, size: (size.width, height) }.into_drawing_area();
+        let right = right.max(last);
+        let inside = (f64::from(width.saturating_sub(left + right)), f64::from(height - head - FOOT));
+        let x = self.x.with_room(inside.0, |label| wide(label, false) + 8.0);
+        let y = self.y.with_room(inside.1, |_| f64::from(text::LINE));
+        let area = Canvas { out, size: (width, height) }.into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .margin_top(HEAD)
+            .margin_top(head)
             .margin_right(right)
             .x_label_area_size(FOOT)
             .y_label_area_size(left)
-            .build_cartesian_2d(Scale::of(&self.x), Scale::of(&self.y))?;
+            .build_cartesian_2d(x.clone(), y.clone())?;
         let write = |text: &str| out.borrow_mut().push_str(text);
         write("<g aria-hidden=\"true\">");
         chart
@@ -192,11 +247,10 @@ impl Plot {
             .axis_style(GRID)
             .bold_line_style(GRID)
             .light_line_style(GRID.mix(0.0))
-            .label_style(("sans-serif", size.font).into_font().color(&TEXT).into_text_style(&area))
-            .x_label_formatter(&|at| label_of(&self.x, *at, usize::MAX))
-            .y_label_formatter(&|at| label_of(&self.y, *at, (most / letter) as usize))
+            .label_style(("sans-serif", font).into_font().color(&TEXT).into_text_style(&area))
+            .x_label_formatter(&|at| x.label(*at))
+            .y_label_formatter(&|at| short(&y.label(*at)))
             .draw()?;
-        let (width, line) = (size.width, 17);
         write(&format!(
             "<text class=\"title\" x=\"0\" y=\"14\">{}</text><text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
             escape(&self.y.title),
@@ -204,17 +258,32 @@ impl Plot {
             height - 5,
             escape(&self.x.title)
         ));
-        write("<text class=\"hint\" x=\"0\" y=\"33\">Point, tap, or press Tab for figures.</text></g>");
+        write(&format!(
+            "<text class=\"hint\" x=\"0\" y=\"{FIGURES}\">Point, tap, or press Tab for figures.</text></g>"
+        ));
         let at = |point: &Point| chart.backend_coord(point);
-        let places = match self.names {
+        let lasts: Vec<_> = self.marks.iter().map(|mark| mark.last().map_or((0, 0), at)).collect();
+        let bounds = (head as i32, (height - FOOT) as i32);
+        let places: Vec<Option<Place>> = match self.names {
             Names::Ends => {
-                ends(&self.marks.iter().map(|m| m.line.last().map_or((0, 0), at)).collect::<Vec<_>>(), height)
+                let column = (width - right + 12) as i32;
+                text::in_a_column(&lasts, column, bounds).into_iter().map(Some).collect()
+            }
+            Names::Rows => {
+                let most = |mark: &Mark| mark.lines.iter().flatten().map(at).max_by_key(|(x, _)| *x);
+                let ends: Vec<_> = self.marks.iter().map(|mark| most(mark).unwrap_or((0, 0))).collect();
+                text::at_the_right(&ends).into_iter().map(Some).collect()
             }
             Names::Beside => {
-                let dots: Vec<_> =
-                    self.marks.iter().map(|m| m.dots.last().map_or((0, 0), |(p, _)| at(p))).collect();
-                let widths: Vec<_> = self.marks.iter().map(|m| wide_of(&m.name)).collect();
-                beside(&dots, &widths, (left as i32, width as i32), (HEAD as i32, (height - FOOT) as i32))
+                let dots = self.marks.iter().flat_map(|mark| &mark.dots).map(|(point, _)| at(point));
+                let lines = self.marks.iter().flat_map(|mark| &mark.lines);
+                let ways = lines
+                    .flat_map(|line| line.windows(2))
+                    .filter_map(|two| Some((at(two.first()?), at(two.last()?))));
+                let bounds = ((left as i32, bounds.0), (width as i32, bounds.1 - 2));
+                let taken = Taken { points: dots.collect(), ways: ways.collect(), bounds };
+                let widths: Vec<_> = labels.iter().map(|label| wide(label, true)).collect();
+                text::beside(&lasts, &widths, &taken)
             }
             Names::Legend => Vec::new(),
         };
@@ -225,28 +294,29 @@ impl Plot {
                 escape(&mark.class),
                 escape(&said)
             ));
-            if !mark.line.is_empty() {
-                write("<g class=\"line\">");
-                chart.draw_series(LineSeries::new(mark.line.iter().copied(), INK))?;
-                write("</g><g class=\"touch\">");
-                chart.draw_series(LineSeries::new(mark.line.iter().copied(), INK))?;
+            for class in ["line", "touch"].into_iter().filter(|_| !mark.lines.is_empty()) {
+                write(&format!("<g class=\"{class}\">"));
+                for line in &mark.lines {
+                    chart.draw_series(LineSeries::new(line.iter().copied(), INK))?;
+                }
                 write("</g>");
             }
             for (point, shape) in &mark.dots {
                 let (x, y) = chart.backend_coord(point);
                 write(&shape.at(x, y));
             }
-            if let Some(place) = places.get(number) {
-                place.write(&mut out.borrow_mut(), &mark.name);
+            if let (Some(Some(place)), Some(label)) = (places.get(number), labels.get(number)) {
+                place.write(&mut out.borrow_mut(), label);
             }
-            write("<g class=\"readout\">");
-            write(&format!("<text x=\"0\" y=\"33\"><tspan class=\"name\">{}</tspan> ", escape(&mark.name)));
-            for (row, text) in mark.readout.iter().enumerate() {
-                let text = escape(text);
+            write(&format!("<g class=\"readout\"><text x=\"0\" y=\"{FIGURES}\">"));
+            for (row, line) in figures.get(number).into_iter().flatten().enumerate() {
+                let name = line.strip_prefix(&mark.name).filter(|_| row == 0);
+                let (bold, line) = name.map_or(("", line.as_str()), |rest| (&mark.name, rest));
+                let (bold, line) = (escape(bold), escape(line));
                 if row == 0 {
-                    write(&text);
+                    write(&format!("<tspan class=\"name\">{bold}</tspan>{line}"));
                 } else {
-                    write(&format!("<tspan x=\"0\" dy=\"{line}\">{text}</tspan>"));
+                    write(&format!("<tspan x=\"0\" dy=\"{BETWEEN}\">{line}</tspan>"));
                 }
             }
             write("</text></g></g>\n");
@@ -255,12 +325,12 @@ impl Plot {
     }
 }
 
-fn label_of(axis: &Axis, at: f64, most: usize) -> String {
-    let label = axis.ticks.iter().find(|(tick, _)| (tick - at).abs() < 1e-9).map_or("", |(_, label)| label);
-    if label.chars().count() <= most {
-        return label.to_owned();
-    }
-    label.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+/// What a mark says where it is pointed at: its name, and its figures, in lines that fit.
+fn figures_of(mark: &Mark, size: &Size) -> Vec<String> {
+    let said = format!("{}: {}", mark.name, mark.readout.join("; "));
+    // The name is bold, and wider.
+    let [bold, plain] = [true, false].map(|is_bold| text::width(&mark.name, size.font, is_bold));
+    text::lines(&said, size.font, f64::from(size.width) - (bold - plain))
 }
 
 impl Shape {
@@ -277,96 +347,4 @@ impl Shape {
             Self::Cross => format!("<path class=\"ring\" d=\"M{} {}l9 9m0 -9l-9 9\"/>", x - 4, y - 4),
         }
     }
-}
-
-/// Where a name stands, and what of it: the point it belongs to, and its own.
-struct Place {
-    of: (i32, i32),
-    at: (i32, i32),
-    anchor: &'static str,
-    /// Whether a thin line leads there.
-    leads: bool,
-}
-
-impl Place {
-    fn write(&self, out: &mut String, name: &str) {
-        let ((x0, y0), (x, y), anchor) = (self.of, self.at, self.anchor);
-        // Writing to a string cannot fail.
-        if self.leads {
-            let _ = write!(
-                out,
-                "<path class=\"lead\" d=\"M{x0} {y0}L{} {y}\"/>",
-                if anchor == "start" { x - 2 } else { x }
-            );
-        }
-        let _ = write!(
-            out,
-            "<text class=\"name\" x=\"{x}\" y=\"{y}\" dy=\".35em\" text-anchor=\"{anchor}\">{}</text>",
-            escape(name)
-        );
-    }
-}
-
-/// Names at the right of lines' ends, a line's height apart.
-fn ends(points: &[(i32, i32)], height: u32) -> Vec<Place> {
-    const APART: i32 = 15;
-    let mut order: Vec<usize> = (0..points.len()).collect();
-    order.sort_by_key(|at| points[*at].1);
-    let mut ys = vec![0; points.len()];
-    let mut least = HEAD as i32;
-    for at in &order {
-        ys[*at] = points[*at].1.max(least);
-        least = ys[*at] + APART;
-    }
-    let mut most = (height - FOOT) as i32;
-    for at in order.iter().rev() {
-        ys[*at] = ys[*at].min(most);
-        most = ys[*at] - APART;
-    }
-    let place = |(at, (x, y)): (usize, &(i32, i32))| {
-        let leads = (ys[at] - y).abs() > 3;
-        Place { of: (*x, *y), at: (x + 12, ys[at]), anchor: "start", leads }
-    };
-    points.iter().enumerate().map(place).collect()
-}
-
-/// Names beside points, none over another or over a point.
-fn beside(
-    points: &[(i32, i32)],
-    widths: &[f64],
-    (left, right): (i32, i32),
-    (top, bottom): (i32, i32),
-) -> Vec<Place> {
-    type Box = (i32, i32, i32, i32);
-    let apart = |a: &Box, b: &Box| a.2 <= b.0 || b.2 <= a.0 || a.3 <= b.1 || b.3 <= a.1;
-    let mut taken: Vec<Box> = points.iter().map(|(x, y)| (x - 7, y - 7, x + 7, y + 7)).collect();
-    let mut places = Vec::new();
-    for ((x, y), width) in points.iter().zip(widths) {
-        let width = *width as i32;
-        let mut tries = vec![(x + 10, *y, "start", false), (x - 10, *y, "end", false)];
-        for level in 1..12 {
-            let step = 4 + 15 * level;
-            for side in [y - step, y + step] {
-                tries.extend([
-                    (*x, side, "middle", level > 1),
-                    (x + 8, side, "start", true),
-                    (x - 8, side, "end", true),
-                ]);
-            }
-        }
-        let box_of = |(x, y, anchor): (i32, i32, &str)| match anchor {
-            "start" => (x - 3, y - 7, x + width + 3, y + 7),
-            "end" => (x - width - 3, y - 7, x + 3, y + 7),
-            _ => (x - width / 2 - 3, y - 7, x + width / 2 + 3, y + 7),
-        };
-        let inside = |b: &Box| b.0 > left && b.2 < right && b.1 > top && b.3 < bottom - 2;
-        let free = tries.iter().copied().find(|(x, y, anchor, _)| {
-            let own = box_of((*x, *y, anchor));
-            inside(&own) && taken.iter().all(|other| apart(&own, other))
-        });
-        let (at_x, at_y, anchor, leads) = free.unwrap_or(tries[0]);
-        taken.push(box_of((at_x, at_y, anchor)));
-        places.push(Place { of: (*x, *y), at: (at_x, at_y), anchor, leads });
-    }
-    places
 }

@@ -125,21 +125,64 @@ pub struct Scaled {
     #[serde(default)]
     pub about: String,
     pub profile: String,
+    #[serde(default)]
+    pub calibration: Calibrated,
     pub results: Vec<Scale>,
 }
 
+/// Whose cache lines and memory were assumed.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Calibrated {
+    pub machine: String,
+}
+
 /// A policy on a number of CPUs.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub struct Scale {
     pub policy: String,
     pub cpus: u64,
     pub relative_to_passthrough: f64,
     pub requests_per_s: f64,
+    #[serde(flatten)]
+    pub spent: Spent,
     #[serde(default)]
     pub hottest: String,
+    /// The source lines behind most of what CPUs pass each other.
+    #[serde(default)]
+    pub lines: Vec<Line>,
     /// What of it was not measured.
     #[serde(default)]
     pub extrapolated: Vec<String>,
+}
+
+/// What the time of a request goes into, in nanoseconds.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Spent {
+    pub work_ns: f64,
+    pub library_ns: f64,
+    pub shared_ns: f64,
+    pub queue_wait_ns: f64,
+    pub copy_ns: f64,
+    pub idle_ns: f64,
+}
+
+#[derive(Clone, Deserialize)]
+pub struct Line {
+    pub share_of_transfers: f64,
+    pub source: String,
+}
+
+impl Outcome {
+    /// The command that printed it.
+    pub fn tool(&self) -> String {
+        match self {
+            Self::Replay(_) => "portcullis replay".into(),
+            Self::Bench(benched) => format!("portcullis bench {}", benched.bench),
+            Self::Scale(_) => "portcullis scale".into(),
+        }
+    }
 }
 
 /// Reads one result; `-` is standard input. Its name, too.

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use portcullis_trace::replay::PolicyReport;
 
-use super::axes::{at_time, class_of, from_zero, times};
+use super::axes::{around_zero, at_time, class_of, share, times};
 use super::html::{details, element, escape, pairs, table, time};
-use super::plot::{Axis, Mark, Names, Plot, Point, Shape};
+use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Shape};
 use super::read::Replayed;
 use super::{machine, warning};
 use crate::look::{bytes, count, percent};
@@ -83,9 +83,10 @@ fn open(policy: &PolicyReport) -> Option<f64> {
     policy.exposure_counted.map(|_| policy.exposure.stale_byte_s)
 }
 
-fn said_open(policy: &PolicyReport) -> [String; 2] {
+/// What a policy leaves open for a second, in words: of freed memory, and of other data.
+pub fn said_open(policy: &PolicyReport) -> [String; 2] {
     match open(policy) {
-        None => ["all".into(), "all".into()],
+        None => ["all memory".into(), "all memory".into()],
         Some(_) => [policy.exposure.stale_byte_s, policy.exposure.neighbour_byte_s]
             .map(|open| if open > 0.0 { bytes(open) } else { "none".into() }),
     }
@@ -96,16 +97,14 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
     let all = || runs.report.policies.iter().chain(before.iter().flat_map(|runs| &runs.report.policies));
     let most_open = all().filter_map(open).fold(0.0, f64::max);
     let most_lost = all().map(lost).fold(0.05, f64::max);
-    let mut y = from_zero("freed memory that devices reach, for one second", most_open.max(1000.0), |at| {
-        if at == 0.0 { "none".into() } else { bytes(at) }
-    });
+    let said = |at, _| if at == 0.0 { "none".into() } else { bytes(at) };
+    let mut y = around_zero("freed memory open for 1 s", 0.0, most_open.max(1000.0), said);
     let top = y.range.1;
-    let bottom = -0.12 * top;
-    let everything = top * 1.2;
+    let everything = top * 1.15;
     y.ticks.push((everything, "all memory".into()));
-    y.range = (bottom, top * 1.32);
-    let mut x = from_zero("speed lost to protection", most_lost, |share| format!("{:.0} %", share * 100.0));
-    x.range = (-0.02 * x.range.1, x.range.1 * 1.04);
+    y.range = (-0.1 * top, top * 1.25);
+    let mut x = around_zero("speed lost to protection", 0.0, most_lost, share);
+    x.range = (-0.02 * x.range.1, x.range.1);
     let at = |policy: &PolicyReport| (lost(policy), open(policy).unwrap_or(everything));
     let marks = runs.report.policies.iter().enumerate().map(|(number, policy)| {
         let neighbours = policy.exposure.neighbour_byte_s > 0.0;
@@ -114,11 +113,7 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
             before.and_then(|runs| runs.report.policies.iter().find(|other| other.policy == policy.policy));
         let [freed, other] = said_open(policy);
         let cost = runs.costs.get(number).map_or(0.0, |cost| cost.median_ns);
-        let mut line: Vec<Point> = earlier.map(&at).into_iter().collect();
         let from = earlier.map_or(String::new(), |earlier| format!(" (before: {})", percent(lost(earlier))));
-        if !line.is_empty() {
-            line.push(at(policy));
-        }
         Mark {
             class: class_of(policy.policy, number),
             name: policy.policy.into(),
@@ -126,8 +121,9 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
                 format!("costs {}{from}, {} a buffer", percent(lost(policy)), time(cost)),
                 format!("open for 1 s: freed memory {freed}, other data {other}"),
             ],
-            line,
+            lines: earlier.map(|earlier| vec![at(earlier), at(policy)]).into_iter().collect(),
             dots: vec![(at(policy), shape)],
+            ..Mark::default()
         }
     });
     let arrows = if before.is_some() { " A line comes from where the policy was before." } else { "" };
@@ -141,7 +137,7 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
         x,
         y,
         names: Names::Beside,
-        height: 430,
+        height: HEIGHT,
     }
 }
 
@@ -214,14 +210,14 @@ pub fn mark(name: &str, class: &str, latency: &[(f64, u64)]) -> Mark {
     }
     let said = PERCENTILES.map(|(share, label)| format!("{label} {}", time(quantile(latency, share))));
     let most = time(latency.last().map_or(0.0, |(ns, _)| *ns));
-    let readout = vec![said[..2].join(" · "), format!("{} · most {most}", said[2..].join(" · "))];
-    Mark { class: class.into(), name: name.into(), readout, line, dots: Vec::new() }
+    let readout = vec![format!("{} · most {most}", said.join(" · "))];
+    Mark { class: class.into(), name: name.into(), readout, lines: vec![line], ..Mark::default() }
 }
 
 /// Calls from the fastest to the slowest.
 pub fn distribution(title: &str, marks: Vec<Mark>) -> Plot {
-    let points = || marks.iter().flat_map(|mark| &mark.line);
-    let most = points().map(|point| point.1).fold(1.0, f64::max);
+    let points = || marks.iter().flat_map(|mark| mark.lines.iter().flatten());
+    let (least, most) = points().fold((f64::MAX, 1.0), |(least, most), (_, y)| (y.min(least), y.max(most)));
     let far = points().map(|point| point.0).fold(1.0, f64::max);
     let ticks = PERCENTILES.iter().map(|(share, label)| (nines(*share), (*label).to_owned()));
     let x = Axis {
@@ -232,13 +228,13 @@ pub fn distribution(title: &str, marks: Vec<Mark>) -> Plot {
     Plot {
         title: title.into(),
         caption: "Measured on this machine, with the waits that the profile adds. Each step to the right has a tenth of the calls \
-                  beyond it. Times below 1 ns are drawn at 1 ns."
+                  beyond it. Both scales are logarithmic, and times below 1 ns are drawn at 1 ns."
             .into(),
         x,
-        y: times("time of a call", 1.0, 10f64.powf(most)),
+        y: times("time of a call", 10f64.powf(least.min(most)), 10f64.powf(most)),
         marks,
         names: Names::Ends,
-        height: 430,
+        height: HEIGHT,
     }
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::calibration::Calibration;
 use crate::look::{BOLD, count, percent, wrap};
+use crate::machine;
 
 /// A policy and what it came to.
 pub struct Row {
@@ -188,6 +189,8 @@ struct Document<'a> {
     schema: u32,
     tool: &'static str,
     version: &'static str,
+    command: String,
+    machine: machine::Machine,
     workload: &'a str,
     about: &'a str,
     profile: &'a str,
@@ -254,6 +257,8 @@ pub fn json(tables: &[Table], profile: &Profile, calibration: &Calibration) -> s
         schema: 1,
         tool: env!("CARGO_BIN_NAME"),
         version: env!("CARGO_PKG_VERSION"),
+        command: machine::command(),
+        machine: machine::Machine::here(),
         workload: first.map_or("", |table| &table.workload.name),
         about: first.map_or("", |table| &table.workload.about),
         profile: &profile.name,

@@ -1,22 +1,67 @@
 //! `portcullis report` as its reader meets it, without a browser.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{file, portcullis, stderr, stdout};
 use serde_json::Value;
 
-/// A result of a short replay, in a file.
-fn result(name: &str, arguments: &[&str]) -> std::path::PathBuf {
-    let output = portcullis(&[&["replay", "--json", "--limit", "3000"], arguments].concat());
+/// What a command prints with `--json`, in a file.
+fn printed(name: &str, command: &[&str], arguments: &[&str]) -> PathBuf {
+    let output = portcullis(&[command, arguments, &["--json"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     file(name, &output.stdout)
 }
 
-fn report(paths: &[&Path], options: &[&str]) -> String {
+/// A result of a short replay, in a file.
+pub fn result(name: &str, arguments: &[&str]) -> PathBuf {
+    printed(name, &["replay", "--limit", "3000"], arguments)
+}
+
+/// A result as `portcullis bench path --json` prints it: not each build has benchmarks.
+pub fn bench(name: &str) -> PathBuf {
+    let mut results = Vec::new();
+    for (workload, ns) in [("raw-1", 38.0), ("typed-1", 42.0), ("sg-64", 445.0)] {
+        for (subject, times) in [("portcullis", 1.0), ("linux", 2.5)] {
+            for threads in [1, 2] {
+                let ns = ns * times * f64::from(threads).sqrt();
+                results.push(serde_json::json!({
+                    "workload": workload, "threads": threads, "subject": subject, "profile": "none",
+                    "ns_per_op": ns, "min": ns * 0.95, "max": ns * 1.1, "p99_99": ns * 8.0
+                }));
+            }
+        }
+    }
+    let skipped = serde_json::json!([
+        {"workload": "pool-64", "threads": 2, "subject": "linux", "reason": "it has no pool"}
+    ]);
+    let whole = serde_json::json!({
+        "bench": "path", "command": "portcullis bench path --json", "machine": {"cpus": 2, "model": "A", "os": "linux"},
+        "results": results, "skipped": skipped
+    });
+    file(name, whole.to_string().as_bytes())
+}
+
+pub fn scale(name: &str, arguments: &[&str]) -> PathBuf {
+    printed(name, &["scale"], arguments)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The same result but for a change.
+pub fn with(name: &str, path: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let mut json = json(path);
+    change(&mut json);
+    file(name, json.to_string().as_bytes())
+}
+
+pub fn report(paths: &[&Path], options: &[&str]) -> String {
     let paths: Vec<&str> = paths.iter().map(|path| path.to_str().unwrap()).collect();
     let output = portcullis(&[&["report"], options, &paths[..]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    stdout(&output)
+    // The page keeps figures and their units in one line.
+    stdout(&output).replace("\u{a0}%", " %")
 }
 
 /// Every element that begins ends, in order, and nothing is loaded from anywhere.
@@ -57,7 +102,7 @@ fn a_report_has_the_verdict_each_policy_and_the_tables() {
     let page = report(&[&path], &[]);
     is_sound(&page);
     // The same sentences as replay's.
-    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let json = json(&path);
     let policies = json["policies"].as_array().unwrap();
     for sentence in
         ["Protection from devices costs this workload", "Choose ", "of freed memory for one second"]
@@ -75,18 +120,24 @@ fn a_report_has_the_verdict_each_policy_and_the_tables() {
         let marks = page.matches(&format!("aria-label=\"{name}: ")).count();
         assert_eq!(marks, 6, "{name}");
         assert!(page.contains(&format!("<th scope=\"row\">{name}</th>")));
+        let labels = page.matches(&format!("\">{name}</text>")).count();
+        assert_eq!(labels, 6, "{name} stands at its mark in each drawing");
     }
-    for part in
-        ["prefers-color-scheme: dark", "@media print", "replay --json --limit 3000", "99.99 %", "--full"]
-    {
-        assert!(page.contains(part) || part == "--full", "{part}");
+    for part in [
+        "prefers-color-scheme: dark",
+        "@media print",
+        "replay --limit 3000 --json",
+        "99.99 %",
+        "All figures, and what they mean",
+    ] {
+        assert!(page.contains(part), "{part}");
     }
 }
 
 #[test]
 fn a_distribution_is_whole() {
     let path = result("whole.json", &["--profile", "none", "--repeat", "1"]);
-    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let json = self::json(&path);
     for policy in json["policies"].as_array().unwrap() {
         for (list, figures) in [("map_latency", "map_ns"), ("unmap_latency", "unmap_ns")] {
             let steps: Vec<(f64, u64)> = serde_json::from_value(policy[list].clone()).unwrap();
@@ -104,7 +155,7 @@ fn a_distribution_is_whole() {
         }
     }
     let waits = result("waits.json", &["--policy", "strict", "--repeat", "1"]);
-    let json: Value = serde_json::from_slice(&std::fs::read(waits).unwrap()).unwrap();
+    let json = self::json(&waits);
     let first = json["policies"][0]["unmap_latency"][0][0].as_f64().unwrap();
     let wait = json["policies"][0]["wait_ns_per_op"].as_f64().unwrap();
     assert!(first > 0.9 * wait, "each unmap waits {wait} ns, and the shortest takes {first}");
@@ -128,60 +179,289 @@ fn names_out_of_a_result_are_no_markup() {
 }
 
 #[test]
-fn two_results_are_compared() {
+fn two_replays_are_compared() {
     let before = result("before.json", &["--repeat", "1"]);
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&before).unwrap()).unwrap();
-    let strict = &mut json["costs"][0];
-    for figure in ["least_ns", "median_ns", "most_ns"] {
-        strict[figure] = (strict[figure].as_f64().unwrap() + 5000.0).into();
-    }
-    json["profile"] = "smmuv3".into();
-    let after = file("after.json", json.to_string().as_bytes());
+    let after = with("after.json", &before, |json| {
+        let strict = &mut json["costs"][0];
+        for figure in ["least_ns", "median_ns", "most_ns"] {
+            strict[figure] = (strict[figure].as_f64().unwrap() + 5000.0).into();
+        }
+        json["profile"] = "smmuv3".into();
+    });
     let page = report(&[&before, &after], &["--compare"]);
     is_sound(&page);
-    assert!(
-        page.contains("It became slower: strict (+") && page.contains("Nothing became faster."),
-        "the change"
-    );
+    assert!(page.contains("1 of 8 policies became slower: strict (+"), "the change");
+    assert!(page.contains("No policy became faster.") && page.contains("7 policies did not change."));
     assert!(page.contains("+5000 ns"), "in the table");
     assert!(page.contains("differ in their profiles, too: vtd before, smmuv3 after"));
     assert!(page.contains("An unmap under strict-ring") && page.contains("href=\"#part-2\""));
-    let output = portcullis(&["report", "--compare", before.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("--compare takes two"), "{}", stderr(&output));
+}
+
+/// The value of an attribute in a piece of markup.
+fn value<'a>(of: &'a str, name: &str) -> &'a str {
+    of.split(&format!("{name}=\"")).nth(1).unwrap().split('"').next().unwrap()
+}
+
+/// No label of a plot lies over another, or over a line: as boxes, with letters as narrow as they are
+/// anywhere. (A browser's own boxes are in browser.rs.)
+fn labels_stand_free(page: &str) -> usize {
+    let mut seen = 0;
+    for plot in page.split("<svg class=\"plot ").skip(1).map(|rest| rest.split("</svg>").next().unwrap()) {
+        let letter = value(plot, "font-size").parse::<f64>().unwrap() * 0.5;
+        let mut boxes: Vec<[f64; 4]> = Vec::new();
+        for text in plot.split("<text class=\"name\"").skip(1) {
+            let [x, y] = ["x", "y"].map(|name| value(text, &format!(" {name}")).parse::<f64>().unwrap());
+            let name = text.split(['>', '<']).nth(1).unwrap();
+            let width = name.chars().count() as f64 * letter;
+            let left = match value(text, "text-anchor") {
+                "start" => x,
+                "middle" => x - width / 2.0,
+                _ => x - width,
+            };
+            let area = [left, y - 5.0, left + width, y + 5.0];
+            let meets = |other: &&[f64; 4]| {
+                other[0] < area[2] && area[0] < other[2] && other[1] < area[3] && area[1] < other[3]
+            };
+            assert!(!boxes.iter().any(|other| meets(&other)), "{name} lies over another");
+            boxes.push(area);
+        }
+        seen += boxes.len();
+        for line in plot.split("<g class=\"line\">").skip(1).map(|rest| rest.split("</g>").next().unwrap()) {
+            for d in line.split(" d=\"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
+                let points = d.split(['M', 'L']).skip(1).map(|point| point.split_once(' ').unwrap());
+                let points: Vec<[f64; 2]> =
+                    points.map(|(x, y)| [x, y].map(|at| at.parse::<f64>().unwrap())).collect();
+                for (a, b) in points.iter().zip(&points[1..]) {
+                    for at in (0..=200).map(|n| f64::from(n) / 200.0) {
+                        let [x, y] = [0, 1].map(|axis| a[axis] + (b[axis] - a[axis]) * at);
+                        let covers =
+                            |area: &[f64; 4]| area[0] < x && x < area[2] && area[1] < y && y < area[3];
+                        assert!(!boxes.iter().any(covers), "a label lies over a line at {x}, {y}");
+                    }
+                }
+            }
+        }
+    }
+    seen
 }
 
 #[test]
-fn benchmarks_and_scaling_are_reported_too() {
-    let bench = portcullis(&[
-        "bench",
-        "iova",
-        "--quick",
-        "--json",
-        "--workload",
-        "pair-1",
-        "--subject",
-        "portcullis",
-        "--threads",
-        "1",
-    ]);
-    let bench = file("bench.json", &bench.stdout);
-    let scale = r#"{"schema": 1, "tool": "portcullis", "workload": "memcached", "about": "", "profile": "vtd", "results": [
-        {"policy": "lazy", "cpus": 16, "relative_to_passthrough": 0.97, "requests_per_s": 1e6, "extrapolated": []},
-        {"policy": "lazy", "cpus": 256, "relative_to_passthrough": 0.93, "requests_per_s": 1e7, "extrapolated": ["x"]},
-        {"policy": "lazy-2015", "cpus": 16, "relative_to_passthrough": 0.22, "requests_per_s": 2e5}]}"#;
-    let page = report(&[&bench, &file("scale.json", scale.as_bytes())], &[]);
+fn labels_lie_over_no_line_and_no_label() {
+    let before = result("slow.json", &["--repeat", "1"]);
+    let after = with("fast.json", &before, |json| {
+        for policy in json["policies"].as_array_mut().unwrap() {
+            let share = policy["relative_to_passthrough"].as_f64().unwrap();
+            policy["relative_to_passthrough"] = (share * 0.8).into();
+        }
+    });
+    // The lines come from the left, and from the right.
+    for two in [[&before, &after], [&after, &before]] {
+        let seen = labels_stand_free(&report(&two.map(PathBuf::as_path), &["--compare"]));
+        assert!(seen > 60, "eight policies in nine plots, and two lines in eight: {seen}");
+    }
+    let policies = "strict,strict-batch,strict-ring,bounce,adaptive,lazy,lazy-2015,smmu-2017";
+    for cpus in ["16", "1,2,16,64,256"] {
+        let path = scale("free.json", &["--cpus", cpus, "--policy", policies]);
+        assert!(labels_stand_free(&report(&[&path], &[])) >= 16);
+    }
+}
+
+#[test]
+fn what_protects_nothing_leaves_all_memory_open_in_every_table() {
+    let path = result("open.json", &["--repeat", "1", "--policy", "lazy,swiotlb,passthrough"]);
+    // The comparison has a table of its own, before those of both results.
+    for (page, expected) in [(report(&[&path], &[]), 2), (report(&[&path, &path], &["--compare"]), 6)] {
+        let tables = page.split("<table>").skip(1).filter(|table| table.contains("freed memory"));
+        let mut rows = 0;
+        for table in tables {
+            let table = table.split("</table>").next().unwrap();
+            for row in table.split("<tr>").skip(1) {
+                let is = |name: &str| row.contains(&format!("row\">{name}</th>"));
+                let all = row.matches("<td>all memory</td>").count();
+                assert!(!is("lazy") || all == 0, "{row}");
+                if is("swiotlb") || is("passthrough") {
+                    assert_eq!(all, 2, "freed memory and other data: {row}");
+                    rows += 1;
+                }
+            }
+        }
+        assert_eq!(rows, expected);
+    }
+}
+
+#[test]
+fn two_benchmarks_are_compared() {
+    let before = file(
+        "benched.json",
+        br#"{"bench": "path", "command": "portcullis bench path --json", "machine": {"cpus": 2, "model": "A"},
+        "limits": {}, "timer": {}, "skipped": [], "results": [
+        {"workload": "raw-1", "threads": 1, "subject": "portcullis", "ns_per_op": 40.0, "min": 39.0, "max": 42.0, "p99_99": 90.0},
+        {"workload": "raw-1", "threads": 2, "subject": "portcullis", "ns_per_op": 50.0, "min": 48.0, "max": 60.0, "p99_99": null},
+        {"workload": "raw-4", "threads": 2, "subject": "portcullis", "ns_per_op": 60.0, "min": 60.0, "max": 60.0, "p99_99": null},
+        {"workload": "sg-4", "threads": 1, "subject": "portcullis", "ns_per_op": 90.0, "min": 89.0, "max": 91.0, "p99_99": null}]}"#,
+    );
+    let after = with("benched-2.json", &before, |json| {
+        let results = json["results"].as_array_mut().unwrap();
+        for (at, ns) in [(0, [30.0, 29.0, 31.0]), (1, [58.0, 55.0, 62.0]), (3, [99.0, 98.0, 101.0])] {
+            for (figure, ns) in ["ns_per_op", "min", "max"].iter().zip(ns) {
+                results[at][figure] = ns.into();
+            }
+        }
+        results[2]["workload"] = "raw-16".into();
+        json["machine"]["model"] = "B".into();
+    });
+    let page = report(&[&before, &after], &["--compare"]);
     is_sound(&page);
     for part in [
-        "Benchmark iova",
-        "pair-1",
-        "bench iova --quick",
-        "Scaling of memcached",
-        "lazy-2015",
-        "lazy keeps 93 %",
+        "1 of 3 measurements became faster: raw-1 of portcullis with 1 thread (-25 %).",
+        "1 of 3 measurements became slower: sg-4 of portcullis with 1 thread (+10 %).",
+        "1 measurement changed by no more than the repetitions differ.",
+        "2 measurements are in one of the two only.",
+        "<td>-25 %</td><td>faster</td><td>40.0 (39.0 to 42.0)</td><td>30.0 (29.0 to 31.0)</td>",
+        "<td>+16 %</td><td>within the noise</td>",
+        "differ in their machines, too: A before, B after",
+        "Change of time, 1 thread",
+        "Change of time, 2 threads",
+        "Benchmark path",
     ] {
         assert!(page.contains(part), "{part}");
     }
+    assert!(report(&[&before, &before], &["--compare"]).contains("4 measurements did not change."));
+}
+
+#[test]
+fn two_simulations_are_compared() {
+    let policies = ["--policy", "strict,lazy,lazy-2015", "--cpus", "4,16"];
+    let before = scale("scaled.json", &policies);
+    let after = scale("scaled-2.json", &[&policies[..], &["--profile", "virtio-iommu"]].concat());
+    let page = report(&[&before, &after], &["--compare"]);
+    is_sound(&page);
+    let change = {
+        let requests = |path| json(path)["results"][3]["requests_per_s"].as_f64().unwrap();
+        let share = (requests(&after) / requests(&before) - 1.0) * 100.0;
+        assert!(share < -10.0, "strict unmaps wait longer there: {share}");
+        assert!(json(&after)["results"][3]["policy"] == "strict");
+        format!("strict ({share:+.0} %)")
+    };
+    for part in [
+        &change,
+        " of 3 policies on 16 CPUs became slower: strict (",
+        "differ in their profiles",
+        "Change of requests in a second",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(report(&[&before, &before], &["--compare"]).contains("3 policies on 16 CPUs did not change."));
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_with_what_can() {
+    let replay = result("compare-1.json", &["--repeat", "1", "--policy", "lazy"]);
+    let other = result("compare-2.json", &["--repeat", "1", "--policy", "strict"]);
+    let scale = scale("compare-3.json", &["--policy", "lazy", "--cpus", "2"]);
+    let cases = [
+        (vec![&replay], "--compare takes two results, the one before and the one after, and not 1"),
+        (
+            vec![&replay, &scale],
+            "two results of the same command: compare-1.json is of `portcullis replay`, and compare-3.json is of `portcullis scale`",
+        ),
+        (vec![&replay, &other], "nothing that was measured is in both compare-1.json and compare-2.json"),
+    ];
+    for (paths, expected) in cases {
+        let paths = paths.iter().map(|path| path.to_str().unwrap());
+        let arguments: Vec<&str> = ["report", "--compare"].into_iter().chain(paths).collect();
+        let output = portcullis(&arguments);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(expected) && output.stdout.is_empty(), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_benchmark_is_reported() {
+    let page = report(&[&bench("bench.json")], &[]);
+    is_sound(&page);
+    for part in [
+        "Benchmark path",
+        "The least time, of 6 comparisons: portcullis in 6.",
+        "Time of an operation, 1 thread, no waits",
+        "Time of an operation, 2 threads, no waits",
+        "portcullis bench path --json",
+        "it has no pool",
+        "aria-label=\"linux: raw-1 95 ns · typed-1 105 ns",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
+    let path = scale("scale.json", &["--policy", "lazy,strict,lazy-2015", "--cpus", "2,32"]);
+    let json = json(&path);
+    assert_eq!(json["command"], "portcullis scale --policy lazy,strict,lazy-2015 --cpus 2,32 --json");
+    assert!(json["machine"]["cpus"].as_u64().unwrap() > 0 && json["machine"]["os"].is_string());
+    let page = report(&[&path], &[]);
+    is_sound(&page);
+    let percent = |at: usize| {
+        let share = json["results"][at]["relative_to_passthrough"].as_f64().unwrap();
+        format!("{:.1} %", share * 100.0)
+    };
+    // Their order is the command's own, and the most CPUs come last.
+    let verdict = format!(
+        "On 32 CPUs, lazy keeps the most of the speed without protection, {}, and lazy-2015 the least, {}.",
+        percent(4),
+        percent(5)
+    );
+    let names: Vec<_> = (3..6).map(|at| json["results"][at]["policy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["strict", "lazy", "lazy-2015"]);
+    for part in [
+        &verdict,
+        "What costs lazy-2015 most: waiting for lines and locks that CPUs share, ",
+        "scale --policy lazy",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    let said = page.split("class=\"verdict\">").nth(1).unwrap().split("</div>").next().unwrap();
+    assert_eq!(said.matches("<p>").count(), 2, "{said}");
+    // A curve has a point for each number of CPUs, in a wide window and in a narrow one.
+    assert_eq!(page.matches("class=\"mark of-lazy\"").count(), 2);
+    assert!(!page.contains("mark of-lazy bar"));
+}
+
+#[test]
+fn one_number_of_cpus_is_shown_as_bars_and_not_as_curves_of_one_point() {
+    let page = report(&[&scale("scale-1.json", &["--policy", "lazy,strict", "--cpus", "16"])], &[]);
+    is_sound(&page);
+    assert_eq!(page.matches("class=\"mark of-lazy bar\"").count(), 2, "a bar in each drawing");
+    assert!(page.contains("Speed, as a share of that without protection, on 16 CPUs"));
+}
+
+#[test]
+fn an_axis_ends_where_its_figures_do() {
+    for (name, cpus) in [("axis-1.json", "3,5"), ("axis-2.json", "1,2,16,64,256")] {
+        let page = report(&[&scale(name, &["--policy", "lazy,strict", "--cpus", cpus])], &[]);
+        let plot = page.split("class=\"plot wide\"").nth(1).unwrap().split("</svg>").next().unwrap();
+        let right = |class: &str| {
+            let drawn =
+                plot.split(class).skip(1).flat_map(|part| part.split("d=\"").nth(1)?.split('"').next());
+            let x = drawn.flat_map(|d| d.split(['M', 'L']).skip(1)).map(|p| p.split(' ').next().unwrap());
+            x.map(|x| x.parse::<i32>().unwrap()).max().unwrap()
+        };
+        assert!(right("class=\"grid\"") - right("class=\"line\"") <= 1, "{name}");
+    }
+}
+
+#[test]
+fn a_result_that_names_no_machine_has_no_cpus() {
+    let path = with("nowhere.json", &result("here.json", &["--policy", "lazy", "--repeat", "1"]), |json| {
+        let whole = json.as_object_mut().unwrap();
+        whole.remove("machine");
+        whole.remove("command");
+    });
+    let page = report(&[&path], &[]);
+    assert!(page.contains("The result does not name the machine.") && !page.contains("0 CPU"));
+    let there = result("there.json", &["--policy", "lazy", "--repeat", "1"]);
+    let page = report(&[&path, &there], &["--compare"]);
+    assert!(!page.contains("0 CPU") && !page.contains("differ in their number of CPUs"));
 }
 
 #[test]

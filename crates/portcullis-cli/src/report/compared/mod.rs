@@ -1,0 +1,149 @@
+//! Two results of one command beside each other: what became faster, what slower, and what else than that differs.
+
+mod benches;
+mod replays;
+mod scales;
+
+use super::html::element;
+use super::read::{Machine, Outcome};
+use super::{CommandError, warning};
+use crate::look::{count, number_of};
+
+/// What changed, as a part of the page. `names` are those of the two results.
+pub fn section(names: [&str; 2], before: &Outcome, after: &Outcome) -> Result<String, CommandError> {
+    let compared = match (before, after) {
+        (Outcome::Replay(before), Outcome::Replay(after)) => replays::section(before, after),
+        (Outcome::Bench(before), Outcome::Bench(after)) if before.bench == after.bench => {
+            benches::section(before, after)
+        }
+        (Outcome::Scale(before), Outcome::Scale(after)) => scales::section(before, after),
+        _ => {
+            let [before, after] = [(names[0], before), (names[1], after)]
+                .map(|(name, outcome)| format!("{name} is of `{}`", outcome.tool()));
+            return Err(CommandError::Different { before, after });
+        }
+    };
+    let (before, after) = (names[0].to_owned(), names[1].to_owned());
+    Ok(element("h2", "Before and after") + &compared.ok_or(CommandError::NothingCommon { before, after })?)
+}
+
+/// What became of a figure that is a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Faster,
+    Slower,
+    /// The repetitions before and after overlap.
+    Noise,
+    Same,
+}
+
+impl Change {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Faster => "faster",
+            Self::Slower => "slower",
+            Self::Noise => "within the noise",
+            Self::Same => "the same",
+        }
+    }
+}
+
+/// The share by which `after` is more than `before`.
+fn change_of(before: f64, after: f64) -> f64 {
+    if after == before { 0.0 } else { (after / before.max(1e-9) - 1.0).clamp(-1.0, 1e6) }
+}
+
+/// A share of change: `-12 %`.
+fn signed(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent.abs() < 9.95 { format!("{percent:+.1} %") } else { format!("{percent:+.0} %") }
+}
+
+/// The most that are named of those which became faster, and of those which became slower.
+const NAMED: usize = 8;
+
+/// The verdict: names with what changed about them, the greatest change first. `things` are what they are, one and several.
+fn verdict(changes: &[(String, f64, Change)], things: [&str; 2]) -> String {
+    let all = count(changes.len() as u64);
+    let is = |kind: Change| changes.iter().filter(move |(_, _, change)| *change == kind);
+    let mut html = "<div class=\"verdict\">\n".to_owned();
+    for kind in [Change::Faster, Change::Slower] {
+        let mut those: Vec<_> = is(kind).collect();
+        those.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
+        let names = those.iter().take(NAMED).map(|(name, share, _)| format!("{name} ({})", signed(*share)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let more = those.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(", and {} more", count(more as u64)) } else { String::new() };
+        html += &element(
+            "p",
+            &match those.len() {
+                0 => format!("No {} became {}.", things[0], kind.word()),
+                n => format!(
+                    "{} of {all} {} became {}: {names}{more}.",
+                    count(n as u64),
+                    things[1],
+                    kind.word()
+                ),
+            },
+        );
+    }
+    let (noise, same) = (is(Change::Noise).count() as u64, is(Change::Same).count() as u64);
+    if noise > 0 {
+        html += &element(
+            "p",
+            &format!("{} changed by no more than the repetitions differ.", number_of_things(noise, things)),
+        );
+    }
+    if same > 0 {
+        html += &element("p", &format!("{} did not change.", number_of_things(same, things)));
+    }
+    html + "</div>\n"
+}
+
+fn number_of_things(n: u64, [one, several]: [&str; 2]) -> String {
+    format!("{} {}", count(n), if n == 1 { one } else { several })
+}
+
+/// What else than the program may explain a change: each pair has a name, and what it is before and after.
+fn differences(pairs: &[(&str, String, String)]) -> String {
+    let differ = |(_, was, is): &&(&str, String, String)| was != is && !was.is_empty() && !is.is_empty();
+    let said = |(what, was, is): &(&str, String, String)| {
+        warning(&format!("The two differ in their {what}, too: {was} before, {is} after."))
+    };
+    pairs.iter().filter(differ).map(said).collect()
+}
+
+/// The machines of both, where the results name them.
+fn machines(before: &Machine, after: &Machine) -> [(&'static str, String, String); 2] {
+    let cpu = |machine: &Machine| machine.cpu.clone().unwrap_or_default();
+    let cpus = |machine: &Machine| match machine.cpus {
+        0 => String::new(),
+        cpus => number_of(cpus, "CPU"),
+    };
+    [("machines", cpu(before), cpu(after)), ("number of CPUs", cpus(before), cpus(after))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_said_with_its_sign_and_stays_a_number() {
+        assert_eq!([change_of(100.0, 88.0), change_of(50.0, 52.5)].map(signed), ["-12 %", "+5.0 %"]);
+        assert!(change_of(0.0, 1e300).is_finite() && change_of(0.0, 0.0) == 0.0);
+    }
+
+    #[test]
+    fn a_verdict_names_the_greatest_changes_and_counts_the_rest() {
+        let mut changes: Vec<_> =
+            (1..=10).map(|n| (format!("w{n}"), -0.01 * f64::from(n), Change::Faster)).collect();
+        changes.push(("x".into(), 0.02, Change::Noise));
+        let said = verdict(&changes, ["policy", "policies"]).replace('\u{a0}', " ");
+        assert!(said.contains("10 of 11 policies became faster: w10 (-10 %), w9 (-9.0 %)"), "{said}");
+        assert!(said.contains(", and 2 more.") && !said.contains("w1 ("), "{said}");
+        assert!(
+            said.contains("No policy became slower.") && said.contains("1 policy changed by no more"),
+            "{said}"
+        );
+    }
+}
