@@ -1,6 +1,7 @@
 //! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`,
 //! `cargo xtask conformance`, `cargo xtask check`.
 
+mod browser;
 #[cfg(test)]
 mod circles;
 #[cfg(test)]
@@ -89,6 +90,11 @@ fn parts(command: &str) -> Vec<Part> {
         let (missing, run) = (|| oldest::missing(&root()), || oldest::run(&root()));
         let (missing, run) = (Box::new(missing), Box::new(run));
         parts.push(Part { what: oldest::WHAT, count: oldest::COUNT, missing, run });
+    }
+    if command == "test" {
+        let run = Box::new(|| browser::run(&root()));
+        let (what, count) = (browser::WHAT, browser::count());
+        parts.push(Part { what, count, missing: Box::new(browser::missing), run });
     }
     if matches!(command, "test" | "conformance") {
         let run = Box::new(|| conformance::run(&root()));

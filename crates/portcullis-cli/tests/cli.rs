@@ -1,5 +1,7 @@
 //! The command as its user meets it: output, messages, exit codes.
 
+#[path = "cli/browser.rs"]
+mod browser;
 #[path = "cli/report.rs"]
 mod report;
 
