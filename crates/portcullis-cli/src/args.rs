@@ -7,9 +7,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::HumanCount;
 use portcullis::domain::Policy;
-use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 use portcullis_model::scale::POLICIES;
 use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
+
+#[cfg(feature = "bench")]
+use crate::bench::args::Bench;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -23,8 +25,6 @@ pub struct Arguments {
 pub enum Command {
     /// Run a recorded DMA trace through each protection policy: cost and exposure side by side
     Replay(Replay),
-    /// Measure parts of the library beside their rivals, in one run
-    Bench(Bench),
     /// Rewrite a recording without what is private in it; it replays to the same figures
     Anonymize {
         /// The recording; `-` for standard input
@@ -34,8 +34,20 @@ pub enum Command {
     },
     /// Simulate what each policy costs a server with many CPUs, and what is the hottest there
     Scale(Scale),
+    /// Measure the library and its parts beside their rivals, in one run
+    #[cfg(feature = "bench")]
+    Bench(Bench),
     /// Measure what cache lines and copies cost on this machine, and print it for `scale --calibration`
+    #[cfg(feature = "bench")]
     Calibrate,
+    /// Measure the library and its parts beside their rivals: needs a build with the feature `bench`
+    #[cfg(not(feature = "bench"))]
+    #[command(disable_help_flag = true)]
+    Bench(Absent),
+    /// Measure what cache lines and copies cost on this machine: needs a build with the feature `bench`
+    #[cfg(not(feature = "bench"))]
+    #[command(disable_help_flag = true)]
+    Calibrate(Absent),
     /// Make one page of HTML, with plots, of the results that other commands print with --json
     Report(ReportOptions),
     /// Print a script that completes this command's names and options in a shell
@@ -45,6 +57,14 @@ pub enum Command {
     },
     /// Print the manual page: save the output as portcullis.1 in a folder that man searches
     Man,
+}
+
+/// What a command that this build lacks was given.
+#[cfg(not(feature = "bench"))]
+#[derive(Debug, Args)]
+pub struct Absent {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    ignored: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -202,203 +222,6 @@ impl PolicyName {
     }
 }
 
-#[derive(Debug, Args)]
-pub struct Bench {
-    #[command(subcommand)]
-    pub what: BenchWhat,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum BenchWhat {
-    /// Allocation of I/O virtual addresses, beside Linux's allocator and crates of the registry
-    Iova(BenchIova),
-    /// Page tables in the formats of hardware, beside Linux's
-    Pgtable(BenchPgtable),
-    /// Unmaps with their waits for the hardware and their locks, beside the design of 2015
-    Invalidation(BenchInvalidation),
-    /// Bounce buffers, beside a bare copy, Linux's swiotlb, and mapping without a bounce
-    Bounce(BenchBounce),
-    /// Maps and unmaps as drivers call them, beside Linux's parts composed, and beside the library's own parts
-    Path(BenchPath),
-}
-
-#[derive(Debug, Args)]
-pub struct BenchIova {
-    /// Workloads, separated by commas [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
-          value_parser = PossibleValuesParser::new(iova::WORKLOADS.map(|workload| workload.name)))]
-    pub workload: Vec<String>,
-
-    /// Subjects to measure, separated by commas [default: all; linux with --rival only]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(iova::SUBJECTS.map(|subject| subject.name)))]
-    pub subject: Vec<String>,
-
-    #[command(flatten)]
-    pub options: BenchOptions,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchPgtable {
-    /// Formats, separated by commas [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(pgtable::formats()))]
-    pub format: Vec<String>,
-
-    /// Workloads, separated by commas [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(pgtable::work::WORKLOADS.map(|workload| workload.name)))]
-    pub workload: Vec<String>,
-
-    /// Subjects to measure, separated by commas [default: portcullis, stores, locked; with --rival, linux]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(pgtable::SUBJECTS.map(|subject| subject.name)))]
-    pub subject: Vec<String>,
-
-    /// Also tables whose changes are written back from the CPU's caches: the subjects that end in -nc
-    #[arg(long, conflicts_with = "subject")]
-    pub incoherent: bool,
-
-    #[command(flatten)]
-    pub options: BenchOptions,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchInvalidation {
-    /// Workloads, separated by commas [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(invalidation::WORKLOADS.map(|workload| workload.name)))]
-    pub workload: Vec<String>,
-
-    /// Subjects to measure, separated by commas [default: all that do the workload]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(invalidation::SUBJECTS.map(|subject| subject.name)))]
-    pub subject: Vec<String>,
-
-    /// Hardware whose waits to make, in real time, or a TOML file that describes it
-    #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
-    pub profile: String,
-
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=invalidation::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
-    /// Less than 30 seconds instead of some minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchBounce {
-    /// Workloads, separated by commas [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(bounce::WORKLOADS.map(|workload| workload.name)))]
-    pub workload: Vec<String>,
-
-    /// Subjects to measure, separated by commas [default: all that do the workload; linux with --rival only]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(bounce::SUBJECTS.map(|subject| subject.name)))]
-    pub subject: Vec<String>,
-
-    /// Hardware whose waits `strict` is to take, in real time, or TOML files that describe it, separated by commas
-    /// [default: the four]
-    #[arg(long, value_delimiter = ',', value_name = "NAME|FILE,..", value_parser = ProfileName)]
-    pub profile: Vec<String>,
-
-    /// Mappings of each thread that are in use at a time. More than one: buffers are less hot, and what a map and an unmap
-    /// take is told apart
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u16).range(1..=bounce::MOST_DEPTH as i64))]
-    pub depth: u16,
-
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=bounce::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
-    /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
-    /// run
-    #[arg(long, value_name = "PATH")]
-    pub rival: Option<PathBuf>,
-
-    /// Less than 30 seconds instead of two minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchPath {
-    /// Workloads, separated by commas: raw, typed, lazy, sg, batch, ring, pool, swiotlb or adaptive, each with -1, -4,
-    /// -16 or -64 pages, and with -live64 or -live4096 [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
-          value_parser = PossibleValuesParser::new(path::workloads().iter().map(|workload| workload.name)))]
-    pub workload: Vec<String>,
-
-    /// Subjects to measure, separated by commas [default: all that do the workload; Linux's with --rival and --rival-pt]
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..",
-          value_parser = PossibleValuesParser::new(path::SUBJECTS.map(|subject| subject.name)))]
-    pub subject: Vec<String>,
-
-    /// Hardware whose waits to make, in real time (none answers at once), or a TOML file that describes it
-    #[arg(long, value_name = "NAME|FILE", default_value = "none", value_parser = ProfileName)]
-    pub profile: String,
-
-    /// Each thread maps in a domain of its own
-    #[arg(long)]
-    pub own_domains: bool,
-
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1 and 2]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=path::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
-    /// Linux's allocator of addresses: a shared library (docs/bench.md says what it exports). Its code is run
-    #[arg(long, value_name = "PATH", requires = "rival_pt")]
-    pub rival: Option<PathBuf>,
-
-    /// Linux's page tables: a shared library, likewise
-    #[arg(long, value_name = "PATH", requires = "rival")]
-    pub rival_pt: Option<PathBuf>,
-
-    /// Less than 30 seconds instead of some minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// What benchmarks beside Linux's code can be told.
-#[derive(Debug, Args)]
-pub struct BenchOptions {
-    /// Numbers of threads, each on a core of its own [default: 1 and 2, as far as the workload allows]
-    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u8).range(1..=2))]
-    pub threads: Vec<u8>,
-
-    /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
-    /// run
-    #[arg(long, value_name = "PATH")]
-    pub rival: Option<PathBuf>,
-
-    /// Less than 30 seconds instead of some minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// A whole number from `LEAST` to `MOST`.
 fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
@@ -410,7 +233,7 @@ fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
 
 /// Takes the name of a profile that ships with Portcullis, or of a file, which is what has a `.` or a `/` in it.
 #[derive(Debug, Clone)]
-struct ProfileName;
+pub struct ProfileName;
 
 impl TypedValueParser for ProfileName {
     type Value = String;

@@ -1,12 +1,8 @@
-//! What a machine's cache lines and memory cost: by default, from a file, or measured here.
+//! What a machine's cache lines and memory cost: by default, or from a file.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use portcullis_bench::calibrate::{CalibrateError, calibrate};
 use serde::{Deserialize, Serialize};
-
-use crate::print;
 
 /// A figure and where it comes from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -44,14 +40,13 @@ pub enum CalibrationError {
     Parse { path: PathBuf, source: serde_json::Error },
     #[error("{}: {name} is {value}, expected more than 0, up to 1,000,000", path.display())]
     Figure { path: PathBuf, name: &'static str, value: f64 },
-    #[error(transparent)]
-    Measure(#[from] CalibrateError),
-    #[error("standard output: {0}")]
-    Output(#[from] std::io::Error),
 }
 
-fn figure(value: f64, source: &str) -> Figure {
-    Figure { value: (value * 100.0).round() / 100.0, source: source.to_owned() }
+impl Figure {
+    /// `value`, rounded to two digits.
+    pub fn new(value: f64, source: &str) -> Self {
+        Self { value: (value * 100.0).round() / 100.0, source: source.to_owned() }
+    }
 }
 
 impl Default for Calibration {
@@ -60,18 +55,18 @@ impl Default for Calibration {
         let here = "a virtual machine of 2 CPUs, Intel Xeon, on 23 November 2026";
         Self {
             machine: "a server of today, in round figures (--calibration FILE reads others)".into(),
-            near_ns: figure(60.0, "47 to 51 ns on Xeons, 23 to 115 on EPYCs (core-to-core-latency)"),
-            far_ns: figure(120.0, "108 to 197 ns (core-to-core-latency)"),
-            atomic_ns: figure(6.0, "some 20 cycles on x86"),
-            pause_ns: figure(40.0, "x86's pause since Skylake, some 140 cycles"),
-            copy_hot_ns: figure(5.25, &format!("4 KiB in 21 ns on {here}")),
-            copy_cold_ns: figure(160.0, &format!("4 KiB in 640 ns on {here}")),
-            copy_remote_ns: figure(160.0, "not measured: as from memory"),
-            socket_copy_gb_per_s: figure(
+            near_ns: Figure::new(60.0, "47 to 51 ns on Xeons, 23 to 115 on EPYCs (core-to-core-latency)"),
+            far_ns: Figure::new(120.0, "108 to 197 ns (core-to-core-latency)"),
+            atomic_ns: Figure::new(6.0, "some 20 cycles on x86"),
+            pause_ns: Figure::new(40.0, "x86's pause since Skylake, some 140 cycles"),
+            copy_hot_ns: Figure::new(5.25, &format!("4 KiB in 21 ns on {here}")),
+            copy_cold_ns: Figure::new(160.0, &format!("4 KiB in 640 ns on {here}")),
+            copy_remote_ns: Figure::new(160.0, "not measured: as from memory"),
+            socket_copy_gb_per_s: Figure::new(
                 68.0,
                 "8 channels of DDR4-3200 move 204.8 GB/s; a copied byte is read, fetched and written",
             ),
-            walk_read_ns: figure(197.0, "fitted in Fast & Safe (SOSP 2024)"),
+            walk_read_ns: Figure::new(197.0, "fitted in Fast & Safe (SOSP 2024)"),
         }
     }
 }
@@ -105,40 +100,6 @@ impl Calibration {
         }
         Ok(read)
     }
-}
-
-/// Measures and prints.
-pub fn run() -> Result<ExitCode, CalibrationError> {
-    let measured = calibrate()?;
-    let here = "measured by portcullis calibrate";
-    let assumed = Calibration::default();
-    let or = |value: Option<f64>, other: &Figure| value.map_or(other.clone(), |value| figure(value, here));
-    let near_ns = or(measured.line_ns, &assumed.near_ns);
-    let far_ns = Figure {
-        value: near_ns.value * 2.0,
-        source: "twice near_ns: which CPUs share a socket is not looked for".into(),
-    };
-    let calibration = Calibration {
-        machine: format!(
-            "{} CPUs, {}",
-            measured.cpus,
-            crate::machine::cpu().unwrap_or_else(|| std::env::consts::ARCH.into())
-        ),
-        near_ns,
-        far_ns,
-        atomic_ns: figure(measured.atomic_ns, here),
-        pause_ns: figure(measured.pause_ns, here),
-        copy_hot_ns: figure(measured.copy_hot_ns, here),
-        copy_cold_ns: figure(measured.copy_cold_ns, here),
-        copy_remote_ns: or(measured.copy_remote_ns, &assumed.copy_remote_ns),
-        socket_copy_gb_per_s: figure(
-            measured.copy_gb_per_s,
-            &format!("measured by portcullis calibrate with {} CPUs, taken for a socket's", measured.cpus),
-        ),
-        walk_read_ns: assumed.walk_read_ns,
-    };
-    print(&(serde_json::to_string_pretty(&calibration).map_err(std::io::Error::from)? + "\n"))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

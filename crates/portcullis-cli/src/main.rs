@@ -2,9 +2,10 @@
 
 mod anonymize;
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
 mod calibration;
-#[cfg(test)]
+#[cfg(all(test, feature = "bench"))]
 mod documents;
 mod explain;
 mod header;
@@ -42,6 +43,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// What those who ask for a benchmark are told.
+#[cfg(not(feature = "bench"))]
+const NO_BENCH: &str = "this build has no benchmarks: they take longer to compile than all the rest. In a clone, \
+                        `cargo run --release --features bench -- bench` builds and runs them; to install them, add \
+                        `--features bench` to `cargo install`.";
+
 fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match arguments.command {
         None => {
@@ -49,10 +56,17 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
             ExitCode::SUCCESS
         }
         Some(args::Command::Replay(replay)) => replay::run(&replay)?,
+        #[cfg(feature = "bench")]
         Some(args::Command::Bench(bench)) => bench::run(&bench.what)?,
+        #[cfg(feature = "bench")]
+        Some(args::Command::Calibrate) => bench::calibrate::run()?,
+        #[cfg(not(feature = "bench"))]
+        Some(args::Command::Bench(_) | args::Command::Calibrate(_)) => {
+            eprintln!("portcullis: {NO_BENCH}");
+            ExitCode::from(2)
+        }
         Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
-        Some(args::Command::Calibrate) => calibration::run()?,
         Some(args::Command::Report(options)) => {
             report::run(&options)?;
             ExitCode::SUCCESS

@@ -7,7 +7,7 @@ mod report;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -322,24 +322,40 @@ fn what_is_mistaken_for_a_trace_is_told() {
     }
 }
 
+fn help_fits(command: &[&str]) {
+    for help in ["-h", "--help"] {
+        let text = stdout(&portcullis(&[command, &[help]].concat()));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("Usage: portcullis"), "{text}");
+    }
+}
+
+#[cfg(feature = "bench")]
+#[test]
+fn help_of_benchmarks_fits_the_terminal() {
+    help_fits(&["bench"]);
+    for what in ["iova", "pgtable", "invalidation", "bounce", "path"] {
+        help_fits(&["bench", what]);
+    }
+    help_fits(&["calibrate"]);
+}
+
+/// What measures takes longer to compile than all the rest, so the first build has none of it.
+#[cfg(not(feature = "bench"))]
+#[test]
+fn a_build_without_benchmarks_says_how_to_get_them() {
+    for arguments in [&["bench"][..], &["bench", "path", "--quick"], &["bench", "--help"], &["calibrate"]] {
+        let output = portcullis(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains("--features bench"), "{output:?}");
+    }
+}
+
 #[test]
 fn help_fits_the_terminal() {
-    let commands: [&[&str]; 8] = [
-        &[],
-        &["replay"],
-        &["bench"],
-        &["bench", "iova"],
-        &["bench", "pgtable"],
-        &["bench", "invalidation"],
-        &["bench", "bounce"],
-        &["bench", "path"],
-    ];
-    for command in commands {
-        for help in ["-h", "--help"] {
-            let text = stdout(&portcullis(&[command, &[help]].concat()));
-            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-            assert!(text.contains("Usage: portcullis"), "{text}");
-        }
+    for command in [&[][..], &["replay"], &["anonymize"], &["scale"], &["report"], &["completions"], &["man"]]
+    {
+        help_fits(command);
     }
     let text = flat(&stdout(&portcullis(&["replay", "-h"])));
     assert!(text.contains("[default: vtd-ss] [possible values: vtd-ss, x86-4,"), "{text}");
@@ -442,9 +458,10 @@ fn a_shell_and_man_get_what_they_read() {
     assert!(pages.status.success());
     let pages = String::from_utf8(pages.stdout).unwrap();
     // A page for the command, and one for each of its own.
-    for page in [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-bench-iova 1"] {
+    for page in [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-scale 1"] {
         assert!(pages.contains(page), "{page}");
     }
+    assert_eq!(pages.contains(".TH portcullis-bench-iova 1"), cfg!(feature = "bench"));
 }
 
 #[test]
@@ -615,29 +632,57 @@ fn an_anonymized_recording_can_be_replayed() {
     assert!(!std::path::Path::new("never.trace").exists());
 }
 
-/// Sends SIGINT once the program has said what is to become of it.
+/// A program that can be interrupted, even where a shell has the tests ignore SIGINT, as it does for its background jobs.
 #[cfg(target_os = "linux")]
-fn interrupted(arguments: &[&str]) -> Output {
-    let child = Command::new(env!("CARGO_BIN_EXE_portcullis"))
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+fn interruptible(arguments: &[&str], stdin: Stdio) -> Child {
+    use std::os::unix::process::CommandExt;
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+    command.args(arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: `signal` may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        })
+    };
+    command.spawn().unwrap()
+}
+
+/// Sends SIGINT as soon as the program handles it, or no longer does, or has ended.
+#[cfg(target_os = "linux")]
+fn interrupt_once(child: &mut Child, handled: bool) {
     let status = format!("/proc/{}/status", child.id());
-    loop {
+    while child.try_wait().unwrap().is_none() {
         let status = std::fs::read_to_string(&status).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
         // SIGINT is number 2, the second bit.
-        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
+        if (u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0) == handled {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let pid = child.id().to_string();
     assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
+}
+
+#[cfg(target_os = "linux")]
+fn interrupted(arguments: &[&str]) -> Output {
+    let mut child = interruptible(arguments, Stdio::null());
+    interrupt_once(&mut child, true);
     child.wait_with_output().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_second_ctrl_c_ends_the_program_at_once() {
+    use std::os::unix::process::ExitStatusExt;
+
+    // It waits for a recording that does not come.
+    let mut child = interruptible(&["replay", "-"], Stdio::piped());
+    interrupt_once(&mut child, true);
+    interrupt_once(&mut child, false);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
 }
 
 #[cfg(target_os = "linux")]
@@ -650,6 +695,11 @@ fn ctrl_c_ends_with_the_results_so_far() {
         "{output:?}"
     );
     assert!(stdout(&output).contains("passthrough "), "{}", stdout(&output));
+}
+
+#[cfg(all(target_os = "linux", feature = "bench"))]
+#[test]
+fn ctrl_c_ends_a_benchmark_with_the_results_so_far() {
     let output = interrupted(&["bench", "iova", "--threads", "1"]);
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(stdout(&output).contains("the run was stopped before"), "{}", stdout(&output));

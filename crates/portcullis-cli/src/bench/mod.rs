@@ -1,4 +1,8 @@
-//! `portcullis bench`.
+//! `portcullis bench`, and what else measures this machine: in a build with the feature `bench` alone, as it takes as long to
+//! compile as all the rest.
+
+pub mod args;
+pub mod calibrate;
 
 use std::process::ExitCode;
 
@@ -12,7 +16,8 @@ use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
-use crate::args::{Arguments, BenchOptions, BenchWhat};
+use self::args::{BenchOptions, BenchWhat};
+use crate::args::Arguments;
 use crate::{interrupt, machine, print};
 
 /// Why a benchmark failed.

@@ -1,0 +1,52 @@
+//! `portcullis calibrate`.
+
+use std::process::ExitCode;
+
+use portcullis_bench::calibrate::{CalibrateError, calibrate};
+
+use crate::calibration::{Calibration, Figure};
+use crate::print;
+
+/// Why nothing was measured or printed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Measure(#[from] CalibrateError),
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Measures and prints.
+pub fn run() -> Result<ExitCode, CommandError> {
+    let measured = calibrate()?;
+    let here = "measured by portcullis calibrate";
+    let assumed = Calibration::default();
+    let or =
+        |value: Option<f64>, other: &Figure| value.map_or(other.clone(), |value| Figure::new(value, here));
+    let near_ns = or(measured.line_ns, &assumed.near_ns);
+    let far_ns = Figure {
+        value: near_ns.value * 2.0,
+        source: "twice near_ns: which CPUs share a socket is not looked for".into(),
+    };
+    let calibration = Calibration {
+        machine: format!(
+            "{} CPUs, {}",
+            measured.cpus,
+            crate::machine::cpu().unwrap_or_else(|| std::env::consts::ARCH.into())
+        ),
+        near_ns,
+        far_ns,
+        atomic_ns: Figure::new(measured.atomic_ns, here),
+        pause_ns: Figure::new(measured.pause_ns, here),
+        copy_hot_ns: Figure::new(measured.copy_hot_ns, here),
+        copy_cold_ns: Figure::new(measured.copy_cold_ns, here),
+        copy_remote_ns: or(measured.copy_remote_ns, &assumed.copy_remote_ns),
+        socket_copy_gb_per_s: Figure::new(
+            measured.copy_gb_per_s,
+            &format!("measured by portcullis calibrate with {} CPUs, taken for a socket's", measured.cpus),
+        ),
+        walk_read_ns: assumed.walk_read_ns,
+    };
+    print(&(serde_json::to_string_pretty(&calibration).map_err(std::io::Error::from)? + "\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
