@@ -43,8 +43,19 @@ pub fn missing() -> Option<String> {
 
 /// Runs the tests, with all of the workspace as the tests before were: so the command is compiled once.
 pub fn run(root: &Path) -> Result<(), String> {
-    let arguments =
-        ["test", "--locked", "--workspace", "--release", "--test", "cli", "--", "--ignored", "browser::"];
+    let arguments = [
+        "test",
+        "--locked",
+        "--workspace",
+        "--features",
+        crate::BENCH,
+        "--release",
+        "--test",
+        "cli",
+        "--",
+        "--ignored",
+        "browser::",
+    ];
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(arguments)
         .current_dir(root)

@@ -177,8 +177,9 @@ fn backports() -> Result<PathBuf, String> {
 pub fn run(root: &Path) -> Result<(), String> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["test", "--locked", "--release", "-p", "portcullis-hw", "--test", "conformance", "--"])
-        .args(["--ignored", "--show-output"])
+        // As the tests are built, so that nothing is built anew.
+        .args(["test", "--locked", "--workspace", "--features", crate::BENCH, "--release"])
+        .args(["--test", "conformance", "--", "--ignored", "--show-output"])
         .current_dir(root)
         .stdout(Stdio::piped());
     let failed = |error: std::io::Error| format!("cargo test: {error}");
@@ -207,7 +208,16 @@ pub fn run(root: &Path) -> Result<(), String> {
 /// Writes and reads a disk behind each IOMMU by each policy, and has it write where a buffer was.
 fn disk(root: &Path) -> Result<(), String> {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--locked", "--release", "-p", "portcullis-cli", "--example", "nvme"]);
+    build.args([
+        "build",
+        "--locked",
+        "--workspace",
+        "--features",
+        crate::BENCH,
+        "--release",
+        "--example",
+        "nvme",
+    ]);
     // Where programs go is the caller's to say: so cargo tells.
     build.arg("--message-format=json-render-diagnostics").current_dir(root).stderr(Stdio::inherit());
     let built = build.output().map_err(|error| format!("cargo build: {error}"))?;

@@ -10,15 +10,18 @@ mod coherence;
 mod conformance;
 #[cfg(test)]
 mod documents;
+mod lane;
 mod nightly;
 mod oldest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use self::lane::{Lane, Summary};
+
 const USAGE: &str = "\
 cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance`, and
-                      `nightly`
+                      `nightly`, beside each other
 cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
                       rustup has nightly Rust
 cargo xtask coherence [--help]
@@ -31,11 +34,12 @@ cargo xtask check     formatting, lints and documentation, all without a warning
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (command, steps) = match arguments[..] {
-        [command @ "test"] => (command, test_steps()),
-        [command @ "nightly"] => (command, Vec::new()),
-        [command @ "check"] => (command, check_steps()),
-        [command @ "conformance"] => (command, Vec::new()),
+    let parts = match arguments[..] {
+        ["test"] => return report(test()),
+        [lane::BESIDE] => beside(),
+        ["nightly"] => nightly_parts(),
+        ["check"] => check_steps().into_iter().map(Part::from).collect(),
+        ["conformance"] => vec![conformance_part()],
         ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
@@ -46,73 +50,107 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    for step in &steps {
-        eprintln!("== {}", step.what);
-        if let Err(reason) = step.run() {
-            eprintln!("xtask: {}: {reason}", step.what);
-            return ExitCode::FAILURE;
+    report(run_all(&parts, || Ok(())))
+}
+
+fn report(outcome: Result<Summary, String>) -> ExitCode {
+    match outcome {
+        Ok(summary) => {
+            print!("{summary}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("xtask: {reason}");
+            ExitCode::FAILURE
         }
     }
-    let mut done = steps.len();
-    let guests = if command == "test" { skipped() } else { Vec::new() };
-    let (mut tests, mut reasons) = (guests.len(), guests);
-    for part in parts(command) {
+}
+
+/// Runs every test there is: what compiles on stable Rust in one folder here, and the rest beside it, so that neither core waits
+/// for a program of one thread.
+fn test() -> Result<Summary, String> {
+    let mut summary = skipped();
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
+        summary.add(run_all(&front(), || Ok(()))?);
+        summary.add(run_all(&beside(), || Ok(()))?);
+        return Ok(summary);
+    }
+    let mut lane = Lane::start()?;
+    summary.add(run_all(&front(), || lane.check())?);
+    summary.add(lane.end()?);
+    Ok(summary)
+}
+
+/// What runs on stable Rust, from one build of the workspace.
+fn front() -> Vec<Part> {
+    let mut parts: Vec<Part> = test_steps().into_iter().map(Part::from).collect();
+    let run = Box::new(|| browser::run(&root()));
+    let (what, count) = (browser::WHAT, browser::count());
+    parts.push(Part { what, count, missing: Box::new(browser::missing), run });
+    parts.push(conformance_part());
+    parts
+}
+
+/// What has folders of its own to compile in, the longest first.
+fn beside() -> Vec<Part> {
+    let mut parts = nightly_parts();
+    parts.push(loom_step().into());
+    let (missing, run) = (|| oldest::missing(&root()), || oldest::run(&root()));
+    let (missing, run) = (Box::new(missing), Box::new(run));
+    parts.push(Part { what: oldest::WHAT, count: oldest::COUNT, missing, run });
+    parts
+}
+
+fn conformance_part() -> Part {
+    let run = Box::new(|| conformance::run(&root()));
+    let (what, count) = (conformance::WHAT, conformance::count());
+    Part { what, count, missing: Box::new(conformance::missing), run }
+}
+
+fn nightly_parts() -> Vec<Part> {
+    let tools = nightly::TOOLS.iter().map(|tool| Part {
+        what: tool.what,
+        count: tool.count(),
+        missing: Box::new(|| tool.missing()),
+        run: Box::new(|| tool.run(&root())),
+    });
+    let mut parts: Vec<Part> = tools.collect();
+    let run = Box::new(|| coherence::test(&root()));
+    let (what, count) = (coherence::WHAT, coherence::BOUNDS.len());
+    parts.push(Part { what, count, missing: Box::new(coherence::missing), run });
+    parts
+}
+
+/// Runs one after another, and asks `go_on` after each. The first that fails is the last.
+fn run_all(parts: &[Part], mut go_on: impl FnMut() -> Result<(), String>) -> Result<Summary, String> {
+    let mut summary = Summary::default();
+    for part in parts {
         if let Some(why) = (part.missing)() {
-            tests += part.count;
-            reasons.push(format!("{}, {} tests: {why}", part.what, part.count));
+            summary.skip(part.count, format!("{}, {} tests: {why}", part.what, part.count));
             continue;
         }
         eprintln!("== {}", part.what);
-        if let Err(reason) = (part.run)() {
-            eprintln!("xtask: {}: {reason}", part.what);
-            return ExitCode::FAILURE;
-        }
-        done += 1;
+        (part.run)().map_err(|reason| format!("{}: {reason}", part.what))?;
+        summary.done += 1;
+        go_on()?;
     }
-    println!("{done} steps done, {tests} tests skipped");
-    reasons.iter().for_each(|why| println!("skipped: {why}"));
-    ExitCode::SUCCESS
+    Ok(summary)
 }
 
-/// Tests that need something which a machine may lack.
+/// Something to run, which may need what a machine lacks.
 struct Part {
     what: &'static str,
+    /// The number of its tests, where it may be skipped.
     count: usize,
-    /// Says why they cannot be run here, if so. Installs what is missing where the system allows it.
+    /// Says why it cannot be run here, if so. Installs what is missing where the system allows it.
     missing: Box<dyn Fn() -> Option<String>>,
     run: Box<dyn Fn() -> Result<(), String>>,
 }
 
-/// The parts that `command` runs.
-fn parts(command: &str) -> Vec<Part> {
-    let mut parts = Vec::new();
-    if command == "test" {
-        let (missing, run) = (|| oldest::missing(&root()), || oldest::run(&root()));
-        let (missing, run) = (Box::new(missing), Box::new(run));
-        parts.push(Part { what: oldest::WHAT, count: oldest::COUNT, missing, run });
+impl From<Step> for Part {
+    fn from(step: Step) -> Self {
+        Self { what: step.what, count: 0, missing: Box::new(|| None), run: Box::new(move || step.run()) }
     }
-    if command == "test" {
-        let run = Box::new(|| browser::run(&root()));
-        let (what, count) = (browser::WHAT, browser::count());
-        parts.push(Part { what, count, missing: Box::new(browser::missing), run });
-    }
-    if matches!(command, "test" | "conformance") {
-        let run = Box::new(|| conformance::run(&root()));
-        let (what, count) = (conformance::WHAT, conformance::count());
-        parts.push(Part { what, count, missing: Box::new(conformance::missing), run });
-    }
-    if matches!(command, "test" | "nightly") {
-        parts.extend(nightly::TOOLS.iter().map(|tool| Part {
-            what: tool.what,
-            count: tool.count(),
-            missing: Box::new(|| tool.missing()),
-            run: Box::new(|| tool.run(&root())),
-        }));
-        let run = Box::new(|| coherence::test(&root()));
-        let (what, count) = (coherence::WHAT, coherence::BOUNDS.len());
-        parts.push(Part { what, count, missing: Box::new(coherence::missing), run });
-    }
-    parts
 }
 
 /// One command and what it is for.
@@ -163,15 +201,19 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
+/// The feature that the command has in tests: with the rest of the workspace's, so that one build serves every step.
+const BENCH: &str = "portcullis-cli/bench";
+
 /// Cargo's arguments for a test that runs only when it is asked for.
 macro_rules! ignored_test {
-    ($package:literal, $target:literal, $name:literal) => {
+    ($target:literal, $name:literal) => {
         &[
             "test",
             "--locked",
+            "--workspace",
+            "--features",
+            BENCH,
             "--release",
-            "-p",
-            $package,
             "--test",
             $target,
             "--",
@@ -188,35 +230,35 @@ const GUESTS: [Guest; 5] = [
         test: "iova::every_workload_runs_on_linux",
         what: "library with Linux's allocator",
         step: "tests beside Linux's allocator",
-        arguments: ignored_test!("portcullis-bench", "benches", "iova::every_workload_runs_on_linux"),
+        arguments: ignored_test!("benches", "iova::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL_PT",
         test: "pgtable::every_workload_runs_on_linux",
         what: "library with Linux's page tables",
         step: "tests beside Linux's page tables",
-        arguments: ignored_test!("portcullis-bench", "benches", "pgtable::every_workload_runs_on_linux"),
+        arguments: ignored_test!("benches", "pgtable::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_RIVAL",
         test: "bounce::every_workload_runs_on_linux",
         what: "library with Linux's swiotlb",
         step: "tests beside Linux's swiotlb",
-        arguments: ignored_test!("portcullis-bench", "benches", "bounce::every_workload_runs_on_linux"),
+        arguments: ignored_test!("benches", "bounce::every_workload_runs_on_linux"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "every_trace_keeps_its_promises",
         what: "folder with traces",
         step: "tests over all traces",
-        arguments: ignored_test!("portcullis-trace", "traces", "hostile::every_trace_keeps_its_promises"),
+        arguments: ignored_test!("traces", "hostile::every_trace_keeps_its_promises"),
     },
     Guest {
         variable: "PORTCULLIS_TRACES",
         test: "no_paint_shows_in_any_trace",
         what: "folder with traces",
         step: "painted memory over all traces",
-        arguments: ignored_test!("portcullis-trace", "traces", "painted::no_paint_shows_in_any_trace"),
+        arguments: ignored_test!("traces", "painted::no_paint_shows_in_any_trace"),
     },
 ];
 
@@ -227,10 +269,12 @@ impl Guest {
 }
 
 /// Tests that the command would run on a machine that had what they need.
-fn skipped() -> Vec<String> {
-    let missing = GUESTS.iter().filter(|guest| !guest.is_there());
-    let why = |guest: &Guest| format!("{}: {} names no {}", guest.test, guest.variable, guest.what);
-    missing.map(why).collect()
+fn skipped() -> Summary {
+    let mut summary = Summary::default();
+    for guest in GUESTS.iter().filter(|guest| !guest.is_there()) {
+        summary.skip(1, format!("{}: {} names no {}", guest.test, guest.variable, guest.what));
+    }
+    summary
 }
 
 fn root() -> PathBuf {
@@ -241,32 +285,14 @@ fn root() -> PathBuf {
 fn test_steps() -> Vec<Step> {
     let mut steps = vec![
         // With optimisation, as the property tests do millions of operations.
-        Step::cargo("tests", &["test", "--locked", "--workspace", "--release", "--all-targets"]),
+        Step::cargo(
+            "tests",
+            &["test", "--locked", "--workspace", "--features", BENCH, "--release", "--all-targets"],
+        ),
         Step::cargo(
             "examples in the documentation",
-            &["test", "--locked", "--workspace", "--release", "--doc"],
+            &["test", "--locked", "--workspace", "--features", BENCH, "--release", "--doc"],
         ),
-        Step {
-            // Its own folder: the configuration would otherwise rebuild everything back and forth.
-            environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
-            ..Step::cargo(
-                "lock-free parts in the model checker",
-                &[
-                    "test",
-                    "--locked",
-                    "--release",
-                    "-p",
-                    "portcullis",
-                    "-p",
-                    "portcullis-hw",
-                    "-p",
-                    "portcullis-linux",
-                    "--lib",
-                    "--test",
-                    "loom",
-                ],
-            )
-        },
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],
@@ -282,6 +308,30 @@ fn test_steps() -> Vec<Step> {
     steps
 }
 
+fn loom_step() -> Step {
+    Step {
+        // Its own folder: the configuration would otherwise rebuild everything back and forth.
+        environment: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
+        ..Step::cargo(
+            "lock-free parts in the model checker",
+            &[
+                "test",
+                "--locked",
+                "--release",
+                "-p",
+                "portcullis",
+                "-p",
+                "portcullis-hw",
+                "-p",
+                "portcullis-linux",
+                "--lib",
+                "--test",
+                "loom",
+            ],
+        )
+    }
+}
+
 /// The program that has neither `std` nor a C runtime.
 const NO_STD: &str = "tests/no-std";
 
@@ -291,7 +341,20 @@ fn check_steps() -> Vec<Step> {
         Step::cargo("formatting", &["fmt", "--all", "--check"]),
         Step { folder: NO_STD, ..Step::cargo("formatting of the program without std", &["fmt", "--check"]) },
         Step { folder: conformance::KERNEL, ..Step::cargo("formatting of the kernel", &["fmt", "--check"]) },
-        Step::cargo("lints", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        Step::cargo(
+            "lints",
+            &[
+                "clippy",
+                "--locked",
+                "--workspace",
+                "--features",
+                BENCH,
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ],
+        ),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],
