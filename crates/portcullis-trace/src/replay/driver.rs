@@ -1,5 +1,4 @@
-//! What a device's driver calls in the library, behind a pointer: the rest of a replay is compiled once, and not
-//! again for each format of page tables.
+//! What a device's driver calls in the library.
 #![allow(unsafe_code, reason = "a queue trusts its caller with memory, which here is the trace's")]
 
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use portcullis::dma::{
 };
 use portcullis::domain::{Domain, Policy, PolicyError};
 use portcullis::exposure::Exposure;
-use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{Format, PageTable};
-use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, Memory, TableFormat};
+use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, Memory};
 
+use super::format::AnyFormat;
 use super::memory::TraceMemory;
 use super::platform::ReplayPlatform;
 use super::queue::ClockedQueue;
 use super::requests::RequestMapper;
+use super::tables::Tables;
 use super::timing::Timer;
 
 /// For whom a part of a mapping is synced.
@@ -33,71 +32,6 @@ pub(super) enum Side {
 
 /// Queues of a device besides the one for what goes alone: one for all directions, or one for each.
 pub(super) const LANES: usize = 3;
-
-/// A device of the trace, its domain and its queues. Calls that are measured are measured in here: the ticks that
-/// they return hold no call through a pointer.
-pub(super) trait Driver {
-    /// Makes the queue of a lane.
-    fn open(&mut self, lane: usize, config: QueueConfig) -> Result<(), SetupError>;
-
-    /// Maps a list, in the queue of a lane or alone. Returns how many segments that is for the device, and the ticks.
-    fn map(
-        &mut self,
-        lane: Option<usize>,
-        list: &[PhysSegment],
-        direction: Direction,
-        view: &mut [DmaSegment],
-        timer: &Timer,
-    ) -> (Result<(RawMapping, usize), DmaMapError>, u64);
-
-    /// Unmaps a mapping of a lane. Returns when it has ended, and the ticks.
-    fn unmap(
-        &mut self,
-        lane: Option<usize>,
-        mapping: RawMapping,
-        timer: &Timer,
-    ) -> (Result<Ended<(), ()>, DmaUnmapError>, u64);
-
-    /// Commits what waits in a lane. Returns the ticks, too.
-    fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64);
-
-    /// Syncs `len` bytes from `offset` on of a mapping of a lane. Returns the ticks, too.
-    fn sync(
-        &mut self,
-        lane: Option<usize>,
-        mapping: &RawMapping,
-        side: Side,
-        part: (u64, u64),
-        timer: &Timer,
-    ) -> (Result<(), DmaUnmapError>, u64);
-
-    /// Syncs all that the device has, where nothing is copied.
-    fn sync_all(&self, side: Side);
-
-    /// What was chosen in the queue of a lane, and why.
-    fn explain(&self, lane: usize) -> Vec<Explained>;
-
-    /// The policy by which the device's mappings end.
-    fn policy(&self) -> Policy;
-
-    /// The policy of its domain.
-    fn domain_policy(&self) -> Policy;
-
-    /// Changes that.
-    fn set_domain_policy(&self, policy: Policy) -> Result<(), PolicyError>;
-
-    /// Whether its addresses are translated.
-    fn is_translated(&self) -> bool;
-
-    /// What its domain says that it has left exposed.
-    fn exposure(&self) -> Exposure;
-
-    /// The most bytes of addresses that its domain had in use at once.
-    fn peak_iova_bytes(&self) -> u64;
-
-    /// Bytes of its domain's page tables.
-    fn table_bytes(&self) -> u64;
-}
 
 /// What a driver stands on, of one engine.
 pub(super) struct Ground<'a> {
@@ -120,50 +54,45 @@ pub(super) enum Copies {
 }
 
 pub(super) type ReplaySwiotlb = Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>;
-type ReplayMapper<X> = RequestMapper<TableMapper<Arc<Memory>, Arc<ClockedQueue>, X>, ClockedQueue>;
-type ReplayMachine<X> = (ReplayMapper<X>, Arc<ReplayPlatform>, Arc<TraceMemory>);
+type ReplayMapper = RequestMapper<Tables, ClockedQueue>;
+type ReplayMachine = (ReplayMapper, Arc<ReplayPlatform>, Arc<TraceMemory>);
 
 /// On x86 no address in here is ever translated: it is where interrupts are written to. (Others do without it
 /// as well, so that their figures compare.)
 const INTERRUPT_WINDOW: (u64, u64) = (0xfee0_0000, 0x10_0000);
 
-/// The driver of a device whose domain has page tables of format `X`.
-pub(super) struct DriverOf<X: Format> {
-    device: Device<ReplayMachine<X>>,
+/// A device of the trace, its domain and its queues. Calls that are measured are measured in here.
+pub(super) struct Driver {
+    device: Device<ReplayMachine>,
     /// For what belongs to no lane.
-    alone: Queue<ReplayMachine<X>>,
-    lanes: [Option<Queue<ReplayMachine<X>>>; LANES],
+    alone: Queue<ReplayMachine>,
+    lanes: [Option<Queue<ReplayMachine>>; LANES],
 }
 
-impl<X: Format> DriverOf<X> {
-    /// The driver of device `number`, in a domain of its own with page tables that the library writes by `written`, and
-    /// the model reads by `read`.
+impl Driver {
+    /// The driver of device `number`, in a domain of its own with page tables of `format`.
     pub(super) fn new(
-        (written, read): (X, TableFormat),
+        format: &dyn AnyFormat,
         ground: &Ground<'_>,
         number: u32,
         id: DomainId,
     ) -> Result<Self, SetupError> {
         let queue = || Arc::clone(ground.queue);
-        let table = PageTable::new(Arc::clone(ground.memory), written)?;
-        let context = match ground.policy {
-            Policy::Passthrough => Context::Passthrough,
-            _ => Context::Translated { domain: id, root: table.root(), format: read },
-        };
-        ground.iommu.attach(ModelDevice(number), context);
         let (start, len) = INTERRUPT_WINDOW;
         let window = IovaRange::new(Iova::new(start), len);
-        let mapper = TableMapper::new(table, queue(), id, window.into_iter().collect());
-        let domain = Self::domain(RequestMapper::new(mapper, queue()), ground)?;
+        let (tables, root) = format.tables(ground.memory, queue(), id, window.into_iter().collect())?;
+        let context = match ground.policy {
+            Policy::Passthrough => Context::Passthrough,
+            _ => Context::Translated { domain: id, root, format: format.read() },
+        };
+        ground.iommu.attach(ModelDevice(number), context);
+        let domain = Self::domain(RequestMapper::new(tables, queue()), ground)?;
         let device = domain.attach(DeviceId(number), DmaMask::BITS_64)?;
         let alone = device.queue(QueueConfig::direct())?;
         Ok(Self { device, alone, lanes: [None, None, None] })
     }
 
-    fn domain(
-        mapper: ReplayMapper<X>,
-        ground: &Ground<'_>,
-    ) -> Result<DmaDomain<ReplayMachine<X>>, SetupError> {
+    fn domain(mapper: ReplayMapper, ground: &Ground<'_>) -> Result<DmaDomain<ReplayMachine>, SetupError> {
         let platform = Arc::clone(ground.platform);
         let (queue, timer) = (Arc::clone(ground.queue), ground.timer.clone());
         // What is measured, less the model's part, and what is modelled.
@@ -181,21 +110,21 @@ impl<X: Format> DriverOf<X> {
         }
     }
 
-    fn queue(&mut self, lane: Option<usize>) -> &mut Queue<ReplayMachine<X>> {
+    fn queue(&mut self, lane: Option<usize>) -> &mut Queue<ReplayMachine> {
         match lane.and_then(|index| self.lanes[index].as_mut()) {
             Some(queue) => queue,
             None => &mut self.alone,
         }
     }
-}
 
-impl<X: Format> Driver for DriverOf<X> {
-    fn open(&mut self, lane: usize, config: QueueConfig) -> Result<(), SetupError> {
+    /// Makes the queue of a lane.
+    pub(super) fn open(&mut self, lane: usize, config: QueueConfig) -> Result<(), SetupError> {
         self.lanes[lane] = Some(self.device.queue(config)?);
         Ok(())
     }
 
-    fn map(
+    /// Maps a list, in the queue of a lane or alone. Returns how many segments that is for the device, and the ticks.
+    pub(super) fn map(
         &mut self,
         lane: Option<usize>,
         list: &[PhysSegment],
@@ -210,7 +139,8 @@ impl<X: Format> Driver for DriverOf<X> {
         (result, timer.since(start))
     }
 
-    fn unmap(
+    /// Unmaps a mapping of a lane. Returns when it has ended, and the ticks.
+    pub(super) fn unmap(
         &mut self,
         lane: Option<usize>,
         mapping: RawMapping,
@@ -221,13 +151,15 @@ impl<X: Format> Driver for DriverOf<X> {
         (result, timer.since(start))
     }
 
-    fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64) {
+    /// Commits what waits in a lane. Returns the ticks, too.
+    pub(super) fn commit(&mut self, lane: usize, timer: &Timer) -> (Result<(), DmaUnmapError>, u64) {
         let start = timer.ticks();
         let result = self.queue(Some(lane)).commit_raw().map(drop);
         (result, timer.since(start))
     }
 
-    fn sync(
+    /// Syncs `len` bytes from `offset` on of a mapping of a lane. Returns the ticks, too.
+    pub(super) fn sync(
         &mut self,
         lane: Option<usize>,
         mapping: &RawMapping,
@@ -244,42 +176,51 @@ impl<X: Format> Driver for DriverOf<X> {
         (result, timer.since(start))
     }
 
-    fn sync_all(&self, side: Side) {
+    /// Syncs all that the device has, where nothing is copied.
+    pub(super) fn sync_all(&self, side: Side) {
         match side {
             Side::Cpu => self.device.dma().sync_for_cpu(),
             Side::Device => self.device.dma().sync_for_device(),
         }
     }
 
-    fn explain(&self, lane: usize) -> Vec<Explained> {
+    /// What was chosen in the queue of a lane, and why.
+    pub(super) fn explain(&self, lane: usize) -> Vec<Explained> {
         self.lanes[lane].iter().flat_map(Queue::explain).collect()
     }
 
-    fn policy(&self) -> Policy {
+    /// The policy by which the device's mappings end.
+    pub(super) fn policy(&self) -> Policy {
         self.device.dma().policy()
     }
 
-    fn domain_policy(&self) -> Policy {
+    /// The policy of its domain.
+    pub(super) fn domain_policy(&self) -> Policy {
         self.device.dma().domain().policy()
     }
 
-    fn set_domain_policy(&self, policy: Policy) -> Result<(), PolicyError> {
+    /// Changes that.
+    pub(super) fn set_domain_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.device.dma().domain().set_policy(policy)
     }
 
-    fn is_translated(&self) -> bool {
+    /// Whether its addresses are translated.
+    pub(super) fn is_translated(&self) -> bool {
         self.device.dma().domain().is_translated()
     }
 
-    fn exposure(&self) -> Exposure {
+    /// What its domain says that it has left exposed.
+    pub(super) fn exposure(&self) -> Exposure {
         self.device.dma().domain().exposure()
     }
 
-    fn peak_iova_bytes(&self) -> u64 {
+    /// The most bytes of addresses that its domain had in use at once.
+    pub(super) fn peak_iova_bytes(&self) -> u64 {
         self.device.dma().domain().stats().peak_iova_bytes
     }
 
-    fn table_bytes(&self) -> u64 {
-        self.device.dma().domain().mapper().inner().table().table_bytes() as u64
+    /// Bytes of its domain's page tables.
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.device.dma().domain().mapper().inner().table_bytes()
     }
 }

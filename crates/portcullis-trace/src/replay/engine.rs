@@ -14,7 +14,7 @@ use portcullis::domain::Policy;
 use portcullis_model::{DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
 use super::ReplayError;
-use super::driver::{Ground, ReplaySwiotlb, Side};
+use super::driver::{Driver, Ground, ReplaySwiotlb, Side};
 use super::format::AnyFormat;
 use super::hostile::{Hostile, Retry};
 use super::live::{Copied, Live, Segments};
@@ -297,7 +297,7 @@ impl Engine {
                 timer: &self.timer,
                 policy: self.policy,
             };
-            let driver = self.format.driver(&ground, number as u32, DomainId(id))?;
+            let driver = Driver::new(&*self.format, &ground, number as u32, DomainId(id))?;
             let port = Port::new(driver, self.mode, self.granule.bytes())
                 .map_err(|error| ReplayError::Queue { line: 0, error })?;
             self.ports.push(port);

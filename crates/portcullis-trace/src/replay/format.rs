@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use portcullis::SetupError;
-use portcullis::addr::{DomainId, PageSize};
-use portcullis::pgtable::{AmdV1, Arm, Format, Riscv, VtdSecondStage, X86FirstStage};
-use portcullis_model::{ArmStage, ArmTables, Granule, RiscvMode, TableFormat};
+use portcullis::addr::{DomainId, IovaRange, PageSize, PhysAddr};
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
+use portcullis_model::{ArmStage, ArmTables, Granule, Memory, RiscvMode, TableFormat};
 
-use super::driver::{Driver, DriverOf, Ground};
+use super::queue::ClockedQueue;
+use super::tables::{Tables, TablesOf};
 
 /// Bits of physical addresses: what the model's memory and every format have.
 const PHYS_BITS: u32 = 48;
@@ -24,17 +26,41 @@ pub(super) trait AnyFormat {
     /// The smallest page.
     fn granule(&self) -> PageSize;
 
-    /// The driver of device `number`, in a domain of its own.
-    fn driver(&self, ground: &Ground<'_>, number: u32, id: DomainId) -> Result<Box<dyn Driver>, SetupError>;
+    /// As the model reads it.
+    fn read(&self) -> TableFormat;
+
+    /// Page tables in `memory` of domain `id`, and the address of their root. Nothing is mapped in `reserved`.
+    fn tables(
+        &self,
+        memory: &Arc<Memory>,
+        queue: Arc<ClockedQueue>,
+        id: DomainId,
+        reserved: Vec<IovaRange>,
+    ) -> Result<(Tables, PhysAddr), SetupError>;
 }
 
-impl<X: Format> AnyFormat for Both<X> {
+impl<X: Format> AnyFormat for Both<X>
+where
+    Tables: From<TablesOf<X>>,
+{
     fn granule(&self) -> PageSize {
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or(PageSize::SIZE_4K)
     }
 
-    fn driver(&self, ground: &Ground<'_>, number: u32, id: DomainId) -> Result<Box<dyn Driver>, SetupError> {
-        Ok(Box::new(DriverOf::new((self.written, self.read), ground, number, id)?))
+    fn read(&self) -> TableFormat {
+        self.read
+    }
+
+    fn tables(
+        &self,
+        memory: &Arc<Memory>,
+        queue: Arc<ClockedQueue>,
+        id: DomainId,
+        reserved: Vec<IovaRange>,
+    ) -> Result<(Tables, PhysAddr), SetupError> {
+        let table = PageTable::new(Arc::clone(memory), self.written)?;
+        let root = table.root();
+        Ok((TableMapper::new(table, queue, id, reserved).into(), root))
     }
 }
 
@@ -82,14 +108,20 @@ pub(super) fn named(name: &str) -> Option<Result<Arc<dyn AnyFormat>, SetupError>
 fn both<X: Format>(
     written: Result<X, SetupError>,
     read: TableFormat,
-) -> Result<Arc<dyn AnyFormat>, SetupError> {
+) -> Result<Arc<dyn AnyFormat>, SetupError>
+where
+    Tables: From<TablesOf<X>>,
+{
     Ok(Arc::new(Both { written: written?, read }))
 }
 
 fn arm<const GRANULE: u32>(
     new: fn(u32, u32) -> Result<Arm<GRANULE>, SetupError>,
     granule: Granule,
-) -> Result<Arc<dyn AnyFormat>, SetupError> {
+) -> Result<Arc<dyn AnyFormat>, SetupError>
+where
+    Tables: From<TablesOf<Arm<GRANULE>>>,
+{
     let written = new(PHYS_BITS, PHYS_BITS)?;
     let tables = ArmTables {
         stage: if written.is_stage_2() { ArmStage::Two } else { ArmStage::One },

@@ -26,6 +26,7 @@ mod profile;
 mod queue;
 mod report;
 mod requests;
+mod tables;
 mod timing;
 
 pub use choices::{Choice, Choices};

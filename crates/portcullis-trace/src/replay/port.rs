@@ -20,7 +20,7 @@ struct Lane {
 
 /// A device of the trace.
 pub(super) struct Port {
-    pub driver: Box<dyn Driver>,
+    pub driver: Driver,
     strategy: Strategy,
     copies: bool,
     /// One for all directions, or for rings one for each.
@@ -29,7 +29,7 @@ pub(super) struct Port {
 
 impl Port {
     /// A device in a domain with granules of `granule` bytes.
-    pub(super) fn new(mut driver: Box<dyn Driver>, mode: Mode, granule: u64) -> Result<Self, SetupError> {
+    pub(super) fn new(mut driver: Driver, mode: Mode, granule: u64) -> Result<Self, SetupError> {
         let mut lanes = [None, None, None];
         let strategy = mode.strategy(granule);
         if let Strategy::One(config) = strategy {
