@@ -32,6 +32,9 @@ pub enum Component {
     Sources,
 }
 
+/// Without optimisation, as these tests compile for longer than they run; but a report names source lines.
+const LINES: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+
 pub const TOOLS: [Tool; 3] = [
     Tool {
         what: "Miri",
@@ -49,18 +52,19 @@ pub const TOOLS: [Tool; 3] = [
         what: "ThreadSanitizer",
         // It must see the standard library's atomics and locks, too.
         component: Some(Component::Sources),
-        command: &["test", "--release", "-Zbuild-std"],
+        command: &["test", "-Zbuild-std"],
         sanitizes: true,
-        environment: &[("RUSTFLAGS", "-Zsanitizer=thread"), ("CARGO_TARGET_DIR", "target/tsan")],
+        environment: &[("RUSTFLAGS", "-Zsanitizer=thread"), LINES, ("CARGO_TARGET_DIR", "target/tsan")],
         tests: &SHARED,
     },
     Tool {
         what: "AddressSanitizer",
         component: None,
-        command: &["test", "--release"],
+        command: &["test"],
         sanitizes: true,
         environment: &[
             ("RUSTFLAGS", "-Zsanitizer=address"),
+            LINES,
             // Memory that a device may still reach is leaked on purpose.
             ("ASAN_OPTIONS", "detect_leaks=0"),
             ("CARGO_TARGET_DIR", "target/asan"),

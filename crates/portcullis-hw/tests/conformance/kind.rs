@@ -116,14 +116,14 @@ pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// A unit's queue that can be told to neglect its work: `Ok`, and nothing done.
-#[derive(Debug)]
-pub struct Careless<U> {
-    unit: Arc<U>,
+/// Its type does not name the unit's, so that the domains above are compiled once for each format.
+pub struct Careless {
+    unit: Arc<dyn InvalidationQueue>,
     neglect: Arc<AtomicBool>,
 }
 
 // SAFETY: not kept while `neglect` is set, which is what a case is about: it looks at memory that nothing else uses.
-unsafe impl<U: InvalidationQueue> InvalidationQueue for Careless<U> {
+unsafe impl InvalidationQueue for Careless {
     fn invalidate(
         &self,
         domain: DomainId,
@@ -153,7 +153,7 @@ pub struct Tables<U> {
 }
 
 /// The mapper of its domains.
-pub type TablesMapper<U, X> = TableMapper<Ram, Careless<U>, X>;
+pub type TablesMapper<X> = TableMapper<Ram, Careless, X>;
 
 impl<U> Tables<U> {
     pub fn new(unit: U) -> Self {
@@ -165,12 +165,13 @@ impl<U> Tables<U> {
         ram: &Ram,
         domain: DomainId,
         reserved: &[IovaRange],
-    ) -> Result<TablesMapper<U, X>>
+    ) -> Result<TablesMapper<X>>
     where
         U: Iommu<X>,
     {
         let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
-        let queue = Careless { unit: Arc::clone(&self.unit), neglect: Arc::clone(&self.neglect) };
+        let unit: Arc<dyn InvalidationQueue> = Arc::clone(&self.unit) as _;
+        let queue = Careless { unit, neglect: Arc::clone(&self.neglect) };
         let reserved = [self.unit.reserved(), reserved].concat();
         Ok(TableMapper::new(table, queue, domain, reserved))
     }
@@ -179,7 +180,7 @@ impl<U> Tables<U> {
         &self,
         device: DeviceId,
         domain: DomainId,
-        mapper: &TablesMapper<U, X>,
+        mapper: &TablesMapper<X>,
     ) -> Result<()>
     where
         U: Iommu<X>,
@@ -214,7 +215,7 @@ impl<U> Tables<U> {
 macro_rules! kind_with_tables {
     ($unit:ty, $layout:ty, { $($rest:item)* }) => {
         impl Kind for Tables<$unit> {
-            type Mapper = TablesMapper<$unit, $layout>;
+            type Mapper = TablesMapper<$layout>;
             $($rest)*
 
             fn enable(&self) -> Result<()> {
