@@ -40,7 +40,10 @@ impl Request {
         for argument in arguments {
             let (name, value) = argument.split_once('=').ok_or(format!("{argument}: no value"))?;
             let number = || value.parse::<u32>().map_err(|error| format!("{argument}: {error}"));
-            let picoseconds = || Ok::<u64, String>(u64::from(number()?) * 1000);
+            let picoseconds = || {
+                let ns = value.parse::<f64>().ok().filter(|ns| (0.0..=1e6).contains(ns));
+                ns.map(|ns| (ns * 1000.0).round() as u64).ok_or(format!("{argument}: 0 to 1,000,000 ns"))
+            };
             match name {
                 "workload" => work = Some(Work::named(value)?),
                 "profile" => profile = value.to_owned(),
@@ -51,6 +54,10 @@ impl Request {
                 "sites" => machine.sites = number()?,
                 "near" => machine.near = picoseconds()?,
                 "far" => machine.far = picoseconds()?,
+                "answer" => machine.answer = picoseconds()?,
+                "access" => machine.access = picoseconds()?,
+                "atomic" => machine.atomic = picoseconds()?,
+                "pause" => machine.spin = picoseconds()?,
                 _ => return Err(format!("{name}: nothing has this name")),
             }
         }
@@ -83,13 +90,15 @@ impl Request {
         self.run_over(simulator, || Arc::new(SharedQueue::new(hardware())))
     }
 
-    /// Over one unit of a driver, whichever the domain.
+    /// Over one unit of a driver, whichever the domain, which takes as long for a submission as the profile says.
     fn run_over_one<Q: InvalidationQueue + 'static>(
         &self,
         simulator: &'static Simulator,
         queue: impl Fn(vtd::Unit<Simulation>) -> Q,
     ) -> Result<Vec<Figures>, Failure> {
-        let queue = Arc::new(queue(driver(simulator)?));
+        let waits = &self.profile.waits;
+        let busy = waits.doorbell.ns + waits.completion.ns;
+        let queue = Arc::new(queue(driver(simulator, busy.round() as u64)?));
         self.run_over(simulator, || Arc::clone(&queue))
     }
 

@@ -17,6 +17,8 @@ enum How {
     Alone,
     /// What a CPU maps, the next one unmaps, 64 at a time: one in so many of them, and the CPU itself the others.
     Cross(usize),
+    /// As alone, but a mapping ends in no order, as reads of a disk do.
+    AnyOrder,
     /// As alone, but for the first CPU: it flushes the domain every [`FLUSH_NS`].
     Flush,
     /// As alone, but for the last CPU: it goes every [`STAY`] operations, and comes back.
@@ -28,7 +30,7 @@ enum How {
 pub enum Below {
     /// Hardware as the profile has it.
     Profile,
-    /// The driver of a VT-d unit that takes no time.
+    /// The driver of a VT-d unit, which takes as long as the profile says.
     Driver,
     /// The same below a `SharedQueue`.
     SharedDriver,
@@ -78,9 +80,19 @@ fn check(worked: bool) {
     }
 }
 
+/// The `turn`th of the numbers below `count` that look random and are the same in each run (Steele, Lea and Flood, "Fast Splittable
+/// Pseudorandom Number Generators", 2014).
+fn any(cpu: usize, turn: u64, count: usize) -> usize {
+    let mut mixed = (turn + ((cpu as u64) << 32) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((mixed ^ (mixed >> 31)) % count as u64) as usize
+}
+
 impl Work {
     /// A workload of `portcullis bench path`, or one with how it is shared before it, `cross-raw-1`, or with what is below it,
-    /// `vtd-raw-1`, or with a design of the past in place of its kind, and any number of live mappings, `smmu-2017-1-live32`.
+    /// `vtd-raw-1`, or with a design of the past in place of its kind, and any number of live mappings, which end in the order in
+    /// which they were made, `lazy-2015-1-live512`, or in any, `smmu-2017-1-any32`.
     pub fn named(name: &str) -> Result<Self, String> {
         let drivers = [("vtd-shared-", Below::SharedDriver), ("vtd-", Below::Driver)];
         let found = drivers.iter().find_map(|(prefix, below)| Some((name.strip_prefix(prefix)?, *below)));
@@ -96,10 +108,14 @@ impl Work {
         let designs = Design::ALL.iter();
         let old = designs.copied().find_map(|design| {
             let size = rest.strip_prefix(design.name())?.strip_prefix('-')?;
-            let (size, live) = size.split_once("-live").unwrap_or((size, "1"));
-            Some((Some(design), format!("{}-{size}", design.kind().name()), live.parse().ok()))
+            let any = size.split_once("-any").map(|(size, live)| (size, live, How::AnyOrder));
+            let (size, live, how) = any.unwrap_or_else(|| {
+                let (size, live) = size.split_once("-live").unwrap_or((size, "1"));
+                (size, live, how)
+            });
+            Some((Some(design), format!("{}-{size}", design.kind().name()), live.parse().ok(), how))
         });
-        let (old, rest, live) = old.unwrap_or((None, rest.to_owned(), None));
+        let (old, rest, live, how) = old.unwrap_or((None, rest.to_owned(), None, how));
         let found = workloads().iter().find(|workload| workload.name == rest);
         let mut workload = *found.ok_or_else(|| format!("{name}: there is no such workload"))?;
         workload.live = live.unwrap_or(workload.live).clamp(1, 4096);
@@ -158,7 +174,7 @@ impl Work {
                 How::Cross(share) => loops.cross(lane(), share, (&mapped, &unmapped)),
                 How::Flush if cpu == 0 && cpus > 1 => loops.flush(|| check(lanes.flush(cpu).is_ok())),
                 How::Hotplug if cpu + 1 == cpus => loops.alone(lane(), STAY),
-                How::Alone | How::Flush | How::Hotplug => loops.alone(lane(), u64::MAX),
+                How::Alone | How::AnyOrder | How::Flush | How::Hotplug => loops.alone(lane(), u64::MAX),
             }
         })
     }
@@ -197,7 +213,10 @@ impl Loops<'_> {
             if done == all {
                 figures = simulator.end();
             }
-            let index = done as usize % live;
+            let index = match self.work.how {
+                How::AnyOrder => any(self.cpu, done, live),
+                _ => done as usize % live,
+            };
             check(if live == 1 { lane.pairs(1) } else { lane.renews(index, index + 1) });
             // A window ends every 10 ms. Where operations counted, a thousand times fewer would have all that its end costs.
             if !simulator.hidden(|| self.begun.load(Ordering::Relaxed)) {

@@ -27,8 +27,9 @@ those below, where none is named); or one of these with how CPUs share it before
   flush-raw-1      the first CPU flushes the domain every 10 us while the others map and unmap
   hotplug-raw-1    the last CPU goes every 64 operations, and comes back
 or one of a design of the past, as `portcullis bench path` has them, in place of its kind:
-  lazy-2015-1-live512, bitmap-2008-1, smmu-2017-1, swiotlb-2021-1, swiotlb-lifo-1, swiotlb-2022-1
-or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time:
+  lazy-2015-1-live512, bitmap-2008-1, smmu-2017-1-any32 (mappings end in any order), swiotlb-2021-1, swiotlb-lifo-1,
+  swiotlb-2022-1
+or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time but the profile's:
   vtd-raw-1        each CPU waits for its own submission
   vtd-shared-raw-1 CPUs share waits, by a SharedQueue above the driver
 
@@ -36,6 +37,10 @@ or with what carries invalidations out before it, which is the driver of a VT-d 
   --per-socket N   CPUs of a socket (64)
   --near NS        a line of another CPU of the same socket (60)
   --far NS         a line of another socket (120)
+  --answer NS      between two copies of a line, where many CPUs want one (0: all have theirs at once)
+  --access NS      an access that hits, with the instructions around it (0.2)
+  --atomic NS      an atomic read-modify-write, besides (6)
+  --pause NS       a turn of a loop that waits (40); `portcullis calibrate` measures these on a machine, but for an access
   --profile NAME   hardware whose waits to make, one after the other (none: it answers at once)
   --own-domains    each CPU maps in a domain of its own, over hardware of its own
   --sites N        the N source lines that caused the most transfers of each
@@ -91,8 +96,14 @@ impl Request {
                 "--sites" => request.sites = number(value()?)? as usize,
                 "--json" => request.json = true,
                 "--own-domains" => request.options.push("own-domains=1".to_owned()),
-                "--per-socket" | "--near" | "--far" => {
-                    request.options.push(format!("{}={}", &argument[2..], number(value()?)?));
+                "--per-socket" => {
+                    request.options.push(format!("per-socket={}", number(value()?)?));
+                }
+                "--near" | "--far" | "--answer" | "--access" | "--atomic" | "--pause" => {
+                    let text = value()?;
+                    let ns = text.parse::<f64>().ok().filter(|ns| (0.0..=1e6).contains(ns));
+                    let ns = ns.ok_or(format!("{argument} {text}: 0 to 1,000,000 ns"))?;
+                    request.options.push(format!("{}={ns}", &argument[2..]));
                 }
                 "--profile" => request.options.push(format!("profile={}", value()?)),
                 option if option.starts_with('-') => {
@@ -292,7 +303,9 @@ mod tests {
         assert_eq!(request.options, ["profile=vtd", "far=200"]);
         assert_eq!(request.cases().len(), 2);
         assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 92);
-        for wrong in [&["--cpus", "0"][..], &["--cpus", "257"], &["--cpus"], &["--far", "x"], &["--fast"]] {
+        let request = Request::parse(&["--access", "0.15", "--answer", "30"]).unwrap();
+        assert_eq!(request.options, ["access=0.15", "answer=30"]);
+        for wrong in [&["--cpus", "0"][..], &["--cpus", "257"], &["--cpus"], &["--far", "-1"], &["--fast"]] {
             assert!(Request::parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -90,7 +90,7 @@ impl Cpus {
         };
         Self {
             machine,
-            lines: Lines::new(machine.per_socket as usize),
+            lines: Lines::new(machine.per_socket as usize, machine.answer),
             cpus: (0..cpus).map(cpu).collect(),
             others: 0,
             servers: HashMap::new(),
@@ -301,8 +301,11 @@ impl Cpus {
         self.next()
     }
 
-    /// Looks at `line` until somebody writes it.
+    /// Looks at `line` until somebody writes it: not at all, where that has happened since `cpu` read it.
     pub fn watch(&mut self, cpu: usize, line: u64) -> Turn {
+        if !self.cpus[cpu].hidden && !self.lines.holds(line, cpu) {
+            return Some(cpu);
+        }
         self.cpus[cpu].state = State::Watching(line);
         self.watching += 1;
         self.next()
@@ -476,6 +479,9 @@ mod tests {
     #[test]
     fn who_watches_a_line_goes_on_when_it_is_written() {
         let mut cpus = two();
+        // It has no copy of the line: somebody has written it.
+        assert_eq!(cpus.watch(0, 7), Some(0));
+        assert_eq!(cpus.access(0, 7, false, 0), None);
         assert_eq!(cpus.watch(0, 7), Some(1));
         assert_eq!(cpus.pass(1, 500_000), None);
         assert_eq!(cpus.access(1, 8, true, 0), None);

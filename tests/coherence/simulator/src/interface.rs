@@ -22,6 +22,8 @@ pub struct Machine {
     pub near: u64,
     /// A line of another socket.
     pub far: u64,
+    /// From one copy of a line that nobody changes to the next, where many CPUs want one; 0: all have theirs at once.
+    pub answer: u64,
     /// A turn of a loop that waits for another CPU.
     pub spin: u64,
     /// Reading the clock.
@@ -54,6 +56,7 @@ impl Machine {
             memory: 5_000,
             near: 60_000,
             far: 120_000,
+            answer: 0,
             spin: 40_000,
             clock: 20_000,
             heap: 20_000,

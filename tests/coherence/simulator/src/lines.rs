@@ -91,12 +91,14 @@ pub struct Lines {
     places: HashMap<u64, u32>,
     recent: Vec<(u64, u32)>,
     per_socket: usize,
+    /// Between two copies of a line that nobody changes.
+    answer: u64,
 }
 
 impl Lines {
-    pub fn new(per_socket: usize) -> Self {
+    pub fn new(per_socket: usize, answer: u64) -> Self {
         let recent = vec![(u64::MAX, 0); RECENT];
-        Self { groups: Vec::new(), places: HashMap::new(), recent, per_socket: per_socket.max(1) }
+        Self { groups: Vec::new(), places: HashMap::new(), recent, per_socket: per_socket.max(1), answer }
     }
 
     fn line(&mut self, number: u64) -> &mut Line {
@@ -133,9 +135,15 @@ impl Lines {
         Look { source: if near { Source::Near } else { Source::Far }, ordered: true }
     }
 
+    /// Whether `cpu` has it in its cache: nobody else has written it since its last access.
+    pub fn holds(&mut self, number: u64, cpu: usize) -> bool {
+        self.line(number).holders.has(cpu)
+    }
+
     /// The access, at `now`, where a transfer takes `latency`. Returns when the CPU has the line.
     #[inline]
     pub fn access(&mut self, number: u64, cpu: usize, writes: bool, now: u64, latency: u64) -> u64 {
+        let answer = self.answer;
         let line = self.line(number);
         let mine = Set::of(cpu);
         if line.holders == mine {
@@ -147,10 +155,13 @@ impl Lines {
         }
         let mut done = now + latency;
         if !line.holders.is_empty() {
-            done = now.max(line.free_at) + latency;
-            // Many can have a copy of what nobody changes at the same time.
+            let begin = now.max(line.free_at);
+            done = begin + latency;
+            // Many can have a copy of what nobody changes at the same time, unless each answer takes its own.
             if writes || line.changed {
                 line.free_at = done;
+            } else if answer > 0 {
+                line.free_at = begin + answer;
             }
         }
         if writes {
@@ -173,7 +184,7 @@ mod tests {
 
     impl Four {
         fn new() -> Self {
-            Self(Lines::new(2))
+            Self(Lines::new(2, 0))
         }
 
         fn access(&mut self, cpu: usize, writes: bool, now: u64) -> (Source, u64) {
@@ -226,6 +237,15 @@ mod tests {
         // The first copy of a changed line occupies it; further ones do not wait for each other.
         assert_eq!(line.access(1, false, 105).1, 130);
         assert_eq!((line.access(2, false, 200).1, line.access(3, false, 200).1), (210, 210));
+    }
+
+    #[test]
+    fn copies_may_have_to_wait_for_each_other() {
+        let mut line = Four(Lines::new(4, 4));
+        line.writes(0);
+        // The first copy takes the line from its writer; then each answer takes 4.
+        assert_eq!((1..4).map(|cpu| line.access(cpu, false, 100).1).collect::<Vec<_>>(), [110, 120, 124]);
+        assert_eq!(line.access(0, true, 200).1, 210);
     }
 
     #[test]
