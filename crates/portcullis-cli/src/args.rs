@@ -151,7 +151,7 @@ pub struct Replay {
 
 #[derive(Debug, Args)]
 pub struct Scale {
-    /// What the CPUs do: memcached, nvme, nic, swiotlb, or the file of a trace
+    /// What the CPUs do: memcached, nvme, nic, swiotlb, disk-2008, nested, or the file of a trace
     #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
     pub workload: String,
 

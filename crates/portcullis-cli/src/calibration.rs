@@ -52,16 +52,16 @@ impl Figure {
 impl Default for Calibration {
     /// A server of today, in round figures.
     fn default() -> Self {
-        let here = "a virtual machine of 2 CPUs, Intel Xeon, on 23 November 2026";
+        let here = "the median of five runs of portcullis calibrate on 2 virtual CPUs of an AMD EPYC (family 26), 23 November 2026";
         Self {
             machine: "a server of today, in round figures (--calibration FILE reads others)".into(),
             near_ns: Figure::new(60.0, "47 to 51 ns on Xeons, 23 to 115 on EPYCs (core-to-core-latency)"),
             far_ns: Figure::new(120.0, "108 to 197 ns (core-to-core-latency)"),
             atomic_ns: Figure::new(6.0, "some 20 cycles on x86"),
             pause_ns: Figure::new(40.0, "x86's pause since Skylake, some 140 cycles"),
-            copy_hot_ns: Figure::new(5.25, &format!("4 KiB in 21 ns on {here}")),
-            copy_cold_ns: Figure::new(160.0, &format!("4 KiB in 640 ns on {here}")),
-            copy_remote_ns: Figure::new(160.0, "not measured: as from memory"),
+            copy_hot_ns: Figure::new(7.7, here),
+            copy_cold_ns: Figure::new(142.0, here),
+            copy_remote_ns: Figure::new(16.9, &format!("{here}; to a page that is hot, and within a socket")),
             socket_copy_gb_per_s: Figure::new(
                 68.0,
                 "8 channels of DDR4-3200 move 204.8 GB/s; a copied byte is read, fetched and written",

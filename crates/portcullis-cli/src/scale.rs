@@ -1,5 +1,7 @@
 //! `portcullis scale`.
 
+#[cfg(test)]
+mod documented;
 mod report;
 
 use std::collections::HashMap;

@@ -22,7 +22,7 @@ const HEAD: &str = "\
 # What one operation, a map and an unmap, costs on simulated CPUs: `cargo xtask coherence --keep` writes this file, and
 # docs/scaling.md says how it is measured. `portcullis scale` reads it. CPUs do nothing in between, and hardware answers at once.
 #
-# op NAME-PAGES[-live MAPPINGS OF EACH CPU] CPUS CPUS_PER_SOCKET NS TRANSFERS OF_THESE_BETWEEN_SOCKETS ATOMICS DATE COMMIT: figures are of each operation
+# op NAME-PAGES[-live MAPPINGS OF EACH CPU | -any THE SAME, WHICH END IN ANY ORDER][@ PROFILE OF THE HARDWARE] CPUS CPUS_PER_SOCKET NS TRANSFERS OF_THESE_BETWEEN_SOCKETS ATOMICS DATE COMMIT: figures are of each operation
 # line SHARE SOURCE: that share of the op's transfers above it was caused there
 ";
 
@@ -62,19 +62,19 @@ const KEPT: [Wanted; 44] = [
     ("adaptive-4", &[1, 16], 64),
     ("adaptive-16", &[1, 16], 64),
     ("adaptive-64", &[1, 16], 64),
-    ("vtd-shared-raw-1", &[1, 2, 4, 8, 16, 32, 64], 64),
+    ("vtd-raw-1@vtd", &[1, 2, 4, 8, 16, 32, 64], 64),
     ("lazy-2015-1-live512", &CONTENDED, 64),
     ("lazy-2015-1-live512", &[2], 1),
     ("lazy-2015-1-live512", &[4], 2),
     ("lazy-2015-1-live512", &[8], 4),
     ("lazy-2015-1-live512", &[16], 8),
     ("bitmap-2008-1-live512", &CONTENDED, 64),
-    ("smmu-2017-1-live32", &CONTENDED, 64),
-    ("smmu-2017-1-live32", &[4], 2),
-    ("smmu-2017-1-live32", &[16], 8),
-    ("smmu-2017-1-live32", &[32], 16),
-    ("smmu-2017-4-live32", &[1, 2, 16, 32], 64),
-    ("smmu-2017-16-live32", &[1, 2, 16, 32], 64),
+    ("smmu-2017-1-any32", &[1, 2, 4, 8, 16, 32, 64], 64),
+    ("smmu-2017-1-any32", &[4], 2),
+    ("smmu-2017-1-any32", &[16], 8),
+    ("smmu-2017-1-any32", &[32], 16),
+    ("smmu-2017-4-any32", &[1, 2, 16, 32], 64),
+    ("smmu-2017-16-any32", &[1, 2, 16, 32], 64),
     ("swiotlb-2021-1-live32", &CONTENDED, 64),
     ("swiotlb-lifo-1-live32", &CONTENDED, 64),
     ("swiotlb-2022-1-live32", &EACH, 64),
@@ -97,9 +97,12 @@ pub fn keep(root: &Path, workloads: &[&str]) -> Result<(), String> {
     let wanted = KEPT.iter().filter(|(name, ..)| workloads.is_empty() || workloads.contains(name));
     let cases: Vec<Case> = wanted
         .flat_map(|(name, cpus, per_socket)| {
-            let options = vec![format!("per-socket={per_socket}")];
+            let (workload, profile) =
+                name.split_once('@').map_or((*name, None), |(name, at)| (name, Some(at)));
+            let mut options = vec![format!("per-socket={per_socket}")];
+            options.extend(profile.map(|profile| format!("profile={profile}")));
             let case =
-                move |cpus: &u32| Case { options: options.clone(), sites: 64, ..Case::new(name, *cpus) };
+                move |cpus: &u32| Case { options: options.clone(), sites: 64, ..Case::new(workload, *cpus) };
             cpus.iter().map(case)
         })
         .collect();
@@ -138,6 +141,8 @@ fn entry(outcome: &Outcome, lines: &[(String, f64)], stamp: &str) -> Result<(Key
     let Case { workload, cpus, options, .. } = &outcome.case;
     let per_socket = options.iter().find_map(|option| option.strip_prefix("per-socket=")?.parse().ok());
     let per_socket: u32 = per_socket.unwrap_or(64);
+    let profile = options.iter().find_map(|option| option.strip_prefix("profile="));
+    let workload = profile.map_or(workload.clone(), |profile| format!("{workload}@{profile}"));
     let mut text = format!(
         "op {workload} {cpus} {per_socket} {:.1} {:.3} {:.3} {:.2} {stamp}\n",
         figures.ns, figures.transfers, figures.far, figures.atomics
@@ -148,7 +153,7 @@ fn entry(outcome: &Outcome, lines: &[(String, f64)], stamp: &str) -> Result<(Key
             let _ = writeln!(text, "line {share:.2} {line}");
         }
     }
-    Ok(((workload.clone(), per_socket, *cpus), text))
+    Ok(((workload, per_socket, *cpus), text))
 }
 
 /// The operations of a file, each with its lines.
@@ -177,12 +182,16 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_read_back_and_replaced() {
-        let figures = Ok(Figures { ns: 97.04, transfers: 4.0, atomics: 2.0, far: 1.0 });
+        let figures = Figures { ns: 97.04, transfers: 4.0, atomics: 2.0, far: 1.0 };
         let case = Case { options: vec!["per-socket=8".to_owned()], ..Case::new("lazy-2015-1", 16) };
-        let outcome = Outcome { case, figures, sites: Vec::new() };
+        let outcome = Outcome { case, figures: Ok(figures), sites: Vec::new() };
         let lines = [("a.rs:1".to_owned(), 3.0), ("b.rs:2".to_owned(), 0.1)];
         let (key, text) = entry(&outcome, &lines, "2026-11-23 abc").unwrap();
         assert_eq!(text, "op lazy-2015-1 16 8 97.0 4.000 1.000 2.00 2026-11-23 abc\nline 0.75 a.rs:1\n");
+        let case = Case { options: vec!["profile=vtd".to_owned()], ..Case::new("raw-1", 2) };
+        let outcome = Outcome { case, figures: Ok(figures), sites: Vec::new() };
+        let (waits, _) = entry(&outcome, &[], "2026-11-23 abc").unwrap();
+        assert_eq!(waits, ("raw-1@vtd".to_owned(), 64, 2));
         let other = "op raw-1 1 64 29.2 0.000 0.000 0.00 2026-11-23 abc\n";
         let kept = entries(&format!("{HEAD}{text}{other}"));
         assert_eq!((kept.len(), kept.get(&key)), (2, Some(&text)));

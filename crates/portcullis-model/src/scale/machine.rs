@@ -36,7 +36,8 @@ pub struct Copies {
     pub hot_ns: f64,
     /// Neither is in any cache.
     pub cold_ns: f64,
-    /// One side is in another CPU's cache, which has changed it.
+    /// One side is in another CPU's cache, which has changed it, and the other in this one's. Far less than `cold_ns`: caches of a
+    /// socket pass lines on as fast as they can be asked for, while both sides of a cold copy come from memory, a page at a time.
     pub remote_ns: f64,
     /// What a socket's memory copies at the most, by all its CPUs, in GB/s.
     pub socket_gb_per_s: f64,

@@ -100,15 +100,27 @@ pub fn run(
     if workload.requests.is_empty() || workload.device.count == 0 || machine.cpus == 0 {
         return Err("nothing to do: no request, no device or no CPU".into());
     }
-    let curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
+    let mut curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
     let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
     let (every, locked) = match policy.waits {
         Waits::Never => (0.0, 0.0),
         Waits::Shared(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0),
         Waits::Locked(unmaps) => {
-            (0.0, (machine.submission_ns + machine.request_ns) / f64::from(unmaps.max(1)))
+            let wait = machine.submission_ns + machine.request_ns;
+            let seen =
+                if policy.looks_ns > 0.0 { (wait / policy.looks_ns).ceil() * policy.looks_ns } else { wait };
+            (0.0, seen / f64::from(unmaps.max(1)))
         }
     };
+    // Who submits fills the ring that all CPUs share.
+    if let (Some(curve), true) = (&mut curve, every > 0.0) {
+        let ring = operations.ring(machine)?;
+        ns.iter_mut().zip(&ring.ns).for_each(|(ns, ring)| *ns += every * ring);
+        if every * ring.transfers > curve.transfers {
+            curve.lines = ring.lines;
+        }
+        curve.inferred.extend(ring.inferred);
+    }
     // Who waits with a lock held has the others wait, too.
     for (cpus, ns) in ns.iter_mut().enumerate() {
         *ns += locked * cpus.max(1) as f64;
@@ -186,7 +198,7 @@ fn load(
     let Some(name) = policy.operation else { return load };
     for pages in &request.mappings {
         let size = operations.size(name, *pages);
-        load.own_ns += size.own_ns;
+        load.own_ns += size.own_ns + policy.written_back_ns;
         load.units += size.shared;
     }
     if !copies {

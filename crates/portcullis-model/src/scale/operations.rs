@@ -6,6 +6,9 @@ use super::machine::Machine;
 const NEAR: f64 = 60.0;
 const FAR: f64 = 120.0;
 
+/// What the hardware took there for a submission, where an operation is measured with the waits of `vtd`.
+const VTD: f64 = 710.0;
+
 /// The file of the repository.
 const MEASURED: &str = include_str!("operations.txt");
 
@@ -146,6 +149,22 @@ impl Operations {
         })
     }
 
+    /// What each submission to a hardware queue costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it: filling
+    /// a VT-d unit's ring, which all share, and waiting for each other there. It was measured with the waits of `vtd`, of which
+    /// each submission takes one, and two where others submit meanwhile.
+    ///
+    /// # Errors
+    /// Where it was not measured.
+    pub fn ring(&self, machine: &Machine) -> Result<Curve, String> {
+        let (with, without) = (self.curve("vtd-raw@vtd", machine)?, self.curve("raw", machine)?);
+        let both = with.ns.iter().zip(&without.ns).enumerate();
+        let ns = both.map(|(cpus, (with, without))| {
+            let waits = if cpus > 1 { 2.0 * VTD } else { VTD };
+            (with - without - waits).max(0.0)
+        });
+        Ok(Curve { ns: ns.collect(), ..with })
+    }
+
     /// How `name` with `pages` pages differs from one page. Where no size was measured, a page table's own work does.
     pub fn size(&self, name: &str, pages: u64) -> Size {
         let alone =
@@ -175,16 +194,22 @@ impl Operations {
     }
 }
 
-/// `NAME-PAGES[-liveN] CPUS PER_SOCKET NS TRANSFERS FAR ..`
+/// `NAME-PAGES[-liveN or -anyN][@PROFILE] CPUS PER_SOCKET NS TRANSFERS FAR ..`
 fn row(text: &str) -> Option<Row> {
     let mut words = text.split(' ');
     let name = words.next()?;
-    let name = name.split_once("-live").map_or(name, |(name, _)| name);
+    // The order in which mappings end, and the hardware, make another operation of it.
+    let (name, profile) = name.split_at(name.find('@').unwrap_or(name.len()));
+    let (name, order) = match (name.split_once("-live"), name.split_once("-any")) {
+        (Some((name, _)), _) => (name, ""),
+        (_, Some((name, _))) => (name, "-any"),
+        _ => (name, ""),
+    };
     let (name, pages) = name.rsplit_once('-')?;
     let (cpus, per_socket) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let mut number = || words.next()?.parse().ok().filter(|number: &f64| number.is_finite());
     let (ns, transfers, far) = (number()?, number()?, number()?);
-    let name = name.to_owned();
+    let name = format!("{name}{order}{profile}");
     Some(Row { name, pages: pages.parse().ok()?, cpus, per_socket, ns, transfers, far, lines: Vec::new() })
 }
 

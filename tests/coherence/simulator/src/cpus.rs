@@ -490,6 +490,7 @@ mod tests {
         assert_eq!((cpus.clock(0), cpus.watching), (cpus.clock(1), 0));
         // Nobody is left to write it.
         cpus.watch(1, 7);
+        assert_eq!(cpus.access(0, 7, false, 0), None);
         assert_eq!(cpus.watch(0, 7), None);
     }
 

@@ -31,6 +31,11 @@ impl Ranges {
         }
         place(end)
     }
+
+    /// Pages of the range that begins at `first`.
+    pub(super) fn find(&self, first: u64) -> Option<u64> {
+        self.live.get(&first).copied()
+    }
 }
 
 impl Structure for Ranges {
@@ -74,5 +79,6 @@ mod tests {
         assert_eq!((ranges.alloc(4, 0, 15), ranges.alloc(4, 0, 15)), (Some(0), None));
         assert!(ranges.free(Pages { first: 4, pages: 2 }));
         assert_eq!((ranges.alloc(2, 0, 15), ranges.free_pages()), (Some(5), 1));
+        assert_eq!((ranges.find(5), ranges.find(6)), (Some(2), None));
     }
 }

@@ -176,7 +176,9 @@ impl<Q: InvalidationQueue + 'static, P: Platform + Clone + 'static> Calls for Wa
             let _commands = self.commands.lock();
             unlinked && self.base.mapper.sync(&gather).is_ok()
         };
-        each_page(range).all(unlink) && self.base.free(range)
+        // The address says how long the range is: Linux asked its tree, and then took the lock once more to free it.
+        let pages = self.base.space.lock().find(range.start().get() / FRAME_SIZE);
+        pages == Some(range.len() / FRAME_SIZE) && each_page(range).all(unlink) && self.base.free(range)
     }
 }
 
