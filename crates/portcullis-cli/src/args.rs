@@ -102,9 +102,9 @@ pub struct Replay {
           value_parser = PossibleValuesParser::new(built_in_names()))]
     pub print_profile: Option<String>,
 
-    /// Format of the page tables
-    #[arg(long, value_name = "NAME", default_value = FORMATS[0], value_parser = PossibleValuesParser::new(FORMATS))]
-    pub format: String,
+    /// Format of the page tables [default: the profile's]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(FORMATS))]
+    pub format: Option<String>,
 
     /// What the driver and the stack above it spend on each mapping besides, in nanoseconds, up to 1,000,000,000
     #[arg(long, value_name = "NS", default_value_t = 1000, allow_negative_numbers = true,

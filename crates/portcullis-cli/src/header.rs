@@ -12,12 +12,13 @@ pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
     let devices = if trace.devices.is_empty() { "none".into() } else { trace.devices.join(", ") };
     let mut lines = vec![
         format!(
-            "{}: {}, {}, {}, {} mapped, {}",
+            "{}: {}, {}, {}, {} mapped in {:.1} s, {}",
             trace.name,
             number_of(trace.events, "event"),
             number_of(trace.maps, "map"),
             number_of(trace.unmaps, "unmap"),
             HumanBytes(trace.bytes_mapped),
+            summary.seconds(),
             number_of(trace.cpus, "CPU")
         ),
         format!("devices: {devices}"),

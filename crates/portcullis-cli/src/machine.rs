@@ -67,7 +67,7 @@ struct Options<'a> {
 }
 
 /// The report as the JSON that docs/replay.md describes.
-pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay) -> serde_json::Result<String> {
+pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay, format: &str) -> serde_json::Result<String> {
     let document = Document {
         schema: SCHEMA,
         tool: Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") },
@@ -75,7 +75,7 @@ pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay) -> serde_json::R
         machine: Machine::here(),
         options: Options {
             profile: &arguments.profile,
-            format: &arguments.format,
+            format,
             work_ns: arguments.work,
             device: arguments.device.as_deref(),
             limit: arguments.limit,

@@ -43,11 +43,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// What those who ask for a benchmark are told.
+/// Tells those who ask for `command`, which measures this machine, how to get it.
 #[cfg(not(feature = "bench"))]
-const NO_BENCH: &str = "this build has no benchmarks: they take longer to compile than all the rest. In a clone, \
-                        `cargo run --release --features bench -- bench` builds and runs them; to install them, add \
-                        `--features bench` to `cargo install`.";
+fn lacking(command: &str) -> ExitCode {
+    let text = format!(
+        "portcullis: this build has no `{command}`, as benchmarks take longer to compile than all the rest. In a clone, \
+         `cargo run --release --features bench -- {command}` builds and runs it; to install it, add `--features bench` to \
+         `cargo install`."
+    );
+    eprint!("{}", look::wrap(&text, "  "));
+    ExitCode::from(2)
+}
 
 fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match arguments.command {
@@ -61,10 +67,9 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         #[cfg(feature = "bench")]
         Some(args::Command::Calibrate) => bench::calibrate::run()?,
         #[cfg(not(feature = "bench"))]
-        Some(args::Command::Bench(_) | args::Command::Calibrate(_)) => {
-            eprintln!("portcullis: {NO_BENCH}");
-            ExitCode::from(2)
-        }
+        Some(args::Command::Bench(_)) => lacking("bench"),
+        #[cfg(not(feature = "bench"))]
+        Some(args::Command::Calibrate(_)) => lacking("calibrate"),
         Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
         Some(args::Command::Report(options)) => {

@@ -53,7 +53,9 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
     options.work_ns = arguments.work as f64;
-    options.format.clone_from(&arguments.format);
+    if let Some(format) = &arguments.format {
+        options.format.clone_from(format);
+    }
     if !arguments.policy.is_empty() {
         options.policies = policies(&arguments.policy);
     }
@@ -62,11 +64,11 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     let unicode = look::is_unicode();
     let mut text = match arguments {
         Replay { json: true, .. } => {
-            machine::json(&runs, &summary, arguments).map_err(std::io::Error::from)?
+            machine::json(&runs, &summary, arguments, &options.format).map_err(std::io::Error::from)?
         }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, .. } => {
-            let parts = short::Parts { full: *full, legend: *legend, unicode };
+            let parts = short::Parts { format: &options.format, full: *full, legend: *legend, unicode };
             short::render(&runs, &options.profile, &summary, parts)
         }
     };
@@ -76,6 +78,11 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     print(&text)?;
     for warning in warnings::of(&runs, &summary) {
         eprint!("{}", look::wrap(&format!("warning: {warning}"), "  "));
+    }
+    let is_file = arguments.trace.as_ref().is_none_or(|trace| trace.as_os_str() != "-");
+    if runs.number == 1 && arguments.repeat.is_none() && is_file && !interrupt::stopped() {
+        let text = "warning: One run does not tell how far its costs vary: this took too long for more. `--repeat 3` makes three.";
+        eprint!("{}", look::wrap(text, "  "));
     }
     check(arguments, &runs.report)?;
     if interrupt::stopped() {

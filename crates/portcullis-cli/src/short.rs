@@ -14,7 +14,9 @@ use crate::{header, legend, table};
 
 /// What of it is asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Parts {
+pub struct Parts<'a> {
+    /// The format of page tables.
+    pub format: &'a str,
     /// All figures instead of the short table.
     pub full: bool,
     /// What its words mean.
@@ -24,7 +26,7 @@ pub struct Parts {
 }
 
 /// Renders the report.
-pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts) -> String {
+pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_>) -> String {
     let mut text = String::new();
     for line in header::lines(&runs.report, summary) {
         text.push_str(&wrap(&line, "  "));
@@ -43,11 +45,10 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts) -
         } else {
             write_table(&mut text, runs, verdict.choice, parts.unicode)
         };
-        let work = HumanCount(runs.report.work_ns as u64);
         let conditions = format!(
-            "Costs and waits are per mapping (its map and its unmap), besides {work} ns of other work (--work); waits are those \
-             of {} ({}; --profile).",
-            profile.name, profile.about
+            "Costs and waits are per mapping (its map and its unmap); waits are those of {} ({}; --profile), page tables {} \
+             (--format).",
+            profile.name, profile.about, parts.format
         );
         text.push_str(&wrap(&conditions, ""));
         if !parts.legend {

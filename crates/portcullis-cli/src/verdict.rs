@@ -1,6 +1,7 @@
 //! What a replay comes to, for a reader who has never heard of an IOTLB: what protection costs, which policy to choose, and
 //! what it leaves open.
 
+use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
@@ -23,7 +24,7 @@ impl<'a> Verdict<'a> {
         let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
         let choice = choose(&strict);
         let mut sentences = Vec::new();
-        sentences.extend(costs(&strict, choice));
+        sentences.extend(costs(&strict, choice, runs.report.work_ns));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(rest(&rows));
         Self { sentences, choice: choice.map(|(policy, _)| policy.policy) }
@@ -43,18 +44,20 @@ fn lost((policy, _): Row<'_>) -> f64 {
     (1.0 - policy.relative_to_passthrough.unwrap_or(1.0)).max(0.0)
 }
 
-fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>) -> Option<String> {
+fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<String> {
     let most = strict.iter().copied().max_by(|a, b| lost(*a).total_cmp(&lost(*b)))?;
     let best = choice?;
     let cost = percent(lost(best));
-    Some(if most.0.policy == best.0.policy {
-        format!("Protection from devices costs this workload {cost} of its speed on one CPU.")
+    let (range, depends) = if most.0.policy == best.0.policy {
+        (cost, "")
     } else {
-        format!(
-            "Protection from devices costs this workload {cost} to {} of its speed on one CPU, depending on the policy.",
-            percent(lost(most))
-        )
-    })
+        (format!("{cost} to {}", percent(lost(most))), ", depending on the policy")
+    };
+    let work = HumanCount(work_ns as u64);
+    Some(format!(
+        "Protection from devices costs this workload {range} of what one CPU can do{depends}, if its other work takes {work} ns \
+         for each mapping (--work)."
+    ))
 }
 
 fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
@@ -62,7 +65,7 @@ fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     let means = if choice.0.mode.protects_bytes() {
         "no device reaches anything but the bytes that are meant for it"
     } else if choice.0.mode.gives_back_in_batches() {
-        "no device reaches a buffer after it is given back, which happens for many at once, up to 10 ms late"
+        "buffers come back in groups, up to 10 ms after their unmap, and no device reaches them from then on"
     } else {
         "no device reaches a buffer after it is given back"
     };
@@ -80,7 +83,7 @@ fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     let instead =
         closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(*row))));
     format!(
-        "{chosen} It leaves open what shares a page with a buffer: a device could have reached {} of other data for one second{}.",
+        "{chosen} It leaves open other data in a buffer's page: in sum, a device could have reached {} for one second{}.",
         bytes(open),
         instead.unwrap_or_default()
     )
@@ -92,7 +95,7 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
     let lazy = find(Policy::LAZY.into()).map(|row| {
         let stale = row.0.exposure.stale_byte_s;
         let reached = if stale > 0.0 {
-            format!("could have reached {} of freed memory for one second", bytes(stale))
+            format!("could have reached {} of freed memory for one second, in sum", bytes(stale))
         } else {
             "could have reached no freed memory".into()
         };
@@ -102,8 +105,14 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
         format!("without protection ({}), a device reads and writes all memory at any time", row.0.policy)
     });
     let parts: Vec<String> = lazy.into_iter().chain(none).collect();
-    let text = parts.join("; ");
+    if parts.is_empty() {
+        return None;
+    }
+    Some(format!("{}.", capital(&parts.join("; "))))
+}
+
+/// `text` as a sentence begins.
+fn capital(text: &str) -> String {
     let mut letters = text.chars();
-    let first = letters.next()?;
-    Some(format!("{}{}.", first.to_uppercase(), letters.as_str()))
+    letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), letters.as_str()))
 }

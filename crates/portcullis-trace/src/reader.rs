@@ -196,6 +196,7 @@ impl<'a> EventReader<'a> {
                     }
                     self.latest = self.latest.max((event.time_ns, event.cpu));
                     self.summary.events += 1;
+                    self.summary.seen_at(event.time_ns);
                     let (skipped, other) = (self.summary.skipped, self.summary.other_events);
                     visit(&event, &mut self.summary);
                     if self.summary.skipped > skipped {

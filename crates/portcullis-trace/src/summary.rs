@@ -54,6 +54,8 @@ pub struct Summary {
     pub text_bytes: u64,
     /// Trace events of any kind.
     pub events: u64,
+    /// The earliest and the latest time of events that were read, in nanoseconds; `None` before the first.
+    pub times_ns: Option<(u64, u64)>,
     /// Lines that are neither events nor comments (each gave a warning); not among the events.
     pub unrecognised_lines: u64,
 
@@ -126,6 +128,17 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// From the earliest event to the latest, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.times_ns.map_or(0.0, |(first, last)| last.saturating_sub(first) as f64 / 1e9)
+    }
+
+    /// Counts the time of an event as the recording's.
+    pub(crate) fn seen_at(&mut self, time_ns: u64) {
+        let (first, last) = self.times_ns.unwrap_or((time_ns, time_ns));
+        self.times_ns = Some((first.min(time_ns), last.max(time_ns)));
+    }
+
     /// Mappings made, whatever events they come from.
     pub fn mappings(&self) -> u64 {
         self.maps.saturating_add(self.direct_maps)

@@ -18,7 +18,7 @@
 //! | to run `virtio-drivers` | its `Hal`, by a [`Queue`](dma::Queue) | `hal.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
-//! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames) | `kernel/machine.rs` |
+//! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
 //! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |

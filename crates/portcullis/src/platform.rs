@@ -155,7 +155,7 @@ pub trait PlatformEvents: Send + Sync {
 ///
 /// - **A CPU is lent to one caller at a time.** From the call of `f` until its return no other closure is given the same
 ///   CPU: in no other thread, on no other processor, in no interrupt handler that interrupts `f`. (`f` itself never calls
-///   [`with_cpu`](Self::with_cpu), so a platform need not tell the two apart.)
+///   [`with_cpu`](Self::with_cpu), so a platform need not tell a call within `f` from one beside it.)
 /// - What the last holder of a CPU stored is visible to the next, wherever that runs: a CPU moves from processor to
 ///   processor, or from thread to thread, by something that synchronises.
 /// - `f` is called on the caller's processor (or thread), at most once, before the method returns, and stays there: a

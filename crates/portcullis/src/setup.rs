@@ -64,7 +64,9 @@ pub enum SetupError {
     },
     /// A queue was to copy, and its domain has nothing to copy through: see
     /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
-    #[error("the queue is to copy, but its domain has no memory to copy through")]
+    #[error(
+        "the queue is to copy, but its domain has no memory to copy through: its builder was given none (`bounce` or `swiotlb`)"
+    )]
     NoCopyMemory,
     /// A device is not coherent, and its domain has no [cache
     /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
@@ -80,7 +82,7 @@ pub enum SetupError {
         most: u64,
     },
     /// No ring has these dimensions.
-    #[error("no ring holds {descriptors} descriptors of {bytes:#x} bytes")]
+    #[error("no ring holds {descriptors} descriptors, a batch among them, of {bytes:#x} bytes")]
     NoRing {
         /// Descriptors, including those that wait for a commit.
         descriptors: u32,

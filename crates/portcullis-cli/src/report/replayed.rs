@@ -107,7 +107,8 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
     x.range = (-0.02 * x.range.1, x.range.1);
     let at = |policy: &PolicyReport| (lost(policy), open(policy).unwrap_or(everything));
     let marks = runs.report.policies.iter().enumerate().map(|(number, policy)| {
-        let neighbours = policy.exposure.neighbour_byte_s > 0.0;
+        // Without a count, all memory is open.
+        let neighbours = policy.exposure_counted.is_none() || policy.exposure.neighbour_byte_s > 0.0;
         let shape = if neighbours { Shape::Ring } else { Shape::Dot };
         let earlier =
             before.and_then(|runs| runs.report.policies.iter().find(|other| other.policy == policy.policy));

@@ -142,9 +142,9 @@ fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Resul
     writeln!(
         text,
         "{:<13}{:>12}{:>9}{:>45}",
-        "", "requests", "full", "of each request, ns: for lines,   for the"
+        "", "requests", "full", "ns of each request, in or waiting for:"
     )?;
-    let heads = ["library", "locks", "queue", "copies", "idle"];
+    let heads = ["library", "lines", "queue", "copies", "nothing"];
     write!(text, "{BOLD}{:<13}{:>12}{:>9}", "policy", "in a second", "speed")?;
     heads.iter().try_for_each(|head| write!(text, "{head:>9}"))?;
     writeln!(text, "{BOLD:#}")?;
@@ -168,9 +168,9 @@ fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt:
     // As many as there is room for.
     let shown = tables.iter().take(8);
     for table in shown.clone() {
-        write!(text, "{:>8}", format!("{} CPUs", table.machine.cpus))?;
+        write!(text, "{:>8}", table.machine.cpus)?;
     }
-    writeln!(text, "{BOLD:#}")?;
+    writeln!(text, " CPUs{BOLD:#}")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(79))?;
     for at in 0..tables.first().map_or(0, |table| table.rows.len()) {
         for (index, row) in shown.clone().filter_map(|table| table.rows.get(at)).enumerate() {

@@ -175,11 +175,12 @@ impl Options {
     /// All policies, on `profile`, with 1,000 ns of work.
     pub fn new(profile: Profile) -> Self {
         let policies = Mode::ALL.to_vec();
+        let format = profile.format.clone().unwrap_or_else(|| FORMATS[0].into());
         Self {
             policies,
             profile,
             work_ns: 1000.0,
-            format: FORMATS[0].into(),
+            format,
             break_invalidation: false,
             break_copies: false,
             retry: None,

@@ -83,6 +83,8 @@ pub struct Profile {
     pub name: String,
     /// What machine that is.
     pub about: String,
+    /// The format of its page tables, one of [`FORMATS`](super::FORMATS); without it, the first of these.
+    pub format: Option<String>,
     /// Its waits.
     pub waits: Waits,
     /// Its caches.

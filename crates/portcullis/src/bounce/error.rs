@@ -11,8 +11,9 @@ use crate::invalidation::InvalidationError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaMapError {
-    /// The queue's ring has no room: unmap, or commit what waits, and map again.
-    #[error("the queue's ring is full: what is unmapped must be committed first")]
+    /// The queue's ring has no room: unmap, or commit what waits, and map again. A ring gives its places back in order,
+    /// so its oldest mapping keeps those behind it.
+    #[error("the queue's ring is full: commit what was unmapped, and unmap its oldest mapping")]
     Full,
     /// The machine's pool of buffers to copy through is full now: wait, and map again.
     #[error(transparent)]
@@ -88,7 +89,7 @@ pub enum DmaUnmapError {
     #[error("a mapping of another queue")]
     OtherQueue,
     /// The hardware did not confirm.
-    #[error("what is unmapped devices may still reach: {error}")]
+    #[error("devices may still reach what was unmapped: {error}")]
     Unconfirmed {
         /// Why not.
         error: InvalidationError,

@@ -108,7 +108,7 @@ fn number_of_things(n: u64, [one, several]: [&str; 2]) -> String {
 fn differences(pairs: &[(&str, String, String)]) -> String {
     let differ = |(_, was, is): &&(&str, String, String)| was != is && !was.is_empty() && !is.is_empty();
     let said = |(what, was, is): &(&str, String, String)| {
-        warning(&format!("The two differ in their {what}, too: {was} before, {is} after."))
+        warning(&format!("Their {what} differ as well: {was} before, {is} after."))
     };
     pairs.iter().filter(differ).map(said).collect()
 }

@@ -71,7 +71,8 @@ impl QueueConfig {
     /// whatever the policy. This is for queues whose buffers come and go in order, and of which the
     /// device has up to `descriptors` at once. Each usually touches pages of `bytes` bytes (4096
     /// for a buffer within a page, 8192 for one that may lie across the end of one); others may be
-    /// of any length.
+    /// of any length. The ring has room for a [batch](Self::batch) more than `descriptors`, as
+    /// what waits for the end of its batch keeps its place.
     pub const fn ring(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Ring) }
     }
@@ -96,8 +97,9 @@ impl QueueConfig {
     }
 
     /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and 32
-    /// without this call. The larger the batch, the less each mapping costs, and the later its
-    /// buffer comes back.
+    /// without this call; a number outside of that is taken for the nearest within. The larger the batch, the less each mapping costs,
+    /// and the later its buffer comes back: **no timer ends a batch**. A driver that goes idle calls
+    /// [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch, ..self }
     }
