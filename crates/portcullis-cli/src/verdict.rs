@@ -31,10 +31,14 @@ impl<'a> Verdict<'a> {
     }
 }
 
-/// The cheapest; of those that the runs do not tell from it, the one that leaves the least open.
+/// A difference of cost that nobody should take less protection for.
+const SMALL: f64 = 0.01;
+
+/// The cheapest; of those that cost hardly more, or that the runs do not tell from it, the one that leaves the least open.
 fn choose<'a>(strict: &[Row<'a>]) -> Option<Row<'a>> {
     let cheapest = strict.iter().min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns))?;
-    let equal = strict.iter().filter(|row| row.1.overlaps(cheapest.1));
+    let equal =
+        strict.iter().filter(|row| row.1.overlaps(cheapest.1) || lost(**row) - lost(*cheapest) < SMALL);
     let open = |row: &Row<'_>| row.0.exposure.neighbour_byte_s;
     equal.min_by(|a, b| open(a).total_cmp(&open(b)).then(a.1.median_ns.total_cmp(&b.1.median_ns))).copied()
 }
@@ -48,15 +52,16 @@ fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<St
     let most = strict.iter().copied().max_by(|a, b| lost(*a).total_cmp(&lost(*b)))?;
     let best = choice?;
     let cost = percent(lost(best));
-    let (range, depends) = if most.0.policy == best.0.policy {
+    let highest = percent(lost(most));
+    let (range, depends) = if cost == highest {
         (cost, "")
     } else {
-        (format!("{cost} to {}", percent(lost(most))), ", depending on the policy")
+        (format!("{cost} to {highest}"), ", depending on the policy")
     };
     let work = HumanCount(work_ns as u64);
     Some(format!(
-        "Protection from devices costs this workload {range} of what one CPU can do{depends}, if its other work takes {work} ns \
-         for each mapping (--work)."
+        "Protection from devices costs this workload {range} of its CPU time{depends}, if all else takes {work} ns for each \
+         mapping (--work)."
     ))
 }
 
