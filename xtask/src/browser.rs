@@ -1,9 +1,9 @@
 //! The tests that show the report's pages to a browser, and the browser itself, where the system lets it be installed.
 
-use std::path::Path;
 use std::process::Command;
 
 use crate::nightly::output;
+use crate::workspace;
 
 pub const WHAT: &str = "the report's pages in a browser";
 
@@ -41,28 +41,8 @@ pub fn missing() -> Option<String> {
     (!is_there()).then(|| format!("{PROGRAM} does not start"))
 }
 
-/// Runs the tests, with all of the workspace as the tests before were: so the command is compiled once.
-pub fn run(root: &Path) -> Result<(), String> {
-    let arguments = [
-        "test",
-        "--locked",
-        "--workspace",
-        "--features",
-        crate::BENCH,
-        "--release",
-        "--test",
-        "cli",
-        "--",
-        "--ignored",
-        "browser::",
-    ];
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(arguments)
-        .current_dir(root)
-        .status()
-        .map_err(|error| format!("cargo test: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("cargo {}: {status}", arguments.join(" "))) }
-}
+/// What Cargo runs.
+pub const ARGUMENTS: &[&str] = workspace!("test", "--test", "cli", "--", "--ignored", "browser::");
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::nightly::output;
+use crate::workspace;
 
 pub const WHAT: &str = "cases on QEMU's IOMMUs";
 
@@ -175,11 +176,10 @@ fn backports() -> Result<PathBuf, String> {
 
 /// Runs them, and lists what could not be covered.
 pub fn run(root: &Path) -> Result<(), String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(crate::cargo());
     command
         // As the tests are built, so that nothing is built anew.
-        .args(["test", "--locked", "--workspace", "--features", crate::BENCH, "--release"])
-        .args(["--test", "conformance", "--", "--ignored", "--show-output"])
+        .args(workspace!("test", "--test", "conformance", "--", "--ignored", "--show-output"))
         .current_dir(root)
         .stdout(Stdio::piped());
     let failed = |error: std::io::Error| format!("cargo test: {error}");
@@ -207,17 +207,8 @@ pub fn run(root: &Path) -> Result<(), String> {
 
 /// Writes and reads a disk behind each IOMMU by each policy, and has it write where a buffer was.
 fn disk(root: &Path) -> Result<(), String> {
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args([
-        "build",
-        "--locked",
-        "--workspace",
-        "--features",
-        crate::BENCH,
-        "--release",
-        "--example",
-        "nvme",
-    ]);
+    let mut build = Command::new(crate::cargo());
+    build.args(workspace!("build", "--example", "nvme"));
     // Where programs go is the caller's to say: so cargo tells.
     build.arg("--message-format=json-render-diagnostics").current_dir(root).stderr(Stdio::inherit());
     let built = build.output().map_err(|error| format!("cargo build: {error}"))?;
@@ -245,7 +236,7 @@ fn disk(root: &Path) -> Result<(), String> {
 fn kernel(root: &Path) -> Result<(), String> {
     let folder = root.join(KERNEL);
     let failed = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut build = Command::new(crate::cargo());
     // The flags are those of its own configuration.
     build.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env("CARGO_TARGET_DIR", "target");
     build.args(["build", "--locked", "--release"]).current_dir(&folder);

@@ -84,9 +84,8 @@ fn test() -> Result<Summary, String> {
 /// What runs on stable Rust, from one build of the workspace.
 fn front() -> Vec<Part> {
     let mut parts: Vec<Part> = test_steps().into_iter().map(Part::from).collect();
-    let run = Box::new(|| browser::run(&root()));
-    let (what, count) = (browser::WHAT, browser::count());
-    parts.push(Part { what, count, missing: Box::new(browser::missing), run });
+    let browser = Step::cargo(browser::WHAT, browser::ARGUMENTS).into();
+    parts.push(Part { count: browser::count(), missing: Box::new(browser::missing), ..browser });
     parts.push(conformance_part());
     parts
 }
@@ -170,11 +169,7 @@ impl Step {
 
     fn run(&self) -> Result<(), String> {
         let root = root();
-        let program = if self.program.as_os_str().is_empty() {
-            std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
-        } else {
-            root.join(&self.program)
-        };
+        let program = if self.program.as_os_str().is_empty() { cargo() } else { root.join(&self.program) };
         let status = Command::new(&program)
             .args(self.arguments)
             .envs(self.environment.iter().copied())
@@ -201,26 +196,26 @@ struct Guest {
     arguments: &'static [&'static str],
 }
 
-/// The feature that the command has in tests: with the rest of the workspace's, so that one build serves every step.
+/// The program that runs us.
+fn cargo() -> PathBuf {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
+}
+
+/// The feature that the command has in tests and lints.
 const BENCH: &str = "portcullis-cli/bench";
+
+/// Cargo's arguments for a command on the whole workspace: the same each time, so that one build serves every step.
+macro_rules! workspace {
+    ($command:literal $(, $more:expr)*) => {
+        &[$command, "--locked", "--workspace", "--features", crate::BENCH, "--release" $(, $more)*]
+    };
+}
+use workspace;
 
 /// Cargo's arguments for a test that runs only when it is asked for.
 macro_rules! ignored_test {
     ($target:literal, $name:literal) => {
-        &[
-            "test",
-            "--locked",
-            "--workspace",
-            "--features",
-            BENCH,
-            "--release",
-            "--test",
-            $target,
-            "--",
-            "--ignored",
-            "--exact",
-            $name,
-        ]
+        workspace!("test", "--test", $target, "--", "--ignored", "--exact", $name)
     };
 }
 
@@ -285,14 +280,8 @@ fn root() -> PathBuf {
 fn test_steps() -> Vec<Step> {
     let mut steps = vec![
         // With optimisation, as the property tests do millions of operations.
-        Step::cargo(
-            "tests",
-            &["test", "--locked", "--workspace", "--features", BENCH, "--release", "--all-targets"],
-        ),
-        Step::cargo(
-            "examples in the documentation",
-            &["test", "--locked", "--workspace", "--features", BENCH, "--release", "--doc"],
-        ),
+        Step::cargo("tests", workspace!("test", "--all-targets")),
+        Step::cargo("examples in the documentation", workspace!("test", "--doc")),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],

@@ -31,7 +31,7 @@ impl<'a> Verdict<'a> {
     }
 }
 
-/// A difference of cost that nobody should take less protection for.
+/// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 const SMALL: f64 = 0.01;
 
 /// The cheapest; of those that cost hardly more, or that the runs do not tell from it, the one that leaves the least open.

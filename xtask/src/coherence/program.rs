@@ -68,7 +68,7 @@ impl Program {
     pub fn build(root: &Path) -> Result<Self, String> {
         let folder = root.join("target/coherence");
         let host = nightly::host()?;
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let cargo = crate::cargo();
         let arguments = ["build", "--quiet", "--locked", "--release", "-p", "portcullis-coherence-simulator"];
         // Not for the target that is named below: so that the flags there are not for it.
         let libraries = folder.join("simulator/release");

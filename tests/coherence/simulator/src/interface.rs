@@ -22,7 +22,7 @@ pub struct Machine {
     pub near: u64,
     /// A line of another socket.
     pub far: u64,
-    /// From one copy of a line that nobody changes to the next, where many CPUs want one; 0: all have theirs at once.
+    /// When several CPUs want a copy of an unchanged line, the time from one copy to the next. With 0, all get theirs at once.
     pub answer: u64,
     /// A turn of a loop that waits for another CPU.
     pub spin: u64,

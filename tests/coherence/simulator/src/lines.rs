@@ -91,7 +91,7 @@ pub struct Lines {
     places: HashMap<u64, u32>,
     recent: Vec<(u64, u32)>,
     per_socket: usize,
-    /// Between two copies of a line that nobody changes.
+    /// The time from one copy of an unchanged line to the next.
     answer: u64,
 }
 
@@ -135,7 +135,7 @@ impl Lines {
         Look { source: if near { Source::Near } else { Source::Far }, ordered: true }
     }
 
-    /// Whether `cpu` has it in its cache: nobody else has written it since its last access.
+    /// Returns whether `cpu` has the line in its cache, as no other CPU has written it since `cpu` accessed it last.
     pub fn holds(&mut self, number: u64, cpu: usize) -> bool {
         self.line(number).holders.has(cpu)
     }
