@@ -2,7 +2,7 @@
 //!
 //! A device reaches memory through *I/O virtual addresses* that an IOMMU translates. This crate hands out
 //! those addresses, writes the page tables, and makes the hardware forget translations when a mapping ends,
-//! by the [`Policy`](domain::Policy) chosen. It needs `alloc` and an embedder that implements
+//! by the domain's [`Policy`](domain::Policy) and the queue's [`QueueConfig`](dma::QueueConfig). It needs `alloc` and an embedder that implements
 //! [`Platform`](platform::Platform); with the feature `std` (on by default) a
 //! [ready-made one](std_platform::StdPlatform) is included.
 //!
@@ -12,7 +12,7 @@
 //!
 //! | you want | take | example |
 //! |---|---|---|
-//! | to map a buffer and unmap it | [`Queue`](dma::Queue) | `map.rs` |
+//! | to map a buffer and unmap it | [`Queue`](dma::Queue); each [`Mapping`](dma::Mapping) goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
 //! | buffers for a network card's rings | [`Queue`](dma::Queue) | `nic.rs` |
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | to run `virtio-drivers` | its `Hal`, by a [`Queue`](dma::Queue) | `hal.rs` |

@@ -44,8 +44,11 @@ pub enum SetupError {
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// There is no memory for the root of a page table, or for the library's own account.
-    #[error("there is no memory for the root of a page table, or for the library's own account")]
+    /// There is no memory: [`Frames`](crate::platform::Frames) has none for the root of a page table, or the heap has none for
+    /// the library's own account.
+    #[error(
+        "no memory: `Frames` has none for the root of a page table, or the heap has none for the library's own account"
+    )]
     OutOfMemory,
     /// The mapper of a domain has no page size.
     #[error("the mapper states no page size")]
@@ -81,10 +84,21 @@ pub enum SetupError {
         /// The most that there may be.
         most: u64,
     },
-    /// No ring has these dimensions.
-    #[error("no ring holds {descriptors} descriptors, a batch among them, of {bytes:#x} bytes")]
+    /// No mappings, or more than [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH), were to end together.
+    #[error("batches of {batch} mappings: a queue's batch has 1 to {most}")]
+    Batch {
+        /// What was asked for.
+        batch: usize,
+        /// The most that there may be.
+        most: usize,
+    },
+    /// No ring has these dimensions: one of them is 0, or their product is too large.
+    #[error(
+        "no ring holds {descriptors} descriptors of {bytes:#x} bytes: a ring has at least one, of at least 1 byte, and at most what \
+         an address space holds"
+    )]
     NoRing {
-        /// Descriptors, including those that wait for a commit.
+        /// Descriptors; if there are any, with those that wait for a commit.
         descriptors: u32,
         /// Bytes of each.
         bytes: u64,

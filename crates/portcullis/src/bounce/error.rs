@@ -38,8 +38,8 @@ pub enum DmaMapError {
         /// Bytes that the buffers of slots have.
         held: u64,
     },
-    /// There is no memory to keep account of the mapping.
-    #[error("no memory to keep account of a mapping")]
+    /// The heap has no memory to keep account of the mapping.
+    #[error("nothing is mapped: the heap has no memory for the library's account of the mapping")]
     OutOfMemory,
     /// An untrusted device's mapping shares a granule with other data, so it must be copied, and its owner does not sync, so it
     /// must not be.

@@ -5,7 +5,11 @@
 use crate::invalidation::{Costs, InvalidationError};
 use crate::sync::{AtomicU64, Ordering};
 
-/// How long a device may reach memory after it was unmapped, and at what price.
+/// A domain's policy: how long a device may reach memory after it was unmapped, and at what price.
+///
+/// It is about unmaps that end by themselves. Of queues whose unmaps wait together, or that copy, the
+/// [`QueueConfig`](crate::dma::QueueConfig) says when devices lose their access. What the command line calls a policy
+/// (`--policy strict-ring`) is a domain's policy together with a queue's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {

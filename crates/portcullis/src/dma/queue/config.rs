@@ -2,6 +2,7 @@
 
 use crate::bounce::pool::Attributes;
 use crate::dma::MOST_IN_BATCH;
+use crate::setup::SetupError;
 
 /// How a queue lets its device reach buffers, and keeps it from them afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,7 +20,7 @@ pub enum Strategy {
 }
 
 /// What a [`Queue`](super::Queue) is made for. Each strategy has a constructor, and nothing else of
-/// a driver changes with it:
+/// a driver changes with it. A number that cannot be is an error when the queue is [made](super::Device::queue).
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -62,14 +63,14 @@ impl QueueConfig {
     }
 
     /// As [`direct`](Self::direct), but `batch` mappings end together, with one wait, whatever the
-    /// policy: 1 to [`MOST_IN_BATCH`].
+    /// policy: as many as [`batch`](Self::batch) says.
     pub const fn batched(batch: usize) -> Self {
         Self::new(Strategy::Batch).batch(batch)
     }
 
     /// Mappings take their addresses out of a ring, and a batch of them ends with one wait,
     /// whatever the policy. This is for queues whose buffers come and go in order, and of which the
-    /// device has up to `descriptors` at once. Each usually touches pages of `bytes` bytes (4096
+    /// device has up to `descriptors` at once, 1 at the least. Each usually touches pages of `bytes` bytes (4096
     /// for a buffer within a page, 8192 for one that may lie across the end of one); others may be
     /// of any length. The ring has room for a [batch](Self::batch) more than `descriptors`, as
     /// what waits for the end of its batch keeps its place.
@@ -97,9 +98,8 @@ impl QueueConfig {
     }
 
     /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and 32
-    /// without this call; a number outside of that is taken for the nearest within. The larger the batch, the less each mapping costs,
-    /// and the later its buffer comes back: **no timer ends a batch**. A driver that goes idle calls
-    /// [`commit`](super::Queue::commit).
+    /// without this call. The larger the batch, the less each mapping costs, and the later its buffer comes back:
+    /// **no timer ends a batch**. A driver that goes idle calls [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch, ..self }
     }
@@ -138,8 +138,16 @@ impl QueueConfig {
         Self { direction: Some(direction), ..self }
     }
 
-    /// Returns the size of a batch, within its limits.
-    pub(super) fn batch_size(&self) -> usize {
-        self.batch.clamp(1, MOST_IN_BATCH)
+    /// Checks the numbers that were asked for.
+    pub(super) fn check(&self) -> Result<(), SetupError> {
+        let Self { strategy, descriptors, bytes, batch, .. } = *self;
+        if !(1..=MOST_IN_BATCH).contains(&batch) {
+            return Err(SetupError::Batch { batch, most: MOST_IN_BATCH });
+        }
+        let has_ring = matches!(strategy, Strategy::Ring | Strategy::Auto);
+        if has_ring && (descriptors == 0 || bytes == 0) {
+            return Err(SetupError::NoRing { descriptors, bytes });
+        }
+        Ok(())
     }
 }

@@ -89,12 +89,46 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// does the copying, in a pool of these dimensions. The pool is made with the first queue that
     /// copies, and another of them with the first that copies for a device that is
     /// [not coherent](Device::not_coherent).
+    ///
+    /// The call takes no memory, so a driver that chooses at run time whether to copy makes it in any
+    /// case, and chooses by the [`QueueConfig`]. It cannot stand behind an `if`, because it changes
+    /// the builder's type. Where there may be no memory to copy through, [`DmaDomain::over`] takes an
+    /// `Option` of it:
+    ///
+    /// ```
+    /// # #[cfg(feature = "std")]
+    /// # use {portcullis::prelude::*, portcullis_model::{Iommu, IommuConfig, Memory}, std::sync::Arc};
+    /// # #[cfg(feature = "std")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = Memory::new(16 << 20);
+    /// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    /// # let new_table = || PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level());
+    /// # let (table, other, copies) = (new_table()?, new_table()?, false);
+    /// // Whether it copies:
+    /// let domain = Domain::builder(table, iommu.queue(), DomainId(1))
+    ///     .bounce(Arc::clone(&memory), PoolConfig::default())
+    ///     .build(StdPlatform::new())?;
+    /// let nic = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
+    /// let config = if copies { QueueConfig::bounce() } else { QueueConfig::direct() };
+    /// let rx: Queue<_> = nic.queue(config)?;
+    ///
+    /// // Whether it could:
+    /// let plain = Domain::builder(other, iommu.queue(), DomainId(2)).build(StdPlatform::new())?;
+    /// let space = Arc::clone(plain.space());
+    /// let domain: DmaDomain<(_, _, Arc<Memory>)> = DmaDomain::over(space, copies.then_some(memory));
+    /// # let _ = (rx, domain);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "std"))]
+    /// # fn main() {}
+    /// ```
     pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, clock, cache, .. } = self;
         DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock, cache }
     }
 
-    /// Lets queues copy although nothing is translated, through the machine's pool.
+    /// Lets queues copy although nothing is translated, through the machine's pool. The builder has
+    /// the same type after it as after [`bounce`](Self::bounce), if the pool is of the same memory.
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, pool: config, clock, cache, .. } = self;
         DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock, cache }
@@ -374,8 +408,10 @@ impl<X: Machine> Device<X> {
         Ok(self)
     }
 
-    /// Makes a queue for buffers of one type; a `Queue<X>` is one that is used [by
-    /// number](Queue::map_raw) only.
+    /// Makes a queue for buffers of one type, which the compiler knows from the first
+    /// [`map`](Queue::map). Where it sees none (error E0283, "type annotations needed"), name the
+    /// type: `nic.queue::<Buffer>(config)?`. A `let rx: Queue<_> = nic.queue(config)?` is a queue
+    /// that is used [by number](Queue::map_raw) only.
     ///
     /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory:
     /// twelve mappings of each size and direction, and twelve with shared ends, half of which may
@@ -385,6 +421,7 @@ impl<X: Machine> Device<X> {
     /// [`SetupError`]: there is nothing to copy through, there are no addresses or no memory for a
     /// ring or a pool, or their dimensions are out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
+        config.check()?;
         let lane = (self.lane)(self, &config)?;
         Ok(Queue::new(self.dma.clone(), lane, &config))
     }
@@ -395,7 +432,7 @@ impl<X: Machine> Device<X> {
         let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
             Strategy::Direct => Lane::Direct,
-            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch_size())),
+            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)),
             Strategy::Ring => Lane::Ring(self.ring(config)?),
             Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
             Strategy::Bounce => {
@@ -409,7 +446,7 @@ impl<X: Machine> Device<X> {
     }
 
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
-        let batch = config.batch_size();
+        let batch = config.batch;
         // What waits for a commit has addresses, too.
         let descriptors = config.descriptors.saturating_add(batch as u32);
         StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }

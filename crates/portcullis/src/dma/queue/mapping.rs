@@ -13,9 +13,10 @@ use crate::dma::{Choice, DmaBuffer, RingMapping};
 
 /// What a queue has opened by number, until it is [unmapped](super::Queue::unmap_raw).
 ///
-/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves the memory mapped.
+/// It cannot be copied: what is unmapped is unmapped once. **If it is dropped, the memory stays open**
+/// to the device, as that of a [`Mapping`] does.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the memory stays mapped until the mapping is unmapped"]
+#[must_use = "a mapping that is dropped stays open to the device: give it to `Queue::unmap_raw`"]
 pub struct RawMapping {
     /// All mappings have the same words, those of a ring's mapping. In the place of the ring's
     /// number is the queue's (which is the ring's, where there is one), with the [kind](Kind) in
@@ -142,9 +143,12 @@ impl RawMapping {
 
 /// A buffer that the queue's device has, or a copy of it, until it is [unmapped](super::Queue::unmap).
 ///
-/// Dropping it leaves the buffer mapped, and leaks it: only the queue can end it.
+/// **A mapping that is dropped stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, and
+/// the queue's own end does not. The device reaches the buffer, or its copy, until the hardware walks
+/// the domain's table for it no more. The buffer is leaked, so nobody else gets memory that the device
+/// still reaches; its addresses, and its place in a ring, stay taken.
 #[derive(Debug)]
-#[must_use = "the buffer stays mapped until the mapping is unmapped"]
+#[must_use = "a mapping that is dropped stays open to the device, and its buffer is leaked: give it to `Queue::unmap`"]
 pub struct Mapping<B: DmaBuffer> {
     pub(super) raw: RawMapping,
     /// Given back or dropped only when the queue says that no device reaches it.

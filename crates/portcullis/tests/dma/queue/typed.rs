@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use portcullis::SetupError;
 use portcullis::addr::{DeviceId, Direction, Iova};
 use portcullis::dma::{
-    DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig, Strategy,
+    DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, Queue, QueueConfig,
+    Strategy,
 };
 use portcullis::domain::{MapListError, Policy};
 
@@ -373,6 +374,25 @@ fn what_cannot_be_is_said_at_the_door() {
     assert_eq!(none, SetupError::BeyondReach { last: 0x7ff, first: Iova::new(PAGE) });
     let odd = world.nic.clone().keeping_offsets(6).queue::<Frame>(QueueConfig::bounce()).unwrap_err();
     assert!(matches!(odd, SetupError::OffsetMask { .. }), "{odd}");
+    // Translated or not.
+    let open = World::new(Policy::Passthrough);
+    for nic in [&world.nic, &open.nic] {
+        for batch in [0, MOST_IN_BATCH + 1] {
+            let error = SetupError::Batch { batch, most: MOST_IN_BATCH };
+            for config in [QueueConfig::batched(1), QueueConfig::ring(4, PAGE), QueueConfig::auto(4, PAGE)] {
+                assert_eq!(nic.queue::<Frame>(config.batch(batch)).unwrap_err(), error);
+            }
+            assert_eq!(nic.queue::<Frame>(QueueConfig::batched(batch)).unwrap_err(), error);
+        }
+        for (descriptors, bytes) in [(0, PAGE), (4, 0)] {
+            let error = SetupError::NoRing { descriptors, bytes };
+            for config in [QueueConfig::ring(descriptors, bytes), QueueConfig::auto(descriptors, bytes)] {
+                assert_eq!(nic.queue::<Frame>(config).unwrap_err(), error);
+            }
+        }
+        let largest: Queue<Machine> = nic.queue(QueueConfig::batched(MOST_IN_BATCH)).unwrap();
+        assert_eq!(largest.waiting(), 0);
+    }
     assert_eq!((DmaMask::BITS_64.last(), DmaMask::BITS_32.last()), (u64::MAX, u64::from(u32::MAX)));
     let _ = CARD;
 }
