@@ -23,16 +23,16 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a recorded DMA trace through each protection policy: cost and exposure side by side
+    /// Replay recorded DMA under each way to protect memory: what each costs, and what it leaves open to devices
     Replay(Replay),
-    /// Rewrite a recording without what is private in it; it replays to the same figures
+    /// Remove what is private from a recording: what is left replays to the same figures
     Anonymize {
         /// The recording; `-` for standard input
         input: PathBuf,
         /// The file to write, as plain text, which must not exist yet; `-` for standard output
         output: PathBuf,
     },
-    /// Simulate what each policy costs a server with many CPUs, and what is the hottest there
+    /// Simulate what each policy costs a server with many CPUs, and what takes the most time there
     Scale(Scale),
     /// Measure the library and its parts beside their rivals, in one run
     #[cfg(feature = "bench")]
@@ -84,16 +84,17 @@ pub struct ReportOptions {
 
 #[derive(Debug, Args)]
 pub struct Replay {
-    /// The trace: text of Linux's tracefs with the events dma:* and iommu:*, plain, gzip or zstd; `-` for
-    /// standard input. Without it, the file that standard input is, or else a trace of an NVMe disk and a
-    /// network card that ships with Portcullis
+    /// The recording: what Linux's tracefs prints of the events dma:* and iommu:* (docs/replay.md says how to
+    /// record), plain, gzip or zstd; `-` for standard input. Without it: standard input if that is a file, or else a
+    /// recording of an NVMe disk and a network card that ships with Portcullis
     pub trace: Option<PathBuf>,
 
     /// Policies to compare, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY,..")]
     pub policy: Vec<PolicyName>,
 
-    /// Hardware whose waits to assume, or a TOML file that describes it (its name has a `.` or a `/`)
+    /// IOMMU whose waits to assume: vtd is Intel's, smmuv3 is Arm's, virtio-iommu is a guest's, none answers at once.
+    /// Or a TOML file that describes one (its name has a `.` or a `/`): for AMD's see docs/replay.md#an-amd-machine
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
 
@@ -106,9 +107,9 @@ pub struct Replay {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(FORMATS))]
     pub format: Option<String>,
 
-    /// What the driver and the stack above it spend on each mapping besides, in nanoseconds, up to 1,000,000,000
-    #[arg(long, value_name = "NS", default_value_t = 1000, allow_negative_numbers = true,
-          value_parser = whole::<0, 1_000_000_000>)]
+    /// CPU time that everything but protection takes for each mapping, such as 50us or 1.5ms; in nanoseconds without
+    /// a unit
+    #[arg(long, value_name = "TIME", default_value = "1000", allow_negative_numbers = true, value_parser = nanoseconds)]
     pub work: u64,
 
     /// Only the mappings of this device, named as in the trace (0000:00:03.0)
@@ -144,7 +145,7 @@ pub struct Replay {
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub explain: bool,
 
-    /// Fail on the first thing in the trace that would only be warned of
+    /// Fail at the first line or mapping of the trace that there would otherwise be a warning of
     #[arg(long)]
     pub strict_parse: bool,
 }
@@ -169,7 +170,8 @@ pub struct Scale {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub sockets: Option<u8>,
 
-    /// Hardware whose waits to assume, or a TOML file that describes it (its name has a `.` or a `/`)
+    /// IOMMU whose waits to assume: vtd is Intel's, smmuv3 is Arm's, virtio-iommu is a guest's, none answers at once.
+    /// Or a TOML file that describes one (its name has a `.` or a `/`)
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
 
@@ -177,10 +179,10 @@ pub struct Scale {
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
 
-    /// What a trace's driver and the stack above it spend on each mapping besides, in nanoseconds
-    #[arg(long, value_name = "NS", default_value_t = 1000,
-          value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
-    pub work: u64,
+    /// CPU time that everything but protection takes for each mapping of a recording, such as 50us or 1.5ms; in
+    /// nanoseconds without a unit. The other workloads have times of their own [default: 1000]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
+    pub work: Option<u64>,
 
     /// Print JSON for machines (docs/scaling.md describes it) instead of a table
     #[arg(long)]
@@ -189,21 +191,21 @@ pub struct Scale {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PolicyName {
-    /// One invalidation, waited for, per unmap
+    /// Each unmap waits until the IOMMU confirms that no device reaches the buffer
     Strict,
-    /// One wait for 32 unmaps of a device, at the latest after 10 ms: until then they count as mapped
+    /// 32 unmaps of a device wait together, 10 ms at the most; the driver has none of these buffers back before
     StrictBatch,
-    /// The same for 64 descriptors out of a ring of addresses, with one range to invalidate
+    /// The same for 64 unmaps, of addresses that come in order, so that one command usually ends all
     StrictRing,
-    /// Each mapping copied through buffers that stay mapped, protected to the byte
+    /// Devices get copies, in buffers that stay mapped: they reach no byte besides
     Bounce,
-    /// Copied so, or mapped in a ring as in strict-ring: what is cheaper, as measured meanwhile
+    /// As in bounce or as in strict-ring, for each buffer in the way that measures cheaper
     Adaptive,
-    /// Invalidations put off by up to 256 unmaps or 10 ms
+    /// The driver has a buffer back at once, and devices reach it for up to 256 unmaps or 10 ms more
     Lazy,
-    /// Each mapping copied through a pool, as on machines without an IOMMU: protects nothing
+    /// Devices get copies, but no IOMMU keeps them from all other memory: protects nothing
     Swiotlb,
-    /// No translation
+    /// Devices reach all memory: protects nothing
     Passthrough,
 }
 
@@ -231,9 +233,46 @@ fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
     })
 }
 
+/// Units of time, with their nanoseconds. One that ends another stands behind it.
+const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6)];
+
+/// The longest time that can be asked for: a second.
+const LONGEST_NS: f64 = 1e9;
+
+/// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit.
+fn nanoseconds(text: &str) -> Result<u64, String> {
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, ns)| Some((text.strip_suffix(name)?.trim_end(), *ns)))
+        .unwrap_or((text, 1.0));
+    let (whole, part) = number.split_once('.').map_or((number, None), |(whole, part)| (whole, Some(part)));
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut groups = whole.split(',');
+    let first = groups.next().filter(|first| is_digits(first));
+    let is_grouped = groups.clone().all(|group| group.len() == 3 && is_digits(group))
+        && (groups.next().is_none() || first.is_some_and(|first| first.len() <= 3));
+    let plain = first.filter(|_| is_grouped && part.is_none_or(is_digits)).map(|_| number.replace(',', ""));
+    let ns = plain.and_then(|number| number.parse::<f64>().ok()).map(|number| (number * unit).round());
+    ns.filter(|ns| *ns <= LONGEST_NS).map(|ns| ns as u64).ok_or_else(|| {
+        "expected a time up to 1000ms, such as 50us, 1.5ms or 96,482 (units are ns, us and ms, and ns without one)".into()
+    })
+}
+
 /// Takes the name of a profile that ships with Portcullis, or of a file, which is what has a `.` or a `/` in it.
 #[derive(Debug, Clone)]
 pub struct ProfileName;
+
+/// What is said to those who ask for a profile of AMD's.
+const AMD: &str = "\
+there is no profile of AMD's IOMMU, as we know of no published waits of it.
+Make one of yours:
+
+  portcullis replay --print-profile vtd > amd.toml
+  (write your waits into it, its name and what it is)
+  portcullis replay TRACE --profile ./amd.toml --format amd-v1
+
+docs/replay.md#an-amd-machine says how to record and to measure there.
+";
 
 impl TypedValueParser for ProfileName {
     type Value = String;
@@ -246,6 +285,9 @@ impl TypedValueParser for ProfileName {
     ) -> Result<String, clap::Error> {
         match value.to_str() {
             Some(file) if file.contains(['.', '/', '\\']) => Ok(file.to_owned()),
+            Some(name) if name.to_ascii_lowercase().starts_with("amd") => {
+                Err(clap::Error::raw(clap::error::ErrorKind::InvalidValue, AMD).with_cmd(command))
+            }
             // The last stands for any file, and is one itself, so that none is taken for a name.
             _ => PossibleValuesParser::new(built_in_names().into_iter().chain(["FILE.toml"]))
                 .parse_ref(command, argument, value),
@@ -254,5 +296,65 @@ impl TypedValueParser for ProfileName {
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(built_in_names().into_iter().map(PossibleValue::new)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Arguments {
+        /// What `portcullis replay` is told by these words.
+        pub fn replay(words: &[&str]) -> Replay {
+            match Self::try_parse_from([&["portcullis", "replay"], words].concat()).unwrap().command {
+                Some(Command::Replay(replay)) => replay,
+                _ => panic!("{words:?} ask for another command"),
+            }
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_thousands() {
+        let good = [
+            ("0", 0),
+            ("1000", 1_000),
+            ("96,482", 96_482),
+            ("1,000,000", 1_000_000),
+            ("250ns", 250),
+            ("50us", 50_000),
+            ("50 us", 50_000),
+            ("0.5µs", 500),
+            ("1.5ms", 1_500_000),
+            ("2.3ms", 2_300_000),
+            ("1,000ms", 1_000_000_000),
+        ];
+        for (text, ns) in good {
+            assert_eq!(nanoseconds(text), Ok(ns), "{text}");
+            assert_eq!(Arguments::replay(&["--work", text]).work, ns);
+        }
+        for text in [
+            "",
+            "us",
+            "-5",
+            "+5",
+            "5 s",
+            "5s",
+            "1,00",
+            "1000,000",
+            ",100",
+            "1,,000",
+            "1,000.",
+            ".5us",
+            "1e3",
+            "0x10",
+            "nan",
+            "inf",
+            "5us5",
+            "1001ms",
+            "1000000001",
+            "99999999999999999999999",
+        ] {
+            assert!(nanoseconds(text).is_err(), "{text}");
+        }
     }
 }

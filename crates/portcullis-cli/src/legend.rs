@@ -20,9 +20,10 @@ const SHORT: [(&str, &str); 7] = [
         "the part of the cost in which the CPU waits for the IOMMU, by the profile's figures. In CSV and JSON wait_ns_per_op",
     ),
     (
-        "full speed",
-        "mappings per second, with passthrough's as 100 %. A mapping takes its cost and the other work (--work). In CSV and \
-         JSON relative_to_passthrough",
+        "CPU time",
+        "the share of the CPU's time that protection takes: cost / (cost + work), with what passthrough costs counted as work \
+         (--work). A workload that the CPU limits loses this share of its throughput. In CSV and JSON it is 1 less \
+         relative_to_passthrough",
     ),
     (
         "freed memory open for 1 s",

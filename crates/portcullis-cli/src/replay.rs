@@ -79,11 +79,6 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     for warning in warnings::of(&runs, &summary) {
         eprint!("{}", look::wrap(&format!("warning: {warning}"), "  "));
     }
-    let is_file = arguments.trace.as_ref().is_none_or(|trace| trace.as_os_str() != "-");
-    if runs.number == 1 && arguments.repeat.is_none() && is_file && !interrupt::stopped() {
-        let text = "warning: One run does not tell how far its costs vary: this took too long for more. `--repeat 3` makes three.";
-        eprint!("{}", look::wrap(text, "  "));
-    }
     check(arguments, &runs.report)?;
     if interrupt::stopped() {
         let of = number_of(runs.number as u64, "run");
@@ -95,6 +90,16 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         return Ok(interrupt::EXIT_CODE.into());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A run of the beginning of the trace that ships.
+#[cfg(test)]
+pub fn short_run() -> (Runs, Summary) {
+    let limited = ReadOptions { limit: Some(2_000), ..ReadOptions::default() };
+    let mut trace = Trace::from_bytes(SHIPPED_NAME, SHIPPED, limited).unwrap();
+    let options = Options::new(Profile::load("vtd").unwrap());
+    let report = replay(&mut trace, &options, |_| {}).unwrap();
+    (Runs::of(vec![report]).unwrap(), trace.summary().clone())
 }
 
 /// How much of the trace was read.
@@ -113,6 +118,7 @@ const SHORT: Duration = Duration::from_secs(3);
 fn replay_some(arguments: &Replay, options: &Options) -> Result<(Runs, Summary), CommandError> {
     let (mut reports, mut summary) = (Vec::new(), Summary::default());
     let mut most = arguments.repeat.map_or(1, |repeat| repeat as usize);
+    let mut too_long = false;
     while reports.len() < most {
         let start = Instant::now();
         let mut trace = open(arguments)?;
@@ -133,11 +139,12 @@ fn replay_some(arguments: &Replay, options: &Options) -> Result<(Runs, Summary),
         if trace.bytes_total().is_none() || interrupt::stopped() {
             break;
         }
-        if arguments.repeat.is_none() && start.elapsed() < SHORT {
-            most = 3;
+        if arguments.repeat.is_none() && reports.len() == 1 {
+            too_long = start.elapsed() >= SHORT;
+            most = if too_long { 1 } else { 3 };
         }
     }
-    Ok((Runs::of(reports).ok_or(CommandError::NoRun)?, summary))
+    Ok((Runs { too_long, ..Runs::of(reports).ok_or(CommandError::NoRun)? }, summary))
 }
 
 fn policies(names: &[PolicyName]) -> Vec<Mode> {

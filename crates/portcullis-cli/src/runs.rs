@@ -27,6 +27,8 @@ pub struct Runs {
     /// What each policy costs, in the report's order; empty where nothing was mapped.
     pub costs: Vec<Cost>,
     pub number: usize,
+    /// There is one run only because it took too long for more.
+    pub too_long: bool,
 }
 
 impl Runs {
@@ -50,8 +52,13 @@ impl Runs {
                 |count: fn(&PolicyReport) -> u64| runs.iter().map(|run| count(run)).max().unwrap_or(0);
             (policy.violations, policy.faults) = (worst(|run| run.violations), worst(|run| run.faults));
         }
-        Some(Self { report, costs, number })
+        Some(Self { report, costs, number, too_long: false })
     }
+}
+
+/// The share of the CPU's time that a policy adds to passthrough's.
+pub fn cpu_time(policy: &PolicyReport) -> f64 {
+    (1.0 - policy.relative_to_passthrough.unwrap_or(1.0)).clamp(0.0, 1.0)
 }
 
 fn cost_ns(policy: &PolicyReport, work_ns: f64) -> f64 {

@@ -28,6 +28,8 @@ pub enum CommandError {
     Trace(#[from] TraceError),
     #[error("{workload} is neither a file nor a workload: name a recording, or {}", NAMES.join(", "))]
     NoWorkload { workload: String },
+    #[error("--work is for recordings: the workload {workload} says by itself what its CPUs do besides")]
+    OwnWork { workload: String },
     #[error("{0}: nothing is mapped in this recording")]
     Empty(String),
     #[error("{0}")]
@@ -41,6 +43,9 @@ const MAPPINGS: usize = 4096;
 
 /// The most pages of a mapping: beyond, nothing was measured, and costs go on in a straight line.
 const MOST_PAGES: u64 = 1 << 20;
+
+/// CPU time for each mapping of a recording besides, unless it is said otherwise.
+const WORK_NS: u64 = 1_000;
 
 /// CPUs of a socket, unless it is said otherwise.
 const PER_SOCKET: u32 = 64;
@@ -71,11 +76,14 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
     }
     let recorded = if NAMES.contains(&arguments.workload.as_str()) {
+        if arguments.work.is_some() {
+            return Err(CommandError::OwnWork { workload: arguments.workload.clone() });
+        }
         None
     } else if !Path::new(&arguments.workload).exists() {
         return Err(CommandError::NoWorkload { workload: arguments.workload.clone() });
     } else {
-        Some(recording(Path::new(&arguments.workload), arguments.work)?)
+        Some(recording(Path::new(&arguments.workload), arguments.work.unwrap_or(WORK_NS))?)
     };
     let mut cpus: Vec<u32> = arguments.cpus.iter().map(|cpus| u32::from(*cpus)).collect();
     cpus.sort_unstable();
@@ -156,8 +164,14 @@ fn recording(path: &Path, work_ns: u64) -> Result<Workload, CommandError> {
     if requests.is_empty() {
         return Err(CommandError::Empty(name));
     }
+    let besides = match work_ns {
+        0 => {
+            "no CPU time besides (--work 0): a worst case, as no server does nothing but map and unmap".into()
+        }
+        _ => format!("{} ns of CPU time besides for each (--work)", look::count(work_ns)),
+    };
     let about = format!(
-        "{} mappings of the recording in turn on each CPU, {work_ns} ns of work around each (--work), devices that keep up",
+        "{} mappings of the recording in turn on each CPU, {besides}, devices that keep up",
         look::count(requests.len() as u64)
     );
     let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);

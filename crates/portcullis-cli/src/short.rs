@@ -8,7 +8,7 @@ use portcullis_trace::Summary;
 use portcullis_trace::replay::{PolicyReport, Profile};
 
 use crate::look::{BAD, BOLD, GOOD, bytes, wrap};
-use crate::runs::{Cost, Runs};
+use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::Verdict;
 use crate::{header, legend, table};
 
@@ -74,7 +74,7 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
     writeln!(
         text,
         "{:<13}{:>9}{:>9}{:>10}{:>9}{:>14}{:>14}",
-        "", "cost,", "", "of which", "full", "freed memory", "other data"
+        "", "cost,", "", "of which", "CPU", "freed memory", "other data"
     )?;
     writeln!(
         text,
@@ -83,7 +83,7 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
         "ns",
         spread_sign(unicode),
         "wait, ns",
-        "speed",
+        "time",
         "open for 1 s",
         "open for 1 s"
     )?;
@@ -98,15 +98,15 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
             HumanCount(cost.median_ns.round() as u64).to_string(),
             spread_of(cost, runs.number),
             HumanCount(policy.wait_ns_per_op.round() as u64).to_string(),
-            speed(policy),
+            share(policy),
         )?;
     }
     writeln!(text)
 }
 
-/// The share of the speed without protection.
-pub fn speed(policy: &PolicyReport) -> String {
-    policy.relative_to_passthrough.map_or("-".into(), |share| format!("{:.1} %", share * 100.0))
+/// The share of the CPU's time that protection takes; a dash where nothing is mapped.
+pub fn share(policy: &PolicyReport) -> String {
+    policy.relative_to_passthrough.map_or("-".into(), |_| format!("{:.1} %", cpu_time(policy) * 100.0))
 }
 
 /// Half of how far the runs lie apart, as a share of the median, where that is more than the timer's own error.

@@ -6,7 +6,7 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
 use crate::look::{bytes, percent};
-use crate::runs::{Cost, Runs};
+use crate::runs::{Cost, Runs, cpu_time};
 
 /// A policy and what it costs.
 type Row<'a> = (&'a PolicyReport, &'a Cost);
@@ -22,7 +22,7 @@ impl<'a> Verdict<'a> {
         let rows: Vec<Row<'_>> = runs.report.policies.iter().zip(&runs.costs).collect();
         let is_strict = |row: &&Row<'_>| row.0.mode.is_strict() && row.0.exposure.stale_byte_s == 0.0;
         let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
-        let choice = choose(&strict);
+        let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
         sentences.extend(costs(&strict, choice, runs.report.work_ns));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
@@ -34,18 +34,24 @@ impl<'a> Verdict<'a> {
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 const SMALL: f64 = 0.01;
 
-/// The cheapest; of those that cost hardly more, or that the runs do not tell from it, the one that leaves the least open.
-fn choose<'a>(strict: &[Row<'a>]) -> Option<Row<'a>> {
-    let cheapest = strict.iter().min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns))?;
-    let equal =
-        strict.iter().filter(|row| row.1.overlaps(cheapest.1) || lost(**row) - lost(*cheapest) < SMALL);
+/// Which of several policies is named where they cost the same and leave the same open: what keeps no buffer back, before what
+/// does; and adaptive before bounce, as it takes the cheaper way for each buffer. So a verdict does not change from run to run.
+const PREFERRED: [Mode; 5] =
+    [Mode::Each(Policy::Strict), Mode::StrictBatch, Mode::StrictRing, Mode::Adaptive, Mode::Bounce];
+
+/// The cheapest of `rows`; of those that cost hardly more, or that the runs do not tell from it, the one that leaves the least
+/// open.
+fn choose<'a>(rows: impl Iterator<Item = Row<'a>> + Clone) -> Option<Row<'a>> {
+    let cheapest = rows.clone().min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns))?;
+    let equal = rows.filter(|row| row.1.overlaps(cheapest.1) || lost(*row) - lost(cheapest) < SMALL);
     let open = |row: &Row<'_>| row.0.exposure.neighbour_byte_s;
-    equal.min_by(|a, b| open(a).total_cmp(&open(b)).then(a.1.median_ns.total_cmp(&b.1.median_ns))).copied()
+    let place = |row: &Row<'_>| PREFERRED.iter().position(|mode| *mode == row.0.mode);
+    equal.min_by(|a, b| open(a).total_cmp(&open(b)).then(place(a).cmp(&place(b))))
 }
 
-/// What of passthrough's speed a policy costs.
+/// The share of the CPU's time that a policy costs.
 fn lost((policy, _): Row<'_>) -> f64 {
-    (1.0 - policy.relative_to_passthrough.unwrap_or(1.0)).max(0.0)
+    cpu_time(policy)
 }
 
 fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<String> {
@@ -83,10 +89,9 @@ fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     if open <= 0.0 {
         return format!("{chosen} It leaves nothing open.");
     }
-    let closed = strict.iter().filter(|row| row.0.exposure.neighbour_byte_s <= 0.0);
-    let closed = closed.min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+    let closed = choose(strict.iter().copied().filter(|row| row.0.exposure.neighbour_byte_s <= 0.0));
     let instead =
-        closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(*row))));
+        closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(row))));
     format!(
         "{chosen} It leaves open other data in a buffer's page: in sum, a device could have reached {} for one second{}.",
         bytes(open),
@@ -120,4 +125,52 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
 fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), letters.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::short_run;
+
+    /// Runs in which each policy has this cost and this spread, and leaves so much open.
+    fn runs(costs: &[(Mode, f64, f64, f64)]) -> Runs {
+        let (mut runs, _) = short_run();
+        let known = |mode: Mode| costs.iter().find(|(known, ..)| *known == mode);
+        runs.report.policies.retain(|policy| known(policy.mode).is_some());
+        runs.costs.retain(|cost| costs.iter().any(|(mode, ..)| mode.name() == cost.policy));
+        for (policy, cost) in runs.report.policies.iter_mut().zip(&mut runs.costs) {
+            let (_, ns, spread, open) = *known(policy.mode).unwrap();
+            (cost.median_ns, cost.least_ns, cost.most_ns) = (ns, ns - spread, ns + spread);
+            policy.relative_to_passthrough = Some(1000.0 / (1000.0 + ns));
+            (policy.exposure.stale_byte_s, policy.exposure.neighbour_byte_s) = (0.0, open);
+        }
+        runs
+    }
+
+    #[test]
+    fn what_the_runs_do_not_tell_apart_is_told_the_same_way_each_time() {
+        let strict = Mode::Each(Policy::Strict);
+        // The one that is to be chosen and the one that leaves nothing open, whichever of two is cheaper by a little.
+        for little in [-5.0, 0.0, 5.0] {
+            let dear = [
+                (strict, 700.0, 5.0, 9e3),
+                (Mode::StrictRing, 40.0, 5.0, 9e3),
+                (Mode::Bounce, 190.0, 8.0, 0.0),
+                (Mode::Adaptive, 190.0 + little, 8.0, 0.0),
+            ];
+            let runs = runs(&dear);
+            let said = Verdict::of(&runs).sentences.join(" ");
+            assert!(said.contains("Choose strict-ring (4 %)"), "{said}");
+            assert!(said.contains("; adaptive (16 %) leaves nothing open."), "{said}");
+        }
+        for little in [-5.0, 0.0, 5.0] {
+            let alike = [(Mode::Bounce, 40.0, 1.0, 0.0), (Mode::Adaptive, 40.0 + little, 1.0, 0.0)];
+            assert_eq!(Verdict::of(&runs(&alike)).choice, Some("adaptive"));
+            // Where nothing shares a page, and waits cost nothing, there is no need to keep buffers back.
+            let alike = [(strict, 40.0 + little, 1.0, 0.0), (Mode::StrictRing, 40.0, 1.0, 0.0)];
+            assert_eq!(Verdict::of(&runs(&alike)).choice, Some("strict"));
+        }
+        let apart = [(Mode::Bounce, 40.0, 1.0, 0.0), (Mode::Adaptive, 90.0, 1.0, 0.0)];
+        assert_eq!(Verdict::of(&runs(&apart)).choice, Some("bounce"), "it is cheaper, beyond doubt");
+    }
 }

@@ -37,6 +37,9 @@ pub fn of(runs: &Runs, summary: &Summary) -> Vec<String> {
         )
     }));
     all.extend(noise(runs));
+    all.extend(runs.too_long.then(|| {
+        "One run does not tell how far its costs vary: this took too long for more. `--repeat 3` makes three.".into()
+    }));
     all
 }
 
@@ -90,4 +93,24 @@ fn noise(runs: &Runs) -> Option<String> {
         "This machine is too noisy to rank {pairs}: their costs differ by less than they vary between runs. \
          `--repeat {more}` measures more often."
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::replay::short_run;
+
+    #[test]
+    fn a_run_that_took_too_long_for_more_is_warned_of_in_every_form() {
+        let (mut runs, summary) = short_run();
+        let single =
+            |warnings: &[String]| warnings.iter().any(|text| text.starts_with("One run does not tell"));
+        assert!(!single(&super::of(&runs, &summary)), "it was asked for");
+        runs.too_long = true;
+        assert!(single(&super::of(&runs, &summary)));
+        let arguments = crate::args::Arguments::replay(&[]);
+        let json = crate::machine::json(&runs, &summary, &arguments, "vtd-ss").unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let warnings: Vec<String> = serde_json::from_value(json["warnings"].clone()).unwrap();
+        assert!(single(&warnings), "{json}");
+    }
 }

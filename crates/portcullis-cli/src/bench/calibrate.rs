@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use portcullis_bench::calibrate::{CalibrateError, calibrate};
 
 use crate::calibration::{Calibration, Figure};
+use crate::look::number_of;
 use crate::print;
 
 /// Why nothing was measured or printed.
@@ -43,7 +44,11 @@ pub fn run() -> Result<ExitCode, CommandError> {
         copy_remote_ns: or(measured.copy_remote_ns, &assumed.copy_remote_ns),
         socket_copy_gb_per_s: Figure::new(
             measured.copy_gb_per_s,
-            &format!("measured by portcullis calibrate with {} CPUs, taken for a socket's", measured.cpus),
+            &format!(
+                "{here}: what {} copied together, taken for what a socket's memory copies at the most. That is too little where \
+                 a socket has more CPUs: then write its figure here, a third of what its memory moves in a second",
+                number_of(measured.cpus as u64, "CPU")
+            ),
         ),
         walk_read_ns: assumed.walk_read_ns,
     };

@@ -247,7 +247,7 @@ impl ReplayJson {
             least_ns: cost.least_ns,
             most_ns: cost.most_ns,
         });
-        let runs = Runs { costs: costs.collect(), number: options.repeat, report };
+        let runs = Runs { costs: costs.collect(), number: options.repeat, too_long: false, report };
         Ok(Replayed { origin, runs, format: options.format, notes, warnings })
     }
 }

@@ -10,7 +10,8 @@ use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Shape};
 use super::read::Replayed;
 use super::{machine, warning};
 use crate::look::{bytes, count, percent};
-use crate::runs::{Cost, Runs};
+use crate::runs::{Cost, Runs, cpu_time};
+use crate::short;
 use crate::table::LINES;
 use crate::verdict::Verdict;
 
@@ -73,11 +74,6 @@ pub fn section(replayed: &Replayed) -> String {
     html + &about(replayed)
 }
 
-/// The share of its speed that a workload loses at a cost, as the replay's own share says it for the median.
-fn lost(policy: &PolicyReport) -> f64 {
-    (1.0 - policy.relative_to_passthrough.unwrap_or(1.0)).clamp(0.0, 1.0)
-}
-
 /// The freed memory that a policy leaves open; `None` for all there is.
 fn open(policy: &PolicyReport) -> Option<f64> {
     policy.exposure_counted.map(|_| policy.exposure.stale_byte_s)
@@ -96,16 +92,16 @@ pub fn said_open(policy: &PolicyReport) -> [String; 2] {
 pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
     let all = || runs.report.policies.iter().chain(before.iter().flat_map(|runs| &runs.report.policies));
     let most_open = all().filter_map(open).fold(0.0, f64::max);
-    let most_lost = all().map(lost).fold(0.05, f64::max);
+    let most_time = all().map(cpu_time).fold(0.05, f64::max);
     let said = |at, _| if at == 0.0 { "none".into() } else { bytes(at) };
     let mut y = around_zero("freed memory open for 1 s", 0.0, most_open.max(1000.0), said);
     let top = y.range.1;
     let everything = top * 1.15;
     y.ticks.push((everything, "all memory".into()));
     y.range = (-0.1 * top, top * 1.25);
-    let mut x = around_zero("speed lost to protection", 0.0, most_lost, share);
+    let mut x = around_zero("CPU time that protection takes", 0.0, most_time, share);
     x.range = (-0.02 * x.range.1, x.range.1);
-    let at = |policy: &PolicyReport| (lost(policy), open(policy).unwrap_or(everything));
+    let at = |policy: &PolicyReport| (cpu_time(policy), open(policy).unwrap_or(everything));
     let marks = runs.report.policies.iter().enumerate().map(|(number, policy)| {
         // Without a count, all memory is open.
         let neighbours = policy.exposure_counted.is_none() || policy.exposure.neighbour_byte_s > 0.0;
@@ -114,12 +110,13 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
             before.and_then(|runs| runs.report.policies.iter().find(|other| other.policy == policy.policy));
         let [freed, other] = said_open(policy);
         let cost = runs.costs.get(number).map_or(0.0, |cost| cost.median_ns);
-        let from = earlier.map_or(String::new(), |earlier| format!(" (before: {})", percent(lost(earlier))));
+        let from =
+            earlier.map_or(String::new(), |earlier| format!(" (before: {})", percent(cpu_time(earlier))));
         Mark {
             class: class_of(policy.policy, number),
             name: policy.policy.into(),
             readout: vec![
-                format!("costs {}{from}, {} a buffer", percent(lost(policy)), time(cost)),
+                format!("costs {}{from} of the CPU time, {} a buffer", percent(cpu_time(policy)), time(cost)),
                 format!("open for 1 s: freed memory {freed}, other data {other}"),
             ],
             lines: earlier.map(|earlier| vec![at(earlier), at(policy)]).into_iter().collect(),
@@ -131,7 +128,7 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
     Plot {
         title: "Cost and exposure of each policy".into(),
         caption: format!(
-            "Further left is faster, and further down is safer. A ring: what shares a page with a buffer is open to devices, too. \
+            "Further left takes less time, and further down is safer. A ring: what shares a page with a buffer is open to devices, too. \
              A dot: it is not.{arrows}"
         ),
         marks: marks.collect(),
@@ -154,17 +151,15 @@ fn short_table(runs: &Runs) -> String {
         "runs from",
         "to",
         "of which wait, ns",
-        "share of full speed",
+        "CPU time",
         "freed memory open for 1 s",
         "other data open for 1 s",
     ];
     let ns = |ns: f64| count(ns.round() as u64);
     let row = |(policy, cost): (&PolicyReport, &Cost)| {
         let [freed, other] = said_open(policy);
-        let share =
-            policy.relative_to_passthrough.map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
         let costs = [cost.median_ns, cost.least_ns, cost.most_ns, policy.wait_ns_per_op].map(ns);
-        [vec![policy.policy.to_owned()], costs.to_vec(), vec![share, freed, other]].concat()
+        [vec![policy.policy.to_owned()], costs.to_vec(), vec![short::share(policy), freed, other]].concat()
     };
     let rows: Vec<_> = runs.report.policies.iter().zip(&runs.costs).map(row).collect();
     table("Each policy, for each buffer", &head.map(String::from), &rows)

@@ -20,9 +20,9 @@ pub fn section(scaled: &Scaled) -> String {
     }
     html += "</div>\n";
     let place = |result: &Scale| result.relative_to_passthrough;
-    let title = "Speed, as a share of that without protection".to_owned();
+    let title = "Throughput, as a share of that without protection".to_owned();
     let top = results.iter().map(place).fold(1.0, f64::max);
-    let axis = around_zero("share of full speed", 0.0, top, share);
+    let axis = around_zero("share of full throughput", 0.0, top, share);
     html += &by_cpus(results, title, axis, place, |share| format!("{:.1} %", share * 100.0)).figure();
     html += &times(&there, most).map_or(String::new(), |plot| plot.figure());
     html += &details("The figures behind it", &figures(results));
@@ -44,10 +44,10 @@ fn verdict(there: &[&Scale], cpus: u64) -> Vec<String> {
     let keeps = |result: &Scale| format!("{:.1} %", result.relative_to_passthrough * 100.0);
     let on = number_of(cpus, "CPU");
     let mut said = vec![if best.policy == worst.policy {
-        format!("On {on}, {} keeps {} of the speed without protection.", best.policy, keeps(best))
+        format!("On {on}, {} keeps {} of the throughput without protection.", best.policy, keeps(best))
     } else {
         format!(
-            "On {on}, {} keeps the most of the speed without protection, {}, and {} the least, {}.",
+            "On {on}, {} keeps the most of the throughput without protection, {}, and {} the least, {}.",
             best.policy,
             keeps(best),
             worst.policy,
@@ -135,7 +135,7 @@ fn times(there: &[&Scale], cpus: u64) -> Option<Plot> {
 }
 
 fn figures(results: &[Scale]) -> String {
-    let head = ["policy", "CPUs", "share of full speed", "requests per second"];
+    let head = ["policy", "CPUs", "share of full throughput", "requests per second"];
     let head = head.iter().chain(PARTS.iter().map(|part| &part.name)).chain(&["hottest", "extrapolated"]);
     let row = |r: &Scale| {
         let share = format!("{:.1} %", r.relative_to_passthrough * 100.0);
@@ -181,7 +181,7 @@ pub fn by_cpus(
     let most = cpus.last().map_or(1.0, |n| at(*n));
     let curves = Plot {
         title,
-        caption: "Higher is faster. A dot: calculated from what was measured for as many CPUs. A ring: extrapolated.".into(),
+        caption: "Higher is better. A dot: calculated from what was measured for as many CPUs. A ring: extrapolated.".into(),
         x: Axis {
             range: (least, if most > least { most } else { least + 1.0 }),
             ticks: cpus.iter().map(|n| (at(*n), n.to_string())).collect(),
@@ -211,7 +211,7 @@ fn bars(mut plot: Plot, cpus: u64, said: impl Fn(f64) -> String) -> Plot {
         mark.dots.iter_mut().for_each(|dot| dot.0 = (value, row));
     }
     plot.title = format!("{}, on {}", plot.title, number_of(cpus, "CPU"));
-    plot.caption = "Further right is faster. A ring at the end of a bar: extrapolated.".into();
+    plot.caption = "Further right is better. A ring at the end of a bar: extrapolated.".into();
     plot.x = plot.y;
     let rows = plot.marks.len();
     plot.y = Axis { range: (-0.6, rows as f64 - 0.4), ticks, title: "policy".into() };

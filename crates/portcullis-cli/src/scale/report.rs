@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use anstyle::Style;
-use portcullis_model::scale::{Machine, Outcome, Policy, Spent, Workload};
+use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
 use portcullis_trace::replay::Profile;
 use serde::Serialize;
 
 use crate::calibration::Calibration;
-use crate::look::{BOLD, count, percent, wrap};
+use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
 
 /// A policy and what it came to.
@@ -65,6 +65,9 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
         ),
         "  ",
     ));
+    for line in setting(workload) {
+        text.push_str(&wrap(&line, "  "));
+    }
     text.push('\n');
     for sentence in verdict(table) {
         text.push_str(&wrap(&sentence, ""));
@@ -76,7 +79,9 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     }
     text.push_str(&wrap(&format!("Workload: {}.", workload.about), ""));
     text.push_str(&wrap(
-        "Measured: what the library's code takes on simulated CPUs with cache lines (docs/scaling.md). Modelled: all around it.",
+        "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. The IOMMU carries out \
+         one submission after the other; what CPUs ask for meanwhile goes into the next, up to 64 together. Devices wait for its page \
+         walks. docs/scaling.md says how far to trust this.",
         "",
     ));
     let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
@@ -95,6 +100,35 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     text
 }
 
+/// What the CPUs and the devices do, in figures.
+fn setting(workload: &Workload) -> [String; 2] {
+    let Workload { requests, depth, device, .. } = workload;
+    let mean = |of: fn(&Request) -> f64| requests.iter().map(of).sum::<f64>() / requests.len().max(1) as f64;
+    let work = count(mean(|request| request.work_ns).round() as u64);
+    let mappings = number_of(mean(|request| request.mappings.len() as f64).round() as u64, "mapping");
+    let bytes = count(mean(|request| request.bytes as f64).round() as u64);
+    let under_way = number_of(u64::from(*depth), "request");
+    let mut limits = Vec::new();
+    // Beyond, they stand for devices that keep up.
+    if device.gb_per_s < 1e3 {
+        limits.push(format!("{} Gb/s", count((device.gb_per_s * 8.0).round() as u64)));
+    }
+    if device.requests_per_s < 1e12 {
+        limits.push(format!("{} requests in a second", count(device.requests_per_s.round() as u64)));
+    }
+    let pace = if limits.is_empty() {
+        "which keep up".into()
+    } else {
+        format!("each up to {}", limits.join(" and "))
+    };
+    [
+        format!(
+            "each CPU: up to {under_way} under way, each of {mappings}, {bytes} bytes and {work} ns of CPU time besides"
+        ),
+        format!("devices: {}, {pace}", count(u64::from(device.count))),
+    ]
+}
+
 /// What is to be known first.
 fn verdict(table: &Table) -> Vec<String> {
     let strict: Vec<&Row> = table.rows.iter().filter(|row| row.policy.strict && !row.policy.old).collect();
@@ -105,7 +139,8 @@ fn verdict(table: &Table) -> Vec<String> {
         let (least, most) = (percent(best.lost()), percent(worst.lost()));
         let costs = if least == most { least.clone() } else { format!("{least} to {most}") };
         said.push(format!(
-            "Protection from devices costs this workload {costs} of its speed on {cpus} CPUs, depending on the policy."
+            "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}, depending on the policy.",
+            if cpus == 1 { "" } else { "s" }
         ));
         said.push(format!(
             "Choose {} ({least}): no device reaches a buffer after it is given back.",
@@ -141,19 +176,24 @@ fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Resul
     writeln!(text)?;
     writeln!(
         text,
-        "{:<13}{:>12}{:>9}{:>45}",
-        "", "requests", "full", "ns of each request, in or waiting for:"
+        "{:<13}{:>11}{:>11}{:>45}",
+        "", "requests", "share of", "ns of each request, in or waiting for:"
     )?;
-    let heads = ["library", "lines", "queue", "copies", "nothing"];
-    write!(text, "{BOLD}{:<13}{:>12}{:>9}", "policy", "in a second", "speed")?;
+    let heads = ["library", "lines", "queue", "copies", "devices"];
+    write!(text, "{BOLD}{:<13}{:>11}{:>11}", "policy", "in a second", "throughput")?;
     heads.iter().try_for_each(|head| write!(text, "{head:>9}"))?;
     writeln!(text, "{BOLD:#}")?;
-    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(79))?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(COLUMNS))?;
     for row in rows {
         let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
         let Outcome { per_s, spent, .. } = &row.outcome;
-        let speed = format!("{:.1} %", row.share * 100.0);
-        write!(text, "{style}{:<13}{style:#}{:>12}{speed:>9}", row.policy.name, count(per_s.round() as u64))?;
+        let share = format!("{:.1} %", row.share * 100.0);
+        write!(
+            text,
+            "{style}{:<13}{style:#}{:>11}{share:>11}",
+            row.policy.name,
+            count(per_s.round() as u64)
+        )?;
         for ns in [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns] {
             write!(text, "{:>9}", count(ns.round() as u64))?;
         }
@@ -162,16 +202,16 @@ fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Resul
     writeln!(text)
 }
 
-/// The share of full speed by number of CPUs.
+/// The share of the throughput without protection, by number of CPUs.
 fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt::Result {
-    write!(text, "{BOLD}{:<13}", "full speed, %")?;
+    write!(text, "{BOLD}{:<13}", "throughput, %")?;
     // As many as there is room for.
     let shown = tables.iter().take(8);
     for table in shown.clone() {
         write!(text, "{:>8}", table.machine.cpus)?;
     }
     writeln!(text, " CPUs{BOLD:#}")?;
-    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(79))?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(COLUMNS))?;
     for at in 0..tables.first().map_or(0, |table| table.rows.len()) {
         for (index, row) in shown.clone().filter_map(|table| table.rows.get(at)).enumerate() {
             if index == 0 {
@@ -297,12 +337,23 @@ mod tests {
             let text = told(arguments, false);
             let plain = anstream::adapter::strip_str(&text).to_string();
             assert!(plain.lines().all(|line| line.chars().count() <= COLUMNS), "{plain}");
-            assert!(plain.lines().nth(2).unwrap().starts_with("Protection from devices costs"), "{plain}");
+            assert!(plain.contains("\n\nProtection from devices costs this workload "), "{plain}");
             assert!(plain.contains("Choose ") && plain.contains("What costs most: "), "{plain}");
             assert!(plain.contains("\nMeasured: "), "{plain}");
         }
         let text = told(&["--cpus", "16", "--sockets", "2", "--policy", policies], false);
         assert!(text.replace('\n', " ").contains("lazy-2015 with waiting for lines and locks"), "{text}");
+        // What it is about, in figures: how many links there are, and who keeps up.
+        let text = told(&["--workload", "nic", "--cpus", "64", "--policy", "strict-ring"], false);
+        assert!(text.contains("devices: 13, each up to 100 Gb/s\n"), "{text}");
+        let text =
+            told(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1", "--work", "0"], false);
+        let text = text.replace('\n', " ");
+        assert!(
+            text.contains("devices: 1, which keep up ") && text.contains(" on 1 CPU, depending"),
+            "{text}"
+        );
+        assert!(text.contains("no server does nothing but map"), "{text}");
     }
 
     #[test]

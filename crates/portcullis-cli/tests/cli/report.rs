@@ -407,7 +407,7 @@ fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
     };
     // Their order is the command's own, and the most CPUs come last.
     let verdict = format!(
-        "On 32 CPUs, lazy keeps the most of the speed without protection, {}, and lazy-2015 the least, {}.",
+        "On 32 CPUs, lazy keeps the most of the throughput without protection, {}, and lazy-2015 the least, {}.",
         percent(4),
         percent(5)
     );
@@ -432,7 +432,7 @@ fn one_number_of_cpus_is_shown_as_bars_and_not_as_curves_of_one_point() {
     let page = report(&[&scale("scale-1.json", &["--policy", "lazy,strict", "--cpus", "16"])], &[]);
     is_sound(&page);
     assert_eq!(page.matches("class=\"mark of-lazy bar\"").count(), 2, "a bar in each drawing");
-    assert!(page.contains("Speed, as a share of that without protection, on 16 CPUs"));
+    assert!(page.contains("Throughput, as a share of that without protection, on 16 CPUs"));
 }
 
 #[test]

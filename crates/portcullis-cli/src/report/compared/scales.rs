@@ -64,7 +64,7 @@ pub fn section(before: &Scaled, after: &Scaled) -> Option<String> {
         "after",
         "change",
         "which is",
-        "share of full speed before",
+        "share of full throughput before",
         "after",
     ];
     html += &table("What changed", &head.map(String::from), &pairs.iter().map(row).collect::<Vec<_>>());
