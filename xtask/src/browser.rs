@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::nightly::output;
-use crate::workspace;
+use crate::{packages, workspace};
 
 pub const WHAT: &str = "the report's pages in a browser";
 
@@ -20,25 +20,11 @@ pub fn count() -> usize {
 
 /// Why there is no browser, and none can be had, if so. Installs it where that is allowed.
 pub fn missing() -> Option<String> {
-    let is_there = || output(Command::new(PROGRAM).arg("--version")).is_some();
-    if is_there() {
-        return None;
-    }
-    if output(Command::new("id").arg("-u")).as_deref().map(str::trim) != Some("0") {
-        return Some(format!("{PROGRAM} is not installed, and only root may install that package"));
-    }
-    eprintln!("== {PROGRAM} is installed from the distribution's packages");
-    for arguments in [&["update"][..], &["install", "-y", "--no-install-recommends", PROGRAM]] {
-        let mut command = Command::new("apt-get");
-        command
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["-qq", "-o", "Dpkg::Use-Pty=0"])
-            .args(arguments);
-        if output(&mut command).is_none() {
-            return Some(format!("{PROGRAM} is not installed, and apt-get {} failed", arguments.join(" ")));
-        }
-    }
-    (!is_there()).then(|| format!("{PROGRAM} does not start"))
+    let lacking = || {
+        let is_there = output(Command::new(PROGRAM).arg("--version")).is_some();
+        (!is_there).then(|| format!("{PROGRAM} is not installed, or does not start"))
+    };
+    packages::missing(lacking, &[PROGRAM], false)
 }
 
 /// What Cargo runs.

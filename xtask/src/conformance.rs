@@ -1,14 +1,13 @@
 //! The cases that run the drivers of `portcullis-hw` on QEMU's IOMMUs, an NVMe disk behind each by
 //! each policy, a kernel that does, and QEMU itself, where the system lets it be installed.
 
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::nightly::output;
-use crate::workspace;
+use crate::{packages, workspace};
 
 pub const WHAT: &str = "cases on QEMU's IOMMUs";
 
@@ -108,11 +107,7 @@ impl Output {
 
 /// Why there is no QEMU, and none can be had, if so. Installs it where that is allowed.
 pub fn missing() -> Option<String> {
-    let first = lacking()?;
-    match install() {
-        Ok(()) => lacking(),
-        Err(why) => Some(format!("{first}, and {why}")),
-    }
+    packages::missing(lacking, &PACKAGES, true)
 }
 
 /// What is lacking now.
@@ -126,52 +121,6 @@ fn lacking() -> Option<String> {
         let major: u32 = number.split('.').next().and_then(|digits| digits.parse().ok()).unwrap_or(0);
         (major < OLDEST).then(|| format!("{program} is of version {number}, and the cases need {OLDEST}"))
     })
-}
-
-/// Installs QEMU from the distribution's packages: on Debian 12 from its backports, as its own is too old. What the system's
-/// sources are stays as it is.
-fn install() -> Result<(), String> {
-    if output(Command::new("id").arg("-u")).as_deref().map(str::trim) != Some("0") {
-        return Err(format!("only root may install the packages {}", PACKAGES.join(", ")));
-    }
-    if output(Command::new("apt-get").arg("--version")).is_none() {
-        return Err(format!("there is no apt-get to install the packages {}", PACKAGES.join(", ")));
-    }
-    eprintln!("== QEMU is installed from the distribution's packages: {}", PACKAGES.join(", "));
-    let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let codename = system.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    let mut arguments = vec!["-qq".to_owned(), "-o".to_owned(), "Dpkg::Use-Pty=0".to_owned()];
-    let mut release = Vec::new();
-    if codename == Some("bookworm") {
-        let list = backports()?;
-        arguments.extend(["-o".to_owned(), format!("Dir::Etc::SourceList={}", list.display())]);
-        release = vec!["-t".to_owned(), "bookworm-backports".to_owned()];
-    }
-    let apt = |further: &[&str], release: &[String]| {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(&arguments).args(release).args(further);
-        output(&mut command).map(drop).ok_or_else(|| format!("apt-get {} failed", further.join(" ")))
-    };
-    apt(&["update"], &[])?;
-    let wanted = [&["install", "-y", "--no-install-recommends"][..], &PACKAGES].concat();
-    apt(&wanted, &release)
-}
-
-/// A list of sources with the backports of Debian 12, from the mirror that the system uses.
-fn backports() -> Result<PathBuf, String> {
-    let own = std::fs::read_to_string("/etc/apt/sources.list").unwrap_or_default();
-    let parts = std::fs::read_to_string("/etc/apt/sources.list.d/debian.sources").unwrap_or_default();
-    let of_parts = parts.lines().find_map(|line| line.strip_prefix("URIs:")).map(str::trim);
-    let of_own =
-        own.lines().filter(|line| line.starts_with("deb ")).find_map(|line| line.split_whitespace().nth(1));
-    let mirror = of_parts.or(of_own).ok_or("apt names no mirror of Debian")?;
-    let mut list = own.clone();
-    let _ = writeln!(list, "\ndeb {mirror} bookworm-backports main");
-    let at = crate::root().join("target/backports.list");
-    let failed = |error: std::io::Error| format!("{}: {error}", at.display());
-    at.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-    std::fs::write(&at, list).map_err(failed)?;
-    Ok(at)
 }
 
 /// Runs them, and lists what could not be covered.

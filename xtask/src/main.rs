@@ -13,6 +13,7 @@ mod documents;
 mod lane;
 mod nightly;
 mod oldest;
+mod packages;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -85,18 +85,8 @@ pub struct BenchInvalidation {
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
 
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=invalidation::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
-    /// Less than 30 seconds instead of some minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub options: ManyThreads,
 }
 
 #[derive(Debug, Args)]
@@ -122,23 +112,13 @@ pub struct BenchBounce {
           value_parser = clap::value_parser!(u16).range(1..=bounce::MOST_DEPTH as i64))]
     pub depth: u16,
 
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=bounce::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
     /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
     /// run
     #[arg(long, value_name = "PATH")]
     pub rival: Option<PathBuf>,
 
-    /// Less than 30 seconds instead of two minutes, with more noise
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Print JSON for machines instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub options: ManyThreads,
 }
 
 #[derive(Debug, Args)]
@@ -162,11 +142,6 @@ pub struct BenchPath {
     #[arg(long)]
     pub own_domains: bool,
 
-    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1 and 2]
-    #[arg(long, value_delimiter = ',', value_name = "N,..",
-          value_parser = clap::value_parser!(u8).range(1..=path::MOST_THREADS as i64))]
-    pub threads: Vec<u8>,
-
     /// Linux's allocator of addresses: a shared library (docs/bench.md says what it exports). Its code is run
     #[arg(long, value_name = "PATH", requires = "rival_pt")]
     pub rival: Option<PathBuf>,
@@ -174,6 +149,19 @@ pub struct BenchPath {
     /// Linux's page tables: a shared library, likewise
     #[arg(long, value_name = "PATH", requires = "rival")]
     pub rival_pt: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub options: ManyThreads,
+}
+
+/// What benchmarks whose threads may share cores can be told.
+#[derive(Debug, Args)]
+pub struct ManyThreads {
+    /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8; of `path` 1 and
+    /// 2]
+    #[arg(long, value_delimiter = ',', value_name = "N,..",
+          value_parser = clap::value_parser!(u8).range(1..=MOST_THREADS as i64))]
+    pub threads: Vec<u8>,
 
     /// Less than 30 seconds instead of some minutes, with more noise
     #[arg(long)]
@@ -183,6 +171,12 @@ pub struct BenchPath {
     #[arg(long)]
     pub json: bool,
 }
+
+/// The most threads of each.
+const MOST_THREADS: usize = path::MOST_THREADS;
+const _: () = assert!(
+    bounce::MOST_THREADS == MOST_THREADS && invalidation::MOST_THREADS == MOST_THREADS && MOST_THREADS == 48
+);
 
 /// What benchmarks beside Linux's code can be told.
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@
 pub mod args;
 pub mod calibrate;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -16,7 +17,7 @@ use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
-use self::args::{BenchOptions, BenchWhat};
+use self::args::{BenchOptions, BenchWhat, ManyThreads};
 use crate::args::Arguments;
 use crate::{interrupt, machine, print};
 
@@ -43,7 +44,8 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
     match what {
         BenchWhat::Iova(arguments) => {
             let options = if arguments.options.quick { Options::quick() } else { Options::full() };
-            let request = request(&arguments.options, &arguments.workload, &arguments.subject, options);
+            let BenchOptions { threads, rival, .. } = &arguments.options;
+            let request = request(&arguments.workload, &arguments.subject, threads, rival.as_ref(), options);
             let report = measure(|progress| iova::run(&request, progress))?;
             let about = iova::SUBJECTS.map(|subject| (subject.name, subject.about));
             let layout = layout(None, &["full-32bit"], &about);
@@ -51,7 +53,8 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
         }
         BenchWhat::Pgtable(arguments) => {
             let options = if arguments.options.quick { pgtable::quick() } else { pgtable::full() };
-            let request = request(&arguments.options, &arguments.workload, &arguments.subject, options);
+            let BenchOptions { threads, rival, .. } = &arguments.options;
+            let request = request(&arguments.workload, &arguments.subject, threads, rival.as_ref(), options);
             let choice = Choice { formats: arguments.format.clone(), incoherent: arguments.incoherent };
             let report = measure(|progress| pgtable::run(&request, &choice, progress))?;
             let about = pgtable::SUBJECTS.map(|subject| (subject.name, subject.about));
@@ -59,38 +62,27 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             show(arguments.options.json, &report, |report| table::render(report, &layout))
         }
         BenchWhat::Invalidation(arguments) => {
-            let options = if arguments.quick { invalidation::quick() } else { invalidation::full() };
-            let request = Request {
-                workloads: arguments.workload.clone(),
-                subjects: arguments.subject.clone(),
-                threads: each_once(&arguments.threads),
-                rival: None,
-                options: stoppable(options),
-            };
+            let ManyThreads { threads, quick, json } = &arguments.options;
+            let options = if *quick { invalidation::quick() } else { invalidation::full() };
+            let request = request(&arguments.workload, &arguments.subject, threads, None, options);
             let report = measure(|progress| invalidation::run(&request, &arguments.profile, progress))?;
-            show(arguments.json, &report, invalidation::render)
+            show(*json, &report, invalidation::render)
         }
         BenchWhat::Bounce(arguments) => {
-            let request = Request {
-                workloads: arguments.workload.clone(),
-                subjects: arguments.subject.clone(),
-                threads: each_once(&arguments.threads),
-                rival: arguments.rival.clone(),
-                options: stoppable(if arguments.quick { bounce::quick() } else { bounce::full() }),
-            };
+            let ManyThreads { threads, quick, json } = &arguments.options;
+            let options = if *quick { bounce::quick() } else { bounce::full() };
+            let rival = arguments.rival.as_ref();
+            let request = request(&arguments.workload, &arguments.subject, threads, rival, options);
             let (profiles, depth) = (arguments.profile.clone(), arguments.depth.into());
             let choice = bounce::Choice { profiles, depth };
             let report = measure(|progress| bounce::run(&request, &choice, progress))?;
-            show(arguments.json, &report, bounce::render)
+            show(*json, &report, bounce::render)
         }
         BenchWhat::Path(arguments) => {
-            let request = Request {
-                workloads: arguments.workload.clone(),
-                subjects: arguments.subject.clone(),
-                threads: each_once(&arguments.threads),
-                rival: arguments.rival.clone(),
-                options: stoppable(if arguments.quick { path::quick() } else { path::full() }),
-            };
+            let ManyThreads { threads, quick, json } = &arguments.options;
+            let options = if *quick { path::quick() } else { path::full() };
+            let rival = arguments.rival.as_ref();
+            let request = request(&arguments.workload, &arguments.subject, threads, rival, options);
             let choice = path::Choice {
                 profile: arguments.profile.clone(),
                 rival_pt: arguments.rival_pt.clone(),
@@ -99,21 +91,22 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let report = measure(|progress| path::run(&request, &choice, progress))?;
             let about = path::SUBJECTS.map(|subject| (subject.name, subject.about));
             let layout = layout(Some("parts"), &[], &about);
-            show(arguments.json, &report, |report| table::render(report, &layout))
+            show(*json, &report, |report| table::render(report, &layout))
         }
     }
 }
 
-fn request(arguments: &BenchOptions, workloads: &[String], subjects: &[String], options: Options) -> Request {
+fn request(
+    workloads: &[String],
+    subjects: &[String],
+    threads: &[u8],
+    rival: Option<&PathBuf>,
+    options: Options,
+) -> Request {
+    // With Ctrl-C, a run ends with the results so far.
+    let options = Options { stop: interrupt::stopped, ..options };
     let (workloads, subjects) = (workloads.to_vec(), subjects.to_vec());
-    let threads = each_once(&arguments.threads);
-    let options = stoppable(options);
-    Request { workloads, subjects, threads, rival: arguments.rival.clone(), options }
-}
-
-/// With Ctrl-C, a run ends with the results so far.
-fn stoppable(options: Options) -> Options {
-    Options { stop: interrupt::stopped, ..options }
+    Request { workloads, subjects, threads: each_once(threads), rival: rival.cloned(), options }
 }
 
 /// Each number of threads once.
