@@ -1,6 +1,6 @@
 //! What `replay --legend` says: what each word of the tables means, and where the waits come from.
 
-use portcullis_trace::replay::Profile;
+use portcullis_trace::replay::{Profile, built_in_names};
 
 use crate::look::{COLUMNS, wrap, wrap_at};
 use crate::short::spread_sign;
@@ -60,6 +60,10 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
     text.push_str(&item(&format!(
         "caches: IOTLB of {} entries, {} ways; {} table pointers a level - {}",
         caches.iotlb_entries, caches.iotlb_ways, caches.walk_cache_entries, caches.source
+    )));
+    text.push_str(&item(&format!(
+        "other profiles: {}, or a file of yours; for AMD's IOMMU see docs/replay.md#an-amd-machine",
+        built_in_names().into_iter().filter(|name| *name != profile.name).collect::<Vec<_>>().join(", ")
     )));
     text
 }

@@ -121,7 +121,12 @@ fn without_a_trace_it_replays_the_one_that_ships() {
     let legend = stdout(&portcullis(&["replay", "--legend", "--limit", "5000"]));
     let sentences = flat(&legend);
     let parts = ["Choose ", "policy ns", "What the table's words mean", "other data open for 1 s:"];
-    let more = ["What each line of the full table means", "freed memory, byte-s: ", "a measurement of 2015"];
+    let more = [
+        "What each line of the full table means",
+        "freed memory, byte-s: ",
+        "a measurement of 2015",
+        "other profiles: none, smmuv3, virtio-iommu, or a file of yours; for AMD's",
+    ];
     let at = |part: &&str| sentences.find(part).unwrap_or_else(|| panic!("{part} is not in:\n{legend}"));
     assert!(parts.iter().chain(&more).map(at).is_sorted(), "{legend}");
     assert!(legend.lines().all(|line| line.chars().count() <= 80), "{legend}");
