@@ -10,6 +10,8 @@ mod model;
 #[path = "../open/mod.rs"]
 mod open;
 mod panics;
+#[path = "../../../portcullis/tests/played/mod.rs"]
+mod played;
 #[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
 mod steps;

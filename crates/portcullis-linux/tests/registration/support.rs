@@ -13,6 +13,7 @@ use portcullis_linux::registration::{
 use portcullis_model::Queue;
 
 use crate::open::OpenCache;
+use crate::played::Played;
 use crate::rig::{Clocked, DEVICE, Hooked, Mapper, PAGE, Rig};
 
 pub const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
@@ -21,11 +22,11 @@ pub const KEPT: Keep = Keep::UntilForgotten;
 pub const BOTH: Direction = Direction::Bidirectional;
 
 type Q = Hooked<Queue>;
-pub type Cache<P> = RegistrationCache<Mapper<Q>, P>;
+pub type Cache = RegistrationCache<Mapper, Played>;
 
 pub struct Bench<P: Platform = Arc<Clocked>> {
     pub rig: Rig<P, Q>,
-    pub cache: Arc<Cache<P>>,
+    pub cache: Arc<Cache>,
     submissions: Arc<AtomicU64>,
 }
 

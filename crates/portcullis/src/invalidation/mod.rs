@@ -169,7 +169,7 @@ pub unsafe trait InvalidationQueue: Send + Sync + 'static {
 }
 
 // SAFETY: everything is passed on to `T`, which promises the same.
-unsafe impl<T: InvalidationQueue> InvalidationQueue for alloc::sync::Arc<T> {
+unsafe impl<T: InvalidationQueue + ?Sized> InvalidationQueue for alloc::sync::Arc<T> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         T::invalidate(self, domain, invalidation)
     }

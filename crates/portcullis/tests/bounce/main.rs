@@ -6,6 +6,8 @@ mod chosen;
 mod dice;
 #[path = "../manual/mod.rs"]
 mod manual;
+#[path = "../played/mod.rs"]
+mod played;
 #[path = "../rig/mod.rs"]
 mod rig;
 

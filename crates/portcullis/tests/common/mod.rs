@@ -6,13 +6,16 @@ use std::sync::{Arc, LazyLock};
 use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
-use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
+use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory};
 
-pub type Mapper = TableMapper<Arc<Memory>, Queue>;
+use crate::played::Played;
+
+pub type Mapper = TableMapper<Arc<Memory>, Arc<dyn InvalidationQueue>>;
 
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const PAGE: u64 = 4096;
@@ -25,21 +28,19 @@ pub fn vtd(levels: u32) -> VtdSecondStage {
     VtdSecondStage::new(levels, 3, 52).unwrap()
 }
 
-pub struct Bench<P: Platform = StdPlatform> {
+pub struct Bench {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
-    pub domain: Arc<Domain<Mapper, P>>,
-    pub device: DmaDevice<Mapper, P>,
+    pub domain: Arc<Domain<Mapper, Played>>,
+    pub device: DmaDevice<Mapper, Played>,
 }
 
 impl Bench {
     pub fn new(policy: Policy) -> Self {
         Self::on(StdPlatform::new(), policy)
     }
-}
 
-impl<P: Platform> Bench<P> {
-    pub fn on(platform: P, policy: Policy) -> Self {
+    pub fn on(platform: impl Platform, policy: Policy) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let table = PageTable::new(Arc::clone(&memory), vtd(4)).unwrap();
@@ -48,8 +49,8 @@ impl<P: Platform> Bench<P> {
             _ => Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 },
         };
         iommu.attach(DEVICE, context);
-        let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-        let domain = Domain::new(platform, mapper, policy).unwrap();
+        let mapper = TableMapper::new(table, Arc::new(iommu.queue()) as _, DomainId(1), Vec::new());
+        let domain = Domain::new(Played::new(platform), mapper, policy).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         Self { memory, iommu, domain, device }
     }

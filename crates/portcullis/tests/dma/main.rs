@@ -4,6 +4,8 @@ extern crate alloc;
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../played/mod.rs"]
+mod played;
 #[path = "../queued/mod.rs"]
 mod queued;
 #[path = "../rig/mod.rs"]

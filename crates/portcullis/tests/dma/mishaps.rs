@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
+use crate::played::Played;
 use crate::queued::{QueueOf, direct, end};
 use crate::rig::{Moment, Observed};
 use portcullis::addr::{
@@ -108,7 +109,7 @@ impl Panicking {
 
 /// Ends a mapping whose translations somebody else has removed: its buffer comes with the next commit.
 fn comes_with_a_commit<B: DmaBuffer>(
-    queue: &mut QueueOf<crate::common::Mapper, StdPlatform, B>,
+    queue: &mut QueueOf<crate::common::Mapper, Played, B>,
     mapping: Mapping<B>,
 ) -> B {
     let failed = queue.unmap(mapping).map(drop).unwrap_err();

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy, UnmapError};
-use portcullis::invalidation::InvalidationError;
+use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
 use portcullis::platform::Platform;
 use portcullis_model::{ArmTables, Context, Granule, Iommu, IommuConfig, Memory, Queue, TableFormat};
 
+use crate::played::Played;
 use crate::rig::{ANYWHERE, Clocked, DEVICE, Hooked, LAZY_FOREVER, PAGE};
 
 /// Pages of one entry, in all formats.
@@ -24,13 +25,13 @@ const PHYS: u64 = 4 << 30;
 /// Translations in the device's own TLB, where it has one.
 const TLB: usize = 64;
 
-type Tables<X> = TableMapper<Arc<Memory>, Arc<Hooked<Queue>>, X>;
+type Tables<X> = TableMapper<Arc<Memory>, Arc<dyn InvalidationQueue>, X>;
 
 struct Machine<X: Format> {
     iommu: Arc<Iommu>,
     queue: Arc<Hooked<Queue>>,
     platform: Arc<Clocked>,
-    domain: Arc<Domain<Tables<X>, Arc<Clocked>>>,
+    domain: Arc<Domain<Tables<X>, Played>>,
     /// The page.
     range: IovaRange,
 }
@@ -44,14 +45,14 @@ impl<X: Format> Machine<X> {
         let (queue, platform) = (Arc::new(Hooked::new(iommu.queue())), Clocked::new(2));
         let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
         let context = Context::Translated { domain: DomainId(1), root: table.root(), format: tables };
-        let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), Vec::new());
+        let mapper = TableMapper::new(table, Arc::clone(&queue) as _, DomainId(1), Vec::new());
         if device_tlb {
             mapper.add_device_tlb(DEVICE).unwrap();
             iommu.attach_with_tlb(DEVICE, context, TLB);
         } else {
             iommu.attach(DEVICE, context);
         }
-        let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
+        let domain = Domain::new(Played::new(Arc::clone(&platform)), mapper, Policy::Strict).unwrap();
         let list = [PhysSegment { phys: PhysAddr::new(PHYS), len: bytes }];
         // SAFETY: the memory is the device's alone.
         let range = unsafe { domain.map(&list, BOTH, ANYWHERE) }.unwrap();

@@ -8,6 +8,8 @@ mod common;
 mod dice;
 #[path = "../manual/mod.rs"]
 mod manual;
+#[path = "../played/mod.rs"]
+mod played;
 #[path = "../queued/mod.rs"]
 mod queued;
 #[path = "../rig/mod.rs"]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::common::{Bench, Mapper, PAGE, vtd};
 use crate::dice::Dice;
+use crate::played::Played;
 use crate::queued::{direct, end};
 use crate::rig::{Moment, Observed};
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
@@ -275,14 +276,14 @@ impl Drop for Asks {
 
 #[test]
 fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock() {
-    type Slot = Arc<Mutex<Option<Arc<Domain<Observed<Mapper>, StdPlatform>>>>>;
+    type Slot = Arc<Mutex<Option<Arc<Domain<Observed<Mapper>, Played>>>>>;
     let bench = Bench::new(LONG);
     let policies = Arc::new(Policies::new(LONG));
     let (told, tells) = channel();
     let (asks, last) = (Asks(Arc::clone(&policies), Mutex::new(told)), Slot::default());
     let platform = StdPlatform::new();
     let table = PageTable::for_cpus(Arc::clone(&bench.memory), vtd(4), platform.cpus()).unwrap();
-    let inner = TableMapper::new(table, bench.iommu.queue(), DomainId(2), Vec::new());
+    let inner = TableMapper::new(table, Arc::new(bench.iommu.queue()) as _, DomainId(2), Vec::new());
     let handle = Arc::downgrade(&last);
     let mapper = Observed::new(inner, move |moment| {
         let _hold = &asks;
@@ -291,7 +292,7 @@ fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock()
             drop(domain);
         }
     });
-    let domain = Domain::new(platform, mapper, LONG).unwrap();
+    let domain = Domain::new(Played::new(platform), mapper, LONG).unwrap();
     policies.govern(DeviceId(1), &domain).unwrap();
     *last.lock().unwrap() = Some(domain);
     let changing = Arc::clone(&policies);

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::InvalidationError;
+use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Entry, Format, PageTable, VtdSecondStage};
 use portcullis::platform::{Frames, Platform, Table};
-use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue, TableFormat};
+use portcullis_model::{Context, Iommu, IommuConfig, Memory, TableFormat};
 
+use crate::played::Played;
 use crate::rig::{ANYWHERE, Clocked, DEVICE, Hooked, PAGE};
 
 const BOTH: Permissions = Permissions::READ_WRITE;
@@ -83,7 +84,7 @@ fn a_page_beside_a_run_whose_split_fails_is_out_of_reach_after_its_strict_unmap(
     );
     let root = table.root();
     let mapper = TableMapper::new(table, Arc::clone(&queue), DomainId(1), Vec::new());
-    let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
+    let domain = Domain::new(Played::new(Arc::clone(&platform)), mapper, Policy::Strict).unwrap();
     let list = [
         PhysSegment { phys: PhysAddr::new(PHYS), len: RUN },
         PhysSegment { phys: PhysAddr::new(PHYS + (1 << 30) + PAGE), len: PAGE },
@@ -165,13 +166,13 @@ unsafe impl Format for Slow {
     }
 }
 
-type SlowTables = TableMapper<Arc<Memory>, Queue, Slow>;
+type SlowTables = TableMapper<Arc<Memory>, Arc<dyn InvalidationQueue>, Slow>;
 
 /// A domain of a page of 2 MiB, which the device may write to.
 struct Large {
     memory: Arc<Memory>,
     platform: Arc<Clocked>,
-    domain: Arc<Domain<SlowTables, Arc<Clocked>>>,
+    domain: Arc<Domain<SlowTables, Played>>,
     range: IovaRange,
     /// Asks whether the device reaches the first byte of a range.
     reaches: Arc<dyn Fn(IovaRange) -> bool + Send + Sync>,
@@ -185,8 +186,8 @@ fn large() -> Large {
     let format = Slow(VtdSecondStage::new(4, 3, 48).unwrap());
     let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
-    let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-    let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
+    let mapper = TableMapper::new(table, Arc::new(iommu.queue()) as _, DomainId(1), Vec::new());
+    let domain = Domain::new(Played::new(Arc::clone(&platform)), mapper, Policy::Strict).unwrap();
     let list = [PhysSegment { phys: PhysAddr::new(PHYS), len: LARGE }];
     // SAFETY: the memory is the device's alone.
     let range = unsafe { domain.map(&list, BOTH, ANYWHERE) }.unwrap();
@@ -271,8 +272,13 @@ fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> 
     let platform = Clocked::new(2);
     let table = PageTable::for_cpus(Arc::clone(&memory), format, platform.cpus()).unwrap();
     iommu.attach(DEVICE, Context::Translated { domain: DomainId(1), root: table.root(), format: tables });
-    let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-    let domain = Domain::new(Arc::clone(&platform), mapper, Policy::Strict).unwrap();
+    let mapper = TableMapper::new(
+        table,
+        Arc::new(iommu.queue()) as Arc<dyn InvalidationQueue>,
+        DomainId(1),
+        Vec::new(),
+    );
+    let domain = Domain::new(Played::new(Arc::clone(&platform)), mapper, Policy::Strict).unwrap();
     let list = [PhysSegment { phys: PhysAddr::new(PHYS), len: bytes }];
     // SAFETY: the memory is the device's alone.
     let range = unsafe { domain.map(&list, BOTH, ANYWHERE) }.unwrap();

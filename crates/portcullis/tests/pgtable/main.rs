@@ -7,6 +7,8 @@ mod dice;
 #[macro_use]
 #[path = "../common/inner_format.rs"]
 mod inner_format;
+#[path = "../played/mod.rs"]
+mod played;
 
 mod engine;
 mod formats;

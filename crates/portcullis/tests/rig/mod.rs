@@ -17,14 +17,17 @@ use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
 use portcullis_model::{Context, DeviceId, Iommu, IommuConfig, Memory, Queue};
 
+use crate::played::Played;
+
 pub use clocked::Clocked;
 pub use hooked::Hooked;
 pub use moody::{Call, Moody};
 pub use observed::{Moment, Observed};
 
-pub type Mapper<Q> = TableMapper<Arc<Memory>, Arc<Q>>;
-pub type Dom<P, Q> = Domain<Mapper<Q>, P>;
-pub type Device<P, Q> = DmaDevice<Mapper<Q>, P>;
+/// The same for all rigs, whatever their queues and platforms are: so the library is compiled for them once.
+pub type Mapper = TableMapper<Arc<Memory>, Arc<dyn InvalidationQueue>>;
+pub type Dom = Domain<Mapper, Played>;
+pub type Device = DmaDevice<Mapper, Played>;
 
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const PAGE: u64 = 4096;
@@ -37,8 +40,8 @@ pub struct Rig<P: Platform, Q: InvalidationQueue> {
     pub iommu: Arc<Iommu>,
     pub platform: P,
     pub queue: Arc<Q>,
-    pub domain: Arc<Dom<P, Q>>,
-    pub device: Device<P, Q>,
+    pub domain: Arc<Dom>,
+    pub device: Device,
 }
 
 impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
@@ -60,14 +63,15 @@ impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
         change(&mut config);
         let iommu = Iommu::new(config);
         let queue = Arc::new(wrap(iommu.queue()));
-        let (domain, device) = attach(&memory, &iommu, &platform, &queue, (DEVICE, DomainId(1)), policy);
+        let (domain, device) =
+            attach(&memory, &iommu, &platform, Arc::clone(&queue) as _, (DEVICE, DomainId(1)), policy);
         Self { memory, iommu, platform, queue, domain, device }
     }
 
     /// Another domain of the same unit, with a device of its own.
-    pub fn another(&self, number: u16, policy: Policy) -> (Arc<Dom<P, Q>>, Device<P, Q>) {
+    pub fn another(&self, number: u16, policy: Policy) -> (Arc<Dom>, Device) {
         let ids = (DeviceId(number.into()), DomainId(number));
-        attach(&self.memory, &self.iommu, &self.platform, &self.queue, ids, policy)
+        attach(&self.memory, &self.iommu, &self.platform, Arc::clone(&self.queue) as _, ids, policy)
     }
 
     /// Takes back what CPUs keep. How many bytes of addresses are nobody's and not free, and how many are counted as lost. (What
@@ -87,19 +91,19 @@ impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
     }
 }
 
-fn attach<P: Platform + Clone, Q: InvalidationQueue>(
+fn attach<P: Platform + Clone>(
     memory: &Arc<Memory>,
     iommu: &Iommu,
     platform: &P,
-    queue: &Arc<Q>,
+    queue: Arc<dyn InvalidationQueue>,
     (device, id): (DeviceId, DomainId),
     policy: Policy,
-) -> (Arc<Dom<P, Q>>, Device<P, Q>) {
+) -> (Arc<Dom>, Device) {
     let format = VtdSecondStage::new(4, 3, 48).unwrap();
     let table = PageTable::for_cpus(Arc::clone(memory), format, platform.cpus()).unwrap();
     iommu.attach(device, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
-    let mapper = TableMapper::new(table, Arc::clone(queue), id, Vec::new());
-    let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
+    let mapper = TableMapper::new(table, queue, id, Vec::new());
+    let domain = Domain::new(Played::new(platform.clone()), mapper, policy).unwrap();
     let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
     (domain, device)
 }

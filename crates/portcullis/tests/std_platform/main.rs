@@ -7,6 +7,8 @@
 mod common;
 mod cpus;
 mod moody;
+#[path = "../played/mod.rs"]
+mod played;
 mod protection;
 #[path = "../queued/mod.rs"]
 mod queued;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, MOST_DEVICE_TLBS, Request};
-use portcullis::mapper::{Mapper as _, TableMapper};
+use portcullis::mapper::Mapper as _;
 use portcullis_model::open::{OpenMapper, OpenTlbs};
 
 use crate::device_tlb::machine::{DEVICE, Machine, OTHER, PAGE, SILENT, TLB, page};
+use crate::rig::Mapper;
 
 const FAILED: InvalidationError = InvalidationError::Rejected { code: 5 };
 
@@ -22,7 +23,7 @@ fn memory(number: u64) -> (PhysAddr, u64) {
 #[test]
 fn a_device_that_comes_in_the_midst_of_an_unmap_gets_nothing() {
     let machine = Machine::new();
-    let (mapper, context) = machine.mapper(1, Arc::clone(&machine.hostile));
+    let (mapper, context) = machine.mapper(1, Arc::clone(&machine.hostile) as _);
     let mapper = Arc::new(mapper);
     machine.iommu.attach(OTHER, context);
     let range = IovaRange::new(Iova::new(PAGE), PAGE).unwrap();
@@ -128,14 +129,14 @@ fn a_device_goes_when_it_has_forgotten_everything_or_can_reach_nothing() {
 #[test]
 fn a_device_that_is_just_being_added_is_neither_there_yet_nor_taken_out() {
     let machine = Machine::new();
-    let (mapper, _) = machine.mapper(1, Arc::clone(&machine.hostile));
+    let (mapper, _) = machine.mapper(1, Arc::clone(&machine.hostile) as _);
     let mapper = Arc::new(mapper);
     let asked = || {
         let told = machine.told();
         mapper.sync(&Gather::everything()).unwrap();
         machine.told() - told
     };
-    let beside = |mapper: &TableMapper<_, _>| {
+    let beside = |mapper: &Mapper| {
         assert_eq!(mapper.add_device_tlb(DEVICE), Err(InvalidationError::BeingAdded), "it may not fetch yet");
         mapper.remove_tlb(DEVICE).unwrap();
         mapper.forget_tlb(DEVICE);
@@ -177,7 +178,7 @@ fn a_device_that_comes_and_goes_never_reaches_what_is_unmapped() {
     const MOST_ROUNDS: u64 = 100_000;
     let machine = Machine::new();
     let Machine { iommu, queue, platform, .. } = &machine;
-    let (mapper, context) = machine.mapper(1, Arc::clone(queue));
+    let (mapper, context) = machine.mapper(1, Arc::clone(queue) as _);
     iommu.attach(DEVICE, context);
     let range = |number: u64| IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap();
     let access = |range: IovaRange| iommu.access(DEVICE, range.start(), 1, Permissions::WRITE).is_ok();

@@ -14,6 +14,9 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenDomain;
 use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
 
+use crate::played::Played;
+use crate::rig::{Device, Dom, Mapper};
+
 pub const DEVICE: DeviceId = DeviceId(7);
 pub const OTHER: DeviceId = DeviceId(8);
 pub const PAGE: u64 = 4096;
@@ -26,7 +29,6 @@ pub const TLB: usize = 64;
 pub const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX };
 
 type Hook = Box<dyn FnOnce() + Send>;
-pub type Mapper = TableMapper<Arc<Memory>, Arc<SharedQueue<Arc<Hostile>>>>;
 
 /// The model's queue, as slow as it may be: between any two requests [`DEVICE`] tries all that it ever had, so what
 /// it forgot too early it fetches again.
@@ -89,8 +91,8 @@ pub struct Machine {
 
 /// A domain, and what a device needs to be attached to it.
 pub struct Side {
-    pub domain: Arc<Domain<Mapper, StdPlatform>>,
-    pub device: DmaDevice<Mapper, StdPlatform>,
+    pub domain: Arc<Dom>,
+    pub device: Device,
     pub context: Context,
 }
 
@@ -112,7 +114,7 @@ impl Machine {
     }
 
     /// Tables of their own for the domain of this number, and what attaches a device to it.
-    pub fn mapper<Q: InvalidationQueue>(&self, id: u16, queue: Q) -> (TableMapper<Arc<Memory>, Q>, Context) {
+    pub fn mapper(&self, id: u16, queue: Arc<dyn InvalidationQueue>) -> (Mapper, Context) {
         let format = VtdSecondStage::new(4, 3, 52).unwrap();
         let table = PageTable::for_cpus(Arc::clone(&self.memory), format, self.platform.cpus()).unwrap();
         let context = Context::SecondStage { domain: DomainId(id), root: table.root(), levels: 4 };
@@ -121,8 +123,8 @@ impl Machine {
 
     /// A domain of this number with no device.
     pub fn side(&self, id: u16, policy: Policy) -> Side {
-        let (mapper, context) = self.mapper(id, Arc::clone(&self.queue));
-        let domain = Domain::new(self.platform.clone(), mapper, policy).unwrap();
+        let (mapper, context) = self.mapper(id, Arc::clone(&self.queue) as _);
+        let domain = Domain::new(Played::new(self.platform.clone()), mapper, policy).unwrap();
         let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
         Side { domain, device, context }
     }

@@ -160,7 +160,7 @@ fn a_ring_s_batch_is_out_of_reach_after_its_commit() {
             assert_eq!(last, RingUnmap::Committed);
             assert!(iovas.iter().all(|iova| !machine.reaches(DEVICE, *iova)));
         }
-        ring.close().unwrap();
+        assert!(ring.close().is_ok());
     }
 }
 

@@ -116,7 +116,7 @@ struct Mapping {
 
 pub struct Machine {
     rig: Rig<Arc<Clocked>, Told>,
-    strict: Device<Arc<Clocked>, Told>,
+    strict: Device,
     model: Arc<Mutex<Plain>>,
     late: Arc<Mutex<Late>>,
     shared: bool,

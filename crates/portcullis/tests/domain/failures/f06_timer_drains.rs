@@ -20,7 +20,7 @@ const CPUS: usize = 4;
 /// Some CPUs, played by one thread, and a domain whose timer the test calls itself.
 struct Cpus {
     platform: Arc<Chosen>,
-    bench: Bench<Arc<Chosen>>,
+    bench: Bench,
 }
 
 impl Cpus {

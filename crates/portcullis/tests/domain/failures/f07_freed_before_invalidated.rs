@@ -15,11 +15,12 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::Simulated;
 use portcullis_model::{Buffer, Iommu, Memory};
 
+use crate::played::Played;
 use crate::queued::{QueueOf, end, queue};
 use crate::rig::{self, DEVICE, LAZY_FOREVER, PAGE};
 
 type Rig = rig::Rig<StdPlatform, portcullis_model::Queue>;
-type Queue = QueueOf<rig::Mapper<portcullis_model::Queue>, StdPlatform, Watched>;
+type Queue = QueueOf<rig::Mapper, Played, Watched>;
 
 const TIMEOUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 

@@ -15,18 +15,19 @@ use portcullis::pgtable::PageTable;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenDevice, OpenRing};
-use portcullis_model::{Context, Iommu, IommuConfig, Memory, Queue};
+use portcullis_model::{Context, Iommu, IommuConfig, Memory};
 
 use crate::common::vtd;
+use crate::played::Played;
 use crate::rig::{DEVICE, Moment, Observed, PAGE, page};
 
 /// Has the device use each page as soon as the next one is asked for.
-type Eager = Observed<TableMapper<Arc<Memory>, Queue>>;
+type Eager = Observed<crate::common::Mapper>;
 
 struct Bench {
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
-    device: DmaDevice<Eager, StdPlatform>,
+    device: DmaDevice<Eager, Played>,
     /// How often the device has used a page of a list that was not mapped yet.
     used: Arc<AtomicU64>,
 }
@@ -39,7 +40,7 @@ impl Bench {
         let platform = StdPlatform::with_cpus(2);
         let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
-        let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let inner = TableMapper::new(table, Arc::new(iommu.queue()) as _, DomainId(1), Vec::new());
         let (device, used) = (Arc::clone(&iommu), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&used);
         let mapper = Observed::new(inner, move |moment| {
@@ -50,7 +51,7 @@ impl Bench {
                 count.fetch_add(access.is_ok().into(), Ordering::Relaxed);
             }
         });
-        let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
+        let domain = Domain::new(Played::new(platform), mapper, Policy::Strict).unwrap();
         Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX), used }
     }
 

@@ -46,8 +46,8 @@ type Rig = rig::Rig<Turns, Hardware>;
 /// What changes share.
 #[derive(Clone)]
 struct Parties {
-    domain: Arc<Dom<Turns, Hardware>>,
-    device: Device<Turns, Hardware>,
+    domain: Arc<Dom>,
+    device: Device,
     policies: Arc<Policies>,
 }
 

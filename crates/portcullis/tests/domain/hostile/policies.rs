@@ -7,15 +7,15 @@ use portcullis::addr::DeviceId;
 use portcullis::domain::{Policies, Policy};
 
 use super::paint::{Paint, Painted};
-use super::threads::{Dev, Dom, Hardware};
-use super::turns::Turns;
+use super::threads::{Dev, Dom};
 use super::worker::Shared;
+use crate::played::Played;
 use crate::queued::Nic;
 use crate::rig::Mapper;
 
 /// Mappings that end by one policy.
 pub struct Group {
-    pub nic: Nic<Mapper<Hardware>, Turns>,
+    pub nic: Nic<Mapper, Played>,
     pub device: Dev,
     /// Not 0 from when a change to strict has returned until the next one that weakens it is about to be asked for.
     strict: AtomicU64,
@@ -24,7 +24,7 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(nic: Nic<Mapper<Hardware>, Turns>, strict: bool) -> Self {
+    pub fn new(nic: Nic<Mapper, Played>, strict: bool) -> Self {
         let device = nic.dma().clone();
         Self { nic, device, strict: AtomicU64::new(strict.into()), stale: Mutex::default() }
     }

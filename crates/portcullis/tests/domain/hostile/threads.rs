@@ -14,12 +14,12 @@ use super::paint::{Findings, Paint, Painted};
 use super::policies::{Changes, Group};
 use super::turns::{Border, Turns};
 use super::worker::{Shared, Worker};
+use crate::played::Played;
 use crate::queued::{end, nic};
 use crate::rig::{Hooked, LAZY_FOREVER, Mapper, PAGE, Rig};
 
-pub type Hardware = Hooked<Queue>;
-pub type Dom = Domain<Mapper<Hardware>, Turns>;
-pub type Dev = DmaDevice<Mapper<Hardware>, Turns>;
+pub type Dom = Domain<Mapper, Played>;
+pub type Dev = DmaDevice<Mapper, Played>;
 
 /// Every so many calls, a wait in which others get on.
 fn late(calls: &AtomicU64, every: u64) {

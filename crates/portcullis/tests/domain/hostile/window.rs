@@ -68,7 +68,7 @@ struct Ended {
 
 struct Plain {
     rig: Rig,
-    other: Device<Arc<Clocked>, Hooked<Queue>>,
+    other: Device,
     live: Vec<Mapping>,
     /// By the number of the page of memory.
     ended: HashMap<u64, Ended>,
@@ -106,7 +106,7 @@ impl Plain {
         }
     }
 
-    fn device(&self, own: bool) -> &Device<Arc<Clocked>, Hooked<Queue>> {
+    fn device(&self, own: bool) -> &Device {
         if own { &self.other } else { &self.rig.device }
     }
 

@@ -13,8 +13,7 @@ use portcullis_model::open::{OpenDevice, OpenRing};
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::Group;
-use super::threads::Hardware;
-use super::turns::Turns;
+use crate::played::Played;
 use crate::queued::{QueueOf, end};
 use crate::rig::{Mapper, PAGE};
 
@@ -29,7 +28,7 @@ pub struct Shared<'a> {
     pub over: &'a AtomicBool,
 }
 
-type Queue = QueueOf<Mapper<Hardware>, Turns, Painted>;
+type Queue = QueueOf<Mapper, Played, Painted>;
 
 /// A mapping that is alive.
 enum Live {
@@ -46,13 +45,13 @@ pub struct Worker<'a> {
     live: VecDeque<Live>,
     /// Buffers of one's own that are closed.
     own: VecDeque<Painted>,
-    ring: StrictRing<Mapper<Hardware>, Turns>,
+    ring: StrictRing<Mapper, Played>,
     in_ring: Vec<(Painted, Iova)>,
     /// Of each group, whose mappings end one by one.
     direct: Vec<Queue>,
     batched: Queue,
     in_batch: Vec<Iova>,
-    raw: RawBatch<Mapper<Hardware>, Turns>,
+    raw: RawBatch<Mapper, Played>,
     in_raw: Vec<(Painted, Iova)>,
 }
 

@@ -11,6 +11,7 @@ use portcullis::platform::Platform;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing, Simulated};
 
+use crate::played::Played;
 use crate::rig::{Clocked, Hooked, Mapper, PAGE, Rig, page};
 
 type Driver = Rig<Arc<Clocked>, Hooked<Queue>>;
@@ -30,7 +31,7 @@ fn is_counted<M: portcullis::mapper::Mapper + Simulated, P: Platform>(domain: &D
 }
 
 /// A batch of 200 pages, none of which is the next one's neighbour in memory.
-fn batch(rig: &Driver) -> RawBatch<Mapper<Hooked<Queue>>, Arc<Clocked>> {
+fn batch(rig: &Driver) -> RawBatch<Mapper, Played> {
     let mut batch = RawBatch::new(&rig.device, 256);
     for number in 0..200 {
         let iova = rig.device.open_single(page(2 * number).phys, PAGE, BOTH).unwrap();

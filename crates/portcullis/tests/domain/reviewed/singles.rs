@@ -13,6 +13,7 @@ use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory, Queue};
 
+use crate::played::Played;
 use crate::queued::{direct, end};
 use crate::reviewed::steps::{before, came, each, step};
 use crate::rig::{Call, DEVICE, Hooked, Mapper, Moody, PAGE, Rig};
@@ -29,7 +30,7 @@ enum Kind {
     Listed,
 }
 
-type Pool = BouncePool<Mapper<Hooked<Queue>>, Arc<Moody>, Arc<Memory>>;
+type Pool = BouncePool<Mapper, Played, Arc<Memory>>;
 
 struct Bench {
     rig: Rig<Arc<Moody>, Hooked<Queue>>,
