@@ -142,7 +142,7 @@ pub fn run(root: &Path) -> Result<(), String> {
     }
     let status = child.wait().map_err(failed)?;
     if !status.success() {
-        return Err(format!("cargo test -p portcullis-hw --test conformance: {status}"));
+        return Err(format!("cargo test -p portcullis-unoptimised --test conformance: {status}"));
     }
     if said.passed != listed() {
         return Err(format!("{} cases were run, and there are {}", said.passed, listed()));

@@ -187,6 +187,30 @@ fn every_file_of_tests_is_compiled() {
     assert!(!is_compiled(&tests, &tests.join("dma/nothing.rs"), &paths));
 }
 
+/// Where a manifest lists its tests, Cargo passes over a program that is in no list.
+#[test]
+fn every_program_of_tests_is_in_a_list() {
+    let manifest = |folder: &Path| std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    let elsewhere = manifest(&root().join("tests/unoptimised"));
+    let (mut found, mut left_out) = (0, Vec::new());
+    for folder in std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path()) {
+        let own = manifest(&folder);
+        if !own.contains("\nautotests = false\n") {
+            continue;
+        }
+        for entry in std::fs::read_dir(folder.join("tests")).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() && !entry.join("main.rs").is_file() {
+                continue;
+            }
+            found += 1;
+            let line = format!("[[test]]\nname = {:?}\n", entry.file_stem().unwrap());
+            left_out.extend((!own.contains(&line) && !elsewhere.contains(&line)).then_some(entry));
+        }
+    }
+    assert!(found > 10, "{found} programs");
+    assert!(left_out.is_empty(), "{left_out:?}");
+}
+
 #[test]
 fn every_path_leads_to_something() {
     assert_eq!(all_wrong(paths), [""; 0]);

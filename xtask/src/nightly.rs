@@ -21,7 +21,7 @@ pub struct Tool {
 }
 
 /// The crates whose tests they are. No two have a folder of tests of the same name here.
-pub const CRATES: [&str; 2] = ["portcullis", "portcullis-linux"];
+pub const CRATES: [&str; 3] = ["portcullis", "portcullis-linux", "portcullis-unoptimised"];
 
 /// Tests of one folder below the `tests` of one of [`CRATES`].
 pub type Tests = (&'static str, &'static [&'static str]);

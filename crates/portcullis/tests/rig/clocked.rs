@@ -80,6 +80,16 @@ impl Clocked {
         self.now_ns.fetch_max(time_ns, Ordering::Relaxed);
     }
 
+    /// Compiled once, and not for each work that a CPU is lent for.
+    #[inline(never)]
+    fn end_turn(&self) {
+        let after = self.after.lock().unwrap().clone();
+        if let Some(after) = after.filter(|_| !WATCHING.replace(true)) {
+            let _watching = Watching;
+            after();
+        }
+    }
+
     fn due_by(&self, time_ns: u64) -> Option<u64> {
         self.deadline.lock().unwrap().take_if(|due| *due <= time_ns)
     }
@@ -99,11 +109,7 @@ unsafe impl Platform for Clocked {
         let cpu = self.cpu.load(Ordering::Relaxed);
         // SAFETY: one thread plays all CPUs.
         let result = f((cpu < self.cpus).then(|| unsafe { LocalCpu::new(cpu) }).as_ref());
-        let after = self.after.lock().unwrap().clone();
-        if let Some(after) = after.filter(|_| !WATCHING.replace(true)) {
-            let _watching = Watching;
-            after();
-        }
+        self.end_turn();
         result
     }
 
