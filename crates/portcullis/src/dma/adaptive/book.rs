@@ -7,9 +7,18 @@ use crate::addr::Direction;
 /// The binary logarithm of the largest size of the smallest class.
 const LEAST_SHIFT: u32 = 9;
 
-/// One mapping in `TIMED` is timed. The number is prime, so that no pattern of a driver's hides
-/// behind it.
-pub(super) const TIMED: u64 = 61;
+/// One mapping in `TIMED` of a size is timed, once there were four times as many. The number is prime, so that no pattern of a
+/// driver's hides behind it.
+const TIMED: u64 = 61;
+
+/// Of the mappings of a size, the first that is timed: those before it warm up tables and buffers.
+pub(super) const FIRST_TIMED: u64 = 8;
+
+/// Returns how many mappings of a size there are from one that is timed to the next, when `made` were made: a quarter, so
+/// that the four samples which change a choice come before there are two and a half times as many.
+pub(super) fn pause_after(made: u64) -> u64 {
+    (made / 4).clamp(1, TIMED)
+}
 
 /// Returns how many classes mappings of up to `threshold` bytes have. (Two of each and direction have numbers of 8 bits.)
 pub(super) fn classes(threshold: u64) -> usize {
@@ -194,11 +203,11 @@ impl Cell {
     }
 
     /// The way that the next timed mapping takes: the chosen one, but for a probe now and then. It
-    /// stands for [`TIMED`] mappings, of whose time probes have their share.
-    pub(super) fn turn(&mut self) -> Choice {
+    /// stands for `mappings`, of whose time probes have their share.
+    pub(super) fn turn(&mut self, mappings: u64) -> Choice {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let ours = ours.unwrap_or(0);
-        self.left = self.left.saturating_add_unsigned(TIMED * ours / PROBES_SHARE);
+        self.left = self.left.saturating_add_unsigned(mappings.saturating_mul(ours) / PROBES_SHARE);
         self.turns += 1;
         let due = self.turns >= if other.is_some() { PROBE } else { EAGER_PROBE };
         if !due || self.left < other.unwrap_or(0).saturating_sub(ours).cast_signed() {
@@ -359,7 +368,7 @@ mod tests {
     #[test]
     fn both_ways_are_tried_now_and_then_and_an_unknown_one_soon() {
         let mut cell = Cell::default();
-        let probes = |cell: &mut Cell| (0..640).filter(|_| cell.turn() == Choice::Map).count();
+        let probes = |cell: &mut Cell| (0..640).filter(|_| cell.turn(TIMED) == Choice::Map).count();
         assert_eq!(probes(&mut cell), 160);
         let mut cell = Cell::default();
         feed(&mut cell, Choice::Copy, (500, 500), 8);
@@ -371,11 +380,14 @@ mod tests {
     /// them cost in addition that went the dearer way by turn; and the most that a single one of these did.
     fn probed(cell: &mut Cell, timed: u64, of: impl Fn(u64, Choice) -> u64) -> (u64, u64, u64) {
         let (mut all, mut extra, mut most, mut probes) = (0, 0, 0, 0);
+        let mut made = FIRST_TIMED - 1;
         for at in 0..timed {
             let chosen = cell.choice();
-            let way = cell.turn();
+            let pause = pause_after(made);
+            made += pause;
+            let way = cell.turn(pause);
             let (ours, taken) = (2 * of(at, chosen), 2 * of(at, way));
-            all += (TIMED - 1) * ours + taken;
+            all += (pause - 1) * ours + taken;
             extra += taken.saturating_sub(ours);
             most = most.max(taken.saturating_sub(ours));
             probes += u64::from(way != chosen);
@@ -410,6 +422,24 @@ mod tests {
             |at: u64, way| if way == Choice::Copy { 50 } else { [60, 6000, 90][(at / 5000 % 3) as usize] };
         let (all, extra, most) = probed(&mut Cell::default(), 50_000, cost);
         assert!(extra * PROBES_SHARE <= all + most * PROBES_SHARE, "{extra} of {all}");
+    }
+
+    #[test]
+    fn a_size_is_timed_often_at_first_and_turns_before_it_is_two_and_a_half_times_as_old() {
+        assert_eq!([0, 7, 8, 40, 244, 10_000].map(pause_after), [1, 1, 2, 10, 61, 61]);
+        for first in [FIRST_TIMED, 20, 100] {
+            let mut cell = Cell::default();
+            feed(&mut cell, Choice::Copy, (500, 500), 8);
+            feed(&mut cell, Choice::Map, (100, 100), 8);
+            (cell.choice, cell.against) = (Choice::Copy, 0);
+            let mut made = first;
+            while cell.choice == Choice::Copy {
+                made += pause_after(made);
+                let way = cell.turn(pause_after(made));
+                feed(&mut cell, way, (500, 500), 1);
+            }
+            assert!(made <= first * 5 / 2, "{first}: {made}");
+        }
     }
 
     #[test]

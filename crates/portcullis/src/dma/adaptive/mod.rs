@@ -11,14 +11,15 @@ mod measure;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::slice::from_ref;
 
-use self::book::{Cell, Half, TIMED, class_of, classes, most_bytes};
+use self::book::{Cell, FIRST_TIMED, Half, class_of, classes, most_bytes, pause_after};
 use self::commits::Commits;
 use self::ends::Ends;
 use self::mapping::Course;
 use self::measure::cost_of;
 use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
-use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Way};
 use crate::domain::{MapListError, Policy};
@@ -52,7 +53,7 @@ pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 /// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
 /// constant. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the
 /// pool's threshold), with shared ends and without, on scratch memory. Afterwards one mapping in 61
-/// is timed, and at most one in 64 of these goes the other way, so that the other way's cost stays
+/// of each size is timed (of the first 244 more: about 15), and at most one in 64 of these goes the other way, so that the other way's cost stays
 /// known. Such probes take no more than 1/128 of the time that mappings of the size take, besides
 /// one probe. The choice changes where the other way was cheaper by an eighth four times in a row:
 /// noise does not make it swing. [`explain`](Self::explain) says what was measured and chosen. A commit is shared out among as
@@ -80,17 +81,32 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     classes: usize,
     /// The sizes of each direction, one direction after the other; of each, those without shared ends first.
     sizes: Box<[Size]>,
-    /// Mappings until one is timed.
-    until: u64,
     commits: Commits,
 }
 
-/// Mappings of one size and direction.
-#[derive(Debug, Default)]
+/// Mappings of one size, direction and shape.
+// What every mapping touches stands first, in one line of the cache.
+#[derive(Debug)]
+#[repr(C, align(64))]
 struct Size {
-    cell: Cell,
     /// How many went each way, by the number of the [`Choice`].
     counts: [u64; 2],
+    /// Mappings until one is timed.
+    until: u64,
+    cell: Cell,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self { counts: [0; 2], until: FIRST_TIMED - 1, cell: Cell::default() }
+    }
+}
+
+impl Size {
+    /// How many mappings were made.
+    fn made(&self) -> u64 {
+        self.counts[0].saturating_add(self.counts[1])
+    }
 }
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
@@ -131,7 +147,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             classes,
             sizes: (0..2 * Direction::ALL.len() * classes).map(|_| Size::default()).collect(),
             ends: Ends::new(&pool),
-            until: TIMED - 1,
             commits: Commits::new(config.batch),
             pool,
         };
@@ -213,18 +228,85 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let shared = !whole;
         let class = class_of(len, self.classes).map(|class| self.size_of(class, shared));
         let choice = class.map_or(Choice::Map, |class| self.sizes[class].cell.choice());
-        let timed = self.until == 0;
-        self.until = self.until.checked_sub(1).unwrap_or(TIMED - 1);
-        if timed && let Some(class) = class {
+        if let Some(class) = class
+            && self.sizes[class].until == 0
+        {
             // SAFETY: the caller's promise.
             return unsafe { self.map_timed((class, shared), list, attributes, out) };
         }
         // SAFETY: the caller's promise.
         let (course, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
         if let Some(class) = class {
-            self.sizes[class].counts[course.choice() as usize] += 1;
+            let size = &mut self.sizes[class];
+            size.until -= 1;
+            size.counts[course.choice() as usize] += 1;
         }
         Ok((AdaptiveMapping { course, ring: self.number, timed: None }, used))
+    }
+
+    /// Returns the index in `sizes` of what `list` is one of, if such lists are mapped in the ring, and this one is not to be timed.
+    #[inline]
+    fn is_for_ring(&self, list: &[PhysSegment], direction: Direction) -> Option<usize> {
+        let (len, whole) = self.pool.look_at(list);
+        let class = class_of(len, self.classes)?;
+        let index = 2 * direction.index() * self.classes + class;
+        let size = self.sizes.get(index)?;
+        (whole && size.until > 0 && size.cell.choice() == Choice::Map).then_some(index)
+    }
+
+    /// Counts a mapping that the [ring was for](Self::is_for_ring).
+    #[inline]
+    fn mapped(&mut self, index: usize) {
+        if let Some(size) = self.sizes.get_mut(index) {
+            size.until -= 1;
+            size.counts[Choice::Map as usize] += 1;
+        }
+    }
+
+    /// Maps one segment in the ring, if that was chosen for its size and is quickly done, and returns its pages. Otherwise
+    /// returns `None`, with nothing changed.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map), with attributes that are not persistent.
+    // Out of line, it returns in two registers.
+    #[inline(never)]
+    pub(super) unsafe fn map_fast(
+        &mut self,
+        segment: PhysSegment,
+        direction: Direction,
+    ) -> Option<IovaRange> {
+        let index = self.is_for_ring(from_ref(&segment), direction)?;
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.ring.map_fast(segment, direction) }?;
+        self.mapped(index);
+        Some(range)
+    }
+
+    /// Maps a list in the ring, if that was chosen for its size and the ring takes it. Otherwise returns `None`, with nothing
+    /// changed.
+    ///
+    /// # Errors
+    /// Of the ring's, those after which devices may reach what was entered of the list.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map), with attributes that are not persistent.
+    #[inline]
+    pub(super) unsafe fn map_in_ring(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<Option<(RingMapping, usize)>, RingError> {
+        let Some(index) = self.is_for_ring(list, direction) else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        match unsafe { self.ring.map_list_sg(list, direction, out) } {
+            Ok(mapped) => {
+                self.mapped(index);
+                Ok(Some(mapped))
+            }
+            Err(error @ RingError::Map(MapListError::Unconfirmed { .. })) => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// # Safety
@@ -237,7 +319,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         attributes: Attributes,
         out: &mut [DmaSegment],
     ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
-        let choice = self.sizes[class].cell.turn();
+        let size = &mut self.sizes[class];
+        let pause = pause_after(size.made());
+        size.until = pause - 1;
+        let choice = size.cell.turn(pause);
         let start = (self.clock)();
         // SAFETY: the caller's promise.
         let mapped = unsafe { self.map_by(choice, (Some(class), shared), list, attributes, out) };
@@ -431,6 +516,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return self.unmap_timed(mapping);
         }
         self.end(mapping.course)
+    }
+
+    /// Has the pages of a mapping of this ring, which was not timed, wait for their batch, where that leads to no commit. Otherwise
+    /// returns `false`, with nothing changed.
+    #[inline(never)]
+    pub(super) fn unmap_fast(&mut self, range: IovaRange, neighbours: u64) -> bool {
+        let waits = self.ring.waiting() + 1 < self.batch;
+        if waits {
+            self.commits.count();
+            self.ring.wait_for_batch(range, neighbours);
+        }
+        waits
     }
 
     #[inline]

@@ -49,11 +49,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The lowest bits of a mapping [in the queue's ring](Self::Ring), and of one [by
-    /// itself](Self::Alone), for calls that compare them together with the queue's number.
+    /// The lowest bits of a mapping [in the queue's ring](Self::Ring), of one [by itself](Self::Alone), and of one that [was
+    /// chosen](Self::Auto) to be in the ring and not timed, for calls that compare them together with the queue's number.
     pub(super) const RING: u64 = 0;
     pub(super) const ALONE: u64 = 1;
-    const AUTO: u64 = 2;
+    pub(super) const AUTO: u64 = 2;
     const POOL: u64 = 3;
     const SWIOTLB: u64 = 4;
     const NOT_COHERENT: u64 = 5;

@@ -254,6 +254,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             *place = DmaSegment { iova: core.first, len: segment.len };
             return Ok((RawMapping { core }, 1));
         }
+        if let ([segment], [place, ..], Lane::Auto(lane)) = (list, &mut *out, &mut self.lane)
+            && !self.attributes.persistent_streaming
+            // SAFETY: the caller's promise.
+            && let Some(range) = unsafe { lane.map_fast(*segment, direction) }
+        {
+            let first = self.device.first_of(*segment, range);
+            *place = DmaSegment { iova: first, len: segment.len };
+            let core = RingMapping::new(first, range, segment.len, self.number | Kind::AUTO);
+            return Ok((RawMapping { core }, 1));
+        }
         // SAFETY: the caller's promise.
         match unsafe { self.map_otherwise(list, direction, out) } {
             // Word by word: where both ways meet they are in registers, not in memory that a call was given.
@@ -315,6 +325,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 Ok((mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring }))
             }
             Lane::Auto(lane) => {
+                if list.len() > 1 && !self.attributes.persistent_streaming {
+                    // SAFETY: the caller's promise.
+                    let mapped = unsafe { lane.map_in_ring(list, direction, out) };
+                    if let Some((core, used)) = mapped.map_err(DmaMapError::of_ring)? {
+                        return Ok((used, RingMapping { ring: queue | Kind::AUTO, ..core }));
+                    }
+                }
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
                 let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
@@ -401,8 +418,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let RingMapping { first, bytes, neighbours, ring } = mapping.core;
                 self.unmap_in_batch(first, bytes, neighbours, ring)
             }
-            _ => {
+            lane => {
                 let RingMapping { first, bytes, neighbours, ring } = mapping.core;
+                if made == self.number | Kind::AUTO
+                    && let Lane::Auto(lane) = lane
+                    && let Some(range) =
+                        (RingMapping { first, bytes, neighbours, ring }).range(self.device.domain().granule())
+                    && lane.unmap_fast(range, neighbours)
+                {
+                    return Ok(Ended::Pending);
+                }
                 self.unmap_otherwise(first, bytes, neighbours, ring)
             }
         }

@@ -416,7 +416,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// Has `range` wait for its batch.
     #[inline(never)]
-    fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
+    pub(super) fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
         match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
             Some((joined, run)) => *run = joined,
             None => self.waiting.push(range),
