@@ -64,7 +64,7 @@ pub fn wrap_at(text: &str, indent: &str, columns: usize) -> String {
 /// Bytes as a person says them: `77 kB`.
 pub fn bytes(bytes: f64) -> String {
     match bytes {
-        _ if bytes < 1.0 => "less than 1 byte".into(),
+        _ if bytes < 1.0 => "< 1 byte".into(),
         _ if bytes < 999.5 => format!("{bytes:.0} bytes"),
         _ if bytes < 999.5e3 => format!("{:.0} kB", bytes / 1e3),
         _ if bytes < 999.5e6 => format!("{:.1} MB", bytes / 1e6),
@@ -82,9 +82,14 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// A share as a person says it: `5 %`.
+/// A share, with the digits that tables show: `5.0 %`.
 pub fn percent(share: f64) -> String {
-    if share < 0.005 { "less than 1 %".into() } else { format!("{:.0} %", share * 100.0) }
+    if share < 0.0005 { "less than 0.1 %".into() } else { format!("{:.1} %", share * 100.0) }
+}
+
+/// Tells a person what goes beside the output. Nobody may listen any more, as behind `2>&1 | head`; that is no error.
+pub fn tell(text: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }
 
 #[cfg(test)]
@@ -103,8 +108,11 @@ mod tests {
     fn figures_are_said_as_people_say_them() {
         assert_eq!(
             [0.4, 512.0, 76_934.0, 999_499.0, 1_250_000.0].map(bytes),
-            ["less than 1 byte", "512 bytes", "77 kB", "999 kB", "1.2 MB"]
+            ["< 1 byte", "512 bytes", "77 kB", "999 kB", "1.2 MB"]
         );
-        assert_eq!([0.001, 0.043, 0.57].map(percent), ["less than 1 %", "4 %", "57 %"]);
+        assert_eq!(
+            [0.0001, 0.001, 0.043, 0.57].map(percent),
+            ["less than 0.1 %", "0.1 %", "4.3 %", "57.0 %"]
+        );
     }
 }

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("portcullis: {error}");
+            look::tell(&format!("portcullis: {error}\n"));
             ExitCode::FAILURE
         }
     }
@@ -51,7 +51,7 @@ fn lacking(command: &str) -> ExitCode {
          `cargo run --release --features bench -- {command}` builds and runs it; to install it, add `--features bench` to \
          `cargo install`."
     );
-    eprint!("{}", look::wrap(&text, "  "));
+    look::tell(&look::wrap(&text, "  "));
     ExitCode::from(2)
 }
 

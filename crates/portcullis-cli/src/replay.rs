@@ -77,7 +77,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     }
     print(&text)?;
     for warning in warnings::of(&runs, &summary) {
-        eprint!("{}", look::wrap(&format!("warning: {warning}"), "  "));
+        look::tell(&look::wrap(&format!("warning: {warning}"), "  "));
     }
     check(arguments, &runs.report)?;
     if interrupt::stopped() {
@@ -86,7 +86,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
             "portcullis: stopped by Ctrl-C: these are the figures of {of}, which read {}.",
             read(&summary)
         );
-        eprint!("{}", look::wrap(&text, ""));
+        look::tell(&look::wrap(&text, ""));
         return Ok(interrupt::EXIT_CODE.into());
     }
     Ok(ExitCode::SUCCESS)

@@ -71,8 +71,13 @@ fn unused(summary: &Summary) -> Option<String> {
             parts.push(format!("{} {what}", HumanCount(n)));
         }
     }
+    let advice = if 2 * unpaired > unused {
+        " Its buffers were mapped before it began: record from before the driver starts, or for longer."
+    } else {
+        ""
+    };
     Some(format!(
-        "most of {} says nothing of DMA mappings: {} of its {} events are not used ({}).",
+        "most of {} cannot be replayed: {} of its {} events are not used ({}).{advice}",
         summary.name,
         HumanCount(unused),
         HumanCount(all),

@@ -19,7 +19,7 @@ use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
 
 use self::args::{BenchOptions, BenchWhat, ManyThreads};
 use crate::args::Arguments;
-use crate::{interrupt, machine, print};
+use crate::{interrupt, look, machine, print};
 
 /// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +142,7 @@ fn show(json: bool, report: &Report, render: impl Fn(&Report) -> String) -> Resu
     };
     print(&text)?;
     if interrupt::stopped() {
-        eprintln!("portcullis: stopped by Ctrl-C: what was not measured is listed.");
+        look::tell("portcullis: stopped by Ctrl-C: what was not measured is listed.\n");
         return Ok(interrupt::EXIT_CODE.into());
     }
     Ok(ExitCode::SUCCESS)

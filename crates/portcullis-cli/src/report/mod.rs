@@ -18,7 +18,7 @@ use std::path::Path;
 use self::html::{element, escape, pairs};
 use self::read::{Origin, Outcome, ReadError, read};
 use crate::args::ReportOptions;
-use crate::look::{count, number_of};
+use crate::look::{self, count, number_of};
 use crate::print;
 
 const STYLE: &str = include_str!("style.css");
@@ -65,7 +65,7 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(CommandError::Exists),
         Err(error) => Err(CommandError::Write { name, error }),
         Ok(()) => {
-            eprintln!("{name}: {} bytes, for a browser", count(page.len() as u64));
+            look::tell(&format!("{name}: {} bytes, for a browser\n", count(page.len() as u64)));
             Ok(())
         }
     }

@@ -45,6 +45,8 @@ fn verdict(there: &[&Scale], cpus: u64) -> Vec<String> {
     let on = number_of(cpus, "CPU");
     let mut said = vec![if best.policy == worst.policy {
         format!("On {on}, {} keeps {} of the throughput without protection.", best.policy, keeps(best))
+    } else if keeps(best) == keeps(worst) {
+        format!("On {on}, each policy keeps {} of the throughput without protection.", keeps(best))
     } else {
         format!(
             "On {on}, {} keeps the most of the throughput without protection, {}, and {} the least, {}.",

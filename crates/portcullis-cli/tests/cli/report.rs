@@ -111,7 +111,7 @@ fn a_report_has_the_verdict_each_policy_and_the_tables() {
     }
     let lost = |name: &str| {
         let policy = policies.iter().find(|policy| policy["policy"] == name).unwrap();
-        format!("{:.0} %", (1.0 - policy["relative_to_passthrough"].as_f64().unwrap()) * 100.0)
+        format!("{:.1} %", (1.0 - policy["relative_to_passthrough"].as_f64().unwrap()) * 100.0)
     };
     assert!(page.contains(&format!("ith lazy ({})", lost("lazy"))), "{}", lost("lazy"));
     for policy in policies {

@@ -107,8 +107,13 @@ impl Mode {
     }
 
     /// Whether the driver gets buffers back in batches, up to [`COMMIT_WITHIN_NS`] after their unmap.
-    pub const fn gives_back_in_batches(self) -> bool {
+    pub const fn gives_all_back_in_batches(self) -> bool {
         matches!(self, Self::StrictBatch | Self::StrictRing)
+    }
+
+    /// Whether buffers that are mapped, and not copied, come back in groups.
+    pub const fn gives_back_in_batches(self) -> bool {
+        self.gives_all_back_in_batches() || matches!(self, Self::Adaptive)
     }
 
     /// Whether a device reaches nothing but the bytes of mappings.
