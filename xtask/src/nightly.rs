@@ -104,7 +104,14 @@ const UNSAFE: [Tests; 4] = [
         &["space::a_range_freed_elsewhere_returns_to_its_owner", "space::only_whole_ranges_are_taken_back"],
     ),
     ("pgtable", &["engine::near::no_table_is_remembered_once_it_was_reclaimed"]),
-    ("std_platform", &["cpus::an_owner_and_one_who_revokes_are_never_both_at_a_value"]),
+    (
+        "std_platform",
+        &[
+            "cpus::an_owner_and_one_who_revokes_are_never_both_at_a_value",
+            "shared_queue::a_failure_reaches_those_it_concerns",
+            "shared_queue::a_queue_that_panics_stops_nobody",
+        ],
+    ),
 ];
 
 /// What threads do beside each other, in seconds. ThreadSanitizer knows no fence that stands alone, and no barrier of all

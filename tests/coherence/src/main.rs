@@ -68,6 +68,8 @@ impl Request {
 
     /// Runs it; the figures of all CPUs.
     fn run(&self, simulator: &'static Simulator) -> Result<Vec<Figures>, Failure> {
+        // First, as a queue asks how many CPUs there are.
+        simulator.start(&self.machine);
         match self.work.below {
             Below::Driver => return self.run_over_one(simulator, |unit| unit),
             Below::SharedDriver => return self.run_over_one(simulator, SharedQueue::new),
@@ -107,7 +109,6 @@ impl Request {
         simulator: &'static Simulator,
         queue: impl Fn() -> Q,
     ) -> Result<Vec<Figures>, Failure> {
-        simulator.start(&self.machine);
         portcullis_bench::path::old::watch_with(simulator::watch);
         let cpus = self.machine.cpus as usize;
         let platform = Simulated::new(simulator, cpus);
