@@ -127,7 +127,7 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
                 Told::Nothing => {
                     // As a rule the leader is running, unless there are too few cores.
                     let crowded = self.machine.crowded.load(Ordering::Relaxed);
-                    let lead = if crowded { self.meeting.staged.claim() } else { None };
+                    let lead = if crowded { waiting.claim() } else { None };
                     if let Some(lead) = lead {
                         self.lead(lead, true);
                     } else if crowded || looks == SPINS {

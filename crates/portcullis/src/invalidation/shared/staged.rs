@@ -153,17 +153,6 @@ impl Staged {
     fn lead(&self) -> Lead<'_> {
         Lead { staged: self, stays_open: false }
     }
-
-    /// The lead, where callers are staged and nobody has it.
-    pub fn claim(&self) -> Option<Lead<'_>> {
-        let now = self.0.load(Ordering::Relaxed);
-        if now.is_null() || has_flag(now) {
-            return None;
-        }
-        // Where the caller was answered meanwhile and another is staged at the same place, that is as good.
-        let claimed = self.0.compare_exchange(now, flagged(now), Ordering::Acquire, Ordering::Relaxed);
-        if claimed.is_ok() { Some(self.lead()) } else { None }
-    }
 }
 
 /// Keeps a caller where it is until it was answered.
@@ -203,6 +192,30 @@ impl<'a> Waiting<'a> {
             }
             _ => self.caller.answer().map_or(Told::Nothing, Told::Answer),
         }
+    }
+
+    /// The lead, where nobody has it and this caller is staged. One that was taken waits for its answer, and must not
+    /// lead others meanwhile: should their submission panic, it would unwind in place of hearing what became of its own.
+    pub fn claim(&self) -> Option<Lead<'a>> {
+        let staged = &self.staged.0;
+        let now = staged.load(Ordering::Relaxed);
+        if now.is_null() || has_flag(now) {
+            return None;
+        }
+        // Where that caller was answered meanwhile and another is staged at the same place, that is as good.
+        staged.compare_exchange(now, flagged(now), Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let mut lead = self.staged.lead();
+        let mut caller = now.cast_const();
+        // SAFETY: null, or staged, and only who leads takes callers. So it was not answered, and stays.
+        while let Some(other) = unsafe { caller.as_ref() } {
+            if ptr::addr_eq(other, self.caller) {
+                return Some(lead);
+            }
+            caller = other.next();
+        }
+        // Somebody else claims it.
+        lead.stays_open = true;
+        None
     }
 }
 
