@@ -13,7 +13,7 @@
 //!
 //! **Bound.** A request is among those that are taken at the latest when the submission under way ends: it
 //! waits for two hardware waits at the most, however many CPUs there are. What does not fit into one submission ([`BATCH`]) goes in several, one after the other,
-//! so with callers in more than 64 domains it is two times as many as these need.
+//! so where callers ask for more than 64 requests it is two times as many as these need.
 //!
 //! **Failure.** Every CPU is told what the hardware reports for the submission with its requests, and for no other.
 //!
