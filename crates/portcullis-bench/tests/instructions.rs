@@ -24,12 +24,15 @@ const BARS: [(&str, u64); 6] =
 #[test]
 #[ignore = "the work that callgrind counts"]
 fn work() {
-    let Some((kind, rounds)) = counted::asked() else { return };
-    match &*kind {
+    counted::run(pairs_of);
+}
+
+fn pairs_of(kind: &str, rounds: u32) {
+    match kind {
         "pool-1" => pool(rounds),
         "swiotlb-1" => swiotlb(rounds),
         "sg-16" => list(rounds),
-        _ => mapped(&kind, rounds),
+        _ => mapped(kind, rounds),
     }
 }
 
