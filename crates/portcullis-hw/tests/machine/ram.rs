@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -31,8 +32,8 @@ struct Shared {
 
 /// Where the bytes are.
 enum Place {
-    /// In a file that QEMU has mapped, too.
-    Shared(MmapRaw),
+    /// In a file that QEMU has mapped, too. Bytes go through the file, words through the mapping: the system has one copy of both.
+    Shared { file: File, map: MmapRaw },
     /// In the software IOMMU's memory, all of whose frames were taken at once.
     Software(Arc<Memory>),
 }
@@ -45,9 +46,9 @@ impl fmt::Debug for Ram {
 
 impl Ram {
     /// Memory in `file`, which begins at `base` for the machine.
-    pub fn new(file: &File, base: u64, bytes: usize) -> Result<Self> {
-        let map = MmapOptions::new().len(bytes).map_raw(file)?;
-        Ok(Self::of(Place::Shared(map), base, bytes, FIRST))
+    pub fn new(file: File, base: u64, bytes: usize) -> Result<Self> {
+        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
+        Ok(Self::of(Place::Shared { file, map }, base, bytes, FIRST))
     }
 
     /// The software IOMMU's.
@@ -74,20 +75,16 @@ impl Ram {
     }
 
     /// Where `len` bytes at `at` lie, counted from the beginning of memory.
-    fn offset(&self, at: u64, len: u64) -> usize {
+    fn offset(&self, at: u64, len: u64) -> u64 {
         let offset = at.checked_sub(self.0.base).filter(|offset| offset + len <= self.0.len);
-        offset.unwrap_or_else(|| panic!("no memory at {at:#x}")) as usize
+        offset.unwrap_or_else(|| panic!("no memory at {at:#x}"))
     }
 
     /// Reads the bytes from `at` on.
     fn read_to(&self, at: PhysAddr, bytes: &mut [u8]) {
         let offset = self.offset(at.get(), bytes.len() as u64);
         match &self.0.bytes {
-            Place::Shared(map) => {
-                for (index, byte) in bytes.iter_mut().enumerate() {
-                    *byte = shared_byte(map, offset + index).load(Ordering::Acquire);
-                }
-            }
+            Place::Shared { file, .. } => file.read_exact_at(bytes, offset).expect("it is there"),
             Place::Software(memory) => memory.read(at, bytes).expect("it is there"),
         }
     }
@@ -110,21 +107,10 @@ impl Ram {
     pub fn write(&self, at: PhysAddr, bytes: &[u8]) {
         let offset = self.offset(at.get(), bytes.len() as u64);
         match &self.0.bytes {
-            Place::Shared(map) => {
-                for (index, byte) in bytes.iter().enumerate() {
-                    shared_byte(map, offset + index).store(*byte, Ordering::Release);
-                }
-            }
+            Place::Shared { file, .. } => file.write_all_at(bytes, offset).expect("it is there"),
             Place::Software(memory) => memory.write(at, bytes).expect("it is there"),
         }
     }
-}
-
-/// The byte at `offset`, which is inside the mapping.
-fn shared_byte(map: &MmapRaw, offset: usize) -> &AtomicU8 {
-    assert!(offset < map.len());
-    // SAFETY: inside the mapping, which lives as long as the reference; all accesses of this process are atomic.
-    unsafe { AtomicU8::from_ptr(map.as_mut_ptr().add(offset)) }
 }
 
 // SAFETY: frames are inside the mapping, given out once until they are freed, and zeroed when they are given out. All that reaches
@@ -147,7 +133,7 @@ unsafe impl Frames for Ram {
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        let first = self.offset(first.get(), FRAME_SIZE) / FRAME_SIZE as usize;
+        let first = (self.offset(first.get(), FRAME_SIZE) / FRAME_SIZE) as usize;
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(taken[first..first + count].iter().all(|taken| *taken), "freed twice");
         taken[first..first + count].fill(false);
@@ -163,7 +149,7 @@ unsafe impl Frames for Ram {
         let at = self.offset(frame.get(), FRAME_SIZE);
         match &self.0.bytes {
             // SAFETY: a whole frame inside the mapping, aligned; all accesses of this process are atomic.
-            Place::Shared(map) => unsafe { &*map.as_mut_ptr().add(at).cast() },
+            Place::Shared { map, .. } => unsafe { &*map.as_mut_ptr().add(at as usize).cast() },
             Place::Software(memory) => memory.table_at(frame),
         }
     }
