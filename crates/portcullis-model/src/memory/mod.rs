@@ -22,8 +22,8 @@ use portcullis::sync::{AtomicU64, Mutex, Ordering};
 
 use allocator::Allocator;
 
-/// One bit of a word per frame says which are allocated, hence 64.
-const FRAMES_PER_CHUNK: usize = u64::BITS as usize;
+/// One bit of a word per frame says which are allocated, hence 64. (Miri takes half a second to make as many.)
+const FRAMES_PER_CHUNK: usize = if cfg!(miri) { 8 } else { u64::BITS as usize };
 const WORD: u64 = size_of::<u64>() as u64;
 /// The end of what a page-table entry can name.
 pub(crate) const PHYS_END: u64 = 1 << 52;

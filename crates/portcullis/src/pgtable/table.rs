@@ -328,8 +328,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Nothing, hardware included, uses them any more.
     pub(super) unsafe fn free_below(&self, table: PhysAddr, level: u32) {
         if level > 1 {
-            for index in 0..self.entries_of(level) {
-                let entry = self.word(Position { table, level, index }).load(Ordering::Acquire);
+            let entries = self.entries_of(level);
+            let frames = (0..entries).step_by(TABLE_ENTRIES);
+            let words = frames.flat_map(|index| self.words(Position { table, level, index }));
+            for entry in words.take(entries) {
+                let entry = entry.load(Ordering::Acquire);
                 if let Entry::Table { table, level } = self.format().decode(entry, level) {
                     // SAFETY: as for this table: an entry points to a table of the same page table.
                     unsafe { self.free_below(table, level) };
