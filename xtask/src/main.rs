@@ -17,6 +17,7 @@ mod packages;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 use self::lane::{Lane, Summary};
 
@@ -130,7 +131,9 @@ fn run_all(parts: &[Part], mut go_on: impl FnMut() -> Result<(), String>) -> Res
             continue;
         }
         eprintln!("== {}", part.what);
+        let began = Instant::now();
         (part.run)().map_err(|reason| format!("{}: {reason}", part.what))?;
+        eprintln!("== {} took {} s", part.what, began.elapsed().as_secs());
         summary.done += 1;
         go_on()?;
     }
@@ -280,9 +283,9 @@ fn root() -> PathBuf {
 
 fn test_steps() -> Vec<Step> {
     let mut steps = vec![
-        // With optimisation, as the property tests do millions of operations.
-        Step::cargo("tests", workspace!("test", "--all-targets")),
-        Step::cargo("examples in the documentation", workspace!("test", "--doc")),
+        // With optimisation, as the property tests do millions of operations. With it come the examples, as the programs that
+        // later steps run, and those in the documentation.
+        Step::cargo("tests, also those in the documentation", workspace!("test")),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],
