@@ -226,6 +226,27 @@ pub struct StartLine {
     abandoned: AtomicBool,
 }
 
+/// A wait for another thread. It spins, as what is measured waits for less than a microsecond as a rule; but a thread that waits
+/// for longer gives its core away, as the other one may have none.
+#[derive(Debug, Default)]
+pub(crate) struct Wait(u32);
+
+impl Wait {
+    /// How often it looks before it gives the core away: for some tens of microseconds.
+    const LOOKS: u32 = 4096;
+
+    /// Lets a moment pass.
+    #[inline]
+    pub(crate) fn pause(&mut self) {
+        if self.0 < Self::LOOKS {
+            self.0 += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl StartLine {
     fn new(threads: usize) -> Self {
         Self { missing: AtomicUsize::new(threads), abandoned: AtomicBool::new(false) }
@@ -237,11 +258,12 @@ impl StartLine {
     /// [`Failure::Abandoned`] where another thread failed and will not come.
     pub fn wait(&self) -> Result<(), Failure> {
         self.missing.fetch_sub(1, Ordering::AcqRel);
+        let mut wait = Wait::default();
         while self.missing.load(Ordering::Acquire) > 0 {
             if self.is_abandoned() {
                 return Err(Failure::Abandoned);
             }
-            std::hint::spin_loop();
+            wait.pause();
         }
         Ok(())
     }
@@ -272,6 +294,7 @@ impl Meeting {
     ) -> Result<(), Failure> {
         self.0.fetch_add(1, Ordering::AcqRel);
         let all = threads * (turn as usize + 1);
+        let mut wait = Wait::default();
         while self.0.load(Ordering::Acquire) < all {
             if line.is_abandoned() {
                 return Err(Failure::Abandoned);
@@ -279,7 +302,7 @@ impl Meeting {
             if crowded {
                 std::thread::yield_now();
             } else {
-                std::hint::spin_loop();
+                wait.pause();
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use super::allocator::{Allocator, Make, cause};
 use super::workload::{BATCH, IN_FLIGHT, Space};
 use crate::runner::{Cell, Failure, Timing};
-use crate::team::{Span, StartLine, Team};
+use crate::team::{Span, StartLine, Team, Wait};
 use crate::timer::OpTimer;
 
 /// Hands ranges over in batches through a queue with one writer and one reader, which so costs next to
@@ -33,11 +33,12 @@ fn produce<A: Allocator>(
     line: &StartLine,
 ) -> Option<()> {
     for _ in 0..batches {
+        let mut wait = Wait::default();
         let chunk = loop {
             match queue.write_chunk_uninit(BATCH) {
                 Ok(chunk) => break chunk,
                 Err(_) if line.is_abandoned() => return None,
-                Err(_) => std::hint::spin_loop(),
+                Err(_) => wait.pause(),
             }
         };
         let allocated = chunk.fill_from_iter((0..BATCH).map_while(|_| allocator.alloc(1)));
@@ -56,11 +57,12 @@ fn consume<A: Allocator>(
     line: &StartLine,
 ) -> Option<()> {
     for _ in 0..batches {
+        let mut wait = Wait::default();
         let chunk = loop {
             match queue.read_chunk(BATCH) {
                 Ok(chunk) => break chunk,
                 Err(_) if line.is_abandoned() => return None,
-                Err(_) => std::hint::spin_loop(),
+                Err(_) => wait.pause(),
             }
         };
         for range in chunk {

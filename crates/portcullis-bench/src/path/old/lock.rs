@@ -5,6 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::team::Wait;
+
 /// What a CPU does that waits for a word to change, given the word's address; it may return early.
 static WATCH: OnceLock<fn(usize)> = OnceLock::new();
 
@@ -35,10 +37,11 @@ impl<T> Ticket<T> {
     pub(super) fn lock(&self) -> Held<'_, T> {
         // Relaxed: the ticket orders nothing; the load of who is served does.
         let mine = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut wait = Wait::default();
         while self.serving.load(Ordering::Acquire) != mine {
             match WATCH.get() {
                 Some(watch) => watch(self.serving.as_ptr().addr()),
-                None => std::hint::spin_loop(),
+                None => wait.pause(),
             }
         }
         Held(self)
