@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 
-use portcullis_model::scale::{Copies, Machine, NAMES, Operations, POLICIES, Policy, Request, Workload, run};
+use portcullis_model::scale::{
+    Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
+};
 use portcullis_trace::replay::{Profile, ProfileError};
 use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 
@@ -146,15 +148,12 @@ fn recording(path: &Path, work_ns: u64) -> Result<Workload, CommandError> {
                     let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
                     let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
                     let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
-                    live.insert(*id, (bytes, pages.clamp(1, MOST_PAGES)));
+                    let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
+                    live.insert(*id, Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared });
                 }
                 OpKind::Unmap { id } if requests.len() < MAPPINGS => {
-                    let ended = live.remove(id).map(|(bytes, pages)| Request {
-                        work_ns: work_ns as f64,
-                        mappings: vec![pages],
-                        bytes,
-                    });
-                    requests.extend(ended);
+                    let request = |mapping| Request { work_ns: work_ns as f64, mappings: vec![mapping] };
+                    requests.extend(live.remove(id).map(request));
                 }
                 _ => {}
             }

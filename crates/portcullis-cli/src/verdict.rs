@@ -8,8 +8,59 @@ use portcullis_trace::replay::{Mode, PolicyReport};
 use crate::look::{bytes, percent};
 use crate::runs::{Cost, Runs, cpu_time};
 
+/// A strict policy, as a verdict may choose it.
+pub trait Candidate: Copy {
+    /// The policy.
+    fn mode(&self) -> Mode;
+
+    /// What it costs, in any unit.
+    fn cost(&self) -> f64;
+
+    /// The share of the CPU's time, or of the throughput, that it costs.
+    fn lost(&self) -> f64;
+
+    /// Other data that it leaves open, in any unit.
+    fn open(&self) -> f64;
+
+    /// How much that is, for people.
+    fn open_in_words(&self) -> Option<String> {
+        None
+    }
+
+    /// The figures do not tell it from the cheapest.
+    fn is_as_cheap(&self, _cheapest: &Self) -> bool {
+        false
+    }
+}
+
 /// A policy and what it costs.
 type Row<'a> = (&'a PolicyReport, &'a Cost);
+
+impl Candidate for Row<'_> {
+    fn mode(&self) -> Mode {
+        self.0.mode
+    }
+
+    fn cost(&self) -> f64 {
+        self.1.median_ns
+    }
+
+    fn lost(&self) -> f64 {
+        cpu_time(self.0)
+    }
+
+    fn open(&self) -> f64 {
+        self.0.exposure.neighbour_byte_s
+    }
+
+    fn open_in_words(&self) -> Option<String> {
+        Some(format!(": in sum, a device could have reached {} for one second", bytes(self.open())))
+    }
+
+    fn is_as_cheap(&self, cheapest: &Self) -> bool {
+        self.1.overlaps(cheapest.1)
+    }
+}
 
 /// What is said, and which policy is the one to choose.
 pub struct Verdict<'a> {
@@ -39,26 +90,19 @@ const SMALL: f64 = 0.01;
 const PREFERRED: [Mode; 5] =
     [Mode::Each(Policy::Strict), Mode::StrictBatch, Mode::StrictRing, Mode::Adaptive, Mode::Bounce];
 
-/// The cheapest of `rows`; of those that cost hardly more, or that the runs do not tell from it, the one that leaves the least
+/// The cheapest of `rows`; of those that cost hardly more, or that the figures do not tell from it, the one that leaves the least
 /// open.
-fn choose<'a>(rows: impl Iterator<Item = Row<'a>> + Clone) -> Option<Row<'a>> {
-    let cheapest = rows.clone().min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns))?;
-    let equal = rows.filter(|row| row.1.overlaps(cheapest.1) || lost(*row) - lost(cheapest) < SMALL);
-    let open = |row: &Row<'_>| row.0.exposure.neighbour_byte_s;
-    let place = |row: &Row<'_>| PREFERRED.iter().position(|mode| *mode == row.0.mode);
-    equal.min_by(|a, b| open(a).total_cmp(&open(b)).then(place(a).cmp(&place(b))))
-}
-
-/// The share of the CPU's time that a policy costs.
-fn lost((policy, _): Row<'_>) -> f64 {
-    cpu_time(policy)
+pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> {
+    let cheapest = rows.clone().min_by(|a, b| a.cost().total_cmp(&b.cost()))?;
+    let equal = rows.filter(|row| row.is_as_cheap(&cheapest) || row.lost() - cheapest.lost() < SMALL);
+    let place = |row: &C| PREFERRED.iter().position(|mode| *mode == row.mode());
+    equal.min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
 fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<String> {
-    let most = strict.iter().copied().max_by(|a, b| lost(*a).total_cmp(&lost(*b)))?;
-    let best = choice?;
-    let cost = percent(lost(best));
-    let highest = percent(lost(most));
+    let most = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()))?;
+    let cost = percent(choice?.lost());
+    let highest = percent(most.lost());
     let (range, depends) = if cost == highest {
         (cost, "")
     } else {
@@ -71,38 +115,39 @@ fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<St
     ))
 }
 
-fn advice(choice: Row<'_>, strict: &[Row<'_>]) -> String {
-    let name = choice.0.policy;
-    let means = if choice.0.mode.protects_bytes() {
+/// What to choose of `strict`, what that means, and what else there is.
+pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
+    let mode = choice.mode();
+    let name = mode.name();
+    let means = if mode.protects_bytes() {
         "no device reaches anything but the bytes that are meant for it"
-    } else if choice.0.mode.gives_all_back_in_batches() {
+    } else if mode.gives_all_back_in_batches() {
         "buffers come back in groups, up to 10 ms after their unmap, and no device reaches them from then on"
     } else {
         "no device reaches a buffer after it is given back"
     };
     let chosen = if strict.len() > 1 {
-        format!("Choose {name} ({}): {means}.", percent(lost(choice)))
+        format!("Choose {name} ({}): {means}.", percent(choice.lost()))
     } else {
         format!("With {name}, {means}.")
     };
     let late = late(choice, strict);
-    let open = choice.0.exposure.neighbour_byte_s;
-    if open <= 0.0 {
+    if choice.open() <= 0.0 {
         return format!("{chosen} It leaves nothing open.{late}");
     }
-    let closed = choose(strict.iter().copied().filter(|row| row.0.exposure.neighbour_byte_s <= 0.0));
+    let closed = choose(strict.iter().copied().filter(|row| row.open() <= 0.0));
     let instead =
-        closed.map(|row| format!("; {} ({}) leaves nothing open", row.0.policy, percent(lost(row))));
+        closed.map(|row| format!("; {} ({}) leaves nothing open", row.mode().name(), percent(row.lost())));
     format!(
-        "{chosen} It leaves open other data in a buffer's page: in sum, a device could have reached {} for one second{}.{late}",
-        bytes(open),
+        "{chosen} It leaves open other data in a buffer's page{}{}.{late}",
+        choice.open_in_words().unwrap_or_default(),
         instead.unwrap_or_default()
     )
 }
 
-/// What the choice makes late, and what does not. The recording does not know who waits for a buffer.
-fn late(choice: Row<'_>, strict: &[Row<'_>]) -> String {
-    let mode = choice.0.mode;
+/// What the choice makes late, and what does not. No figure knows who waits for a buffer.
+fn late<C: Candidate>(choice: C, strict: &[C]) -> String {
+    let mode = choice.mode();
     if !mode.gives_back_in_batches() {
         return String::new();
     }
@@ -111,10 +156,10 @@ fn late(choice: Row<'_>, strict: &[Row<'_>]) -> String {
     } else {
         " Buffers that it maps, and does not copy, come back in groups, up to 10 ms after their unmap."
     };
-    let at_once = strict.iter().filter(|row| !row.0.mode.gives_back_in_batches());
-    let soonest = at_once.min_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+    let at_once = strict.iter().filter(|row| !row.mode().gives_back_in_batches());
+    let soonest = at_once.min_by(|a, b| a.cost().total_cmp(&b.cost()));
     let instead = soonest.map(|row| {
-        format!(" If requests wait for their buffer, take {} ({}).", row.0.policy, percent(lost(*row)))
+        format!(" If requests wait for their buffer, take {} ({}).", row.mode().name(), percent(row.lost()))
     });
     format!("{what}{}", instead.unwrap_or_default())
 }
@@ -129,7 +174,7 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
         } else {
             "could have reached no freed memory".into()
         };
-        format!("with lazy ({}), a device {reached}", percent(lost(row)))
+        format!("with lazy ({}), a device {reached}", percent(row.lost()))
     });
     let none = find(Mode::PASSTHROUGH).or_else(|| find(Mode::Swiotlb)).map(|row| {
         format!("without protection ({}), a device reads and writes all memory at any time", row.0.policy)

@@ -127,6 +127,9 @@ pub struct Scaled {
     pub profile: String,
     #[serde(default)]
     pub calibration: Calibrated,
+    /// The command's own, for the most CPUs.
+    #[serde(default)]
+    pub verdict: Vec<String>,
     pub results: Vec<Scale>,
 }
 
@@ -148,9 +151,6 @@ pub struct Scale {
     pub spent: Spent,
     #[serde(default)]
     pub hottest: String,
-    /// The source lines behind most of what CPUs pass each other.
-    #[serde(default)]
-    pub lines: Vec<Line>,
     /// What of it was not measured.
     #[serde(default)]
     pub extrapolated: Vec<String>,
@@ -166,12 +166,6 @@ pub struct Spent {
     pub queue_wait_ns: f64,
     pub copy_ns: f64,
     pub idle_ns: f64,
-}
-
-#[derive(Clone, Deserialize)]
-pub struct Line {
-    pub share_of_transfers: f64,
-    pub source: String,
 }
 
 impl Outcome {

@@ -6,7 +6,7 @@ use super::html::{details, element, pairs, table, time};
 use super::machine;
 use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Point, Shape};
 use super::read::{Scale, Scaled, Spent};
-use crate::look::{count, number_of, percent};
+use crate::look::{count, number_of};
 
 /// `portcullis scale`.
 pub fn section(scaled: &Scaled) -> String {
@@ -15,8 +15,8 @@ pub fn section(scaled: &Scaled) -> String {
     let most = results.iter().map(|result| result.cpus).max().unwrap_or(0);
     let there: Vec<&Scale> = results.iter().filter(|result| result.cpus == most).collect();
     html += "<div class=\"verdict\">\n";
-    for sentence in verdict(&there, most) {
-        html += &element("p", &sentence);
+    for sentence in &scaled.verdict {
+        html += &element("p", sentence);
     }
     html += "</div>\n";
     let place = |result: &Scale| result.relative_to_passthrough;
@@ -31,66 +31,19 @@ pub fn section(scaled: &Scaled) -> String {
     html + &element("h3", "How it was made") + &pairs(&rows) + &machine(&scaled.origin)
 }
 
-fn is_protected(result: &&&Scale) -> bool {
-    result.policy != "passthrough"
-}
-
-/// The best, the worst, and what that spends its time on.
-fn verdict(there: &[&Scale], cpus: u64) -> Vec<String> {
-    let order = |a: &&&Scale, b: &&&Scale| a.relative_to_passthrough.total_cmp(&b.relative_to_passthrough);
-    let best = there.iter().filter(is_protected).max_by(order);
-    let worst = there.iter().filter(is_protected).min_by(order);
-    let (Some(best), Some(worst)) = (best, worst) else { return Vec::new() };
-    let keeps = |result: &Scale| format!("{:.1} %", result.relative_to_passthrough * 100.0);
-    let on = number_of(cpus, "CPU");
-    let mut said = vec![if best.policy == worst.policy {
-        format!("On {on}, {} keeps {} of the throughput without protection.", best.policy, keeps(best))
-    } else if keeps(best) == keeps(worst) {
-        format!("On {on}, each policy keeps {} of the throughput without protection.", keeps(best))
-    } else {
-        format!(
-            "On {on}, {} keeps the most of the throughput without protection, {}, and {} the least, {}.",
-            best.policy,
-            keeps(best),
-            worst.policy,
-            keeps(worst)
-        )
-    }];
-    if !worst.hottest.is_empty() {
-        let part = PARTS.iter().find(|part| part.hottest == worst.hottest);
-        let ns = part.map_or(0.0, |part| (part.of)(&worst.spent));
-        let how_long = if ns > 0.0 { format!(", {} of each request", time(ns)) } else { String::new() };
-        let line = worst.lines.first().filter(|_| worst.hottest.contains("lines"));
-        let line = line.map_or(String::new(), |line| {
-            format!("; {} of the transfers come from {}", percent(line.share_of_transfers), line.source)
-        });
-        said.push(format!("What costs {} most: {}{how_long}{line}.", worst.policy, worst.hottest));
-    }
-    said
-}
-
-/// A part of a request's time: what the command calls it where it is the hottest, its name in the plot, and its length.
+/// A part of a request's time: its name in the plot, and its length.
 struct Part {
-    hottest: &'static str,
     name: &'static str,
     of: fn(&Spent) -> f64,
 }
 
 const PARTS: [Part; 6] = [
-    Part { hottest: "", name: "the workload's own work", of: |spent| spent.work_ns },
-    Part { hottest: "its own instructions", name: "the library", of: |spent| spent.library_ns },
-    Part {
-        hottest: "waiting for lines and locks that CPUs share",
-        name: "lines and locks",
-        of: |spent| spent.shared_ns,
-    },
-    Part {
-        hottest: "waiting for the invalidation queue",
-        name: "invalidation queue",
-        of: |spent| spent.queue_wait_ns,
-    },
-    Part { hottest: "copying", name: "copies", of: |spent| spent.copy_ns },
-    Part { hottest: "", name: "idle", of: |spent| spent.idle_ns },
+    Part { name: "the workload's own work", of: |spent| spent.work_ns },
+    Part { name: "the library", of: |spent| spent.library_ns },
+    Part { name: "lines and locks", of: |spent| spent.shared_ns },
+    Part { name: "invalidation queue", of: |spent| spent.queue_wait_ns },
+    Part { name: "copies", of: |spent| spent.copy_ns },
+    Part { name: "idle", of: |spent| spent.idle_ns },
 ];
 
 fn all_of(spent: &Spent) -> f64 {

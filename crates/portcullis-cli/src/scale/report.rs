@@ -4,12 +4,13 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
-use portcullis_trace::replay::Profile;
+use portcullis_trace::replay::{Mode, Profile};
 use serde::Serialize;
 
 use crate::calibration::Calibration;
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
+use crate::verdict::{Candidate, advice, choose};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -25,10 +26,6 @@ impl Row {
         Self { policy, outcome, share }
     }
 
-    fn lost(&self) -> f64 {
-        (1.0 - self.share).max(0.0)
-    }
-
     /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
     fn hottest(&self) -> (&'static str, f64) {
         let Spent { own_ns, shared_ns, wait_ns, copy_ns, .. } = self.outcome.spent;
@@ -42,11 +39,51 @@ impl Row {
     }
 }
 
+/// A policy of the library that is strict, as a verdict may choose it.
+#[derive(Clone, Copy)]
+struct Strict<'a> {
+    row: &'a Row,
+    mode: Mode,
+    /// Other data lies in pages that are mapped.
+    open: bool,
+}
+
+impl Candidate for Strict<'_> {
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn cost(&self) -> f64 {
+        self.lost()
+    }
+
+    fn lost(&self) -> f64 {
+        (1.0 - self.row.share).max(0.0)
+    }
+
+    fn open(&self) -> f64 {
+        f64::from(u8::from(self.open))
+    }
+}
+
 /// All policies on one machine.
 pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
     pub rows: Vec<Row>,
+}
+
+impl Table {
+    /// The strict policies of the library.
+    fn strict(&self) -> Vec<Strict<'_>> {
+        let shares =
+            self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
+        let strict = self.rows.iter().filter(|row| row.policy.strict && !row.policy.old).filter_map(|row| {
+            let mode = Mode::ALL.into_iter().find(|mode| mode.name() == row.policy.name)?;
+            Some(Strict { row, mode, open: shares && !mode.protects_bytes() })
+        });
+        strict.collect()
+    }
 }
 
 /// For people; the verdict first, of the most CPUs.
@@ -73,7 +110,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
         text.push_str(&wrap(&sentence, ""));
     }
     // Writing to a string cannot fail.
-    let _ = write_rows(&mut text, rows, unicode);
+    let _ = write_rows(&mut text, table, unicode);
     if tables.len() > 1 {
         let _ = write_curves(&mut text, tables, unicode);
     }
@@ -106,7 +143,7 @@ fn setting(workload: &Workload) -> [String; 2] {
     let mean = |of: fn(&Request) -> f64| requests.iter().map(of).sum::<f64>() / requests.len().max(1) as f64;
     let work = count(mean(|request| request.work_ns).round() as u64);
     let mappings = number_of(mean(|request| request.mappings.len() as f64).round() as u64, "mapping");
-    let bytes = count(mean(|request| request.bytes as f64).round() as u64);
+    let bytes = count(mean(|request| request.bytes() as f64).round() as u64);
     let under_way = number_of(u64::from(*depth), "request");
     let mut limits = Vec::new();
     // Beyond, they stand for devices that keep up.
@@ -131,21 +168,18 @@ fn setting(workload: &Workload) -> [String; 2] {
 
 /// What is to be known first.
 fn verdict(table: &Table) -> Vec<String> {
-    let strict: Vec<&Row> = table.rows.iter().filter(|row| row.policy.strict && !row.policy.old).collect();
-    let order = |a: &&&Row, b: &&&Row| a.outcome.per_s.total_cmp(&b.outcome.per_s);
+    let strict = table.strict();
     let mut said = Vec::new();
     let cpus = table.machine.cpus;
-    if let (Some(worst), Some(best)) = (strict.iter().min_by(order), strict.iter().max_by(order)) {
-        let (least, most) = (percent(best.lost()), percent(worst.lost()));
+    let worst = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()));
+    if let (Some(worst), Some(choice)) = (worst, choose(strict.iter().copied())) {
+        let (least, most) = (percent(choice.lost()), percent(worst.lost()));
         let costs = if least == most { least.clone() } else { format!("{least} to {most}") };
         said.push(format!(
             "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}, depending on the policy.",
             if cpus == 1 { "" } else { "s" }
         ));
-        said.push(format!(
-            "Choose {} ({least}): no device reaches a buffer after it is given back.",
-            best.policy.name
-        ));
+        said.push(advice(choice, &strict));
     }
     let slowest = table.rows.iter().filter(|row| row.policy.operation.is_some());
     if let Some(row) = slowest.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s)) {
@@ -170,9 +204,8 @@ fn verdict(table: &Table) -> Vec<String> {
     said
 }
 
-fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Result {
-    let best = rows.iter().filter(|row| row.policy.strict && !row.policy.old);
-    let best = best.max_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s)).map(|row| row.policy.name);
+fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
+    let best = choose(table.strict().into_iter()).map(|choice| choice.mode.name());
     writeln!(text)?;
     writeln!(
         text,
@@ -184,7 +217,7 @@ fn write_rows(text: &mut String, rows: &[Row], unicode: bool) -> std::fmt::Resul
     heads.iter().try_for_each(|head| write!(text, "{head:>9}"))?;
     writeln!(text, "{BOLD:#}")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(COLUMNS))?;
-    for row in rows {
+    for row in &table.rows {
         let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
         let Outcome { per_s, spent, .. } = &row.outcome;
         let share = format!("{:.1} %", row.share * 100.0);
@@ -235,6 +268,7 @@ struct Document<'a> {
     about: &'a str,
     profile: &'a str,
     calibration: &'a Calibration,
+    verdict: Vec<String>,
     results: Vec<Result<'a>>,
 }
 
@@ -303,6 +337,7 @@ pub fn json(tables: &[Table], profile: &Profile, calibration: &Calibration) -> s
         about: first.map_or("", |table| &table.workload.about),
         profile: &profile.name,
         calibration,
+        verdict: tables.last().map(verdict).unwrap_or_default(),
         results,
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")

@@ -22,7 +22,7 @@ mod workload;
 pub use machine::{Copies, Machine};
 pub use operations::{Curve, Line, Operations, Size};
 pub use policy::{Copied, POLICIES, Policy, Waits};
-pub use workload::{Device, NAMES, Request, Workload};
+pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
 use engine::{Engine, Load, Setup};
 use stations::{Commit, Serial, Sharing};
@@ -125,8 +125,8 @@ pub fn run(
     for (cpus, ns) in ns.iter_mut().enumerate() {
         *ns += locked * cpus.max(1) as f64;
     }
-    let loads =
-        workload.requests.iter().map(|request| load(machine, workload, policy, operations, request, every));
+    let ways = Ways::new(machine, policy, operations, every)?;
+    let loads = workload.requests.iter().map(|request| load(machine, workload, &ways, request));
     let sockets = machine.sockets.clamp(1, machine.cpus) as usize;
     let per_kib = per_kib(machine, policy);
     let memory = |cpus: u32| per_kib.max(f64::from(cpus) * 1024.0 / machine.copies.socket_gb_per_s);
@@ -162,7 +162,7 @@ fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
     match policy.copied {
         Copied::Nothing => 0.0,
         // The slot is hot, the driver's buffer is not.
-        Copied::Newest => (hot_ns + cold_ns) / 2.0,
+        Copied::Newest | Copied::Cheaper => (hot_ns + cold_ns) / 2.0,
         Copied::Oldest => cold_ns,
         Copied::Anyones => {
             // Whose it was last is chance.
@@ -172,40 +172,107 @@ fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
     }
 }
 
-fn load(
-    machine: &Machine,
-    workload: &Workload,
-    policy: &Policy,
-    operations: &Operations,
-    request: &Request,
+/// How mappings can be made under a policy.
+struct Ways<'a> {
+    policy: &'a Policy,
+    operations: &'a Operations,
+    machine: &'a Machine,
+    /// Waits for each unmap of what is not copied.
     every: f64,
-) -> Load {
-    let pages: u64 = request.mappings.iter().sum();
-    let device = &workload.device;
-    let walk = device.page_ns + policy.reads * machine.walk_read_ns;
+    per_kib: f64,
+    /// What one page costs in the ring, and what a slot of the pool costs besides the copy: where the policy chooses.
+    choice: (f64, f64),
+}
+
+/// What a mapping takes of a CPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    own_ns: f64,
+    units: f64,
+    waits: f64,
+    copy_kib: f64,
+}
+
+impl<'a> Ways<'a> {
+    fn new(
+        machine: &'a Machine,
+        policy: &'a Policy,
+        operations: &'a Operations,
+        every: f64,
+    ) -> Result<Self, String> {
+        let alone =
+            |name| operations.curve(name, machine).map(|curve| curve.ns.get(1).copied().unwrap_or(0.0));
+        let choice = match policy.copied {
+            Copied::Cheaper => (alone("adaptive")?, alone("pool")?),
+            _ => (0.0, 0.0),
+        };
+        Ok(Self { policy, operations, machine, every, per_kib: per_kib(machine, policy), choice })
+    }
+
+    /// By the policy's own operation; a copy waits for nothing.
+    fn by_itself(&self, name: &str, mapping: &Mapping, copies: bool) -> Cost {
+        let size = self.operations.size(name, mapping.pages);
+        let (machine, pages) = (self.machine, mapping.pages as f64);
+        let by_request = machine.map_request_ns + (machine.map_page_ns + machine.unmap_page_ns) * pages;
+        let asks = if copies { 0.0 } else { by_request };
+        // What is too large to be copied by itself is mapped and waited for by itself.
+        let waits = if copies || self.policy.copied == Copied::Nothing { self.every } else { 1.0 };
+        Cost {
+            own_ns: size.own_ns + self.policy.written_back_ns + asks,
+            units: size.shared,
+            waits,
+            copy_kib: if copies { kib(mapping.bytes) } else { 0.0 },
+        }
+    }
+
+    /// In the ring, or through a slot, or with slots for the ends: the cheaper of those that leave no other data open.
+    fn cheaper(&self, mapping: &Mapping) -> Cost {
+        let (ring_ns, slot_ns) = self.choice;
+        let mapped = Cost { waits: self.every, ..self.by_itself("adaptive", mapping, false) };
+        // Slots are not shared with other CPUs.
+        let slots = |count: f64, copy_kib| Cost { own_ns: count * slot_ns, copy_kib, ..Cost::default() };
+        // Half of a page at each end, on average.
+        let ends = slots(2.0, kib(mapping.bytes.min(4096)));
+        let cut = Cost { own_ns: mapped.own_ns + ends.own_ns, copy_kib: ends.copy_kib, ..mapped };
+        let copied = slots(1.0, kib(mapping.bytes));
+        let ns = |cost: &Cost| {
+            let wait = cost.waits * (self.machine.submission_ns + self.machine.request_ns);
+            cost.own_ns + cost.units * ring_ns + wait + cost.copy_kib * self.per_kib
+        };
+        let other = if mapping.shared { cut } else { mapped };
+        let must_copy = mapping.shared && mapping.pages < 3;
+        let may_copy = mapping.pages <= self.policy.most_copied;
+        if must_copy || (may_copy && ns(&copied) < ns(&other)) { copied } else { other }
+    }
+
+    fn cost(&self, name: &str, mapping: &Mapping) -> Cost {
+        match self.policy.copied {
+            Copied::Cheaper => self.cheaper(mapping),
+            Copied::Nothing => self.by_itself(name, mapping, false),
+            _ => self.by_itself(name, mapping, mapping.pages <= self.policy.most_copied),
+        }
+    }
+}
+
+fn kib(bytes: u64) -> f64 {
+    bytes as f64 / 1024.0
+}
+
+fn load(machine: &Machine, workload: &Workload, ways: &Ways<'_>, request: &Request) -> Load {
+    let (device, bytes) = (&workload.device, request.bytes());
+    let walk = device.page_ns + ways.policy.reads * machine.walk_read_ns;
     // Walks overlap with what the link moves.
     let device_ns = (1e9 / device.requests_per_s)
-        .max(request.bytes as f64 / device.gb_per_s)
-        .max(request.bytes.div_ceil(4096) as f64 * walk);
-    let most = request.mappings.iter().max().copied().unwrap_or(0);
-    let copies = policy.copied != Copied::Nothing && most <= policy.most_copied;
-    let mut load = Load {
-        work_ns: request.work_ns,
-        copy_kib: if copies { request.bytes as f64 / 1024.0 } else { 0.0 },
-        device_ns,
-        ..Load::default()
-    };
-    let Some(name) = policy.operation else { return load };
-    for pages in &request.mappings {
-        let size = operations.size(name, *pages);
-        load.own_ns += size.own_ns + policy.written_back_ns;
-        load.units += size.shared;
+        .max(bytes as f64 / device.gb_per_s)
+        .max(bytes.div_ceil(4096) as f64 * walk);
+    let mut load = Load { work_ns: request.work_ns, device_ns, ..Load::default() };
+    let Some(name) = ways.policy.operation else { return load };
+    for mapping in &request.mappings {
+        let cost = ways.cost(name, mapping);
+        load.own_ns += cost.own_ns;
+        load.units += cost.units;
+        load.waits += cost.waits;
+        load.copy_kib += cost.copy_kib;
     }
-    if !copies {
-        load.own_ns += machine.map_request_ns * request.mappings.len() as f64
-            + (machine.map_page_ns + machine.unmap_page_ns) * pages as f64;
-    }
-    let every = if policy.copied != Copied::Nothing && !copies { 1.0 } else { every };
-    load.waits = every * request.mappings.len() as f64;
     load
 }

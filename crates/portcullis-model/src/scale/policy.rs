@@ -22,6 +22,8 @@ pub enum Copied {
     Oldest,
     /// To or from the slot that any CPU used last.
     Anyones,
+    /// To or from the slot that this CPU used last, where that is cheaper than to map, or other data shares the page: `adaptive`.
+    Cheaper,
 }
 
 /// A policy of the library, or a design of the past.
@@ -89,7 +91,14 @@ pub const POLICIES: [Policy; 16] = [
     Policy { waits: Waits::Shared(64), strict: true, reads: 1.20, ..ours("strict-ring", "ring") },
     // What stays mapped misses where the buffers are more pages than the IOTLB has.
     Policy { copied: Copied::Newest, most_copied: 32, strict: true, reads: 1.0, ..ours("bounce", "pool") },
-    Policy { waits: Waits::Shared(64), strict: true, reads: 1.20, ..ours("adaptive", "adaptive") },
+    Policy {
+        waits: Waits::Shared(64),
+        copied: Copied::Cheaper,
+        most_copied: 32,
+        strict: true,
+        reads: 1.20,
+        ..ours("adaptive", "adaptive")
+    },
     // A flush drops the upper tables' pointers once in 256 unmaps; the pages are as scattered as strict's.
     Policy { waits: Waits::Shared(256), reads: 1.24 + 0.856, ..ours("lazy", "lazy") },
     Policy { copied: Copied::Newest, ..ours("swiotlb", "swiotlb") },

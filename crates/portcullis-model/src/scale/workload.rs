@@ -1,14 +1,30 @@
 //! What the CPUs do: requests, with the work around their mappings, and the devices that carry them out.
 
+/// One mapping of a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mapping {
+    /// Its pages of 4 KiB.
+    pub pages: u64,
+    /// Bytes that the device moves, and that bounce buffers copy.
+    pub bytes: u64,
+    /// Other data lies in its first or its last page.
+    pub shared: bool,
+}
+
 /// One request of a CPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// What the CPU does besides, in nanoseconds: half before the device has it, half afterwards.
     pub work_ns: f64,
-    /// Pages of 4 KiB of each mapping.
-    pub mappings: Vec<u64>,
-    /// Bytes that the device moves, and that bounce buffers copy.
-    pub bytes: u64,
+    /// What it maps.
+    pub mappings: Vec<Mapping>,
+}
+
+impl Request {
+    /// Bytes of all its mappings.
+    pub fn bytes(&self) -> u64 {
+        self.mappings.iter().map(|mapping| mapping.bytes).sum()
+    }
 }
 
 /// What carries requests out. A request goes to one of the devices.
@@ -44,6 +60,16 @@ pub struct Workload {
 /// The built-in workloads.
 pub const NAMES: [&str; 6] = ["memcached", "nvme", "nic", "swiotlb", "disk-2008", "nested"];
 
+/// Whole pages.
+fn pages(pages: u64) -> Vec<Mapping> {
+    vec![Mapping { pages, bytes: pages * 4096, shared: false }]
+}
+
+/// A part of a page.
+fn part(bytes: u64) -> Mapping {
+    Mapping { pages: 1, bytes, shared: true }
+}
+
 impl Workload {
     /// A built-in one, on `cpus` CPUs.
     pub fn named(name: &str, cpus: u32) -> Option<Self> {
@@ -54,10 +80,10 @@ impl Workload {
             "memcached" => Self {
                 name: name.into(),
                 about: "16 instances did 990,803 transactions/s on 16 CPUs without an IOMMU (Peleg and Morrison, 2016): 16,148 ns \
-                        each. 3 mappings: what is received, and headers and value that are sent, which Linux maps apart \
-                        (assumed). A link of 100 Gb/s for each 32 CPUs (assumed)"
+                        each. 3 mappings, each a part of a page: 110 bytes that are received, and headers of 66 and a value of 1,124 that are sent, which \
+                        Linux maps apart (assumed). A link of 100 Gb/s for each 32 CPUs (assumed)"
                     .into(),
-                requests: vec![Request { work_ns: 16_148.0, mappings: vec![1; 3], bytes: 1_300 }],
+                requests: vec![Request { work_ns: 16_148.0, mappings: [110, 66, 1_124].map(part).into() }],
                 depth: 64,
                 device: nic,
             },
@@ -66,7 +92,7 @@ impl Workload {
                 about: "random reads of 4 KiB, 32 deep; a disk of 410,392 IOPS and 2.5 GB/s for each 32 CPUs, 80 us away (Kovvuri, \
                         2017: IOPS, and 152,583 of 16 KiB); 5,000 ns of CPU for each (assumed)"
                     .into(),
-                requests: vec![Request { work_ns: 5_000.0, mappings: vec![1], bytes: 4_096 }],
+                requests: vec![Request { work_ns: 5_000.0, mappings: pages(1) }],
                 depth: 32,
                 device: Device { count, requests_per_s: 410_392.0, gb_per_s: 2.5, latency_ns: 80_000.0, page_ns: 0.0 },
             },
@@ -75,7 +101,7 @@ impl Workload {
                 about: "packets of 4 KiB received through rings of 256, 1,600 ns of CPU for each (5 CPUs keep 98 Gb/s up: SOSP 2024), a \
                         link of 100 Gb/s for each 5 CPUs"
                     .into(),
-                requests: vec![Request { work_ns: 1_600.0, mappings: vec![1], bytes: 4_096 }],
+                requests: vec![Request { work_ns: 1_600.0, mappings: pages(1) }],
                 depth: 256,
                 device: Device { count: cpus.div_ceil(5), ..nic },
             },
@@ -83,7 +109,7 @@ impl Workload {
                 name: name.into(),
                 about: "requests of 4 KiB through bounce buffers, 10,000 ns of CPU for each (assumed), a device that keeps up"
                     .into(),
-                requests: vec![Request { work_ns: 10_000.0, mappings: vec![1], bytes: 4_096 }],
+                requests: vec![Request { work_ns: 10_000.0, mappings: pages(1) }],
                 depth: 32,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 20_000.0, page_ns: 0.0 },
             },
@@ -92,7 +118,7 @@ impl Workload {
                 about: "requests of 1 KiB; 145,253.1 a second on one CPU without an IOMMU (Tomonori, Grundler and Ben-Yehuda, 2008): \
                         6,885 ns each. 32 deep (assumed), disks that keep up"
                     .into(),
-                requests: vec![Request { work_ns: 6_885.0, mappings: vec![1], bytes: 1_024 }],
+                requests: vec![Request { work_ns: 6_885.0, mappings: vec![part(1_024)] }],
                 depth: 32,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 80_000.0, page_ns: 0.0 },
             },
@@ -102,7 +128,7 @@ impl Workload {
                         48,800 in a flush. (256 KiB is inferred: at 229 Gb/s the queue took 8.2 us for a submission, one after the other, so \
                         each was for 235 KB at least.) Links that keep up"
                     .into(),
-                requests: vec![Request { work_ns: 39_600.0, mappings: vec![64], bytes: 262_144 }],
+                requests: vec![Request { work_ns: 39_600.0, mappings: pages(64) }],
                 depth: 8,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 20_000.0, page_ns: 0.0 },
             },

@@ -1,6 +1,8 @@
 //! Many CPUs: who wins, and where it collapses; by the figures that the repository keeps.
 
-use portcullis_model::scale::{Copies, Device, Machine, Operations, Outcome, Policy, Request, Workload, run};
+use portcullis_model::scale::{
+    Copies, Device, Machine, Mapping, Operations, Outcome, Policy, Request, Workload, run,
+};
 
 fn machine(cpus: u32, sockets: u32) -> Machine {
     let copies = Copies { hot_ns: 7.7, cold_ns: 142.0, remote_ns: 16.9, socket_gb_per_s: 68.0 };
@@ -96,7 +98,7 @@ fn bare(work_ns: f64) -> Workload {
     Workload {
         name: "bare".into(),
         about: String::new(),
-        requests: vec![Request { work_ns, mappings: vec![1], bytes: 1 }],
+        requests: vec![Request { work_ns, mappings: vec![Mapping { pages: 1, bytes: 1, shared: false }] }],
         depth: 4,
         device: Device { count: 1, requests_per_s: 1e12, gb_per_s: 1e9, latency_ns: 0.0, page_ns: 0.0 },
     }
@@ -150,6 +152,30 @@ fn hardware_that_is_waited_for_together_keeps_up_and_one_by_one_it_does_not() {
     // Lines of the ring that all eight fill cost what they were measured to: 1,000 ns of each operation.
     let strict = run(&machine, &bare(0.0), Policy::named("strict").unwrap(), &slow).unwrap();
     assert!(strict.spent.shared_ns > 1_000.0 && strict.per_s < 0.8 * per_s("strict"), "{strict:?}");
+}
+
+/// What shares a page is copied; else the ring is, or a copy, whichever is cheaper.
+#[test]
+fn adaptive_leaves_nothing_open_and_takes_the_cheaper_way() {
+    let operations = Operations::measured().unwrap();
+    let spent = |machine: &Machine, (pages, bytes, shared)| {
+        let mapping = Mapping { pages, bytes, shared };
+        let requests = vec![Request { work_ns: 1_000.0, mappings: vec![mapping] }];
+        let workload = Workload { requests, ..bare(0.0) };
+        run(machine, &workload, Policy::named("adaptive").unwrap(), &operations).unwrap().spent
+    };
+    let here = machine(4, 1);
+    let (whole, part) = (spent(&here, (1, 4096, false)), spent(&here, (1, 2048, true)));
+    assert!(whole.copy_ns == 0.0 && whole.wait_ns > 0.0, "{whole:?}");
+    assert!(part.copy_ns > 100.0 && part.wait_ns == 0.0, "{part:?}");
+    // Of what is large, the ends are copied; but all of what is a little more than them.
+    let (large, small) = (spent(&here, (64, 260_000, true)), spent(&here, (3, 4_200, true)));
+    assert!(large.copy_ns < 1_000.0 && large.wait_ns > 0.0, "{large:?}");
+    assert!(small.copy_ns > 300.0 && small.wait_ns == 0.0, "{small:?}");
+    // Where a wait takes long and copies are cheap, whole pages are copied, too.
+    let slow = Machine { submission_ns: 100_000.0, ..here };
+    let copied = spent(&slow, (1, 4096, false));
+    assert!(copied.copy_ns > 100.0 && copied.wait_ns == 0.0, "{copied:?}");
 }
 
 #[test]
