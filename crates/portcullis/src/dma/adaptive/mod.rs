@@ -245,19 +245,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     }
 
     /// Returns the index in `sizes` of what `list` is one of, if such lists are mapped in the ring, and this one is not to be timed.
+    /// What is longer than all of them has none, and is always mapped.
     #[inline]
-    fn is_for_ring(&self, list: &[PhysSegment], direction: Direction) -> Option<usize> {
+    fn is_for_ring(&self, list: &[PhysSegment], direction: Direction) -> Option<Option<usize>> {
         let (len, whole) = self.pool.look_at(list);
-        let class = class_of(len, self.classes)?;
+        if !whole {
+            return None;
+        }
+        let Some(class) = class_of(len, self.classes) else { return Some(None) };
         let index = 2 * direction.index() * self.classes + class;
         let size = self.sizes.get(index)?;
-        (whole && size.until > 0 && size.cell.choice() == Choice::Map).then_some(index)
+        (size.until > 0 && size.cell.choice() == Choice::Map).then_some(Some(index))
     }
 
     /// Counts a mapping that the [ring was for](Self::is_for_ring).
     #[inline]
-    fn mapped(&mut self, index: usize) {
-        if let Some(size) = self.sizes.get_mut(index) {
+    fn mapped(&mut self, index: Option<usize>) {
+        if let Some(size) = index.and_then(|index| self.sizes.get_mut(index)) {
             size.until -= 1;
             size.counts[Choice::Map as usize] += 1;
         }
