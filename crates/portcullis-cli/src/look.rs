@@ -4,6 +4,9 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::{Table, presets};
 use indicatif::HumanCount;
 
+/// What bars of progress are made of, on terminals of any kind: done, the end of that, and to do.
+pub const BAR: &str = "=> ";
+
 /// No line is longer, but those of the full table.
 pub const COLUMNS: usize = 80;
 

@@ -191,12 +191,13 @@ fn progress_bar(trace: &Trace<'_>) -> ProgressBar {
         Some(total) if total < LONG => ProgressBar::hidden(),
         Some(total) => {
             let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}, {eta} to go");
-            ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            ProgressBar::new(total)
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars(look::BAR))
         }
         None => {
             let bar = ProgressBar::new_spinner();
             let style = ProgressStyle::with_template("{spinner} {bytes} read, {bytes_per_sec}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()).tick_chars("|/-\\ "));
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         }

@@ -150,6 +150,8 @@ pub mod pgtable;
 pub mod platform;
 pub mod prelude;
 mod setup;
+pub use dma::{Device, DmaBuffer, Mapping, Queue, QueueConfig};
+pub use domain::{Domain, Policy};
 pub use setup::SetupError;
 #[cfg(feature = "std")]
 pub mod std_platform;

@@ -157,7 +157,8 @@ fn wrong_usage(error: &BenchError) -> ! {
 /// A bar on a terminal, drawn only between measurements: it has no thread that could disturb them.
 fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}, {eta} to go");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    ProgressBar::new(0)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars(look::BAR))
 }
 
 fn advance(bar: &ProgressBar, progress: Progress) {

@@ -173,7 +173,8 @@ fn verdict(table: &Table) -> Vec<String> {
     let cpus = table.machine.cpus;
     let worst = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()));
     if let (Some(worst), Some(choice)) = (worst, choose(strict.iter().copied())) {
-        let (least, most) = (percent(choice.lost()), percent(worst.lost()));
+        let least = strict.iter().map(Candidate::lost).fold(choice.lost(), f64::min);
+        let (least, most) = (percent(least), percent(worst.lost()));
         let costs = if least == most { least.clone() } else { format!("{least} to {most}") };
         said.push(format!(
             "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}, depending on the policy.",

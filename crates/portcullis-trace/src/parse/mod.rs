@@ -73,6 +73,9 @@ pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Resu
         }
         _ => {}
     }
+    if is_heading(text) {
+        return Ok(Line::Nothing);
+    }
     let Some(prefix) = prefix(text) else {
         return Err(ParseError {
             is_event: false,
@@ -144,13 +147,26 @@ fn comment(text: &[u8]) -> Line<'_> {
         .map_or(Line::Nothing, |(promised, _)| Line::Promise(promised))
 }
 
-/// `CPU:1 [LOST 12 EVENTS]`; the kernel leaves the number out where it does not know it.
+/// What `trace-cmd report` prints before the events: `cpus=2`, `version = 7`, `CPU 0 is empty`.
+fn is_heading(text: &[u8]) -> bool {
+    let is_number = |rest: &[u8]| number::leading_decimal(rest).is_some_and(|(_, rest)| rest.is_empty());
+    let cpu = || text.strip_prefix(b"CPU ")?.strip_suffix(b" is empty");
+    text.strip_prefix(b"cpus=")
+        .or_else(|| text.strip_prefix(b"version = "))
+        .or_else(cpu)
+        .is_some_and(is_number)
+}
+
+/// `CPU:1 [LOST 12 EVENTS]`; the kernel leaves the number out where it does not know it. `trace-cmd` says `[12 EVENTS DROPPED]`.
 fn lost(text: &[u8]) -> Option<u64> {
     let text = match text.strip_prefix(b"CPU:") {
         Some(rest) => number::leading_decimal(rest)?.1.trim_ascii_start(),
         None => text,
     };
-    let inner = text.strip_prefix(b"[LOST ")?.strip_suffix(b"EVENTS]")?.trim_ascii();
+    let inner = match text.strip_prefix(b"[LOST ") {
+        Some(rest) => rest.strip_suffix(b"EVENTS]")?.trim_ascii(),
+        None => text.strip_prefix(b"[")?.strip_suffix(b"EVENTS DROPPED]")?.trim_ascii(),
+    };
     if inner.is_empty() {
         return Some(1);
     }

@@ -158,6 +158,12 @@ impl Driver {
         (result, timer.since(start))
     }
 
+    /// Has a lane in which nothing waits tell the domain what it has counted.
+    pub(super) fn settle(&mut self, lane: usize) {
+        let settled = self.queue(Some(lane)).commit_raw();
+        debug_assert!(settled.is_ok());
+    }
+
     /// Syncs `len` bytes from `offset` on of a mapping of a lane. Returns the ticks, too.
     pub(super) fn sync(
         &mut self,

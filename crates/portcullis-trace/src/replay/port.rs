@@ -106,6 +106,13 @@ impl Port {
         }
     }
 
+    /// Has all lanes tell the domain what they have counted. Nothing waits in them.
+    pub(super) fn settle(&mut self) {
+        for lane in (0..LANES).filter(|lane| self.lanes[*lane].is_some()) {
+            self.driver.settle(lane);
+        }
+    }
+
     /// All that waits in lanes.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Live> {
         self.lanes.iter().flatten().flat_map(|lane| &lane.waiting)

@@ -197,6 +197,11 @@ fn lines_that_are_no_events() {
         ("CPU:1 [LOST 12 EVENTS]", Line::Lost(12)),
         ("[LOST 3 EVENTS]", Line::Lost(3)),
         ("CPU:0 [LOST EVENTS]", Line::Lost(1)),
+        ("CPU:7 [204600 EVENTS DROPPED]", Line::Lost(204_600)),
+        ("CPU:7 [EVENTS DROPPED]", Line::Lost(1)),
+        ("cpus=2", Line::Nothing),
+        ("version = 7", Line::Nothing),
+        ("CPU 0 is empty", Line::Nothing),
     ] {
         assert_eq!(parse_line(1, line.as_bytes(), &mut lists), Ok(expected), "{line}");
     }

@@ -401,7 +401,12 @@ fn neighbours_are_those_in_the_page_of_the_format() {
 fn two_events_a_second_apart_are_no_violation() {
     let pair = |us: u64| map(0, us, 0xf100, 0x5100, 100) + &unmap(0, us + 1_000_000, 0xf100, 100);
     let busy: String = (0..200).map(|n| map(0, n, 0xf100, 0x5100, 100) + &unmap(0, n, 0xf100, 100)).collect();
-    for text in [pair(1_000_000), busy + &pair(1_000_000) + &pair(3_000_000)] {
+    // What never ends, and is less than a batch, is counted as well.
+    let open = map(0, 1_000_000, 0xf100, 0x5100, 100) + &line(0, 3_000_000, "sched_switch: x");
+    let some: String =
+        (0..70).map(|n| map(0, n, 0x1_0000 * n + 0x100, 0x10_0000 + 0x1_0000 * n + 0x100, 100)).collect();
+    let some = some + &line(0, 5_000_000, "sched_switch: x");
+    for text in [pair(1_000_000), busy + &pair(1_000_000) + &pair(3_000_000), open, some] {
         let report = run("idle", text.as_bytes(), &options("vtd"));
         for policy in &report.policies {
             assert_eq!(

@@ -27,7 +27,7 @@ use super::place::Position;
 use super::table::PageTable;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::{AtomicUsize, Ordering, pause};
+use crate::sync::{AtomicBool, Ordering, pause};
 
 /// The number of tables that are marked at a time: a CPU that waits for one waits for all of them.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
@@ -144,38 +144,22 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
     }
 }
 
-/// The right to take tables out of their places. There is one for each page table. Its word counts those that wait for it, in
-/// twos, and is odd while somebody has it.
-///
-/// A reclaim can be left for later, and a split cannot. So a reclaim takes the right only where nobody waits for it: a CPU that
-/// splits a page waits for one reclaim at most, and for other splits.
-pub(super) struct Reclaiming<'a>(&'a AtomicUsize);
-
-const TAKEN: usize = 1;
-const WAITS: usize = 2;
+/// The right to take tables out of their places. There is one for each page table.
+pub(super) struct Reclaiming<'a>(&'a AtomicBool);
 
 impl<'a> Reclaiming<'a> {
-    /// Takes the right, unless another CPU has it or waits for it.
-    fn take(word: &'a AtomicUsize) -> Option<Self> {
-        // Acquire: what the last one that had it did to the tables is done.
-        word.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(word))
+    /// Takes the right, unless another CPU has it.
+    fn take(taken: &'a AtomicBool) -> Option<Self> {
+        taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(taken))
     }
 
     /// Waits for the right: as long as the hardware needs to forget the tables that another CPU
     /// takes out.
-    pub(super) fn wait(word: &'a AtomicUsize) -> Self {
-        // Relaxed: that somebody waits orders nothing. It keeps reclaims away that see it, and one that does not comes first.
-        let mut now = word.fetch_add(WAITS, Ordering::Relaxed) + WAITS;
+    pub(super) fn wait(taken: &'a AtomicBool) -> Self {
         loop {
-            if now & TAKEN == 0 {
-                let taken = now - WAITS + TAKEN;
-                match word.compare_exchange(now, taken, Ordering::Acquire, Ordering::Relaxed) {
-                    Ok(_) => return Self(word),
-                    Err(other) => now = other,
-                }
-            } else {
-                pause();
-                now = word.load(Ordering::Relaxed);
+            match Self::take(taken) {
+                Some(turn) => return turn,
+                None => pause(),
             }
         }
     }
@@ -183,15 +167,13 @@ impl<'a> Reclaiming<'a> {
 
 impl Drop for Reclaiming<'_> {
     fn drop(&mut self) {
-        // Release: who takes it next sees the tables as they are now. Others that come to wait, or take the right, change the
-        // word by read-modify-writes alone, so they continue the release sequence.
-        self.0.fetch_sub(TAKEN, Ordering::Release);
+        self.0.store(false, Ordering::Release);
     }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
     /// Frees every table that is empty, and returns how many bytes it freed. Returns 0 while
-    /// another call does this, or splits a page of several entries or waits to, and always with another
+    /// another call does this or splits a page of several entries, and always with another
     /// [platform](Platform::number) than the first that the table was used with. `invalidate` makes
     /// the hardware forget everything about the
     /// address space, paging structures included, and returns whether that worked; it may wait for
@@ -218,7 +200,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if !self.platform.is_reached(platform) {
             return Ok(0);
         }
-        let Some(_turn) = Reclaiming::take(&self.books.reclaiming) else {
+        let Some(_turn) = Reclaiming::take(&self.books.is_reclaiming) else {
             return Ok(0);
         };
         let mut freed = 0;

@@ -106,7 +106,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             // The waits below would not reach all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
-        let _turn = Reclaiming::wait(&self.books.reclaiming);
+        let _turn = Reclaiming::wait(&self.books.is_reclaiming);
         let marked = self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;

@@ -116,7 +116,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         // Dropped last, when the page is finished.
-        let _turn = (run > 0).then(|| Reclaiming::wait(&self.books.reclaiming));
+        let _turn = (run > 0).then(|| Reclaiming::wait(&self.books.is_reclaiming));
         let mut is_replaced = false;
         // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
         // the CPU is returned, as the drop asks for it again.

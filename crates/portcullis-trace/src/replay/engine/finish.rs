@@ -7,6 +7,7 @@ use portcullis_model::Exposed;
 use super::Engine;
 use crate::replay::choices::Choices;
 use crate::replay::hostile::Hostile;
+use crate::replay::port::Port;
 use crate::replay::report::{self, PolicyReport};
 
 impl Engine {
@@ -18,6 +19,8 @@ impl Engine {
         self.last_time_ns = end_ns;
         // The driver goes away.
         self.commit_by(end_ns, u64::MAX);
+        // Queues keep part of the account to themselves, until they commit. What is mapped to the end waits for nothing.
+        self.ports.iter_mut().for_each(Port::settle);
         self.retry_all(false);
         self.look_at_all();
         self.iommu.finish(self.last_time_ns);
