@@ -2,7 +2,7 @@
 //!
 //! A device reaches memory through *I/O virtual addresses* that an IOMMU translates. This crate hands out
 //! those addresses, writes the page tables, and makes the hardware forget translations when a mapping ends,
-//! by the domain's [`Policy`](domain::Policy) and the queue's [`QueueConfig`](dma::QueueConfig). It needs `alloc` and an embedder that implements
+//! by the domain's [`Policy`] and the queue's [`QueueConfig`]. It needs `alloc` and an embedder that implements
 //! [`Platform`](platform::Platform); with the feature `std` (on by default) a
 //! [ready-made one](std_platform::StdPlatform) is included.
 //!
@@ -12,10 +12,10 @@
 //!
 //! | you want | take | example |
 //! |---|---|---|
-//! | to map a buffer and unmap it | [`Queue`](dma::Queue); each [`Mapping`](dma::Mapping) goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
-//! | buffers for a network card's rings | [`Queue`](dma::Queue) | `nic.rs` |
+//! | to map a buffer and unmap it | [`Queue`]; each [`Mapping`] goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
+//! | buffers for a network card's rings | [`Queue`] | `nic.rs` |
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
-//! | to run `virtio-drivers` | its `Hal`, by a [`Queue`](dma::Queue) | `hal.rs` |
+//! | to run `virtio-drivers` | its `Hal`, by a [`Queue`] | `hal.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
@@ -49,7 +49,7 @@
 //! What safe code may call keeps memory safe. That rests on three kinds of promises, each with its list under *Safety*:
 //! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
 //!   [`CopyMemory`](platform::CopyMemory), [`CacheMaintenance`](platform::CacheMaintenance), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
-//!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`](dma::DmaBuffer);
+//!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`];
 //! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single)
 //!   and everything like it): that it is theirs to open. Unmapping only closes memory, so it is
 //!   safe, except in those of the [parts](#parts) that copy to memory by its number when they
