@@ -75,7 +75,7 @@ impl<'a> Verdict<'a> {
         let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
         let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
-        sentences.extend(costs(&strict, choice, runs.report.work_ns));
+        sentences.extend(costs(&strict, runs.report.work_ns));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(rest(&rows));
         Self { sentences, choice: choice.map(|(policy, _)| policy.policy) }
@@ -99,22 +99,22 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     equal.min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
-fn costs(strict: &[Row<'_>], choice: Option<Row<'_>>, work_ns: f64) -> Option<String> {
-    let most = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()))?;
-    // Where the runs do not tell policies apart, the choice may not be the cheapest.
-    let least = strict.iter().map(Candidate::lost).fold(choice?.lost(), f64::min);
-    let cost = percent(least);
-    let highest = percent(most.lost());
-    let (range, depends) = if cost == highest {
-        (cost, "")
-    } else {
-        (format!("{cost} to {highest}"), ", depending on the policy")
-    };
+fn costs(strict: &[Row<'_>], work_ns: f64) -> Option<String> {
+    let range = range(strict)?;
+    let depends = if range.contains(" to ") { ", depending on the policy" } else { "" };
     let work = HumanCount(work_ns as u64);
     Some(format!(
         "Protection from devices costs this workload {range} of its CPU time{depends}, if all else takes {work} ns for each \
          mapping (--work)."
     ))
+}
+
+/// What the cheapest of `strict` costs, and the dearest. (The choice may be neither.)
+pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
+    let lost = || strict.iter().map(Candidate::lost);
+    let (least, most) = (lost().min_by(f64::total_cmp)?, lost().max_by(f64::total_cmp)?);
+    let (least, most) = (percent(least), percent(most));
+    Some(if least == most { least } else { format!("{least} to {most}") })
 }
 
 /// What to choose of `strict`, what that means, and what else there is.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::calibration::Calibration;
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
-use crate::verdict::{Candidate, advice, choose};
+use crate::verdict::{Candidate, advice, choose, range};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -171,11 +171,7 @@ fn verdict(table: &Table) -> Vec<String> {
     let strict = table.strict();
     let mut said = Vec::new();
     let cpus = table.machine.cpus;
-    let worst = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()));
-    if let (Some(worst), Some(choice)) = (worst, choose(strict.iter().copied())) {
-        let least = strict.iter().map(Candidate::lost).fold(choice.lost(), f64::min);
-        let (least, most) = (percent(least), percent(worst.lost()));
-        let costs = if least == most { least.clone() } else { format!("{least} to {most}") };
+    if let (Some(costs), Some(choice)) = (range(&strict), choose(strict.iter().copied())) {
         said.push(format!(
             "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}, depending on the policy.",
             if cpus == 1 { "" } else { "s" }

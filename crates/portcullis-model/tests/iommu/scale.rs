@@ -168,7 +168,7 @@ fn adaptive_leaves_nothing_open_and_takes_the_cheaper_way() {
     let (whole, part) = (spent(&here, (1, 4096, false)), spent(&here, (1, 2048, true)));
     assert!(whole.copy_ns == 0.0 && whole.wait_ns > 0.0, "{whole:?}");
     assert!(part.copy_ns > 100.0 && part.wait_ns == 0.0, "{part:?}");
-    // Of what is large, the ends are copied; but all of what is a little more than them.
+    // A large mapping has its ends copied. One that is hardly longer than its ends is copied as a whole.
     let (large, small) = (spent(&here, (64, 260_000, true)), spent(&here, (3, 4_200, true)));
     assert!(large.copy_ns < 1_000.0 && large.wait_ns > 0.0, "{large:?}");
     assert!(small.copy_ns > 300.0 && small.wait_ns == 0.0, "{small:?}");
