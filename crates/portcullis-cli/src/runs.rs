@@ -13,9 +13,15 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Whether the runs of both leave it open which is less.
+    /// A run of each cost as much as one of the other, so the runs do not rank them.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.least_ns <= other.most_ns && other.least_ns <= self.most_ns
+    }
+
+    /// Neither is the better choice by its cost: the median of each lies among the runs of the other.
+    pub fn is_not_told_from(&self, other: &Self) -> bool {
+        let among = |one: &Self, other: &Self| (other.least_ns..=other.most_ns).contains(&one.median_ns);
+        among(self, other) && among(other, self)
     }
 }
 

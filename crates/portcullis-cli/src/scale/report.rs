@@ -31,9 +31,9 @@ impl Row {
         let Spent { own_ns, shared_ns, wait_ns, copy_ns, .. } = self.outcome.spent;
         let all = [
             ("its own instructions", own_ns),
-            ("waiting for lines and locks that CPUs share", shared_ns),
-            ("waiting for the invalidation queue", wait_ns),
-            ("copying", copy_ns),
+            ("waits for lines and locks that CPUs share", shared_ns),
+            ("waits for the invalidation queue", wait_ns),
+            ("copies", copy_ns),
         ];
         all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(all[0])
     }
@@ -178,27 +178,33 @@ fn verdict(table: &Table) -> Vec<String> {
         ));
         said.push(advice(choice, &strict));
     }
-    let slowest = table.rows.iter().filter(|row| row.policy.operation.is_some());
-    if let Some(row) = slowest.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s)) {
-        let (what, ns) = row.hottest();
-        let busy = row.outcome.queue_busy;
-        let mut sentence = format!(
-            "What costs most: {} with {what}, {} ns of each request",
-            row.policy.name,
-            count(ns.round() as u64)
-        );
-        if what.ends_with("queue") {
-            let _ = write!(sentence, "; the hardware is busy for {} of the time", percent(busy));
-        }
-        if let (true, Some(line)) = (what.ends_with("share"), row.outcome.lines.first()) {
-            let _ = write!(sentence, "; {} of the transfers come from {}", percent(line.share), line.source);
-        }
-        said.push(sentence + ".");
+    let chosen = choose(strict.into_iter()).map(|choice| choice.row);
+    let dear = table.rows.iter().filter(|row| row.policy.operation.is_some());
+    let slowest = dear.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s));
+    let chosen =
+        chosen.filter(|chosen| slowest.is_none_or(|slowest| slowest.policy.name != chosen.policy.name));
+    let most: Vec<String> = chosen.into_iter().chain(slowest).map(most).collect();
+    if !most.is_empty() {
+        said.push(format!("What takes the most of a request: {}.", most.join("; ")));
     }
     if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
         said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
     }
     said
+}
+
+/// What takes the most of a request with this policy, and where that comes from.
+fn most(row: &Row) -> String {
+    let (what, ns) = row.hottest();
+    let from = if what.ends_with("queue") {
+        format!("; the hardware is busy for {} of the time", percent(row.outcome.queue_busy))
+    } else if let (true, Some(line)) = (what.ends_with("share"), row.outcome.lines.first()) {
+        let place = line.source.split(" < ").next().unwrap_or_default();
+        format!("; {} of the transfers are at {place}", percent(line.share))
+    } else {
+        String::new()
+    };
+    format!("with {}, {what} ({} ns{from})", row.policy.name, count(ns.round() as u64))
 }
 
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
@@ -370,11 +376,14 @@ mod tests {
             let plain = anstream::adapter::strip_str(&text).to_string();
             assert!(plain.lines().all(|line| line.chars().count() <= COLUMNS), "{plain}");
             assert!(plain.contains("\n\nProtection from devices costs this workload "), "{plain}");
-            assert!(plain.contains("Choose ") && plain.contains("What costs most: "), "{plain}");
+            assert!(
+                plain.contains("Choose ") && plain.contains("What takes the most of a request: with "),
+                "{plain}"
+            );
             assert!(plain.contains("\nMeasured: "), "{plain}");
         }
         let text = told(&["--cpus", "16", "--sockets", "2", "--policy", policies], false);
-        assert!(text.replace('\n', " ").contains("lazy-2015 with waiting for lines and locks"), "{text}");
+        assert!(text.replace('\n', " ").contains("with lazy-2015, waits for lines and locks"), "{text}");
         // What it is about, in figures: how many links there are, and who keeps up.
         let text = told(&["--workload", "nic", "--cpus", "64", "--policy", "strict-ring"], false);
         assert!(text.contains("devices: 13, each up to 100 Gb/s\n"), "{text}");
@@ -399,7 +408,7 @@ mod tests {
             (&old["policy"], &old["cpus"], &old["sockets"]),
             (&"smmu-2017".into(), &96.into(), &2.into())
         );
-        assert_eq!(old["hottest"], "waiting for lines and locks that CPUs share");
+        assert_eq!(old["hottest"], "waits for lines and locks that CPUs share");
         assert!(!old["extrapolated"].as_array().unwrap().is_empty(), "{old}");
     }
 }

@@ -407,10 +407,11 @@ fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
     let verdict: Vec<_> =
         json["verdict"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     assert!(verdict[0].ends_with("of its throughput on 32 CPUs, depending on the policy."), "{verdict:?}");
-    let open = "It leaves open other data in a buffer's page.";
+    let open = "; it leaves open other data in a buffer's page.";
     assert!(verdict[1].starts_with("With strict, ") && verdict[1].ends_with(open), "{verdict:?}");
     assert!(
-        verdict[2].starts_with("What costs most: lazy-2015 with waiting for lines and locks "),
+        verdict[2].starts_with("What takes the most of a request: with strict, ")
+            && verdict[2].contains("; with lazy-2015, waits for lines and locks "),
         "{verdict:?}"
     );
     let said = page.split("class=\"verdict\">").nth(1).unwrap().split("</div>").next().unwrap();
