@@ -158,7 +158,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, and gives
-    /// back all buffers that wait: for a queue that falls idle. Cost and context are those of
+    /// back all buffers that wait, in the order of their unmaps: for a queue that falls idle. Cost and context are those of
     /// [`commit_raw`](Self::commit_raw).
     ///
     /// # Errors
