@@ -8,10 +8,10 @@ mod ends;
 mod error;
 mod mapping;
 mod measure;
+mod short;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::slice::from_ref;
 
 use self::book::{Cell, FIRST_TIMED, Half, class_of, classes, most_bytes, pause_after};
 use self::commits::Commits;
@@ -19,7 +19,7 @@ use self::ends::Ends;
 use self::mapping::Course;
 use self::measure::cost_of;
 use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
-use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
+use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Way};
 use crate::domain::{MapListError, Policy};
@@ -244,75 +244,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok((AdaptiveMapping { course, ring: self.number, timed: None }, used))
     }
 
-    /// Returns the index in `sizes` of what `list` is one of, if such lists are mapped in the ring, and this one is not to be timed.
-    /// What is longer than all of them has none, and is always mapped.
-    #[inline]
-    fn is_for_ring(&self, list: &[PhysSegment], direction: Direction) -> Option<Option<usize>> {
-        let (len, whole) = self.pool.look_at(list);
-        if !whole {
-            return None;
-        }
-        let Some(class) = class_of(len, self.classes) else { return Some(None) };
-        let index = 2 * direction.index() * self.classes + class;
-        let size = self.sizes.get(index)?;
-        (size.until > 0 && size.cell.choice() == Choice::Map).then_some(Some(index))
-    }
-
-    /// Counts a mapping that the [ring was for](Self::is_for_ring).
-    #[inline]
-    fn mapped(&mut self, index: Option<usize>) {
-        if let Some(size) = index.and_then(|index| self.sizes.get_mut(index)) {
-            size.until -= 1;
-            size.counts[Choice::Map as usize] += 1;
-        }
-    }
-
-    /// Maps one segment in the ring, if that was chosen for its size and is quickly done, and returns its pages. Otherwise
-    /// returns `None`, with nothing changed.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map), with attributes that are not persistent.
-    // Out of line, it returns in two registers.
-    #[inline(never)]
-    pub(super) unsafe fn map_fast(
-        &mut self,
-        segment: PhysSegment,
-        direction: Direction,
-    ) -> Option<IovaRange> {
-        let index = self.is_for_ring(from_ref(&segment), direction)?;
-        // SAFETY: the caller's promise.
-        let range = unsafe { self.ring.map_fast(segment, direction) }?;
-        self.mapped(index);
-        Some(range)
-    }
-
-    /// Maps a list in the ring, if that was chosen for its size and the ring takes it. Otherwise returns `None`, with nothing
-    /// changed.
-    ///
-    /// # Errors
-    /// Of the ring's, those after which devices may reach what was entered of the list.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map), with attributes that are not persistent.
-    #[inline]
-    pub(super) unsafe fn map_in_ring(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-        out: &mut [DmaSegment],
-    ) -> Result<Option<(RingMapping, usize)>, RingError> {
-        let Some(index) = self.is_for_ring(list, direction) else { return Ok(None) };
-        // SAFETY: the caller's promise.
-        match unsafe { self.ring.map_list_sg(list, direction, out) } {
-            Ok(mapped) => {
-                self.mapped(index);
-                Ok(Some(mapped))
-            }
-            Err(error @ RingError::Map(MapListError::Unconfirmed { .. })) => Err(error),
-            Err(_) => Ok(None),
-        }
-    }
-
     /// # Safety
     /// As [`map`](Self::map).
     #[cold]
@@ -520,18 +451,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return self.unmap_timed(mapping);
         }
         self.end(mapping.course)
-    }
-
-    /// Has the pages of a mapping of this ring, which was not timed, wait for their batch, where that leads to no commit. Otherwise
-    /// returns `false`, with nothing changed.
-    #[inline(never)]
-    pub(super) fn unmap_fast(&mut self, range: IovaRange, neighbours: u64) -> bool {
-        let waits = self.ring.waiting() + 1 < self.batch;
-        if waits {
-            self.commits.count();
-            self.ring.wait_for_batch(range, neighbours);
-        }
-        waits
     }
 
     #[inline]

@@ -332,6 +332,18 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                         return Ok((used, RingMapping { ring: queue | Kind::AUTO, ..core }));
                     }
                 }
+                if out.len() >= list.len()
+                    // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
+                    && let Some(copied) = unsafe { lane.copy_fast(list, direction, self.attributes) }
+                {
+                    let mapping = copied?;
+                    let ring = queue | Kind::Auto { way: Some(mapping.way()), timed: None }.bits();
+                    let (first, neighbours) = (mapping.iova(), mapping.len());
+                    return Ok((
+                        mapping.write_segments(out),
+                        RingMapping { first, bytes: 0, neighbours, ring },
+                    ));
+                }
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
                 let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
@@ -453,6 +465,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
                 // sync runs now or later. Its original is as its maker promised until this returns.
                 let ended = unsafe { device.pool().unmap(first, neighbours) };
+                self.ended_copy(ended)
+            }
+            // What the pool made has no pages.
+            (Lane::Auto(ring), Kind::Auto { way: Some(_), timed: None }) if bytes == 0 => {
+                // SAFETY: as for a pool.
+                let ended = unsafe { ring.end_fast(first, neighbours) };
                 self.ended_copy(ended)
             }
             (Lane::Auto(ring), Kind::Auto { way, timed }) => {
