@@ -5,6 +5,7 @@
 mod cleaned;
 mod config;
 mod door;
+mod ended;
 mod error;
 mod machine;
 mod mapping;
@@ -25,10 +26,10 @@ use self::not_coherent::NotCoherent;
 use self::swiotlb::{Copied, Copies, Side};
 use super::device::bytes_of;
 use super::ring::number;
-use super::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingError, RingMapping, RingUnmap};
-use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
+use super::{DmaBuffer, RingError, RingMapping};
+use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
 use crate::bounce::pool::Attributes;
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::MapListError;
 use crate::iova::ArenaError;
 
 pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
@@ -397,241 +398,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok((count, RingMapping { first, bytes, neighbours, ring: self.number | Kind::ALONE }))
     }
 
-    /// Ends a mapping, or has it wait for its batch. The last of a batch commits it.
-    ///
-    /// Cost and context are those of what the strategy is made of:
-    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), and with the feature `parts`
-    /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
-    /// lock and no CPU.
-    ///
-    /// This is safe, as it closes, and copies only to the mapping's own memory, by the promise of
-    /// the caller that mapped it.
-    ///
-    /// # Errors
-    /// [`NotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
-    #[inline(always)]
-    pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        // Functions that are not in line are given its words, not its address: see `RawMapping`.
-        let made = mapping.core.ring;
-        match &mut self.lane {
-            Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
-                Ok(RingUnmap::Waiting) => Ok(Ended::Pending),
-                Ok(RingUnmap::Committed) => self.flushed(),
-                Err(failed) => Err(not_committed(failed.mapping, DmaUnmapError::of_ring(failed.error))),
-            },
-            Lane::Direct if made == self.number | Kind::ALONE => {
-                let Some(range) = mapping.core.range(self.device.domain().granule()) else {
-                    return Ok(Ended::Done(()));
-                };
-                let ended = self.device.end_beside(range, mapping.core.neighbours);
-                self.ended_alone(ended)
-            }
-            Lane::Batch(_) if made == self.number | Kind::ALONE => {
-                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
-                self.unmap_in_batch(first, bytes, neighbours, ring)
-            }
-            lane => {
-                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
-                if made == self.number | Kind::AUTO
-                    && let Lane::Auto(lane) = lane
-                    && let Some(range) =
-                        (RingMapping { first, bytes, neighbours, ring }).range(self.device.domain().granule())
-                    && lane.unmap_fast(range, neighbours)
-                {
-                    return Ok(Ended::Pending);
-                }
-                self.unmap_otherwise(first, bytes, neighbours, ring)
-            }
-        }
-    }
-
-    /// Ends the mappings that the short way does not.
-    #[inline(never)]
-    fn unmap_otherwise(
-        &mut self,
-        first: Iova,
-        bytes: u64,
-        neighbours: u64,
-        ring: u64,
-    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
-        if mapping.queue() != self.number {
-            return Err(foreign(mapping));
-        }
-        let kind = mapping.kind();
-        let RawMapping { core } = mapping;
-        match (&mut self.lane, kind) {
-            (Lane::Bounce(device), Kind::Pool(_)) => {
-                // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
-                // sync runs now or later. Its original is as its maker promised until this returns.
-                let ended = unsafe { device.pool().unmap(first, neighbours) };
-                self.ended_copy(ended)
-            }
-            // What the pool made has no pages.
-            (Lane::Auto(ring), Kind::Auto { way: Some(_), timed: None }) if bytes == 0 => {
-                // SAFETY: as for a pool.
-                let ended = unsafe { ring.end_fast(first, neighbours) };
-                self.ended_copy(ended)
-            }
-            (Lane::Auto(ring), Kind::Auto { way, timed }) => {
-                let mapping = ring.mapping_of(core, way, timed);
-                match ring.unmap(mapping) {
-                    Ok(AdaptiveUnmap::Done) => Ok(Ended::Done(())),
-                    Ok(AdaptiveUnmap::Waiting) => Ok(Ended::Pending),
-                    Ok(AdaptiveUnmap::Committed) => self.flushed(),
-                    Err(failed) => match failed.error {
-                        AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
-                        AdaptiveUnmapError::Ring(error) => {
-                            let back = failed.mapping.map(|mapping| {
-                                let (core, way, timed) = mapping.into_parts(self.number);
-                                let kind = Kind::Auto { way, timed }.bits();
-                                RingMapping { ring: self.number | kind, ..core }
-                            });
-                            Err(not_committed(back, DmaUnmapError::of_ring(error)))
-                        }
-                    },
-                }
-            }
-            (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
-                // SAFETY: as for a pool.
-                let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
-                let lost = |error| NotUnmapped { mapping: None, waits: false, error };
-                ended.map(|()| Ended::Done(())).map_err(lost)
-            }
-            (Lane::NotCoherent(lane), Kind::NotCoherent) => {
-                lane.unmap(neighbours as usize).map_err(|NotUnmapped { mapping, waits, error }| {
-                    let mapping = mapping.map(|()| RawMapping { core });
-                    NotUnmapped { mapping, waits, error }
-                })
-            }
-            // A mapping that did not fit into the ring.
-            (_, Kind::Alone) => {
-                let Some(range) = core.range(self.device.domain().granule()) else {
-                    return Ok(Ended::Done(()));
-                };
-                let ended = self.device.domain().end_now(range, neighbours);
-                self.ended_alone(ended)
-            }
-            // The queue's number is in the mapping, so it is one that this lane has made.
-            _ => Err(foreign(RawMapping { core })),
-        }
-    }
-
-    #[inline(never)]
-    fn unmap_in_batch(
-        &mut self,
-        first: Iova,
-        bytes: u64,
-        neighbours: u64,
-        ring: u64,
-    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
-        let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
-        if batch.is_full()
-            && let Err(error) = batch.commit()
-        {
-            return Err(not_committed(Some(mapping.core), DmaUnmapError::of_batch(error)));
-        }
-        let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
-        if let Err(error) = batch.unlink(range, used) {
-            // Where another caller had removed a part by number, the commit invalidates all of the
-            // range all the same. What is still mapped is reached whatever the hardware confirms.
-            let waits = matches!(error, UnmapError::NotMapped { .. });
-            return Err(NotUnmapped { mapping: None, waits, error: error.into() });
-        }
-        if !batch.is_full() {
-            return Ok(Ended::Pending);
-        }
-        match batch.commit() {
-            Ok(_) => self.flushed(),
-            Err(error) => Err(not_committed(None, DmaUnmapError::of_batch(error))),
-        }
-    }
-
-    /// Goes on after the commit of a batch: has the hardware confirm what ended by itself before
-    /// and was not confirmed.
-    #[inline]
-    fn flushed(&mut self) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        if self.owed > 0
-            && let Err(error) = self.pay()
-        {
-            // The commit of this mapping's batch is over, but its buffer waits with the others.
-            self.owed += 1;
-            return Err(not_committed(None, error));
-        }
-        Ok(Ended::Flushed(()))
-    }
-
-    /// Has the hardware confirm what ended by itself.
-    #[cold]
-    fn pay(&mut self) -> Result<(), DmaUnmapError> {
-        self.device.domain().flush()?;
-        self.owed = 0;
-        Ok(())
-    }
-
-    /// Returns what became of a mapping that was copied.
-    #[inline]
-    fn ended_copy(
-        &mut self,
-        ended: Result<(), DmaUnmapError>,
-    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        match ended {
-            Ok(()) => Ok(Ended::Done(())),
-            Err(DmaUnmapError::Unmap(error)) => Err(self.not_ended(error)),
-            Err(error) => {
-                let waits = matches!(error, DmaUnmapError::Unconfirmed { .. });
-                self.owed += usize::from(waits);
-                Err(NotUnmapped { mapping: None, waits, error })
-            }
-        }
-    }
-
-    /// Returns what became of a mapping that was made by itself.
-    #[inline]
-    fn ended_alone(
-        &mut self,
-        ended: Result<(), UnmapError>,
-    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        match ended {
-            Ok(()) => Ok(Ended::Done(())),
-            Err(error) => Err(self.not_ended(error)),
-        }
-    }
-
-    /// Returns why a mapping did not end, and whether it waits. If it is unmapped, by this call or
-    /// another, the flush of the next commit ends it. If it is still mapped, no flush does.
-    #[cold]
-    fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
-        let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
-        self.owed += usize::from(waits);
-        NotUnmapped { mapping: None, waits, error: error.into() }
-    }
-
-    /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, for a queue
-    /// that falls idle. Returns how many mappings there were. Where nothing waits, nothing is
-    /// waited for. What has ended by a lazy policy does not wait, and is not flushed by this.
-    ///
-    /// One submission to the hardware, and a flush of the domain where the hardware did not confirm
-    /// an unmap before. The caller holds no lock and no CPU.
-    ///
-    /// # Errors
-    /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
-    pub fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
-        let committed = match &mut self.lane {
-            Lane::Batch(batch) => batch.commit().map_err(DmaUnmapError::of_batch)?,
-            Lane::Ring(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
-            Lane::Auto(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
-            Lane::NotCoherent(lane) => lane.commit()?,
-            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
-        };
-        let owed = self.owed;
-        if owed > 0 {
-            self.pay()?;
-        }
-        Ok(committed + owed)
-    }
-
     /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
     /// that has not ended: copies it, where there is a copy, and orders the CPU's later reads after
     /// that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
@@ -706,18 +472,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             }
         }
     }
-}
-
-/// Makes the error of a commit that failed in an unmap. The mapping comes back, or waits.
-#[cold]
-fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> NotUnmapped<RawMapping> {
-    let mapping = core.map(|core| RawMapping { core });
-    NotUnmapped { waits: mapping.is_none(), mapping, error }
-}
-
-#[cold]
-fn foreign(mapping: RawMapping) -> NotUnmapped<RawMapping> {
-    NotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
 }
 
 /// Commits, and drops the buffers that wait; where the hardware does not confirm, they are leaked.
