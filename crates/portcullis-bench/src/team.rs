@@ -242,7 +242,8 @@ impl Wait {
             self.0 += 1;
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
+            // Not `yield_now`: it leaves the thread among those that run, behind another's whole slice.
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 }
