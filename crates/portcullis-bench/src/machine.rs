@@ -2,10 +2,8 @@
 
 use std::fs;
 
-use serde::Serialize;
-
 /// The machine, as far as it explains the figures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs that this process may use.
     pub cpus: usize,

@@ -1,5 +1,6 @@
-//! What a benchmark found, as every `portcullis bench` prints it with `--json`.
+//! What a benchmark found, as every `portcullis bench` prints it with `--json` behind a head of its own.
 
+use portcullis_trace::replay::Profile;
 use serde::Serialize;
 
 use crate::limits::Limits;
@@ -11,8 +12,12 @@ use crate::timer::TimerFigures;
 pub struct Report {
     /// The benchmark: `iova`, `pgtable`, `invalidation`, `bounce`, `path`.
     pub bench: &'static str,
-    /// What it ran on.
+    /// What it ran on. Whoever prints the report for machines has that in its head, and so with the next.
+    #[serde(skip)]
     pub machine: Machine,
+    /// The hardware that was assumed.
+    #[serde(skip)]
+    pub profiles: Vec<Profile>,
     /// What that machine can do at best.
     pub limits: Limits,
     /// How well single operations were timed.

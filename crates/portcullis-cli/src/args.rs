@@ -9,9 +9,11 @@ use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_model::scale::POLICIES;
 use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
+use serde::Serialize;
 
 #[cfg(feature = "bench")]
 use crate::bench::args::Bench;
+use crate::machine;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -150,7 +152,7 @@ pub struct Replay {
     pub strict_parse: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct Scale {
     /// What the CPUs do: memcached, nvme, nic, swiotlb, disk-2008, nested, or the file of a trace
     #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
@@ -177,15 +179,18 @@ pub struct Scale {
 
     /// What `portcullis calibrate` has printed, in place of a server in round figures
     #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "machine::name")]
     pub calibration: Option<PathBuf>,
 
     /// CPU time that everything but protection takes for each mapping of a recording, such as 50us or 1.5ms; in
     /// nanoseconds without a unit. The other workloads have times of their own [default: 1000]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
+    #[serde(rename = "work_ns")]
     pub work: Option<u64>,
 
     /// Print JSON for machines (docs/scaling.md describes it) instead of a table
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 }
 

@@ -1,31 +1,58 @@
-//! What a report for machines says besides its figures: by which tool, on which machine, under which options.
+//! What results for machines say besides their figures, all in one form: by which tool, on which machine, under which options
+//! and for which hardware.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use portcullis_trace::Summary;
-use portcullis_trace::replay::Report;
-use serde::Serialize;
+use portcullis_trace::replay::{Profile, Report};
+use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
 use crate::args::Replay;
 use crate::runs::{Cost, Runs};
 use crate::{header, warnings};
 
-/// The version of the JSON: fields are added without a new one, and never changed.
-const SCHEMA: u32 = 1;
+/// The version of each command's form: fields are added without a new one, and never changed.
+pub mod schema {
+    pub const REPLAY: u32 = 1;
+    pub const BENCH: u32 = 1;
+    pub const SCALE: u32 = 2;
+}
 
+/// A result: a head, which is the same for all commands, and what the command found.
 #[derive(Serialize)]
-struct Document<'a> {
+struct Document<'a, Options, Found> {
     schema: u32,
     tool: Tool,
     command: String,
     machine: Machine,
-    options: Options<'a>,
+    options: Options,
+    profiles: &'a [Profile],
     #[serde(flatten)]
-    report: &'a Report,
-    costs: &'a [Cost],
-    notes: Vec<String>,
-    warnings: Vec<String>,
+    found: Found,
+}
+
+/// The result of a command that took these options and assumed this hardware. A line for each field, and lists in one line: a
+/// distribution has hundreds of entries.
+pub fn document(
+    schema: u32,
+    options: impl Serialize,
+    profiles: &[Profile],
+    found: impl Serialize,
+) -> serde_json::Result<String> {
+    let tool = Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") };
+    let (command, machine) = (command(), Machine::here());
+    let document = Document { schema, tool, command, machine, options, profiles, found };
+    let mut text = Vec::new();
+    document.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Lines { depth: 0 }))?;
+    text.push(b'\n');
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Serialises the name of a file, of which JSON has no more than what is Unicode.
+pub fn name<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(to)
 }
 
 #[derive(Serialize)]
@@ -36,18 +63,21 @@ struct Tool {
 
 /// The machine that printed a result.
 #[derive(Serialize)]
-pub struct Machine {
+struct Machine {
     os: &'static str,
+    /// Its release; `None` where it does not say. So with the processor's name.
+    kernel: Option<String>,
     arch: &'static str,
-    /// As the operating system calls it; `None` where it does not say.
     cpu: Option<String>,
     cpus: usize,
 }
 
 impl Machine {
-    pub fn here() -> Self {
+    fn here() -> Self {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok();
         Self {
             os: std::env::consts::OS,
+            kernel: release.map(|release| release.trim().to_owned()),
             arch: std::env::consts::ARCH,
             cpu: cpu(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
@@ -56,7 +86,7 @@ impl Machine {
 }
 
 #[derive(Serialize)]
-struct Options<'a> {
+struct ReplayOptions<'a> {
     profile: &'a str,
     format: &'a str,
     work_ns: u64,
@@ -66,46 +96,50 @@ struct Options<'a> {
     strict_parse: bool,
 }
 
+#[derive(Serialize)]
+struct Replayed<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    costs: &'a [Cost],
+    notes: Vec<String>,
+    warnings: Vec<String>,
+}
+
 /// The report as the JSON that docs/replay.md describes.
-pub fn json(runs: &Runs, summary: &Summary, arguments: &Replay, format: &str) -> serde_json::Result<String> {
-    let document = Document {
-        schema: SCHEMA,
-        tool: Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") },
-        command: command(),
-        machine: Machine::here(),
-        options: Options {
-            profile: &arguments.profile,
-            format,
-            work_ns: arguments.work,
-            device: arguments.device.as_deref(),
-            limit: arguments.limit,
-            repeat: runs.number,
-            strict_parse: arguments.strict_parse,
-        },
+pub fn json(
+    runs: &Runs,
+    summary: &Summary,
+    arguments: &Replay,
+    format: &str,
+    profile: &Profile,
+) -> serde_json::Result<String> {
+    let options = ReplayOptions {
+        profile: &arguments.profile,
+        format,
+        work_ns: arguments.work,
+        device: arguments.device.as_deref(),
+        limit: arguments.limit,
+        repeat: runs.number,
+        strict_parse: arguments.strict_parse,
+    };
+    let replayed = Replayed {
         report: &runs.report,
         costs: &runs.costs,
         notes: header::notes(summary),
         warnings: warnings::of(runs, summary),
     };
-    print(&document)
+    document(schema::REPLAY, options, std::slice::from_ref(profile), replayed)
 }
 
 /// The command as it was typed, with quotes where a shell wants them.
-pub fn command() -> String {
+fn command() -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    let quoted = std::env::args().skip(1).map(|word| {
+    let quoted = std::env::args_os().skip(1).map(|word| {
+        let word = word.to_string_lossy().into_owned();
         let is_plain = !word.is_empty() && word.chars().all(plain);
         if is_plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
     });
     std::iter::once(env!("CARGO_BIN_NAME").to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
-}
-
-/// Prints JSON with a line for each field, and lists in one line: a distribution has hundreds of entries.
-pub fn print(document: &impl Serialize) -> serde_json::Result<String> {
-    let mut text = Vec::new();
-    document.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Lines { depth: 0 }))?;
-    text.push(b'\n');
-    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 struct Lines {

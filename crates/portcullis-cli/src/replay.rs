@@ -64,7 +64,8 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     let unicode = look::is_unicode();
     let mut text = match arguments {
         Replay { json: true, .. } => {
-            machine::json(&runs, &summary, arguments, &options.format).map_err(std::io::Error::from)?
+            machine::json(&runs, &summary, arguments, &options.format, &options.profile)
+                .map_err(std::io::Error::from)?
         }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, .. } => {

@@ -56,7 +56,7 @@ const PER_SOCKET: u32 = 64;
 pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
     let (tables, profile, calibration) = tables(arguments)?;
     let text = if arguments.json {
-        report::json(&tables, &profile, &calibration).map_err(std::io::Error::from)?
+        report::json(&tables, &profile, &calibration, arguments).map_err(std::io::Error::from)?
     } else {
         report::render(&tables, &profile, &calibration, look::is_unicode())
     };

@@ -113,7 +113,8 @@ mod tests {
         runs.too_long = true;
         assert!(single(&super::of(&runs, &summary)));
         let arguments = crate::args::Arguments::replay(&[]);
-        let json = crate::machine::json(&runs, &summary, &arguments, "vtd-ss").unwrap();
+        let profile = portcullis_trace::replay::Profile::load("vtd").unwrap();
+        let json = crate::machine::json(&runs, &summary, &arguments, "vtd-ss", &profile).unwrap();
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let warnings: Vec<String> = serde_json::from_value(json["warnings"].clone()).unwrap();
         assert!(single(&warnings), "{json}");

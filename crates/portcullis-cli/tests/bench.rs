@@ -1,5 +1,8 @@
 //! `portcullis bench` as its user meets it.
 
+#[path = "cli/shape.rs"]
+mod shape;
+
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -19,6 +22,13 @@ fn stdout(output: &Output) -> String {
 
 fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// What was printed for machines, of the shape that is documented.
+fn documented(output: &Output) -> Value {
+    let json = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shape::documented("bench.md").wrong_with(&json), [""; 0]);
+    json
 }
 
 fn keys(value: &Value) -> String {
@@ -59,9 +69,11 @@ fn json_is_what_is_documented() {
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).is_empty(), "{}", stderr(&output));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(keys(&json), "bench command limits machine results skipped timer");
-    assert_eq!(json["bench"], "iova");
+    let json = documented(&output);
+    assert_eq!((&json["schema"], &json["tool"]["name"]), (&1.into(), &"portcullis".into()));
+    assert_eq!(keys(&json["options"]), "quick rival subject threads workload");
+    assert_eq!(json["options"]["subject"], serde_json::json!(["portcullis", "portcullis-backing"]));
+    assert_eq!((&json["bench"], &json["profiles"]), (&"iova".into(), &serde_json::json!([])));
     assert!(json["machine"]["cpus"].as_u64().unwrap() >= 1);
     let results = json["results"].as_array().unwrap();
     let names: Vec<_> = results
@@ -146,7 +158,7 @@ fn page_tables_are_told_by_format() {
     ];
     let output = bench_of("pgtable", &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = documented(&output);
     assert_eq!(json["bench"], "pgtable");
     let results = json["results"].as_array().unwrap();
     let formats: Vec<_> = results.iter().map(|result| result["format"].as_str().unwrap()).collect();
@@ -182,12 +194,14 @@ fn invalidations_are_told_with_their_profile() {
     let output = bench_of("invalidation", &[&common[..], &["--json", "--profile", "smmuv3"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).is_empty(), "{}", stderr(&output));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = documented(&output);
     assert_eq!(json["bench"], "invalidation");
     let results = json["results"].as_array().unwrap();
     let threads: Vec<_> = results.iter().map(|result| result["threads"].as_u64().unwrap()).collect();
     assert_eq!(threads, [1, 3], "more threads than some machines have cores");
     assert!(results.iter().all(|result| result["profile"] == "smmuv3"));
+    assert_eq!(json["options"]["profile"], "smmuv3");
+    assert_eq!(json["profiles"][0]["waits"]["completion"]["ns"], 240.0);
     assert!(results.iter().all(|result| result["no_flush"].is_number()));
     assert_eq!(json["skipped"].as_array().unwrap().len(), 0);
 
@@ -221,8 +235,10 @@ fn bounce_buffers_are_told_by_direction() {
     let output = bench_of("bounce", &[&common[..], &["--json", "--depth", "8"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).is_empty(), "{}", stderr(&output));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = documented(&output);
     assert_eq!(json["bench"], "bounce");
+    let profiles: Vec<_> = json["profiles"].as_array().unwrap().iter().map(|of| &of["name"]).collect();
+    assert_eq!(profiles, ["smmuv3", "none"]);
     // Where other programs have the cores, three threads that wait for hardware may take longer than
     // the run gives them, and the report then says so. So time decides in which list a subject
     // stands, but not that it stands in one.
@@ -277,4 +293,16 @@ fn wrong_usage_of_bounce_buffers_is_told() {
         assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
         assert!(stdout(&output).is_empty());
     }
+}
+
+#[test]
+fn the_whole_way_is_told_with_its_profile() {
+    let output =
+        bench_of("path", &["--json", "--workload", "raw-1", "--subject", "portcullis", "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json = documented(&output);
+    assert_eq!(json["bench"], "path");
+    assert_eq!(keys(&json["options"]), "own_domains profile quick rival rival_pt subject threads workload");
+    assert_eq!(json["profiles"][0]["name"], "none");
+    assert_eq!(json["results"][0]["workload"], "raw-1");
 }

@@ -122,7 +122,8 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
         }
     }
     let (results, skipped) = runner.run(&groups, progress);
-    Ok(Report { bench: "bounce", machine, limits, timer: runner.timer.figures(), results, skipped })
+    let timer = runner.timer.figures();
+    Ok(Report { bench: "bounce", machine, profiles, limits, timer, results, skipped })
 }
 
 fn group(

@@ -85,7 +85,8 @@ pub fn run(request: &Request, profile: &str, progress: impl FnMut(Progress)) -> 
     for result in &mut results {
         result.profile = Some(profile.name.clone());
     }
-    Ok(Report { bench: "invalidation", machine, limits, timer: runner.timer.figures(), results, skipped })
+    let (timer, profiles) = (runner.timer.figures(), vec![profile]);
+    Ok(Report { bench: "invalidation", machine, profiles, limits, timer, results, skipped })
 }
 
 fn group(workload: &Workload, threads: usize, subjects: &[SubjectInfo], maker: Maker) -> Group {

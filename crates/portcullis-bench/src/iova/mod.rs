@@ -66,6 +66,7 @@ pub fn run(request: &Request, progress: impl FnMut(Progress)) -> Result<Report, 
     Ok(Report {
         bench: "iova",
         machine: Machine::here(),
+        profiles: Vec::new(),
         limits,
         timer: runner.timer.figures(),
         results,

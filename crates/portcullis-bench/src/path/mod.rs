@@ -92,7 +92,7 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
     let runner = Runner { team, timer: OpTimer::calibrated(), options: request.options };
     let limits = Limits::measure(&runner.team).map_err(BenchError::Limits)?;
     let machine = Machine::here();
-    let name = profile.name.clone();
+    let (name, profiles) = (profile.name.clone(), vec![profile.clone()]);
     let (platform, timer) = (StdPlatform::new(), runner.timer.clone());
     let maker = Arc::new(Maker { platform, timer, profile, linux });
     let mut groups = Vec::new();
@@ -115,7 +115,8 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
     for result in &mut results {
         result.profile = Some(name.clone());
     }
-    Ok(Report { bench: "path", machine, limits, timer: runner.timer.figures(), results, skipped })
+    let timer = runner.timer.figures();
+    Ok(Report { bench: "path", machine, profiles, limits, timer, results, skipped })
 }
 
 fn group(case: Case, subjects: &[SubjectInfo], maker: &Arc<Maker>) -> Group {

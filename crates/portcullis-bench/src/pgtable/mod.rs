@@ -93,6 +93,7 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
     Ok(Report {
         bench: "pgtable",
         machine: Machine::here(),
+        profiles: Vec::new(),
         limits,
         timer: runner.timer.figures(),
         results,

@@ -141,7 +141,7 @@ fn the_json_has_the_shape_that_is_documented() {
     };
     let json = |choice: &Choice| serde_json::to_value(run(&request, choice).unwrap()).unwrap();
     let hot = json(&on(&["none"]));
-    assert_eq!(keys(&hot), "bench limits machine results skipped timer");
+    assert_eq!(keys(&hot), "bench limits results skipped timer");
     assert_eq!(keys(&hot["results"][0]), "max min ns_per_op p99_99 subject threads workload");
     assert_eq!(keys(&hot["results"][1]), "direction max min ns_per_op p99_99 subject threads workload");
     assert_eq!(

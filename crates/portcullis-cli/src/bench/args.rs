@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
+use serde::Serialize;
 
 use crate::args::ProfileName;
+use crate::machine;
 
 #[derive(Debug, Args)]
 pub struct Bench {
@@ -28,7 +30,7 @@ pub enum BenchWhat {
     Path(BenchPath),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchIova {
     /// Workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..", hide_possible_values = true,
@@ -41,10 +43,11 @@ pub struct BenchIova {
     pub subject: Vec<String>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub options: BenchOptions,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchPgtable {
     /// Formats, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..",
@@ -66,10 +69,11 @@ pub struct BenchPgtable {
     pub incoherent: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub options: BenchOptions,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchInvalidation {
     /// Workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..",
@@ -86,10 +90,11 @@ pub struct BenchInvalidation {
     pub profile: String,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub options: ManyThreads,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchBounce {
     /// Workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,..",
@@ -115,13 +120,15 @@ pub struct BenchBounce {
     /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
     /// run
     #[arg(long, value_name = "PATH")]
+    #[serde(serialize_with = "machine::name")]
     pub rival: Option<PathBuf>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub options: ManyThreads,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchPath {
     /// Workloads, separated by commas: raw, typed, lazy, sg, batch, ring, pool, swiotlb or adaptive, each with -1, -4,
     /// -16 or -64 pages, and with -live64 or -live4096 [default: all]
@@ -144,18 +151,21 @@ pub struct BenchPath {
 
     /// Linux's allocator of addresses: a shared library (docs/bench.md says what it exports). Its code is run
     #[arg(long, value_name = "PATH", requires = "rival_pt")]
+    #[serde(serialize_with = "machine::name")]
     pub rival: Option<PathBuf>,
 
     /// Linux's page tables: a shared library, likewise
     #[arg(long, value_name = "PATH", requires = "rival")]
+    #[serde(serialize_with = "machine::name")]
     pub rival_pt: Option<PathBuf>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub options: ManyThreads,
 }
 
 /// What benchmarks whose threads may share cores can be told.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct ManyThreads {
     /// Numbers of threads, 48 at most; those beyond the number of cores share them [default: 1, 2 and 8; of `path` 1 and
     /// 2]
@@ -167,8 +177,9 @@ pub struct ManyThreads {
     #[arg(long)]
     pub quick: bool,
 
-    /// Print JSON for machines instead of a table
+    /// Print JSON for machines (docs/bench.md describes it) instead of a table
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 }
 
@@ -179,7 +190,7 @@ const _: () = assert!(
 );
 
 /// What benchmarks beside Linux's code can be told.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct BenchOptions {
     /// Numbers of threads, each on a core of its own [default: 1 and 2, as far as the workload allows]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u8).range(1..=2))]
@@ -188,13 +199,15 @@ pub struct BenchOptions {
     /// Linux's own code: a shared library (docs/bench.md says what it exports for each benchmark). Its code is
     /// run
     #[arg(long, value_name = "PATH")]
+    #[serde(serialize_with = "machine::name")]
     pub rival: Option<PathBuf>,
 
     /// Less than 30 seconds instead of some minutes, with more noise
     #[arg(long)]
     pub quick: bool,
 
-    /// Print JSON for machines instead of a table
+    /// Print JSON for machines (docs/bench.md describes it) instead of a table
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 }

@@ -16,6 +16,7 @@ use portcullis_bench::request::{BenchError, Request};
 use portcullis_bench::runner::{Options, Progress};
 use portcullis_bench::table::{self, Layout};
 use portcullis_bench::{bounce, invalidation, iova, path, pgtable};
+use serde::Serialize;
 
 use self::args::{BenchOptions, BenchWhat, ManyThreads};
 use crate::args::Arguments;
@@ -30,14 +31,6 @@ pub enum CommandError {
     Output(#[from] std::io::Error),
 }
 
-/// What is printed for machines.
-#[derive(serde::Serialize)]
-struct Document<'a> {
-    command: String,
-    #[serde(flatten)]
-    report: &'a Report,
-}
-
 /// Runs the benchmark and prints what it found.
 pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
     interrupt::listen();
@@ -49,7 +42,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let report = measure(|progress| iova::run(&request, progress))?;
             let about = iova::SUBJECTS.map(|subject| (subject.name, subject.about));
             let layout = layout(None, &["full-32bit"], &about);
-            show(arguments.options.json, &report, |report| table::render(report, &layout))
+            show(arguments, arguments.options.json, &report, |report| table::render(report, &layout))
         }
         BenchWhat::Pgtable(arguments) => {
             let options = if arguments.options.quick { pgtable::quick() } else { pgtable::full() };
@@ -59,14 +52,14 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let report = measure(|progress| pgtable::run(&request, &choice, progress))?;
             let about = pgtable::SUBJECTS.map(|subject| (subject.name, subject.about));
             let layout = layout(Some("stores"), &[], &about);
-            show(arguments.options.json, &report, |report| table::render(report, &layout))
+            show(arguments, arguments.options.json, &report, |report| table::render(report, &layout))
         }
         BenchWhat::Invalidation(arguments) => {
             let ManyThreads { threads, quick, json } = &arguments.options;
             let options = if *quick { invalidation::quick() } else { invalidation::full() };
             let request = request(&arguments.workload, &arguments.subject, threads, None, options);
             let report = measure(|progress| invalidation::run(&request, &arguments.profile, progress))?;
-            show(*json, &report, invalidation::render)
+            show(arguments, *json, &report, invalidation::render)
         }
         BenchWhat::Bounce(arguments) => {
             let ManyThreads { threads, quick, json } = &arguments.options;
@@ -76,7 +69,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let (profiles, depth) = (arguments.profile.clone(), arguments.depth.into());
             let choice = bounce::Choice { profiles, depth };
             let report = measure(|progress| bounce::run(&request, &choice, progress))?;
-            show(*json, &report, bounce::render)
+            show(arguments, *json, &report, bounce::render)
         }
         BenchWhat::Path(arguments) => {
             let ManyThreads { threads, quick, json } = &arguments.options;
@@ -91,7 +84,7 @@ pub fn run(what: &BenchWhat) -> Result<ExitCode, CommandError> {
             let report = measure(|progress| path::run(&request, &choice, progress))?;
             let about = path::SUBJECTS.map(|subject| (subject.name, subject.about));
             let layout = layout(Some("parts"), &[], &about);
-            show(*json, &report, |report| table::render(report, &layout))
+            show(arguments, *json, &report, |report| table::render(report, &layout))
         }
     }
 }
@@ -134,9 +127,16 @@ fn measure(
     }
 }
 
-fn show(json: bool, report: &Report, render: impl Fn(&Report) -> String) -> Result<ExitCode, CommandError> {
+/// Prints a report, for machines with the options that it was asked for by.
+fn show(
+    options: &impl Serialize,
+    json: bool,
+    report: &Report,
+    render: impl Fn(&Report) -> String,
+) -> Result<ExitCode, CommandError> {
     let text = if json {
-        machine::print(&Document { command: machine::command(), report }).map_err(std::io::Error::from)?
+        machine::document(machine::schema::BENCH, options, &report.profiles, report)
+            .map_err(std::io::Error::from)?
     } else {
         render(report)
     };

@@ -7,6 +7,7 @@ use portcullis_trace::replay::Report;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::machine::schema;
 use crate::runs::{Cost, Runs};
 
 /// Why a report could not be made.
@@ -47,7 +48,6 @@ pub struct Origin {
 pub struct Machine {
     pub os: Option<String>,
     pub arch: Option<String>,
-    #[serde(alias = "model")]
     pub cpu: Option<String>,
     pub cpus: u64,
 }
@@ -203,12 +203,17 @@ pub fn read(path: &Path) -> Result<(String, Outcome), ReadError> {
 /// Reads one result. The error is `None` where no tool of ours wrote it; else it names the tool, and what is wrong.
 fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
     let has = |name: &str| value.get(name).is_some();
-    let tool = match () {
-        () if has("policies") && has("costs") && has("trace") => "portcullis replay",
-        () if has("bench") && has("results") => "portcullis bench",
-        () if has("workload") && has("results") && has("profile") => "portcullis scale",
+    let (tool, schema) = match () {
+        () if has("policies") && has("costs") && has("trace") => ("portcullis replay", schema::REPLAY),
+        () if has("bench") && has("results") => ("portcullis bench", schema::BENCH),
+        () if has("workload") && has("results") && has("profile") => ("portcullis scale", schema::SCALE),
         () => return Err(None),
     };
+    match value.get("schema").and_then(Value::as_u64) {
+        Some(own) if own == u64::from(schema) => {}
+        Some(own) => return Err(Some((tool, format!("its `schema` is {own}, and not {schema}")))),
+        None => return Err(Some((tool, format!("it has no number `schema`, which is to be {schema}")))),
+    }
     let wrong = |error: serde_json::Error| Some((tool, error.to_string()));
     if let Some(at) = negative(&value, "") {
         return Err(Some((tool, format!("{at} is less than 0"))));

@@ -7,6 +7,7 @@ use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload
 use portcullis_trace::replay::{Mode, Profile};
 use serde::Serialize;
 
+use crate::args::Scale;
 use crate::calibration::Calibration;
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
@@ -261,12 +262,7 @@ fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt:
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
-    schema: u32,
-    tool: &'static str,
-    version: &'static str,
-    command: String,
-    machine: machine::Machine,
+struct Scaled<'a> {
     workload: &'a str,
     about: &'a str,
     profile: &'a str,
@@ -327,15 +323,15 @@ fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
 }
 
 /// For machines: one result for each policy and number of CPUs.
-pub fn json(tables: &[Table], profile: &Profile, calibration: &Calibration) -> serde_json::Result<String> {
+pub fn json(
+    tables: &[Table],
+    profile: &Profile,
+    calibration: &Calibration,
+    options: &Scale,
+) -> serde_json::Result<String> {
     let results = tables.iter().flat_map(|table| table.rows.iter().map(move |row| of(table, row))).collect();
     let first = tables.first();
-    let document = Document {
-        schema: 1,
-        tool: env!("CARGO_BIN_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        command: machine::command(),
-        machine: machine::Machine::here(),
+    let scaled = Scaled {
         workload: first.map_or("", |table| &table.workload.name),
         about: first.map_or("", |table| &table.workload.about),
         profile: &profile.name,
@@ -343,7 +339,7 @@ pub fn json(tables: &[Table], profile: &Profile, calibration: &Calibration) -> s
         verdict: tables.last().map(verdict).unwrap_or_default(),
         results,
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    machine::document(machine::schema::SCALE, options, std::slice::from_ref(profile), scaled)
 }
 
 #[cfg(test)]
@@ -359,7 +355,7 @@ mod tests {
         let Some(Command::Scale(scale)) = parsed.command else { panic!("another command") };
         let (tables, profile, calibration) = tables(&scale).unwrap();
         match json {
-            true => super::json(&tables, &profile, &calibration).unwrap(),
+            true => super::json(&tables, &profile, &calibration, &scale).unwrap(),
             false => super::render(&tables, &profile, &calibration, false),
         }
     }

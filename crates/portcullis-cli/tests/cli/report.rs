@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{file, portcullis, stderr, stdout};
+use super::{file, portcullis, shape, stderr, stdout};
 use serde_json::Value;
 
 /// What a command prints with `--json`, in a file.
@@ -35,9 +35,13 @@ pub fn bench(name: &str) -> PathBuf {
         {"workload": "pool-64", "threads": 2, "subject": "linux", "reason": "it has no pool"}
     ]);
     let whole = serde_json::json!({
-        "bench": "path", "command": "portcullis bench path --json", "machine": {"cpus": 2, "model": "A", "os": "linux"},
-        "results": results, "skipped": skipped
+        "schema": 1, "tool": {"name": "portcullis", "version": "0.1.0"}, "command": "portcullis bench path --json",
+        "machine": {"os": "linux", "kernel": null, "arch": "x86_64", "cpu": "A", "cpus": 2},
+        "options": {"workload": [], "subject": [], "threads": [], "quick": false}, "profiles": [], "bench": "path",
+        "limits": {"load_store_ns": 0.3, "atomic_ns": 1.8, "lock_ns": 4.0},
+        "timer": {"resolution_ns": 0.3, "overhead_ns": 9.0}, "results": results, "skipped": skipped
     });
+    assert_eq!(shape::documented("bench.md").wrong_with(&whole), [""; 0]);
     file(name, whole.to_string().as_bytes())
 }
 
@@ -293,7 +297,7 @@ fn what_protects_nothing_leaves_all_memory_open_in_every_table() {
 fn two_benchmarks_are_compared() {
     let before = file(
         "benched.json",
-        br#"{"bench": "path", "command": "portcullis bench path --json", "machine": {"cpus": 2, "model": "A"},
+        br#"{"schema": 1, "bench": "path", "command": "portcullis bench path --json", "machine": {"cpus": 2, "cpu": "A"},
         "limits": {}, "timer": {}, "skipped": [], "results": [
         {"workload": "raw-1", "threads": 1, "subject": "portcullis", "ns_per_op": 40.0, "min": 39.0, "max": 42.0, "p99_99": 90.0},
         {"workload": "raw-1", "threads": 2, "subject": "portcullis", "ns_per_op": 50.0, "min": 48.0, "max": 60.0, "p99_99": null},
@@ -308,7 +312,7 @@ fn two_benchmarks_are_compared() {
             }
         }
         results[2]["workload"] = "raw-16".into();
-        json["machine"]["model"] = "B".into();
+        json["machine"]["cpu"] = "B".into();
     });
     let page = report(&[&before, &after], &["--compare"]);
     is_sound(&page);
@@ -475,6 +479,17 @@ fn what_is_no_result_is_refused_with_what_to_do() {
         ("policy.json", good.replace("\"lazy\"", "\"lax\""), "\"lax\" is none of strict, strict-batch"),
         ("costs.json", good.replace("\"median_ns\"", "\"mean_ns\""), "missing field `median_ns`"),
         ("minus.json", good.replace("\"work_ns\": 1000.0", "\"work_ns\": -1.0"), "work_ns is less than 0"),
+        (
+            "old.json",
+            r#"{"bench": "path", "command": "portcullis bench path --json", "results": [], "skipped": []}"#.into(),
+            "a result of portcullis bench, but it has no number `schema`, which is to be 1; print it again",
+        ),
+        (
+            "older.json",
+            r#"{"schema": 1, "tool": "portcullis", "version": "0.1.0", "workload": "nic", "profile": "vtd", "results": []}"#
+                .into(),
+            "a result of portcullis scale, but its `schema` is 1, and not 2; print it again",
+        ),
     ];
     for (name, text, expected) in cases {
         let output = portcullis(&["report", file(name, text.as_bytes()).to_str().unwrap()]);

@@ -1,10 +1,10 @@
 //! Hardware profiles: what the library waits for on a given machine, each figure with its source.
 
 use portcullis::invalidation::Costs;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// A figure and where it comes from.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
     /// Nanoseconds, not negative.
@@ -14,7 +14,7 @@ pub struct Cost {
 }
 
 /// What the hardware makes a CPU wait for.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Waits {
     /// Telling the hardware that an invalidation is queued: once a submission.
@@ -58,7 +58,7 @@ impl Waits {
 }
 
 /// How the hardware caches translations.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caches {
     /// Translations in the IOTLB.
@@ -76,7 +76,7 @@ pub struct Caches {
 }
 
 /// A machine that a replay assumes.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Its name, as `--profile` takes it.
