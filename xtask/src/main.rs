@@ -14,6 +14,7 @@ mod lane;
 mod nightly;
 mod oldest;
 mod packages;
+mod published;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -30,7 +31,7 @@ cargo xtask coherence [--help]
                       what CPUs share, on 1 to 256 simulated ones
 cargo xtask conformance
                       run the drivers of IOMMUs on those that QEMU emulates; installs QEMU where the system allows it
-cargo xtask check     formatting, lints and documentation, all without a warning
+cargo xtask check     formatting, lints and documentation, all without a warning, and packages of the crates
 ";
 
 fn main() -> ExitCode {
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
         ["test"] => return report(test()),
         [lane::BESIDE] => beside(),
         ["nightly"] => nightly_parts(),
-        ["check"] => check_steps().into_iter().map(Part::from).collect(),
+        ["check"] => check_parts(),
         ["conformance"] => vec![conformance_part()],
         ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
@@ -86,6 +87,7 @@ fn test() -> Result<Summary, String> {
 /// What runs on stable Rust, from one build of the workspace.
 fn front() -> Vec<Part> {
     let mut parts: Vec<Part> = test_steps().into_iter().map(Part::from).collect();
+    parts.push(Part::always(published::COMMAND, published::check_size));
     let browser = Step::cargo(browser::WHAT, browser::ARGUMENTS).into();
     parts.push(Part { count: browser::count(), missing: Box::new(browser::missing), ..browser });
     parts.push(conformance_part());
@@ -99,6 +101,12 @@ fn beside() -> Vec<Part> {
     let (missing, run) = (|| oldest::missing(&root()), || oldest::run(&root()));
     let (missing, run) = (Box::new(missing), Box::new(run));
     parts.push(Part { what: oldest::WHAT, count: oldest::COUNT, missing, run });
+    parts
+}
+
+fn check_parts() -> Vec<Part> {
+    let mut parts: Vec<Part> = check_steps().into_iter().map(Part::from).collect();
+    parts.push(Part::always(published::CRATES, || published::check(&root())));
     parts
 }
 
@@ -150,9 +158,16 @@ struct Part {
     run: Box<dyn Fn() -> Result<(), String>>,
 }
 
+impl Part {
+    /// One that needs nothing.
+    fn always(what: &'static str, run: impl Fn() -> Result<(), String> + 'static) -> Self {
+        Self { what, count: 0, missing: Box::new(|| None), run: Box::new(run) }
+    }
+}
+
 impl From<Step> for Part {
     fn from(step: Step) -> Self {
-        Self { what: step.what, count: 0, missing: Box::new(|| None), run: Box::new(move || step.run()) }
+        Self::always(step.what, move || step.run())
     }
 }
 

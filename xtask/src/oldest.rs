@@ -8,13 +8,25 @@ use crate::nightly::output;
 /// What it is called where it is run or skipped.
 pub const WHAT: &str = "the first command on the oldest Rust";
 
-/// The number of its tests: the command, and the crates that it does not build.
+/// The number of its tests: the command, and what it does not build: its benchmarks, and other crates.
 pub const COUNT: usize = 2;
 
 /// What is built and run. The traces that ship replay in a second.
 const COMMANDS: [&[&str]; COUNT] = [
     &["run", "--locked", "--release", "--", "replay", "--limit", "6000"],
-    &["check", "--locked", "--release", "-p", "portcullis-hw", "-p", "portcullis-linux"],
+    &[
+        "check",
+        "--locked",
+        "--release",
+        "-p",
+        "portcullis-hw",
+        "-p",
+        "portcullis-linux",
+        "-p",
+        "portcullis-cli",
+        "--features",
+        crate::BENCH,
+    ],
 ];
 
 /// The version that `Cargo.toml` states, with the third number that rustup wants.
