@@ -269,7 +269,7 @@ pub struct ProfileName;
 
 /// What is said to those who ask for a profile of AMD's.
 const AMD: &str = "\
-there is no profile of AMD's IOMMU, as we know of no published waits of it.
+there is no profile of AMD's IOMMU, as we know of no published waits.
 Make one of yours:
 
   portcullis replay --print-profile vtd > amd.toml

@@ -1,8 +1,10 @@
-//! Help in lines of 80 columns, without a library that asks the terminal for its width.
+//! Help, and what is said of wrong arguments, in lines of 80 columns, without a library that asks the terminal for its width.
+
+use std::io::Write;
 
 use clap::{Arg, Command};
 
-use crate::look::{COLUMNS, wrap_at};
+use crate::look::{COLUMNS, wrap_at, wrap_lines};
 
 /// What stands before each line of an option's or a command's help.
 const INDENT: usize = 10;
@@ -49,6 +51,17 @@ fn fitted_argument(argument: Arg) -> Arg {
     }
     let help = lines(help.trim_start(), COLUMNS - INDENT) + &list;
     argument.help(help).hide_default_value(takes_values).hide_possible_values(takes_values)
+}
+
+/// Ends the program as clap does, with the message in lines that fit.
+pub fn exit(error: &clap::Error) -> ! {
+    if !error.use_stderr() {
+        error.exit()
+    }
+    let text = wrap_lines(&error.render().ansi().to_string(), "  ");
+    // Nobody may listen any more.
+    let _ = anstream::stderr().write_all(text.as_bytes());
+    std::process::exit(error.exit_code())
 }
 
 fn lines(text: &str, columns: usize) -> String {

@@ -1,5 +1,6 @@
 //! How text looks on a terminal: its colours, its lines, its width.
 
+use anstream::adapter::strip_str;
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Table, presets};
 use indicatif::HumanCount;
@@ -48,7 +49,7 @@ pub fn wrap_at(text: &str, indent: &str, columns: usize) -> String {
     let mut wrapped = String::new();
     let mut column = 0;
     for word in text.split(' ') {
-        let width = word.chars().count();
+        let width = width(word);
         if column > 0 && column + 1 + width > columns {
             wrapped.push('\n');
             wrapped.push_str(indent);
@@ -62,6 +63,29 @@ pub fn wrap_at(text: &str, indent: &str, columns: usize) -> String {
     }
     wrapped.push('\n');
     wrapped
+}
+
+/// A message of several lines, each wrapped by itself. Excerpts of a file, with a `|` in their margin, stay as they are.
+pub fn wrap_lines(text: &str, indent: &str) -> String {
+    let mut wrapped = String::new();
+    for line in text.trim_end().lines() {
+        let behind_margin = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
+        if width(line) <= COLUMNS || behind_margin.starts_with('|') {
+            wrapped.push_str(line);
+            wrapped.push('\n');
+            continue;
+        }
+        let words = line.trim_start_matches(' ');
+        let (margin, _) = line.split_at(line.len() - words.len());
+        wrapped.push_str(margin);
+        wrapped.push_str(&wrap_at(words, &format!("{margin}{indent}"), COLUMNS.saturating_sub(margin.len())));
+    }
+    wrapped
+}
+
+/// How many columns `text` takes; its colours take none.
+fn width(text: &str) -> usize {
+    strip_str(text).map(|part| part.chars().count()).sum()
 }
 
 /// Bytes as a person says them: `77 kB`.
@@ -105,6 +129,30 @@ mod tests {
         assert!(text.lines().all(|line| line.len() <= COLUMNS) && text.lines().count() == 4, "{text}");
         assert!(text.lines().skip(1).all(|line| line.starts_with("  word")), "{text}");
         assert_eq!(wrap("short", "  "), "short\n");
+    }
+
+    #[test]
+    fn a_message_is_wrapped_line_by_line_and_never_inside_a_word() {
+        let path = format!("/a/{}/b.toml", "folder/".repeat(15));
+        let excerpt = format!("12 | {}", "excerpt ".repeat(20));
+        let tip = format!("  tip: {}", "value, ".repeat(20));
+        let text = format!("portcullis: {path}: {}\n{excerpt}\n   |   ^\n\n{tip}\n", "word ".repeat(30));
+        let wrapped = wrap_lines(&text, "  ");
+        let lines: Vec<&str> = wrapped.lines().collect();
+        assert_eq!(lines[..2], ["portcullis:", &format!("  {path}:")], "{wrapped}");
+        assert!(lines[2].starts_with("  word word") && lines.contains(&"   |   ^"), "{wrapped}");
+        assert!(lines.contains(&excerpt.as_str()) && lines.contains(&""), "{wrapped}");
+        let long: Vec<_> = lines.iter().filter(|line| line.len() > COLUMNS).collect();
+        assert_eq!(long.len(), 2, "the path and the excerpt alone: {long:?}");
+        assert!(
+            wrapped.ends_with(" value,\n") && lines.last().unwrap().starts_with("    value"),
+            "{wrapped}"
+        );
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&wrapped), words(&text));
+        // Colours are not seen, and take no room.
+        let coloured = "\x1b[1m\x1b[31mred\x1b[0m ".repeat(20);
+        assert_eq!(wrap_lines(&coloured, "  "), format!("{}\n", coloured.trim_end()));
     }
 
     #[test]

@@ -31,13 +31,14 @@ use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
     let mut command = help::fitted(args::Arguments::command());
-    let matches = command.get_matches_mut();
-    let arguments =
-        args::Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+    let matches =
+        command.try_get_matches_from_mut(std::env::args_os()).unwrap_or_else(|error| help::exit(&error));
+    let arguments = args::Arguments::from_arg_matches(&matches)
+        .unwrap_or_else(|error| help::exit(&error.format(&mut command)));
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
-            look::tell(&format!("portcullis: {error}\n"));
+            look::tell(&look::wrap_lines(&format!("portcullis: {error}"), "  "));
             ExitCode::FAILURE
         }
     }

@@ -20,8 +20,9 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
+/// In one line: where lines end may depend on names.
 fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
+    String::from_utf8(output.stderr.clone()).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// What was printed for machines, of the shape that is documented.

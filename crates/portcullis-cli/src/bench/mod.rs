@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use self::args::{BenchOptions, BenchWhat, ManyThreads};
 use crate::args::Arguments;
-use crate::{interrupt, look, machine, print};
+use crate::{help, interrupt, look, machine, print};
 
 /// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +151,7 @@ fn show(
 /// Ends the program as a wrong argument does.
 fn wrong_usage(error: &BenchError) -> ! {
     let message = format!("{error}: name it with --rival PATH");
-    Arguments::command().error(ErrorKind::MissingRequiredArgument, message).exit()
+    help::exit(&Arguments::command().error(ErrorKind::MissingRequiredArgument, message))
 }
 
 /// A bar on a terminal, drawn only between measurements: it has no thread that could disturb them.

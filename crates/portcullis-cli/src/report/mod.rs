@@ -65,7 +65,10 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(CommandError::Exists),
         Err(error) => Err(CommandError::Write { name, error }),
         Ok(()) => {
-            look::tell(&format!("{name}: {} bytes, for a browser\n", count(page.len() as u64)));
+            look::tell(&look::wrap(
+                &format!("{name}: {} bytes, for a browser", count(page.len() as u64)),
+                "  ",
+            ));
             Ok(())
         }
     }

@@ -495,10 +495,7 @@ fn what_is_no_result_is_refused_with_what_to_do() {
         let output = portcullis(&["report", file(name, text.as_bytes()).to_str().unwrap()]);
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{name}: {said}");
-        assert!(
-            said.contains(name) && said.contains(expected) && said.lines().count() == 1,
-            "{name}: {said}"
-        );
+        assert!(said.contains(name) && said.contains(expected), "{name}: {said}");
         assert!(output.stdout.is_empty());
     }
     assert_eq!(portcullis(&["report"]).status.code(), Some(2));
