@@ -110,9 +110,9 @@ pub struct Replay {
     pub format: Option<String>,
 
     /// CPU time that everything but protection takes for each mapping, such as 50us or 1.5ms; in nanoseconds without
-    /// a unit
-    #[arg(long, value_name = "TIME", default_value = "1000", allow_negative_numbers = true, value_parser = nanoseconds)]
-    pub work: u64,
+    /// a unit [default: 1000]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
+    pub work: Option<u64>,
 
     /// Only the mappings of this device, named as in the trace (0000:00:03.0)
     #[arg(long, value_name = "NAME")]
@@ -241,8 +241,11 @@ fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
 /// Units of time, with their nanoseconds. One that ends another stands behind it.
 const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6)];
 
+/// CPU time for each mapping of a recording besides, unless it is said otherwise.
+pub const WORK_NS: u64 = 1_000;
+
 /// The longest time that can be asked for: a second.
-const LONGEST_NS: f64 = 1e9;
+pub const LONGEST_NS: f64 = 1e9;
 
 /// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit.
 fn nanoseconds(text: &str) -> Result<u64, String> {
@@ -335,7 +338,7 @@ mod tests {
         ];
         for (text, ns) in good {
             assert_eq!(nanoseconds(text), Ok(ns), "{text}");
-            assert_eq!(Arguments::replay(&["--work", text]).work, ns);
+            assert_eq!(Arguments::replay(&["--work", text]).work, Some(ns));
         }
         for text in [
             "",

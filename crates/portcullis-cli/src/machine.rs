@@ -9,7 +9,7 @@ use portcullis_trace::replay::{Profile, Report};
 use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
-use crate::args::Replay;
+use crate::args::{Replay, WORK_NS};
 use crate::runs::{Cost, Runs};
 use crate::{header, warnings};
 
@@ -116,7 +116,7 @@ pub fn json(
     let options = ReplayOptions {
         profile: &arguments.profile,
         format,
-        work_ns: arguments.work,
+        work_ns: arguments.work.unwrap_or(WORK_NS),
         device: arguments.device.as_deref(),
         limit: arguments.limit,
         repeat: runs.number,

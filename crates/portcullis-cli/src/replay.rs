@@ -10,7 +10,7 @@ use portcullis_trace::replay::{
 };
 use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
 
-use crate::args::{PolicyName, Replay};
+use crate::args::{PolicyName, Replay, WORK_NS};
 use crate::look::number_of;
 use crate::runs::Runs;
 use crate::{explain, interrupt, look, machine, print, short, warnings};
@@ -52,7 +52,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     }
     interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
-    options.work_ns = arguments.work as f64;
+    options.work_ns = arguments.work.unwrap_or(WORK_NS) as f64;
     if let Some(format) = &arguments.format {
         options.format.clone_from(format);
     }
@@ -69,7 +69,8 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, .. } => {
-            let parts = short::Parts { format: &options.format, full: *full, legend: *legend, unicode };
+            let (format, no_work) = (&options.format, arguments.work.is_none());
+            let parts = short::Parts { format, no_work, full: *full, legend: *legend, unicode };
             short::render(&runs, &options.profile, &summary, parts)
         }
     };

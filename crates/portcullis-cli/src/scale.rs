@@ -14,7 +14,7 @@ use portcullis_model::scale::{
 use portcullis_trace::replay::{Profile, ProfileError};
 use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 
-use crate::args::Scale;
+use crate::args::{Scale, WORK_NS};
 use crate::calibration::{Calibration, CalibrationError};
 use crate::{look, print};
 use report::{Row, Table};
@@ -45,9 +45,6 @@ const MAPPINGS: usize = 4096;
 
 /// The most pages of a mapping: beyond, nothing was measured, and costs go on in a straight line.
 const MOST_PAGES: u64 = 1 << 20;
-
-/// CPU time for each mapping of a recording besides, unless it is said otherwise.
-const WORK_NS: u64 = 1_000;
 
 /// CPUs of a socket, unless it is said otherwise.
 const PER_SOCKET: u32 = 64;

@@ -5,9 +5,10 @@ use std::fmt::Write;
 use anstyle::Style;
 use indicatif::HumanCount;
 use portcullis_trace::Summary;
-use portcullis_trace::replay::{PolicyReport, Profile};
+use portcullis_trace::replay::{PolicyReport, Profile, TraceReport};
 
-use crate::look::{BAD, BOLD, GOOD, bytes, wrap};
+use crate::args::LONGEST_NS;
+use crate::look::{BAD, BOLD, GOOD, bytes, count, wrap};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::Verdict;
 use crate::{header, legend, table};
@@ -17,6 +18,8 @@ use crate::{header, legend, table};
 pub struct Parts<'a> {
     /// The format of page tables.
     pub format: &'a str,
+    /// What the rest of a mapping takes was not said.
+    pub no_work: bool,
     /// All figures instead of the short table.
     pub full: bool,
     /// What its words mean.
@@ -51,6 +54,8 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             profile.name, profile.about, parts.format
         );
         text.push_str(&wrap(&conditions, ""));
+        let busy = if parts.no_work { busy(&runs.report.trace, summary.seconds()) } else { None };
+        text.extend(busy.map(|busy| wrap(&busy, "")));
         if !parts.legend {
             let more = if parts.full { "" } else { "All figures: --full. " };
             let pointers = format!("{more}What they mean: --legend. For scripts: --csv, --json.");
@@ -61,6 +66,28 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         text.push_str(&legend::render(profile, parts.unicode));
     }
     text
+}
+
+/// What `--work` would be if the CPUs had nothing to wait for: of what the recording knows, that is all. Nothing where nobody can ask
+/// for such a time.
+fn busy(trace: &TraceReport, seconds: f64) -> Option<String> {
+    let ns = trace.cpus as f64 * seconds * 1e9 / trace.maps as f64;
+    let cpus = if trace.cpus == 1 { "CPU".into() } else { format!("{} CPUs", count(trace.cpus)) };
+    (1.0..=LONGEST_NS).contains(&ns).then(|| {
+        let work = to_ask_for(ns);
+        format!("With the recording's {cpus} busy throughout, --work would be {work}.")
+    })
+}
+
+/// A time as `--work` takes it.
+fn to_ask_for(ns: f64) -> String {
+    match ns {
+        _ if ns < 999.5 => format!("{ns:.0}ns"),
+        _ if ns < 9_950.0 => format!("{:.1}us", ns / 1e3),
+        _ if ns < 999_500.0 => format!("{:.0}us", ns / 1e3),
+        _ if ns < 9.95e6 => format!("{:.1}ms", ns / 1e6),
+        _ => format!("{:.0}ms", ns / 1e6),
+    }
 }
 
 /// The sign before a spread.
@@ -128,4 +155,33 @@ fn open(policy: &PolicyReport) -> [(String, Style); 2] {
         0.0 => ("none".into(), GOOD),
         _ => (bytes(open), BAD),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Arguments;
+    use crate::replay::short_run;
+
+    #[test]
+    fn what_cpus_at_work_come_to_can_be_asked_for() {
+        let (runs, _) = short_run();
+        let of = |cpus, seconds, maps| {
+            let trace = TraceReport { cpus, maps, ..runs.report.trace.clone() };
+            busy(&trace, seconds)
+        };
+        let said = |cpus: &str, work: &str| {
+            Some(format!("With the recording's {cpus} busy throughout, --work would be {work}."))
+        };
+        assert_eq!(of(2, 0.7, 15_000), said("2 CPUs", "93us"));
+        assert_eq!(of(1, 10.0, 10), said("CPU", "1000ms"));
+        assert_eq!(of(1, 10.0, 9), None, "more than a second");
+        assert_eq!((of(2, 0.7, 0), of(2, 0.0, 1), of(0, 0.7, 1)), (None, None, None));
+        for ns in
+            [1.0, 480.0, 999.4, 1_250.0, 9_949.0, 92_700.0, 999_499.0, 1.24e6, 9.949e6, 123e6, LONGEST_NS]
+        {
+            let work = Arguments::replay(&["--work", &to_ask_for(ns)]).work.unwrap() as f64;
+            assert!((work / ns - 1.0).abs() < 0.05, "{ns}: {work}");
+        }
+    }
 }

@@ -551,9 +551,11 @@ fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
         "of freed memory for one second",
         "passthrough), a device reads and writes all memory",
         "policy ",
+        "With the recording's 2 CPUs busy throughout, --work would be 94us.",
         "--full",
     ];
     assert!(order.map(at).is_sorted(), "{text}");
+    assert!(!looks(&[], &["--limit", "1000", "--work", "1us"]).contains("busy throughout"), "it was given");
     for policy in
         ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"]
     {
