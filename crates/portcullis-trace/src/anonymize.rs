@@ -79,9 +79,7 @@ pub fn anonymize<'a>(
         moved: stretches.moved(),
         first_ns: first_ns.unwrap_or(0) / TICK_NS * TICK_NS,
         devices: FxHashMap::default(),
-        events: 0,
         lost: 0,
-        latest: (0, 0),
     };
     writeln!(out, "# tracer: nop\n#\n# Written by portcullis anonymize")?;
     if let Some(promised) = promised {
@@ -91,7 +89,7 @@ pub fn anonymize<'a>(
     let mut written = Ok(());
     while reader.read_event(|event, summary| {
         if written.is_ok() {
-            written = writer.catch_up(summary.events - 1, summary.lost_events, out);
+            written = writer.catch_up(summary.lost_events, out);
         }
         if written.is_ok() {
             written = writer.event(event, out);
@@ -100,7 +98,7 @@ pub fn anonymize<'a>(
         std::mem::replace(&mut written, Ok(()))?;
     }
     let summary = reader.summary();
-    writer.catch_up(summary.events, summary.lost_events, out)?;
+    writer.catch_up(summary.lost_events, out)?;
     out.flush()?;
     Ok(Anonymized {
         events: summary.events,
@@ -143,7 +141,7 @@ fn addresses(kind: &EventKind<'_>, mut see: impl FnMut(u64, u64)) -> bool {
             within(*phys, *size, phys_most);
         }
         EventKind::IommuUnmap { iova, size, .. } => within(*iova, *size, any),
-        EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other => {}
+        EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other | EventKind::Unreadable => {}
     }
     all
 }
@@ -218,35 +216,22 @@ struct Writer {
     moved: BTreeMap<u64, u64>,
     first_ns: u64,
     devices: FxHashMap<Box<[u8]>, usize>,
-    events: u64,
     lost: u64,
-    /// The latest event's time and CPU.
-    latest: (u64, u32),
 }
 
 impl Writer {
-    /// Writes what was read since without having been shown: events with fields that make no sense, and losses.
-    fn catch_up(&mut self, events: u64, lost: u64, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes that events were lost, of which there are `lost` by now.
+    fn catch_up(&mut self, lost: u64, out: &mut dyn Write) -> io::Result<()> {
         if lost > self.lost {
             writeln!(out, "[LOST {} EVENTS]", lost - self.lost)?;
             self.lost = lost;
         }
-        while self.events < events {
-            self.prefix(out)?;
-            writeln!(out, "other:")?;
-        }
         Ok(())
     }
 
-    fn prefix(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.events += 1;
-        let (ns, cpu) = self.latest;
-        write!(out, "t-0 [{cpu:03}] {}.{:09}: ", ns / 1_000_000_000, ns % 1_000_000_000)
-    }
-
     fn event(&mut self, event: &Event<'_>, out: &mut dyn Write) -> io::Result<()> {
-        self.latest = (event.time_ns - self.first_ns, event.cpu);
-        self.prefix(out)?;
+        let (cpu, ns) = (event.cpu, event.time_ns - self.first_ns);
+        write!(out, "t-0 [{cpu:03}] {}.{:09}: ", ns / 1_000_000_000, ns % 1_000_000_000)?;
         if !addresses(&event.kind, |_, _| ()) {
             return writeln!(out, "other:");
         }
@@ -306,7 +291,7 @@ impl Writer {
             }
             // A reader counts it among those of the IOMMU that map nothing.
             EventKind::NotMapping => writeln!(out, "dma_other_err:"),
-            EventKind::Other => writeln!(out, "other:"),
+            EventKind::Other | EventKind::Unreadable => writeln!(out, "other:"),
         }
     }
 

@@ -157,4 +157,6 @@ pub enum EventKind<'a> {
     NotMapping,
     /// Any other event.
     Other,
+    /// An event that should be known, but whose fields make no sense: it counts as skipped, and its time as any other's.
+    Unreadable,
 }

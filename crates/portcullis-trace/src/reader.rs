@@ -11,7 +11,7 @@ use memchr::memchr;
 use crate::error::{TraceError, excerpt};
 use crate::event::Event;
 use crate::input::Input;
-use crate::parse::{Line, Lists, event_name, parse_line};
+use crate::parse::{Line, Lists, ParseError, event_name, parse_line, unreadable};
 use crate::summary::Summary;
 
 /// The longest line that is read, in bytes; the kernel's own are below 12 KiB.
@@ -144,7 +144,8 @@ impl<'a> EventReader<'a> {
         &mut self.summary
     }
 
-    /// Reads on to the next event and shows it to `visit`, with the summary to count it in; `false` at the end.
+    /// Reads on to the next event and shows it to `visit`, with the summary to count it in; `false` at the end. One that
+    /// cannot be read is shown, too, and counted as skipped already.
     ///
     /// An event borrows from the reader's buffer, hence the closure.
     ///
@@ -176,51 +177,54 @@ impl<'a> EventReader<'a> {
                 }
             };
             self.summary.text_bytes += text.len() as u64 + 1;
-            match parse_line(number, text, &mut self.lists) {
-                Ok(Line::Nothing) => {}
-                Ok(Line::Promise(entries)) => self.summary.promised_entries = Some(entries),
+            let parsed = parse_line(number, text, &mut self.lists);
+            let (event, error) = match parsed {
+                Ok(Line::Nothing) => continue,
+                Ok(Line::Promise(entries)) => {
+                    self.summary.promised_entries = Some(entries);
+                    continue;
+                }
                 Ok(Line::Lost(count)) => {
                     self.summary.lost_events = self.summary.lost_events.saturating_add(count.max(1));
+                    continue;
                 }
                 Ok(Line::Ticks(time)) => {
                     let (name, found) = (self.summary.name.clone(), excerpt(time));
                     return Err(TraceError::Clock { name, line: number, found });
                 }
-                Ok(Line::Event(event)) => {
-                    let (latest_ns, before) = self.latest;
-                    let back_ns = latest_ns.saturating_sub(event.time_ns);
-                    if back_ns > MOST_DISORDER_NS && event.cpu != before {
-                        let (name, cpu, back_ms) =
-                            (self.summary.name.clone(), event.cpu, back_ns / 1_000_000);
-                        return Err(TraceError::Disorder { name, line: number, cpu, before, back_ms });
-                    }
-                    self.latest = self.latest.max((event.time_ns, event.cpu));
-                    self.summary.events += 1;
-                    self.summary.seen_at(event.time_ns);
-                    let (skipped, other) = (self.summary.skipped, self.summary.other_events);
-                    visit(&event, &mut self.summary);
-                    if self.summary.skipped > skipped {
-                        self.summary.name_skipped(event_name(text));
-                    } else if self.summary.other_events > other {
-                        self.summary.name_other(event_name(text));
-                    }
-                    self.check()?;
-                    return Ok(true);
-                }
-                Err(error) => {
-                    let warning = || (error.expected.to_owned(), format!("\"{}\"", excerpt(error.found)));
-                    if error.is_event {
-                        self.summary.events += 1;
-                        self.summary.skip(number, warning);
-                        self.summary.name_skipped(event_name(text));
-                    } else {
+                Ok(Line::Event(event)) => (event, None),
+                Err(error) => match unreadable(number, text).filter(|_| error.is_event) {
+                    Some(event) => (event, Some(error)),
+                    None => {
                         self.stray.get_or_insert_with(|| (number, excerpt(error.found)));
                         self.summary.unrecognised_lines += 1;
-                        self.summary.warn(number, warning);
+                        self.summary.warn(number, || warning(error));
+                        self.check()?;
+                        continue;
                     }
-                    self.check()?;
-                }
+                },
+            };
+            let (latest_ns, before) = self.latest;
+            let back_ns = latest_ns.saturating_sub(event.time_ns);
+            if back_ns > MOST_DISORDER_NS && event.cpu != before {
+                let (name, cpu, back_ms) = (self.summary.name.clone(), event.cpu, back_ns / 1_000_000);
+                return Err(TraceError::Disorder { name, line: number, cpu, before, back_ms });
             }
+            self.latest = self.latest.max((event.time_ns, event.cpu));
+            self.summary.events += 1;
+            self.summary.seen_at(event.time_ns);
+            let (skipped, other) = (self.summary.skipped, self.summary.other_events);
+            if let Some(error) = error {
+                self.summary.skip(number, || warning(error));
+            }
+            visit(&event, &mut self.summary);
+            if self.summary.skipped > skipped {
+                self.summary.name_skipped(event_name(text));
+            } else if self.summary.other_events > other {
+                self.summary.name_other(event_name(text));
+            }
+            self.check()?;
+            return Ok(true);
         }
     }
 
@@ -239,4 +243,9 @@ impl<'a> EventReader<'a> {
             None => TraceError::Empty { name, lines: self.summary.lines },
         })
     }
+}
+
+/// What was expected, and what stood there instead.
+fn warning(error: ParseError<'_>) -> (String, String) {
+    (error.expected.to_owned(), format!("\"{}\"", excerpt(error.found)))
 }

@@ -54,7 +54,8 @@ pub struct Summary {
     pub text_bytes: u64,
     /// Trace events of any kind.
     pub events: u64,
-    /// The earliest and the latest time of events that were read, in nanoseconds; `None` before the first.
+    /// The earliest and the latest time of events that were read, whatever became of them, in nanoseconds; `None` before
+    /// the first.
     pub times_ns: Option<(u64, u64)>,
     /// Lines that are neither events nor comments (each gave a warning); not among the events.
     pub unrecognised_lines: u64,
@@ -101,10 +102,6 @@ pub struct Summary {
     pub cpus: u64,
     /// Bytes in all mappings made.
     pub bytes_mapped: u64,
-    /// The first event's time.
-    pub first_ns: Option<u64>,
-    /// The last event's time.
-    pub last_ns: Option<u64>,
     /// Entries in the kernel's buffer, as the header has it.
     pub promised_entries: Option<u64>,
     /// Whether the reading stopped before the end of the file, as [`ReadOptions::limit`](crate::ReadOptions::limit)
@@ -130,7 +127,7 @@ pub struct Summary {
 impl Summary {
     /// From the earliest event to the latest, in seconds.
     pub fn seconds(&self) -> f64 {
-        self.times_ns.map_or(0.0, |(first, last)| last.saturating_sub(first) as f64 / 1e9)
+        self.duration_ns() as f64 / 1e9
     }
 
     /// Counts the time of an event as the recording's.
@@ -190,9 +187,9 @@ impl Summary {
             .filter(|&missing| missing > 0)
     }
 
-    /// From the first event to the last.
+    /// From the earliest event to the latest.
     pub fn duration_ns(&self) -> u64 {
-        self.last_ns.zip(self.first_ns).map_or(0, |(last, first)| last.saturating_sub(first))
+        self.times_ns.map_or(0, |(first, last)| last.saturating_sub(first))
     }
 
     /// Counts a warning; its text is made only while there is room to keep it.

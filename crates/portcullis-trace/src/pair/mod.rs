@@ -108,6 +108,8 @@ impl Pairer {
             }
             EventKind::NotMapping => summary.not_mapping_events += 1,
             EventKind::Other => summary.other_events += 1,
+            // The reader has counted it.
+            EventKind::Unreadable => {}
             kind => {
                 self.dma_seen = true;
                 self.dma(kind, summary, out);
@@ -182,8 +184,6 @@ impl Pairer {
             cpu.last_ns = cpu.last_ns.max(Some(event.time_ns));
         }
         self.time_ns = self.time_ns.max(event.time_ns);
-        summary.first_ns.get_or_insert(event.time_ns);
-        summary.last_ns = Some(self.time_ns);
     }
 
     fn iommu_map(&mut self, iova: u64, phys: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
@@ -269,7 +269,7 @@ impl Pairer {
                 self.sync(device, parts, *target, summary, out);
             }
             EventKind::IommuMap { .. } | EventKind::IommuUnmap { .. } => {}
-            EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other => {}
+            EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other | EventKind::Unreadable => {}
         }
     }
 }

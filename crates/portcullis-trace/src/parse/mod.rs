@@ -90,6 +90,12 @@ pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Resu
     Ok(Line::Event(Event { line: number, cpu: prefix.cpu, time_ns, kind }))
 }
 
+/// The event on line `number`, `line`, that could not be read, as far as it is known.
+pub(crate) fn unreadable(number: u64, line: &[u8]) -> Option<Event<'static>> {
+    let prefix = prefix(line.trim_ascii())?;
+    Some(Event { line: number, cpu: prefix.cpu, time_ns: prefix.time_ns?, kind: EventKind::Unreadable })
+}
+
 /// The name of the event on `line`; empty where it is none.
 pub(crate) fn event_name(line: &[u8]) -> &[u8] {
     prefix(line.trim_ascii()).map_or(&[], |prefix| name_of(prefix.event).0)

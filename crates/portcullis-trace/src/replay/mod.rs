@@ -242,7 +242,7 @@ fn replay_telling(
         progress(trace);
         more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     }
-    let end_ns = trace.summary().last_ns.unwrap_or(0);
+    let end_ns = trace.summary().times_ns.map_or(0, |(_, last)| last);
     let mut policies: Vec<PolicyReport> =
         engines.into_iter().map(|engine| engine.finish(options.work_ns, end_ns)).collect();
     let passthrough = policies.iter().find(|report| report.policy == Mode::PASSTHROUGH.name());

@@ -452,6 +452,23 @@ fn a_trace_ends_with_its_last_event_for_all_devices_and_batches() {
     close(policy(&all, "strict-ring").exposure.neighbour_byte_s, 3996.0 * (0.010_001 * 2.0 + 0.003));
 }
 
+/// An event that cannot be read has a time like any other: what a device reaches it reaches until then.
+#[test]
+fn a_trace_ends_with_its_last_event_also_where_that_cannot_be_read() {
+    let text = map(0, 1_000, 0x7000, 0x8000, 100) + &unmap(0, 2_000, 0x7000, 100);
+    for last in [
+        "dma_map_page: nvme dir=NONE dma_addr=f000 size=64 phys_addr=9000 attrs=",
+        "dma_map_page: nvme dir=TO_DEVICE dma_addr=x size=64 phys_addr=9000 attrs=",
+        "map: IOMMU: iova=0x1 size=4096",
+    ] {
+        let text = text.clone() + &line(1, 502_000, last);
+        let report = run("end", text.as_bytes(), &options("none"));
+        let stale = policy(&report, "passthrough").exposure.stale_byte_s;
+        assert!((stale - 100.0 * 0.5).abs() < 1e-9, "{stale} after {last}");
+        assert_eq!((report.trace.events, report.trace.cpus), (3, 2));
+    }
+}
+
 #[test]
 fn a_list_whose_parts_overlap_is_no_violation() {
     for dir in ["TO_DEVICE", "FROM_DEVICE", "BIDIRECTIONAL"] {
