@@ -23,6 +23,7 @@ use crate::error::TraceError;
 use crate::event::{Direction, Event, EventKind, Region, SyncFor};
 use crate::input::Input;
 use crate::reader::EventReader;
+use crate::stretches::Stretches;
 
 /// A block is 2^this bytes: the largest page of any format that is no leaf of a higher table.
 const BLOCK_BITS: u32 = 16;
@@ -67,16 +68,17 @@ pub fn anonymize<'a>(
     mut open: impl FnMut() -> Result<Input<'a>, TraceError>,
     out: &mut dyn Write,
 ) -> Result<Anonymized, AnonymizeError> {
+    // Of blocks of addresses that were seen.
     let mut stretches = Stretches::default();
     let mut first_ns = None;
     let mut reader = EventReader::new(open()?, false);
     while reader.read_event(|event, _| {
         first_ns = Some(first_ns.unwrap_or(event.time_ns).min(event.time_ns));
-        addresses(&event.kind, |first, last| stretches.add(first, last));
+        addresses(&event.kind, |first, last| stretches.add(first >> BLOCK_BITS, last >> BLOCK_BITS));
     })? {}
     let promised = reader.summary().promised_entries;
     let mut writer = Writer {
-        moved: stretches.moved(),
+        moved: moved(&stretches),
         first_ns: first_ns.unwrap_or(0) / TICK_NS * TICK_NS,
         devices: FxHashMap::default(),
         lost: 0,
@@ -166,48 +168,25 @@ fn entries(phys_addrs: &[u64], sizes: &[u64], within: &mut impl FnMut(u64, u64, 
     }
 }
 
-/// Blocks of addresses that were seen, without gaps: the first of each stretch and the last.
-#[derive(Debug, Default)]
-struct Stretches(BTreeMap<u64, u64>);
-
-impl Stretches {
-    /// Adds the addresses from `first` to `last`.
-    fn add(&mut self, first: u64, last: u64) {
-        let (mut first, mut last) = (first >> BLOCK_BITS, last >> BLOCK_BITS);
-        // All that touch it become one with it.
-        while let Some((&start, &end)) = self.0.range(..=last + 1).next_back() {
-            if end + 1 < first {
-                break;
-            }
-            if start <= first && last <= end {
-                return;
-            }
-            self.0.remove(&start);
-            (first, last) = (first.min(start), last.max(end));
+/// Where each stretch of blocks goes, by its first: nowhere higher than it was, so nothing comes to lie beyond an end.
+fn moved(stretches: &Stretches) -> BTreeMap<u64, u64> {
+    const PHYS_BLOCKS: u64 = MAX_PHYS >> BLOCK_BITS;
+    let mut free = 0;
+    let place = |(first, last): (u64, u64)| {
+        if first >= PHYS_BLOCKS {
+            // Only devices' addresses lie there, and no physical one may come to.
+            free = free.max(PHYS_BLOCKS);
         }
-        self.0.insert(first, last);
-    }
-
-    /// Where each stretch goes: nowhere higher than it was, so nothing comes to lie beyond an end.
-    fn moved(&self) -> BTreeMap<u64, u64> {
-        const PHYS_BLOCKS: u64 = MAX_PHYS >> BLOCK_BITS;
-        let mut free = 0;
-        let place = |(&first, &last): (&u64, &u64)| {
-            if first >= PHYS_BLOCKS {
-                // Only devices' addresses lie there, and no physical one may come to.
-                free = free.max(PHYS_BLOCKS);
-            }
-            let to = if first < PHYS_BLOCKS && last >= PHYS_BLOCKS {
-                first
-            } else {
-                let align = 1 << (last - first + 1).ilog2().min(LARGEST_BITS);
-                free + (first.wrapping_sub(free)) % align
-            };
-            free = to + (last - first) + 2;
-            (first, to)
+        let to = if first < PHYS_BLOCKS && last >= PHYS_BLOCKS {
+            first
+        } else {
+            let align = 1 << (last - first + 1).ilog2().min(LARGEST_BITS);
+            free + (first.wrapping_sub(free)) % align
         };
-        self.0.iter().map(place).collect()
-    }
+        free = to + (last - first) + 2;
+        (first, to)
+    };
+    stretches.iter().map(place).collect()
 }
 
 /// Writes events, each as what a replay needs of it.

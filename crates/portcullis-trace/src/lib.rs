@@ -22,6 +22,7 @@ pub mod pair;
 pub mod parse;
 pub mod reader;
 pub mod replay;
+mod stretches;
 pub mod summary;
 mod trace;
 

@@ -14,6 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use smallvec::SmallVec;
 
 use super::op::{DeviceId, MapId};
+use crate::stretches::Stretches;
 
 /// Entries of a list that the kernel prints at most; only these can be compared.
 const PRINTED: usize = 128;
@@ -82,9 +83,10 @@ pub(super) struct Live {
     free: Vec<MapId>,
     by_address: BTreeMap<Address, Ids>,
     by_list: FxHashMap<ListKey, Ids>,
-    /// Addresses that have been unmapped at least once, with the most bytes that an unmap ended there, and lists.
-    gone: BTreeMap<Address, u64>,
+    /// Addresses and lists that have been unmapped at least once, and all that lay in what was.
+    gone: FxHashSet<Address>,
     gone_lists: FxHashSet<ListKey>,
+    gone_spans: FxHashMap<DeviceId, Stretches>,
 }
 
 impl Live {
@@ -168,13 +170,11 @@ impl Live {
 
     /// Whether the address was unmapped before; from now on it was.
     pub(super) fn note_gone(&mut self, key: Address, len: u64) -> bool {
-        let mut again = true;
-        let most = self.gone.entry(key).or_insert_with(|| {
-            again = false;
-            len
-        });
-        *most = len.max(*most);
-        again
+        let (device, _, addr) = key;
+        if let Some(more) = len.checked_sub(1) {
+            self.gone_spans.entry(device).or_default().add(addr, addr.saturating_add(more));
+        }
+        !self.gone.insert(key)
     }
 
     /// Whether the list was unmapped before; from now on it was.
@@ -182,12 +182,9 @@ impl Live {
         !self.gone_lists.insert(key)
     }
 
-    /// Whether some mapping that held `addr` was unmapped before: of those that began there or below, the nearest.
+    /// Whether some mapping that held `addr` was unmapped before.
     pub(super) fn is_gone(&self, device: DeviceId, addr: u64) -> bool {
-        [Class::Single, Class::List, Class::Coherent].into_iter().any(|class| {
-            let nearest = self.gone.range((device, class, 0)..=(device, class, addr)).next_back();
-            nearest.is_some_and(|(&(_, _, start), &len)| addr - start < len)
-        })
+        self.gone_spans.get(&device).is_some_and(|spans| spans.holds(addr))
     }
 
     /// The mapping of `device` that holds the `len` bytes at `addr`.

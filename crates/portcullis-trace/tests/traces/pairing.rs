@@ -570,6 +570,26 @@ fn a_sync_after_the_unmap_is_told_from_one_of_a_mapping_made_before() {
     assert_eq!((summary.syncs_unpaired.already_unmapped, summary.syncs_unpaired.before_recording), (3, 2));
 }
 
+/// However many smaller mappings have ended in it since.
+#[test]
+fn a_late_sync_finds_the_large_mapping_that_ended_behind_small_ones() {
+    let sync = |addr: u64| format!("dma_sync_single_for_cpu: {NVME} dir=TO_DEVICE dma_addr={addr:x} size=8");
+    let pair = |addr: u64, size: u64| [map(addr, size, addr), unmap(addr, size)];
+    for smaller in [1, 100] {
+        let mut events = pair(0x10_0000, 0x10_0000).to_vec();
+        events.extend((0..smaller).flat_map(|n| pair(0x10_1000 + n * 0x1000, 512)));
+        events.extend([
+            sync(0x10_0000 + (smaller + 1) * 0x1000),
+            sync(0x1f_fff8),
+            sync(0x20_0000),
+            sync(0xf_fff8),
+        ]);
+        let (_, summary) = read(&lines(&events));
+        let syncs = &summary.syncs_unpaired;
+        assert_eq!((syncs.already_unmapped, syncs.before_recording), (2, 2), "behind {smaller}");
+    }
+}
+
 #[test]
 fn what_is_passed_over_is_named() {
     let bad = "dma_map_page: d dir=TO_DEVICE dma_addr=x size=1 phys_addr=1 attrs=".to_owned();
