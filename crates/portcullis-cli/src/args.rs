@@ -122,8 +122,8 @@ pub struct Replay {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<1, { u64::MAX }>)]
     pub limit: Option<u64>,
 
-    /// Replay N times, 100 at most, and show how far the runs lie apart [default: 3 where one takes less than 3 s,
-    /// else 1]
+    /// Replay N times, 100 at most, and show how far the runs lie apart [default: 3 where one takes less than 3 s and
+    /// the recording is no pipe, else 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<1, 100>)]
     pub repeat: Option<u64>,
 

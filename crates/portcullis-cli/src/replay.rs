@@ -1,6 +1,7 @@
 //! `portcullis replay`.
 
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use portcullis_trace::replay::{
     Mode, Options, Profile, ProfileError, ReplayError, Report, built_in_text, replay,
 };
-use portcullis_trace::{ReadOptions, Summary, Trace, TraceError};
+use portcullis_trace::{Input, ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay, WORK_NS};
 use crate::look::number_of;
@@ -116,14 +117,16 @@ fn read(summary: &Summary) -> String {
 /// A replay that takes less is repeated, unless it is said how often.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// Replays the trace as often as is asked for, or as its length allows. Standard input can be read once only.
+/// Replays the trace as often as is asked for, or as its length allows. A pipe is read once: where more runs are asked for, it
+/// is kept in memory.
 fn replay_some(arguments: &Replay, options: &Options) -> Result<(Runs, Summary), CommandError> {
     let (mut reports, mut summary) = (Vec::new(), Summary::default());
     let mut most = arguments.repeat.map_or(1, |repeat| repeat as usize);
     let mut too_long = false;
+    let kept = if most > 1 { read_pipe(arguments)? } else { None };
     while reports.len() < most {
         let start = Instant::now();
-        let mut trace = open(arguments)?;
+        let mut trace = open(arguments, kept.as_ref())?;
         let bar = progress_bar(&trace);
         let report = replay(&mut trace, options, |trace| {
             bar.set_position(trace.bytes_read());
@@ -159,31 +162,44 @@ fn policies(names: &[PolicyName]) -> Vec<Mode> {
     modes
 }
 
-fn open(arguments: &Replay) -> Result<Trace<'static>, TraceError> {
+/// A pipe's name and all that comes out of it.
+type Kept = (PathBuf, Vec<u8>);
+
+fn open<'a>(arguments: &Replay, kept: Option<&'a Kept>) -> Result<Trace<'a>, TraceError> {
     let options = ReadOptions {
         strict: arguments.strict_parse,
         device: arguments.device.clone(),
         limit: arguments.limit,
     };
-    match &arguments.trace {
-        None if stdin_is_a_file() => Trace::stdin(options),
-        None => Trace::from_bytes(SHIPPED_NAME, SHIPPED, options),
-        Some(path) if path == Path::new("-") => Trace::stdin(options),
-        Some(path) => Trace::open(path, options),
+    match (kept, &arguments.trace) {
+        (Some((name, bytes)), _) => Trace::from_bytes(name.display().to_string(), bytes.as_slice(), options),
+        // Nothing may ever come out of a pipe that is there: `-` asks for it.
+        (None, None) => match Input::stdin_file()? {
+            Some(input) => Ok(Trace::new(input, options)),
+            None => Trace::from_bytes(SHIPPED_NAME, SHIPPED, options),
+        },
+        (None, Some(path)) if path == Path::new("-") => Trace::stdin(options),
+        (None, Some(path)) => Trace::open(path, options),
     }
 }
 
-/// Whether standard input is a file: then that is the trace, as in `portcullis replay < file`. (A pipe may be there without
-/// anything ever coming out of it.)
-fn stdin_is_a_file() -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::fd::AsFd;
-        let file = std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
-        file.and_then(|file| file.metadata()).is_ok_and(|about| about.is_file())
+/// Reads the recording that is asked for to its end, where that is possible once only.
+fn read_pipe(arguments: &Replay) -> Result<Option<Kept>, TraceError> {
+    let (name, bytes) = match &arguments.trace {
+        Some(path) if path == Path::new("-") && Input::stdin_file()?.is_none() => {
+            let mut bytes = Vec::new();
+            let read = std::io::stdin().lock().read_to_end(&mut bytes);
+            (PathBuf::from("standard input"), read.map(|_| bytes))
+        }
+        Some(path) if path.metadata().is_ok_and(|about| !about.is_file() && !about.is_dir()) => {
+            (path.clone(), std::fs::read(path))
+        }
+        _ => return Ok(None),
+    };
+    match bytes {
+        Ok(bytes) => Ok(Some((name, bytes))),
+        Err(source) => Err(TraceError::Io { path: name, source }),
     }
-    #[cfg(not(unix))]
-    false
 }
 
 /// A bar for traces that take a while, on a terminal only.

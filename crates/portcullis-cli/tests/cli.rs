@@ -7,7 +7,7 @@ mod report;
 #[path = "cli/shape.rs"]
 mod shape;
 
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -254,17 +254,23 @@ fn one_device_can_be_chosen() {
 
 #[test]
 fn standard_input_is_a_trace_too() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_portcullis"))
-        .args(["replay", "-", "--json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(GOOD.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((json["trace"]["maps"].as_u64(), json["trace"]["unmaps"].as_u64()), (Some(1), Some(1)));
+    // A pipe is over once it is read, and kept for as many runs as are asked for.
+    let names: &[&str] = if cfg!(target_os = "linux") { &["-", "/dev/stdin"] } else { &["-"] };
+    for (name, repeat, runs) in names.iter().flat_map(|name| [(name, None, 1), (name, Some("4"), 4)]) {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_portcullis"))
+            .args(["replay", name, "--json"])
+            .args(repeat.iter().flat_map(|repeat| ["--repeat", repeat]))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(GOOD.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&json["trace"]["maps"], &json["trace"]["unmaps"]), (&1.into(), &1.into()));
+        assert_eq!(json["options"]["repeat"], runs, "{name}");
+    }
 }
 
 #[test]
@@ -612,14 +618,19 @@ fn figures_come_as_csv() {
 
 #[test]
 fn a_file_on_standard_input_is_the_trace() {
-    let path = file("redirected.trace", GOOD.as_bytes());
-    let output = Command::new(env!("CARGO_BIN_EXE_portcullis"))
-        .args(["replay", "--json"])
-        .stdin(std::fs::File::open(path).unwrap())
-        .output()
-        .unwrap();
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&json["trace"]["maps"], &json["options"]["repeat"]), (&1.into(), &1.into()));
+    let before = "read by somebody else\n";
+    let path = file("redirected.trace", format!("{before}{GOOD}").as_bytes());
+    for (arguments, runs) in
+        [(&["--repeat", "1"][..], 1), (&["--repeat", "5"], 5), (&["-", "--repeat", "2"], 2)]
+    {
+        let mut input = std::fs::File::open(&path).unwrap();
+        input.seek(SeekFrom::Start(before.len() as u64)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+        let output = command.args(["replay", "--json"]).args(arguments).stdin(input).output().unwrap();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&json["trace"]["maps"], &json["options"]["repeat"]), (&1.into(), &runs.into()));
+        assert!(!stderr(&output).contains("somebody"), "every run begins where the file stands: {output:?}");
+    }
 }
 
 #[test]

@@ -19,6 +19,9 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::error::TraceError;
 
+/// What messages call standard input.
+const STDIN: &str = "standard input";
+
 /// Read at once from the file.
 const BUFFER: usize = 128 << 10;
 
@@ -141,12 +144,54 @@ impl Input<'static> {
         Self::new(path.display().to_string(), total, file)
     }
 
-    /// Reads standard input.
+    /// Reads standard input, which is over once it is read, unless it is a [file](Self::stdin_file).
     ///
     /// # Errors
     /// [`TraceError::Io`] where its first bytes cannot be read, [`TraceError::Binary`] where they are no trace's.
     pub fn stdin() -> Result<Self, TraceError> {
-        Self::new("standard input".into(), None, io::stdin())
+        match Self::stdin_file()? {
+            Some(file) => Ok(file),
+            None => Self::new(STDIN.into(), None, io::stdin()),
+        }
+    }
+
+    /// Reads standard input where that is a file, from where it stands: its position stays, so each call begins there. `None`
+    /// where it is anything else, which is left alone, and on systems other than Unix.
+    ///
+    /// # Errors
+    /// As [`stdin`](Self::stdin).
+    pub fn stdin_file() -> Result<Option<Self>, TraceError> {
+        #[cfg(unix)]
+        {
+            use std::io::Seek;
+            use std::os::fd::AsFd;
+            let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+            let Some(mut file) = file.ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))
+            else {
+                return Ok(None);
+            };
+            let sizes = file.stream_position().and_then(|at| Ok((at, file.metadata()?.len())));
+            let (at, len) = sizes.map_err(|source| TraceError::Io { path: PathBuf::from(STDIN), source })?;
+            Self::new(STDIN.into(), Some(len.saturating_sub(at)), Placed { file, at }).map(Some)
+        }
+        #[cfg(not(unix))]
+        Ok(None)
+    }
+}
+
+/// A file that is read from a place of its own, whatever the position that it shares with others.
+#[cfg(unix)]
+struct Placed {
+    file: File,
+    at: u64,
+}
+
+#[cfg(unix)]
+impl Read for Placed {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = std::os::unix::fs::FileExt::read_at(&self.file, buf, self.at)?;
+        self.at = self.at.saturating_add(n as u64);
+        Ok(n)
     }
 }
 
