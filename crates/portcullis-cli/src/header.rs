@@ -45,6 +45,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         (unmaps.after_loss + syncs.after_loss, "unmap or sync", "whose map may be among lost events".into()),
         (summary.lost_events, "event", "lost while recording".into()),
         (summary.cut().unwrap_or(0), "event", "that the header promises, missing in the file".into()),
+        (summary.moved_events, "event", "put back in the order of time, by 1 ms at most".into()),
         (summary.truncated_lists, "scatter-gather list", "cut by the kernel, at 128 entries".into()),
         (summary.guessed_lengths, "list", "with entries whose lengths had to be guessed".into()),
         (summary.iommu_unclaimed, "IOMMU event", "of an unknown device".into()),

@@ -531,7 +531,12 @@ fn times_that_are_none_and_events_out_of_order_are_errors() {
     let message = fails("ticks.trace", GOOD.replace("1.00000", "100000").as_bytes(), &[]);
     assert!(message.contains("trace_clock"), "{message}");
     let message = fails("disorder.trace", GOOD.replace("1.000001", "1.500001").as_bytes(), &[]);
-    assert!(message.contains("line 2") && message.contains("499 ms older"), "{message}");
+    assert!(message.contains("line 2") && message.contains("499.999 ms older"), "{message}");
+    // What can be put in order is.
+    let path = file("swapped.trace", GOOD.lines().rev().collect::<Vec<_>>().join("\n").as_bytes());
+    let text = stdout(&portcullis(&["replay", path.to_str().unwrap(), "--repeat", "1"]));
+    assert!(flat(&text).contains("2 events, 1 map, 1 unmap"), "{text}");
+    assert!(text.contains("note: 1 event put back in the order of time, by 1 ms at most"), "{text}");
 }
 
 /// Runs `replay` with these variables, of those that say how text looks, and no others.

@@ -111,11 +111,12 @@ pub enum TraceError {
         /// What stands where the time should be.
         found: String,
     },
-    /// The events of several CPUs do not stand in the order of time.
+    /// The events of several CPUs do not stand in the order of time, and are too far from it to be put there.
     #[error(
-        "{name}: line {line}: an event of CPU {cpu} is {back_ms} ms older than one of CPU {before} that stands above \
-         it: this reads events in the order of time, as /sys/kernel/tracing/trace has them; the files of \
-         per_cpu, one behind the other, do not"
+        "{name}: line {line}: an event of CPU {cpu} is {:.3} ms older than one of CPU {before} that stands above it: \
+         events must stand in the order of time, as /sys/kernel/tracing/trace has them, but for 1 ms (and 16 MiB of \
+         lines); in the files of per_cpu, one behind the other, they do not",
+        *back_ns as f64 / 1e6
     )]
     Disorder {
         /// The file.
@@ -126,8 +127,8 @@ pub enum TraceError {
         cpu: u32,
         /// The CPU of the event with the latest time so far.
         before: u32,
-        /// How much earlier it is, in milliseconds.
-        back_ms: u64,
+        /// How much earlier it is, in nanoseconds.
+        back_ns: u64,
     },
     /// A warning, where the options ask that none be passed over.
     #[error("{name}: {warning}")]

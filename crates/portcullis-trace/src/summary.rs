@@ -57,6 +57,8 @@ pub struct Summary {
     /// The earliest and the latest time of events that were read, whatever became of them, in nanoseconds; `None` before
     /// the first.
     pub times_ns: Option<(u64, u64)>,
+    /// Events that stood below a later one of another CPU, by at most 1 ms, and were put in the order of time.
+    pub moved_events: u64,
     /// Lines that are neither events nor comments (each gave a warning); not among the events.
     pub unrecognised_lines: u64,
 

@@ -163,7 +163,7 @@ impl Pairer {
         self.cpus.get_mut(out.cpu as usize).map(|cpu| &mut cpu.waiting)
     }
 
-    /// Keeps time: per CPU it must not run back; across CPUs lines may be a little out of order.
+    /// Keeps time: per CPU it must not run back. Across CPUs it does not, as the reader sees to.
     fn clock(&mut self, event: &Event<'_>, summary: &mut Summary) {
         let at = event.cpu as usize;
         if at >= self.cpus.len() {

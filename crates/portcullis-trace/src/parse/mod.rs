@@ -62,10 +62,42 @@ pub const MAX_CPU: u32 = 8191;
 /// [`ParseError`] where it is no trace line, or a known event with fields that make no sense.
 pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Result<Line<'a>, ParseError<'a>> {
     let text = line.trim_ascii();
+    match head(text) {
+        Some(head) => parse_event(number, head, text, lists).map(Line::Event),
+        None => parse_other(text),
+    }
+}
+
+/// What stands before an event's own text, and where that begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    pub(crate) cpu: u32,
+    pub(crate) time_ns: u64,
+    event: usize,
+}
+
+/// The head of the event on `text`, a line without blanks at its ends; `None` where it is none, or its time is a count.
+pub(crate) fn head(text: &[u8]) -> Option<Head> {
+    let prefix = prefix(text).filter(|_| !text.starts_with(b"#"))?;
+    Some(Head { cpu: prefix.cpu, time_ns: prefix.time_ns?, event: text.len() - prefix.event.len() })
+}
+
+/// Reads the event on line `number`, `text`, whose head is known.
+pub(crate) fn parse_event<'a>(
+    number: u64,
+    head: Head,
+    text: &'a [u8],
+    lists: &'a mut Lists,
+) -> Result<Event<'a>, ParseError<'a>> {
+    let kind = kind(text.get(head.event..).unwrap_or(&[]), lists)?;
+    Ok(Event { line: number, cpu: head.cpu, time_ns: head.time_ns, kind })
+}
+
+/// Reads `text`, a line that has no head of an event.
+pub(crate) fn parse_other(text: &[u8]) -> Result<Line<'_>, ParseError<'_>> {
     match text {
         [] => return Ok(Line::Nothing),
         [b'#', ..] => return Ok(comment(text)),
-        // Before the search for a bracket, which this line has too.
         [b'C' | b'[', ..] => {
             if let Some(count) = lost(text) {
                 return Ok(Line::Lost(count));
@@ -76,24 +108,12 @@ pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Resu
     if is_heading(text) {
         return Ok(Line::Nothing);
     }
-    let Some(prefix) = prefix(text) else {
-        return Err(ParseError {
-            is_event: false,
-            expected: "\"TASK-PID [CPU] TIME: EVENT: ...\"",
-            found: text,
-        });
-    };
-    let Some(time_ns) = prefix.time_ns else {
-        return Ok(Line::Ticks(prefix.time));
-    };
-    let kind = kind(prefix.event, lists)?;
-    Ok(Line::Event(Event { line: number, cpu: prefix.cpu, time_ns, kind }))
-}
-
-/// The event on line `number`, `line`, that could not be read, as far as it is known.
-pub(crate) fn unreadable(number: u64, line: &[u8]) -> Option<Event<'static>> {
-    let prefix = prefix(line.trim_ascii())?;
-    Some(Event { line: number, cpu: prefix.cpu, time_ns: prefix.time_ns?, kind: EventKind::Unreadable })
+    match prefix(text) {
+        Some(prefix) => Ok(Line::Ticks(prefix.time)),
+        None => {
+            Err(ParseError { is_event: false, expected: "\"TASK-PID [CPU] TIME: EVENT: ...\"", found: text })
+        }
+    }
 }
 
 /// The name of the event on `line`; empty where it is none.

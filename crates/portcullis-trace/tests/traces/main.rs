@@ -8,6 +8,7 @@ mod archives;
 mod checker;
 mod hostile;
 mod lines;
+mod order;
 mod painted;
 mod pairing;
 mod replay;

@@ -417,17 +417,6 @@ fn maps_that_cannot_be() {
 }
 
 #[test]
-fn times_never_decrease() {
-    let (first, second, third) = (map(0x1000, 1, 0x1000), map(0x2000, 1, 0x2000), map(0x3000, 1, 0x3000));
-    let (ops, summary) = read(&trace(&[(0, 5, &first), (1, 3, &second), (1, 4, &third)]));
-    assert_eq!(summary.warnings, 0, "CPUs may interleave");
-    assert!(ops.iter().all(|(op, _)| op.time_ns == 38_000_005_000));
-    let (ops, summary) = read(&trace(&[(0, 5, &first), (0, 3, &second), (0, 2, &third)]));
-    assert_eq!(summary.warnings, 1, "once per CPU");
-    assert!(ops.iter().all(|(op, _)| op.time_ns == 38_000_005_000));
-}
-
-#[test]
 fn iommu_events_on_their_own_are_direct_mappings() {
     let (ops, summary) = read(&lines(&[
         iommu_map(0, 0x10_0000, 8192),
@@ -607,16 +596,6 @@ fn a_clock_that_counts_no_seconds_is_refused() {
         error.to_string().contains("48193310551234") && error.to_string().contains("trace_clock"),
         "{error}"
     );
-}
-
-#[test]
-fn events_that_are_not_merged_by_time_are_refused() {
-    let at = |cpu, micros| (cpu, micros, "sched_switch: x");
-    let merged = trace(&[at(0, 1), at(1, 2_000), at(0, 1_500), at(1, 2_001)]);
-    assert!(read_in(merged.as_bytes(), ReadOptions::default(), 10).is_ok(), "clocks differ a little");
-    let one_behind_the_other = trace(&[at(0, 1), at(0, 900_000), at(1, 2)]);
-    let error = read_in(one_behind_the_other.as_bytes(), ReadOptions::default(), 10).unwrap_err();
-    assert!(matches!(error, TraceError::Disorder { cpu: 1, before: 0, back_ms: 899, .. }), "{error}");
 }
 
 #[test]

@@ -1,0 +1,173 @@
+//! Lines in the order of time.
+//!
+//! A recording stands in that order, but for a little: where its events were copied while they came (`trace_pipe`), or where
+//! CPUs' clocks differ. So a line waits until no other can come before it: until an event is read that is 1 ms later. The
+//! events of one CPU, and those of one time, stay in the order of the file. A line that is no event stays behind the event
+//! above it.
+//!
+//! # Cost
+//! One copy of each line, and memory for a millisecond of them, [`MOST_BYTES`] at most: where these are not enough, lines go on
+//! early, and an event that should have come before them is an error.
+
+use std::collections::VecDeque;
+
+use super::lines::{Lines, Raw};
+use crate::error::TraceError;
+use crate::input::Input;
+use crate::parse::{Head, head};
+
+/// How much older than another CPU's an event may be that stands before it, in nanoseconds.
+const MOST_DISORDER_NS: u64 = 1_000_000;
+
+/// Lines take this much memory while they wait, with what they are known by; as much may be spare.
+const MOST_BYTES: usize = 16 << 20;
+
+/// A line of text.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// Its number, counted from 1.
+    pub(super) number: u64,
+    /// What stands on it, without blanks at its ends; nothing where it is too long.
+    pub(super) text: Vec<u8>,
+    /// What the event on it begins with, where there is one.
+    pub(super) head: Option<Head>,
+    /// How long it is in bytes.
+    pub(super) length: u64,
+    /// Whether it stood below a later event.
+    pub(super) moved: bool,
+    /// Its event's time, or, where its CPU was later before, that; of a line that is no event, the last one's above it.
+    time_ns: u64,
+}
+
+impl Line {
+    fn bytes(&self) -> usize {
+        self.text.capacity() + size_of::<Self>()
+    }
+}
+
+/// Puts lines in the order of time.
+#[derive(Debug)]
+pub(super) struct Ordered<'a> {
+    lines: Lines<'a>,
+    /// Lines read.
+    number: u64,
+    /// In the order of time.
+    waiting: VecDeque<Line>,
+    /// Bytes that these take.
+    bytes: usize,
+    /// The line that went on last.
+    current: Line,
+    /// Room for lines to come, and how much.
+    spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
+    /// The latest time of each CPU.
+    cpus: Vec<u64>,
+    /// The latest time, and whose it is.
+    latest: (u64, u32),
+    /// The time of the last event in the file's order.
+    time_ns: u64,
+    ended: bool,
+    /// Why it has ended before the text did.
+    error: Option<TraceError>,
+}
+
+impl<'a> Ordered<'a> {
+    pub(super) fn new(input: Input<'a>) -> Self {
+        Self {
+            lines: Lines::new(input),
+            number: 0,
+            waiting: VecDeque::new(),
+            bytes: 0,
+            current: Line::default(),
+            spare: Vec::new(),
+            spare_bytes: 0,
+            cpus: Vec::new(),
+            latest: (0, 0),
+            time_ns: 0,
+            ended: false,
+            error: None,
+        }
+    }
+
+    pub(super) fn input(&self) -> &Input<'a> {
+        &self.lines.input
+    }
+
+    /// The next line; `None` at the end. What could be read before an error comes before it.
+    pub(super) fn next(&mut self) -> Result<Option<&Line>, TraceError> {
+        while !self.is_due() {
+            if self.ended {
+                return self.error.take().map_or(Ok(None), Err);
+            }
+            if let Err(error) = self.read() {
+                (self.ended, self.error) = (true, Some(error));
+            }
+        }
+        let Some(line) = self.waiting.pop_front() else { return Ok(None) };
+        self.bytes -= line.bytes();
+        let gone = std::mem::replace(&mut self.current, line).text;
+        if self.spare_bytes + gone.capacity() <= MOST_BYTES {
+            self.spare_bytes += gone.capacity();
+            self.spare.push(gone);
+        }
+        Ok(Some(&self.current))
+    }
+
+    /// Whether no line can come before the first that waits, or there is no room for one.
+    fn is_due(&self) -> bool {
+        let oldest_ns = self.latest.0.saturating_sub(MOST_DISORDER_NS);
+        let due = |line: &Line| self.ended || line.time_ns <= oldest_ns || self.bytes >= MOST_BYTES;
+        self.waiting.front().is_some_and(due)
+    }
+
+    /// Reads a line and puts it in its place.
+    fn read(&mut self) -> Result<(), TraceError> {
+        let mut line = Line { number: self.number + 1, ..Line::default() };
+        match self.lines.next() {
+            Ok(Some(Raw::Text(at))) => {
+                let text = self.lines.text(at);
+                line.length = text.len() as u64;
+                line.text = self.spare.pop().unwrap_or_default();
+                self.spare_bytes -= line.text.capacity();
+                line.text.clear();
+                line.text.extend_from_slice(text.trim_ascii());
+                line.head = head(&line.text);
+            }
+            Ok(Some(Raw::TooLong(length))) => line.length = length,
+            Ok(None) => {
+                self.ended = true;
+                return Ok(());
+            }
+            Err(error) => return Err(self.lines.input.explain(error, line.number)),
+        }
+        self.number = line.number;
+        if let Some(Head { cpu, time_ns, .. }) = line.head {
+            let at = cpu as usize;
+            if at >= self.cpus.len() {
+                self.cpus.resize(at + 1, 0);
+            }
+            if let Some(own) = self.cpus.get_mut(at) {
+                *own = time_ns.max(*own);
+                self.time_ns = *own;
+            }
+            let (latest_ns, before) = self.latest;
+            let back_ns = latest_ns.saturating_sub(self.time_ns);
+            if back_ns > MOST_DISORDER_NS || self.time_ns < self.current.time_ns {
+                let name = self.lines.input.name().to_owned();
+                return Err(TraceError::Disorder { name, line: line.number, cpu, before, back_ns });
+            }
+            self.latest = self.latest.max((self.time_ns, cpu));
+        }
+        let late = self.time_ns < self.latest.0;
+        line.moved = late && line.head.is_some();
+        line.time_ns = self.time_ns.max(self.current.time_ns);
+        self.bytes += line.bytes();
+        if late {
+            let place = self.waiting.partition_point(|other| other.time_ns <= line.time_ns);
+            self.waiting.insert(place, line);
+        } else {
+            self.waiting.push_back(line);
+        }
+        Ok(())
+    }
+}
