@@ -69,7 +69,9 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         notes.push("nothing is mapped in this recording, so there is nothing to compare".into());
     } else if summary.maps == 0 {
         notes.push(
-            "the recording has events of the IOMMU alone: which driver mapped, and when, is not known".into(),
+            "the recording has events of the IOMMU alone: which driver mapped, in which direction, and which bytes of its pages, \
+             is not known"
+                .into(),
         );
     }
     notes

@@ -77,7 +77,8 @@ pub struct Summary {
     /// `iommu:` events that became operations without a `dma_*` event, of the one device that was attached to a domain,
     /// or else of [`DIRECT_DEVICE`](crate::DIRECT_DEVICE).
     pub iommu_direct: u64,
-    /// The mappings that these became: an unmap of a part cuts one in two.
+    /// The mappings that these became: one for each unmap that covers runs as a whole, and else one for each run; an unmap of
+    /// a part cuts it in two.
     pub direct_maps: u64,
     /// Those of them that ended.
     pub direct_unmaps: u64,

@@ -1,36 +1,39 @@
-//! `iommu:` events without a `dma_*` event: what VFIO maps for user space.
+//! `iommu:` events without a `dma_*` event: those of VFIO, and all where `dma:*` was not recorded.
 //!
-//! Such an `iommu:map` cannot be told from one whose `dma_*` event is still to come, so it becomes a mapping only
-//! when the first unmap touches it; the time of that unmap is then the time of both. Where the recording ends without
-//! any `dma_*` event, the rest become mappings then. An unmap may cover a part of a
-//! run or many runs: the run is cut at the unmap's ends.
+//! Such an `iommu:map` cannot be told from one whose `dma_*` event is still to come, and does not say which others the same call
+//! has made. An unmap ends what one call has made: so the runs that it covers become one mapping when it comes, with a piece for
+//! each. If it covers only a part of a run, each run that it touches is a mapping, and is cut at the unmap's ends. A run that has
+//! waited too long is a mapping of its own, and so is each that is left when a recording ends without any `dma_*` event.
+//!
+//! A mapping is made when its first run was. Once there are `dma_*` events, it is made when its unmap comes: see `held`.
 
 use std::collections::BTreeMap;
 
-use portcullis::addr::Direction;
-
 use super::MAX_PHYS;
+use super::held::{Held, Made, Pieces};
 use super::live::Live;
-use super::op::{DeviceId, MapId, OpKind, Origin, Out, Segment};
-use super::runs::Run;
+use super::op::{At, DeviceId, Out, Segment};
+use super::runs::{Run, Unmapped};
 use crate::summary::Summary;
 
 /// Runs that wait for an unmap at most.
 const WAITING: usize = 1 << 20;
 
-/// A live mapping.
+/// A live mapping of a run, or of what is left of it.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     last: u64,
     phys: u64,
-    id: MapId,
+    /// The run's event.
+    seq: u64,
 }
 
 /// The runs and mappings that belong to no `dma_*` event.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     runs: BTreeMap<u64, Run>,
-    live: BTreeMap<u64, Part>,
+    live: BTreeMap<u64, (Part, Made)>,
+    held: Held,
     /// Whose they are, for good; `None` before the first of them, and in it where they are not wanted.
     pub(super) device: Option<Option<DeviceId>>,
 }
@@ -40,56 +43,61 @@ impl Direct {
     pub(super) fn keep(&mut self, run: Run, summary: &mut Summary) {
         if self.runs.len() >= WAITING {
             summary.iommu_unclaimed += 1;
-        } else if self.runs.insert(run.iova, run).is_some() {
+            return;
+        }
+        self.held.open(run.at.seq, run.iova);
+        if let Some(old) = self.runs.insert(run.iova, run) {
             // Another domain's run at the same address: of the two the newer is the likelier to be unmapped yet.
+            self.held.close(old.at.seq);
             summary.iommu_unclaimed += 1;
         }
     }
 
-    /// Whether anything lies between `first` and `last` that an unmap could end.
-    pub(super) fn touches(&self, first: u64, last: u64) -> bool {
-        self.overlapping_run(first, last).is_some() || self.overlapping_part(first, last).is_some()
+    /// Whether there was anything before `unmap` that it could end.
+    pub(super) fn touches(&self, unmap: &Unmapped) -> bool {
+        self.overlapping_run(unmap).is_some() || self.parts(unmap).next().is_some()
     }
 
-    /// Plays the unmap from `first` to `last`, for the pseudo-device `device`, and counts all events it settles.
-    pub(super) fn unmap(
-        &mut self,
-        (first, last): (u64, u64),
-        device: DeviceId,
-        live: &mut Live,
-        summary: &mut Summary,
-        out: &mut Out<'_>,
-    ) {
-        while let Some(run) = self.overlapping_run(first, last) {
-            self.runs.remove(&run.iova);
-            if !self.can_map(run, summary) {
-                continue;
-            }
-            // What is before the unmap, what is in it, and what is behind it.
-            let low = first.max(run.iova);
-            let high = last.min(run.last());
-            if run.iova < low {
-                self.map((run.iova, low - 1), run.phys, device, live, summary, out);
-            }
-            self.map((low, high), run.phys + (low - run.iova), device, live, summary, out);
-            if high < run.last() {
-                let phys = run.phys + (high + 1 - run.iova);
-                self.map((high + 1, run.last()), phys, device, live, summary, out);
+    /// Plays `unmap`, and counts all events it settles.
+    pub(super) fn unmap(&mut self, unmap: &Unmapped, now: At, summary: &mut Summary) {
+        let (first, last) = (unmap.first, unmap.last);
+        let end = At { seq: now.seq, time_ns: now.time_ns, ..unmap.at };
+        let runs = self.take_runs(unmap, summary);
+        let mut found = !runs.is_empty();
+        let inside = |from: u64, to: u64| first <= from && to <= last;
+        let covered = runs.iter().all(|run| inside(run.iova, run.last()))
+            && self.parts(unmap).all(|(from, (part, _))| inside(from, part.last));
+        if let (true, Some(oldest)) = (covered, runs.iter().min_by_key(|run| run.at.seq)) {
+            let pieces = runs.iter().map(|run| Segment { phys: run.phys, len: run.size }).collect();
+            let made = self.make(oldest.at, now, pieces, summary);
+            self.end(made, end, summary);
+        } else {
+            for run in &runs {
+                // What is before the unmap, what is in it, and what is behind it.
+                let (low, high) = (first.max(run.iova), last.min(run.last()));
+                let part =
+                    |from: u64, last| Part { last, phys: run.phys + (from - run.iova), seq: run.at.seq };
+                if run.iova < low {
+                    self.map(run.iova, part(run.iova, low - 1), run.at, now, summary);
+                }
+                self.map(low, part(low, high), run.at, now, summary);
+                if high < run.last() {
+                    self.map(high + 1, part(high + 1, run.last()), run.at, now, summary);
+                }
             }
         }
-        let mut found = false;
-        while let Some((start, part)) = self.overlapping_part(first, last) {
+        loop {
+            let Some((start, (part, made))) = self.parts(unmap).next() else { break };
             found = true;
             self.live.remove(&start);
-            live.free_id(part.id);
-            summary.direct_unmaps += 1;
-            out.push(device, OpKind::Unmap { id: part.id });
+            self.end(made, end, summary);
+            // What is left of it is mapped anew.
             if start < first {
-                self.map((start, first - 1), part.phys, device, live, summary, out);
+                self.map(start, Part { last: first - 1, ..part }, end, now, summary);
             }
             if part.last > last {
                 let phys = part.phys + (last + 1 - start);
-                self.map((last + 1, part.last), phys, device, live, summary, out);
+                self.map(last + 1, Part { phys, ..part }, end, now, summary);
             }
         }
         if found {
@@ -99,29 +107,79 @@ impl Direct {
         }
     }
 
+    /// Takes the runs that `unmap` touches, those that can be mapped, in the order of their addresses.
+    fn take_runs(&mut self, unmap: &Unmapped, summary: &mut Summary) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        while let Some(run) = self.overlapping_run(unmap) {
+            self.take(run);
+            if runs.last().is_some_and(|above| above.iova <= run.last()) {
+                summary.iommu_unclaimed += 1;
+            } else if self.can_map(run, summary) {
+                runs.push(run);
+            }
+        }
+        runs.reverse();
+        runs
+    }
+
     /// Whether there are runs that no unmap has touched.
     pub(super) fn has_runs(&self) -> bool {
         !self.runs.is_empty()
     }
 
-    /// Maps, for good, what no unmap has touched.
-    pub(super) fn map_all(
-        &mut self,
-        device: DeviceId,
-        live: &mut Live,
-        summary: &mut Summary,
-        out: &mut Out<'_>,
-    ) {
-        for run in std::mem::take(&mut self.runs).into_values() {
-            if self.can_map(run, summary) {
-                self.map((run.iova, run.last()), run.phys, device, live, summary, out);
-            }
+    /// Lets go on what nothing can come before. Where too much is held back, the runs that hold it are mapped for good.
+    pub(super) fn make_room(&mut self, live: &mut Live, summary: &mut Summary, out: &mut Out<'_>) {
+        let Some(Some(device)) = self.device else { return };
+        self.held.release(device, live, out);
+        while self.held.is_full()
+            && let Some(run) = self.held.first_open().and_then(|iova| self.runs.get(&iova).copied())
+        {
+            self.settle(run, out.at, summary);
+            self.held.release(device, live, out);
         }
+    }
+
+    /// There are `dma_*` events: from now on nothing is held back.
+    pub(super) fn hold_no_more(&mut self, live: &mut Live, out: &mut Out<'_>) {
+        self.held.turn_off();
+        if let Some(Some(device)) = self.device {
+            self.held.release(device, live, out);
+        }
+    }
+
+    /// Maps, for good, what no unmap has touched.
+    pub(super) fn map_all(&mut self, summary: &mut Summary) {
+        while let Some((_, &run)) = self.runs.first_key_value() {
+            self.settle(run, run.at, summary);
+        }
+    }
+
+    /// Counts what no unmap has touched, and lets go on what was held back.
+    pub(super) fn finish(&mut self, live: &mut Live, summary: &mut Summary, out: &mut Out<'_>) {
+        summary.iommu_unclaimed += self.runs.len() as u64;
+        self.runs.clear();
+        self.hold_no_more(live, out);
+    }
+
+    /// Maps `run`, for good.
+    fn settle(&mut self, run: Run, now: At, summary: &mut Summary) {
+        self.take(run);
+        if self.can_map(run, summary) {
+            let part = Part { last: run.last(), phys: run.phys, seq: run.at.seq };
+            self.map(run.iova, part, run.at, now, summary);
+        }
+    }
+
+    /// Takes `run` out of those that wait.
+    fn take(&mut self, run: Run) {
+        self.runs.remove(&run.iova);
+        self.held.close(run.at.seq);
     }
 
     /// Whether `run` can become a mapping; it is counted either way.
     fn can_map(&self, run: Run, summary: &mut Summary) -> bool {
-        let overlaps_live = self.overlapping_part(run.iova, run.last()).is_some();
+        let overlapping = self.live.range(..=run.last()).next_back();
+        let overlaps_live = overlapping.is_some_and(|(_, (part, _))| part.last >= run.iova);
         let fits = run.phys.checked_add(run.size).is_some_and(|end| end <= MAX_PHYS);
         if overlaps_live || !fits {
             summary.iommu_unclaimed += 1;
@@ -132,35 +190,35 @@ impl Direct {
         true
     }
 
-    /// Counts what no unmap has touched.
-    pub(super) fn finish(&mut self, summary: &mut Summary) {
-        summary.iommu_unclaimed += self.runs.len() as u64;
-        self.runs.clear();
+    /// The last run that was there before `unmap` and has a byte in it.
+    fn overlapping_run(&self, unmap: &Unmapped) -> Option<Run> {
+        let below = self.runs.range(..=unmap.last).rev().map(|(_, &run)| run);
+        below.take_while(|run| run.last() >= unmap.first).find(|run| run.at.seq < unmap.at.seq)
     }
 
-    fn overlapping_run(&self, first: u64, last: u64) -> Option<Run> {
-        self.runs.range(..=last).next_back().map(|(_, &run)| run).filter(|run| run.last() >= first)
+    /// The mappings that were there before `unmap` and have a byte in it, from the last on, each with its first address.
+    fn parts(&self, unmap: &Unmapped) -> impl Iterator<Item = (u64, (Part, Made))> {
+        let below = self.live.range(..=unmap.last).rev().map(|(&start, &part)| (start, part));
+        below
+            .take_while(|(_, (part, _))| part.last >= unmap.first)
+            .filter(|(_, (part, _))| part.seq < unmap.at.seq)
     }
 
-    fn overlapping_part(&self, first: u64, last: u64) -> Option<(u64, Part)> {
-        let (&start, &part) = self.live.range(..=last).next_back()?;
-        (part.last >= first).then_some((start, part))
-    }
-
-    fn map(
-        &mut self,
-        (first, last): (u64, u64),
-        phys: u64,
-        device: DeviceId,
-        live: &mut Live,
-        summary: &mut Summary,
-        out: &mut Out<'_>,
-    ) {
-        summary.direct_maps += 1;
-        let id = live.take_id();
-        self.live.insert(first, Part { last, phys, id });
+    /// Maps `part`, which begins at `first`.
+    fn map(&mut self, first: u64, part: Part, at: At, now: At, summary: &mut Summary) {
         // The run's size was checked to be below 2^52, so this does not wrap.
-        let pieces = [Segment { phys, len: last - first + 1 }];
-        out.map(device, id, Direction::Bidirectional, Origin::Direct, &pieces);
+        let piece = Segment { phys: part.phys, len: part.last - first + 1 };
+        let made = self.make(at, now, Pieces::from_elem(piece, 1), summary);
+        self.live.insert(first, (part, made));
+    }
+
+    fn make(&mut self, at: At, now: At, pieces: Pieces, summary: &mut Summary) -> Made {
+        summary.direct_maps += 1;
+        self.held.map(at, now, pieces)
+    }
+
+    fn end(&mut self, made: Made, at: At, summary: &mut Summary) {
+        summary.direct_unmaps += 1;
+        self.held.unmap(at, made);
     }
 }

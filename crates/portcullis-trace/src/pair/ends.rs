@@ -31,7 +31,7 @@ impl Pairer {
             None => {
                 let again = self.live.note_gone(key, span.len);
                 if unpaired(again, summary.lost_events, &mut summary.unpaired) {
-                    summary.warn(out.line, || {
+                    summary.warn(out.at.line, || {
                         let name = excerpt(region.device);
                         let found = format!("a second unmap of {:#x} on {name} with no map since", span.addr);
                         ("an unmap of something mapped".into(), found)
@@ -83,7 +83,7 @@ impl Pairer {
         } else {
             let again = self.live.note_list_gone(key);
             if unpaired(again, summary.lost_events, &mut summary.unpaired) {
-                summary.warn(out.line, || {
+                summary.warn(out.at.line, || {
                     let (n, first) = (phys_addrs.len(), phys_addrs.first().copied().unwrap_or(0));
                     let name = excerpt(name);
                     let found =
@@ -124,7 +124,7 @@ impl Pairer {
         }
         // An event counts once, by the worst of its parts.
         if let Some((addr, len, left)) = too_long {
-            summary.skip(out.line, || {
+            summary.skip(out.at.line, || {
                 (format!("a sync of at most {left} bytes at {addr:#x}"), format!("{len} bytes"))
             });
         } else if let Some(addr) = missing {

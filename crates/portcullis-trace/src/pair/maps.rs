@@ -31,7 +31,7 @@ impl Pairer {
         } else if span.addr == MAPPING_ERROR {
             summary.ignored += 1;
         } else if span.len == 0 {
-            summary.skip(out.line, || ("a size of 1 byte or more".into(), "0 bytes".into()));
+            summary.skip(out.at.line, || ("a size of 1 byte or more".into(), "0 bytes".into()));
         } else if let Some(source) = self.pieces_of(span, phys, class) {
             let spans = smallvec![span];
             self.enter(
@@ -42,7 +42,7 @@ impl Pairer {
             );
         } else {
             let (n, size) = (phys.len(), region.size);
-            summary.skip(out.line, || {
+            summary.skip(out.at.line, || {
                 (format!("entries that make up {size} bytes"), format!("{n} entries that cannot"))
             });
         }
@@ -96,7 +96,7 @@ impl Pairer {
                 let (class, origin) = (Class::List, Origin::ScatterGather);
                 self.enter(device, NewMap { class, dir: sg.dir, origin, spans, list, source }, summary, out);
             }
-            None => summary.skip(out.line, || {
+            None => summary.skip(out.at.line, || {
                 let total = spans.iter().fold(0u64, |sum, span| sum.saturating_add(span.len));
                 let found = format!("{entries} entries for {total} bytes in {parts} DMA segments");
                 ("entries whose lengths add up to the sizes".into(), found)
@@ -106,7 +106,7 @@ impl Pairer {
 
     /// Takes the `iommu:map` events of the map at hand into `self.runs`.
     fn claim_maps(&mut self, first: u64, last: u64, summary: &mut Summary, out: &Out<'_>) {
-        match self.cpus.get_mut(out.cpu as usize) {
+        match self.cpus.get_mut(out.at.cpu as usize) {
             Some(cpu) => cpu.waiting.claim_maps(first, last, &mut self.runs),
             None => self.runs.clear(),
         }
@@ -117,13 +117,13 @@ impl Pairer {
     fn enter(&mut self, device: DeviceId, new: NewMap, summary: &mut Summary, out: &mut Out<'_>) {
         let too_high = |piece: &&Segment| piece.phys.checked_add(piece.len).is_none_or(|end| end > MAX_PHYS);
         if let Some(&Segment { phys, len }) = self.pieces.iter().find(too_high) {
-            return summary.skip(out.line, || {
+            return summary.skip(out.at.line, || {
                 ("physical addresses below 2^52".into(), format!("{len:#x} bytes at {phys:#x}"))
             });
         }
         let wraps = |span: &&Span| span.len > 0 && span.addr.checked_add(span.len - 1).is_none();
         if let Some(&Span { addr, len }) = new.spans.iter().find(wraps) {
-            return summary.skip(out.line, || {
+            return summary.skip(out.at.line, || {
                 ("DMA addresses below 2^64".into(), format!("{len:#x} bytes at {addr:#x}"))
             });
         }

@@ -10,6 +10,7 @@
 mod devices;
 mod direct;
 mod ends;
+mod held;
 mod live;
 mod maps;
 mod op;
@@ -23,7 +24,7 @@ use crate::summary::{Summary, Unpaired};
 use devices::Devices;
 use direct::Direct;
 use live::{Class, ListKey, Live, Span};
-use op::Out;
+use op::{At, Out};
 pub use op::{Chunk, DeviceId, MapId, Op, OpKind, Origin, Segment};
 use runs::{Fate, Run, Unmapped, Waiting};
 use segments::Source;
@@ -98,7 +99,8 @@ impl Pairer {
     pub(crate) fn event(&mut self, event: &Event<'_>, summary: &mut Summary, chunk: &mut Chunk) {
         self.seq += 1;
         self.clock(event, summary);
-        let out = &mut Out { chunk, time_ns: self.time_ns, line: event.line, cpu: event.cpu };
+        let at = At { seq: self.seq, time_ns: self.time_ns, line: event.line, cpu: event.cpu };
+        let out = &mut Out { chunk, at };
         match &event.kind {
             EventKind::IommuMap { iova, phys, size } => self.iommu_map(*iova, *phys, *size, summary, out),
             EventKind::IommuUnmap { iova, size, .. } => self.iommu_unmap(*iova, *size, summary, out),
@@ -111,7 +113,10 @@ impl Pairer {
             // The reader has counted it.
             EventKind::Unreadable => {}
             kind => {
-                self.dma_seen = true;
+                if !self.dma_seen {
+                    self.dma_seen = true;
+                    self.direct.hold_no_more(&mut self.live, out);
+                }
                 self.dma(kind, summary, out);
             }
         }
@@ -119,21 +124,19 @@ impl Pairer {
 
     /// Settles what waits for events that will not come.
     pub(crate) fn finish(&mut self, summary: &mut Summary, chunk: &mut Chunk) {
-        let out = &mut Out { chunk, time_ns: self.time_ns, line: 0, cpu: 0 };
+        let at = At { seq: u64::MAX, time_ns: self.time_ns, ..At::default() };
+        let out = &mut Out { chunk, at };
         for cpu in 0..self.cpus.len() {
             while let Some(unmap) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.waiting.pop_unmap()) {
                 self.unclaimed_unmap(unmap, summary, out);
             }
         }
         self.release_maps(u64::MAX, summary);
-        if !self.dma_seen
-            && self.direct.has_runs()
-            && let Some(device) = self.direct_device(summary)
-        {
+        if !self.dma_seen && self.direct.has_runs() && self.direct_device(summary).is_some() {
             // They are nothing else's, and were mapped when the recording ended.
-            self.direct.map_all(device, &mut self.live, summary, out);
+            self.direct.map_all(summary);
         }
-        self.direct.finish(summary);
+        self.direct.finish(&mut self.live, summary, out);
     }
 
     /// Notes that `device` has another domain.
@@ -160,7 +163,7 @@ impl Pairer {
     }
 
     fn waiting(&mut self, out: &Out<'_>) -> Option<&mut Waiting> {
-        self.cpus.get_mut(out.cpu as usize).map(|cpu| &mut cpu.waiting)
+        self.cpus.get_mut(out.at.cpu as usize).map(|cpu| &mut cpu.waiting)
     }
 
     /// Keeps time: per CPU it must not run back. Across CPUs it does not, as the reader sees to.
@@ -188,26 +191,27 @@ impl Pairer {
 
     fn iommu_map(&mut self, iova: u64, phys: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
         if size == 0 || iova.checked_add(size - 1).is_none() {
-            return summary.skip(out.line, || {
+            return summary.skip(out.at.line, || {
                 ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
             });
         }
-        let run = Run { iova, phys, size, seq: self.seq };
+        let run = Run { iova, phys, size, at: out.at };
         if let Some(old) = self.waiting(out).and_then(|waiting| waiting.push_map(run)) {
             self.direct.keep(old, summary);
+            self.direct.make_room(&mut self.live, summary, out);
         }
     }
 
     fn iommu_unmap(&mut self, iova: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
         let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
-            return summary.skip(out.line, || {
+            return summary.skip(out.at.line, || {
                 ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
             });
         };
-        let unmap = Unmapped { first: iova, last, seq: self.seq, line: out.line, cpu: out.cpu };
+        let unmap = Unmapped { first: iova, last, at: out.at };
         // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
         let direct = !self.dma_seen
-            && (self.direct.touches(iova, last)
+            && (self.direct.touches(&unmap)
                 || self.cpus.iter().any(|cpu| cpu.waiting.has_map_in(iova, last)));
         if direct {
             return self.unclaimed_unmap(unmap, summary, out);
@@ -221,18 +225,14 @@ impl Pairer {
 
     /// An unmap that no `dma_*` event has claimed: perhaps the maps before it were not claimed either.
     fn unclaimed_unmap(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
-        self.release_maps(unmap.seq, summary);
+        self.release_maps(unmap.at.seq, summary);
         // The pseudo-device appears only in traces that need it.
-        if !self.direct.touches(unmap.first, unmap.last) {
+        if !self.direct.touches(&unmap) || self.direct_device(summary).is_none() {
             summary.iommu_unclaimed += 1;
             return;
         }
-        let Some(device) = self.direct_device(summary) else {
-            summary.iommu_unclaimed += 1;
-            return;
-        };
-        let own = &mut Out { chunk: out.chunk, time_ns: out.time_ns, line: unmap.line, cpu: unmap.cpu };
-        self.direct.unmap((unmap.first, unmap.last), device, &mut self.live, summary, own);
+        self.direct.unmap(&unmap, out.at, summary);
+        self.direct.make_room(&mut self.live, summary, out);
     }
 
     /// Gives up waiting for the `dma_*` events of maps older than event `seq`.

@@ -32,7 +32,8 @@ pub enum Origin {
     Coherent,
     /// `dma_map_resource`: another device's registers.
     Resource,
-    /// `iommu:map` without a `dma_*` call: a user-space driver or a virtual machine.
+    /// `iommu:map` without a `dma_*` event: of a user-space driver or a virtual machine, or of any driver where `dma:*` was not
+    /// recorded.
     Direct,
 }
 
@@ -111,17 +112,26 @@ impl Chunk {
     }
 }
 
-/// Where and when operations come from, and the chunk they go to.
-pub(super) struct Out<'c> {
-    pub(super) chunk: &'c mut Chunk,
+/// The event that operations come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct At {
+    /// How many events had come by then.
+    pub(super) seq: u64,
     pub(super) time_ns: u64,
     pub(super) line: u64,
     pub(super) cpu: u32,
 }
 
+/// Where operations come from, and the chunk they go to.
+pub(super) struct Out<'c> {
+    pub(super) chunk: &'c mut Chunk,
+    pub(super) at: At,
+}
+
 impl Out<'_> {
     pub(super) fn push(&mut self, device: DeviceId, kind: OpKind) {
-        self.chunk.ops.push(Op { time_ns: self.time_ns, line: self.line, cpu: self.cpu, device, kind });
+        let At { time_ns, line, cpu, .. } = self.at;
+        self.chunk.ops.push(Op { time_ns, line, cpu, device, kind });
     }
 
     pub(super) fn map(

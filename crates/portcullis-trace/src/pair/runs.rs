@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::live::Span;
+use super::op::At;
 
 /// Maps that wait at most: the pages of an allocation of 256 MiB.
 const WAITING_MAPS: usize = 65_536;
@@ -24,8 +25,7 @@ pub(super) struct Run {
     pub(super) phys: u64,
     /// Never 0; `iova + (size - 1)` does not wrap.
     pub(super) size: u64,
-    /// When, in events.
-    pub(super) seq: u64,
+    pub(super) at: At,
 }
 
 impl Run {
@@ -39,9 +39,7 @@ impl Run {
 pub(super) struct Unmapped {
     pub(super) first: u64,
     pub(super) last: u64,
-    pub(super) seq: u64,
-    pub(super) line: u64,
-    pub(super) cpu: u32,
+    pub(super) at: At,
 }
 
 /// What is to happen to an `iommu:unmap`.
@@ -117,7 +115,7 @@ impl Waiting {
     pub(super) fn claim_unmap(&mut self, addr: u64, len: u64) -> Option<u64> {
         let last = addr.saturating_add(len.saturating_sub(1));
         let at = self.unmaps.iter().rposition(|unmap| unmap.first <= addr && unmap.last >= last)?;
-        self.unmaps.remove(at).map(|unmap| unmap.seq)
+        self.unmaps.remove(at).map(|unmap| unmap.at.seq)
     }
 
     /// Expects the unmap of `spans` to come; of anything, where there are none.
@@ -134,7 +132,7 @@ impl Waiting {
 
     /// Takes the oldest waiting map, if it came before event `seq`.
     pub(super) fn pop_map_before(&mut self, seq: u64) -> Option<Run> {
-        if self.maps.front()?.seq < seq { self.maps.pop_front() } else { None }
+        if self.maps.front()?.at.seq < seq { self.maps.pop_front() } else { None }
     }
 
     /// Takes the oldest waiting unmap.

@@ -164,10 +164,11 @@ pub(super) fn of_runs(span: Span, runs: &[Run], out: &mut Vec<Segment>) -> Optio
 
 #[cfg(test)]
 mod tests {
+    use super::super::op::At;
     use super::*;
 
     fn run(iova: u64, phys: u64, size: u64) -> Run {
-        Run { iova, phys, size, seq: 0 }
+        Run { iova, phys, size, at: At::default() }
     }
 
     #[test]

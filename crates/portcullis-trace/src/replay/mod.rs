@@ -219,8 +219,14 @@ fn replay_telling(
     }
     let mut chunk = Chunk::default();
     let mut more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
-    // As many CPUs as act in the beginning; should others join later, they share those.
-    let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1);
+    // In a recording of the IOMMU alone, operations may be held back.
+    while more && chunk.ops.is_empty() {
+        progress(trace);
+        more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
+    }
+    // As many CPUs as act in the beginning, or have had events by then; should others join later, they share those.
+    let recorded = usize::try_from(trace.summary().cpus).unwrap_or(usize::MAX);
+    let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1).max(recorded);
     let engine = |mode: &Mode| Engine::new(*mode, &format, &options.profile, &timer, cpus);
     let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
     if let Some(retry) = options.retry {

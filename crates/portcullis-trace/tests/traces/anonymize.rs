@@ -38,7 +38,9 @@ fn figures(bytes: &[u8]) -> String {
 #[test]
 fn an_anonymized_recording_replays_to_the_same_figures() {
     let own = traces().unwrap_or_default().into_iter().map(|path| std::fs::read(path).unwrap());
-    for recording in [SHIPPED.to_vec(), sample().into_bytes()].into_iter().chain(own) {
+    let of_iommu = sample().lines().filter(|line| !line.contains(": dma_")).collect::<Vec<_>>().join("\n");
+    let recordings = [SHIPPED.to_vec(), sample().into_bytes(), of_iommu.into_bytes()];
+    for recording in recordings.into_iter().chain(own) {
         let written = anonymized(&recording);
         assert_eq!(figures(&written), figures(&recording));
         assert_eq!(anonymized(&written), written, "there is nothing more to take out");

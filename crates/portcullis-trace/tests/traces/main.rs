@@ -6,6 +6,7 @@ mod common;
 mod anonymize;
 mod archives;
 mod checker;
+mod direct;
 mod hostile;
 mod lines;
 mod order;

@@ -4,30 +4,30 @@ use crate::common::{Played, on_cpu0, read, read_in, trace};
 use portcullis_trace::event::Direction;
 use portcullis_trace::{OpKind, Origin, ReadOptions, Segment, TraceError};
 
-const NVME: &str = "0000:00:03.0";
+pub(super) const NVME: &str = "0000:00:03.0";
 
-fn map(addr: u64, size: u64, phys: u64) -> String {
+pub(super) fn map(addr: u64, size: u64, phys: u64) -> String {
     format!("dma_map_page: {NVME} dir=TO_DEVICE dma_addr={addr:x} size={size} phys_addr={phys:x} attrs=")
 }
 
-fn unmap(addr: u64, size: u64) -> String {
+pub(super) fn unmap(addr: u64, size: u64) -> String {
     format!("dma_unmap_page: {NVME} dir=TO_DEVICE dma_addr={addr:x} size={size} attrs=")
 }
 
-fn iommu_map(iova: u64, phys: u64, size: u64) -> String {
+pub(super) fn iommu_map(iova: u64, phys: u64, size: u64) -> String {
     format!("map: IOMMU: iova=0x{iova:016x} - 0x{:016x} paddr=0x{phys:016x} size={size}", iova + size)
 }
 
-fn iommu_unmap(iova: u64, size: u64) -> String {
+pub(super) fn iommu_unmap(iova: u64, size: u64) -> String {
     format!("unmap: IOMMU: iova=0x{iova:016x} - 0x{:016x} size={size} unmapped_size={size}", iova + size)
 }
 
-fn lines(events: &[String]) -> String {
+pub(super) fn lines(events: &[String]) -> String {
     on_cpu0(&events.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// The operations without times: `M3`, `U3`, `C3+64:10` for map, unmap and sync of number 3.
-fn shape(ops: &[Played]) -> Vec<String> {
+pub(super) fn shape(ops: &[Played]) -> Vec<String> {
     let one = |(op, _): &Played| match &op.kind {
         OpKind::Map { id, .. } => format!("M{id}"),
         OpKind::Unmap { id } => format!("U{id}"),
@@ -416,56 +416,6 @@ fn maps_that_cannot_be() {
     assert_eq!(summary.kept_warnings[1].expected, "physical addresses below 2^52");
 }
 
-#[test]
-fn iommu_events_on_their_own_are_direct_mappings() {
-    let (ops, summary) = read(&lines(&[
-        iommu_map(0, 0x10_0000, 8192),
-        iommu_unmap(0, 4096),
-        iommu_unmap(4096, 4096),
-        iommu_map(0x10_0000, 0x20_0000, 65536),
-        iommu_unmap(0x10_1000, 4096),
-        iommu_unmap(0x10_0000, 65536),
-        iommu_unmap(0x10_0000, 65536),
-        iommu_map(0x30_0000, 0x20_0000, 65536),
-    ]));
-    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0", "M2", "U0", "U2", "U1", "M1"]);
-    assert_eq!(ops[1].1, [Segment { phys: 0x10_1000, len: 4096 }]);
-    // The last was mapped when the recording ended.
-    assert_eq!(summary.devices, ["iommu"]);
-    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (7, 1));
-}
-
-/// A part of a live mapping is unmapped: what is before it and behind it stays mapped, to the memory that it had.
-#[test]
-fn a_direct_mapping_is_cut_at_the_ends_of_an_unmap() {
-    let (ops, summary) = read(&lines(&[
-        iommu_map(0x10_0000, 0x20_0000, 0x10000),
-        iommu_unmap(0x10_0000, 0x1000),
-        iommu_unmap(0x10_3000, 0x1000),
-    ]));
-    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0"]);
-    let segments: Vec<_> = ops.iter().flat_map(|(_, segments)| segments).copied().collect();
-    let expected = [(0x20_0000, 0x1000), (0x20_1000, 0xf000), (0x20_1000, 0x2000), (0x20_4000, 0xc000)];
-    assert_eq!(segments, expected.map(|(phys, len)| Segment { phys, len }));
-    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (3, 0));
-}
-
-#[test]
-fn direct_mappings_that_cannot_be() {
-    let (ops, summary) = read(&lines(&[
-        iommu_map(0x10_0000, 0x20_0000, 0x4000),
-        iommu_unmap(0x10_0000, 0x1000),
-        // Another domain's, at addresses that are mapped, and memory that no machine has.
-        iommu_map(0x10_2000, 0x90_0000, 0x1000),
-        iommu_map(0x40_0000, (1 << 52) - 0x1000, 0x2000),
-        iommu_unmap(0x10_2000, 0x1000),
-        iommu_unmap(0x40_0000, 0x2000),
-    ]));
-    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1", "M0"]);
-    assert!(ops.iter().flat_map(|(_, segments)| segments).all(|piece| piece.phys < 0x20_4000));
-    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (3, 3));
-}
-
 /// Once there are `dma_*` events, an `iommu:unmap` waits for its own rather than end what was mapped directly.
 #[test]
 fn unmaps_wait_where_dma_events_are_recorded() {
@@ -505,36 +455,6 @@ fn the_header_tells_what_is_missing() {
     let text = format!("# entries-in-buffer/entries-written: 5/9   #P:2\n{}", lines(&[map(1, 1, 1)]));
     let (_, summary) = read(&text);
     assert_eq!((summary.promised_entries, summary.cut()), (Some(5), Some(4)));
-}
-
-fn attach(device: &str) -> String {
-    format!("attach_device_to_domain: IOMMU: device={device}")
-}
-
-/// What VFIO maps is named by the attachment before it, and counted as the operations that it becomes.
-#[test]
-fn direct_mappings_are_those_of_the_one_device_that_was_attached() {
-    let uses = [
-        iommu_map(0x1000, 0x50_0000, 0x2000),
-        iommu_unmap(0x1000, 0x1000),
-        iommu_unmap(0x2000, 0x1000),
-        iommu_map(0x9000, 0x60_0000, 0x1000),
-    ];
-    let with = |attached: &[&str]| {
-        let attached = attached.iter().map(|device| attach(device));
-        read(&lines(&attached.chain(uses.iter().cloned()).collect::<Vec<_>>()))
-    };
-    let (ops, summary) = with(&[NVME, NVME]);
-    assert_eq!(shape(&ops), ["M0", "M1", "U0", "U1", "M1"]);
-    assert_eq!(summary.devices, [NVME]);
-    assert_eq!((summary.mappings(), summary.mappings_ended(), summary.still_mapped()), (3, 2, 0));
-    assert_eq!((summary.iommu_direct, summary.iommu_unclaimed), (4, 0));
-    for attached in [&[][..], &[NVME, "0000:00:05.0"]] {
-        assert_eq!(with(attached).1.devices, ["iommu"], "no event says whose they are");
-    }
-    let only = ReadOptions { device: Some(NVME.into()), ..ReadOptions::default() };
-    let text = lines(&[&[attach(NVME)], &uses[..]].concat());
-    assert_eq!(read_in(text.as_bytes(), only, 1000).unwrap().1.mappings(), 3);
 }
 
 #[test]

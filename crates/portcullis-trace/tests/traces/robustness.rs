@@ -5,7 +5,7 @@ use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
 use proptest::prelude::*;
 
 /// Reads anything; checks what must hold of the operations if it can be read.
-fn survives(bytes: &[u8], max_events: usize) {
+pub(super) fn survives(bytes: &[u8], max_events: usize) {
     let Ok((ops, _)) = read_in(bytes, ReadOptions::default(), max_events) else { return };
     let mut live = std::collections::HashMap::new();
     let mut time = 0;
