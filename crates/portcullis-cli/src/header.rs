@@ -70,7 +70,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
     } else if summary.maps == 0 {
         notes.push(
             "the recording has events of the IOMMU alone: which driver mapped, in which direction, and which bytes of its pages, \
-             is not known"
+             is not known. So bounce, adaptive and swiotlb copy nothing of it, and no verdict names them"
                 .into(),
         );
     }

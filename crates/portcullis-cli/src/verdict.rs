@@ -27,14 +27,19 @@ pub trait Candidate: Copy {
         None
     }
 
+    /// What it leaves open is known.
+    fn open_is_known(&self) -> bool {
+        true
+    }
+
     /// The figures do not tell it from the cheapest.
     fn is_as_cheap(&self, _cheapest: &Self) -> bool {
         false
     }
 }
 
-/// A policy and what it costs.
-type Row<'a> = (&'a PolicyReport, &'a Cost);
+/// A policy, what it costs, and whether the recording tells what it leaves open in the pages of buffers.
+type Row<'a> = (&'a PolicyReport, &'a Cost, bool);
 
 impl Candidate for Row<'_> {
     fn mode(&self) -> Mode {
@@ -57,6 +62,10 @@ impl Candidate for Row<'_> {
         Some(format!(" (in sum, {} for one second)", bytes(self.open())))
     }
 
+    fn open_is_known(&self) -> bool {
+        self.2
+    }
+
     fn is_as_cheap(&self, cheapest: &Self) -> bool {
         self.1.is_not_told_from(cheapest.1)
     }
@@ -70,15 +79,18 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     pub fn of(runs: &'a Runs) -> Self {
-        let rows: Vec<Row<'_>> = runs.report.policies.iter().zip(&runs.costs).collect();
+        let known = !runs.report.trace.iommu_only;
+        let rows = runs.report.policies.iter().zip(&runs.costs);
+        let rows: Vec<Row<'_>> = rows.map(|(policy, cost)| (policy, cost, known)).collect();
         let is_strict = |row: &&Row<'_>| row.0.mode.is_strict() && row.0.exposure.stale_byte_s == 0.0;
-        let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
+        let strict = rows.iter().filter(is_strict).filter(|row| known || !row.0.mode.copies());
+        let strict: Vec<Row<'_>> = strict.copied().collect();
         let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
         sentences.extend(costs(&strict, runs.report.work_ns));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(rest(&rows));
-        Self { sentences, choice: choice.map(|(policy, _)| policy.policy) }
+        Self { sentences, choice: choice.map(|(policy, ..)| policy.policy) }
     }
 }
 
@@ -138,8 +150,10 @@ pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
             "; it leaves open other data in a buffer's page{}",
             choice.open_in_words().unwrap_or_default()
         )
-    } else {
+    } else if choice.open_is_known() {
         "; it leaves nothing open".into()
+    } else {
+        "; what else lies in a buffer's pages is not known".into()
     };
     let name = mode.name();
     let chosen = if strict.len() > 1 {
@@ -254,6 +268,23 @@ mod tests {
             verdict.contains(" Strict (41.2 %) leaves nothing open and gives each buffer back at once."),
             "{verdict}"
         );
+    }
+
+    #[test]
+    fn what_a_recording_of_the_iommu_alone_would_copy_is_not_guessed() {
+        let strict = Mode::Each(Policy::Strict);
+        let costs =
+            [(strict, 700.0, 1.0, 9e3), (Mode::Bounce, 9.0, 1.0, 0.0), (Mode::Adaptive, 5.0, 1.0, 0.0)];
+        let mut runs = runs(&costs);
+        assert_eq!(Verdict::of(&runs).choice, Some("adaptive"));
+        runs.report.trace.iommu_only = true;
+        let verdict = Verdict::of(&runs);
+        let said = verdict.sentences.join(" ");
+        assert_eq!(verdict.choice, Some("strict"));
+        assert!(!said.contains("ounce") && !said.contains("daptive"), "{said}");
+        runs.report.policies.iter_mut().for_each(|policy| policy.exposure.neighbour_byte_s = 0.0);
+        let said = Verdict::of(&runs).sentences.join(" ");
+        assert!(said.contains("; what else lies in a buffer's pages is not known."), "{said}");
     }
 
     #[test]

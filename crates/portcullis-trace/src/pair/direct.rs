@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use super::MAX_PHYS;
 use super::held::{Held, Made, Pieces};
 use super::live::Live;
-use super::op::{At, DeviceId, Out, Segment};
+use super::op::{At, DeviceId, Origin, Out, Segment};
 use super::runs::{Run, Unmapped};
 use crate::summary::Summary;
 
@@ -69,7 +69,7 @@ impl Direct {
             && self.parts(unmap).all(|(from, (part, _))| inside(from, part.last));
         if let (true, Some(oldest)) = (covered, runs.iter().min_by_key(|run| run.at.seq)) {
             let pieces = runs.iter().map(|run| Segment { phys: run.phys, len: run.size }).collect();
-            let made = self.make(oldest.at, now, pieces, summary);
+            let made = self.make(oldest.at, now, pieces, Origin::Direct, summary);
             self.end(made, end, summary);
         } else {
             for run in &runs {
@@ -166,7 +166,8 @@ impl Direct {
         self.take(run);
         if self.can_map(run, summary) {
             let part = Part { last: run.last(), phys: run.phys, seq: run.at.seq };
-            self.map(run.iova, part, run.at, now, summary);
+            // What no unmap ends lives as long as its driver.
+            self.map_as(Origin::Coherent, run.iova, part, (run.at, now), summary);
         }
     }
 
@@ -206,15 +207,19 @@ impl Direct {
 
     /// Maps `part`, which begins at `first`.
     fn map(&mut self, first: u64, part: Part, at: At, now: At, summary: &mut Summary) {
+        self.map_as(Origin::Direct, first, part, (at, now), summary);
+    }
+
+    fn map_as(&mut self, origin: Origin, first: u64, part: Part, (at, now): (At, At), summary: &mut Summary) {
         // The run's size was checked to be below 2^52, so this does not wrap.
         let piece = Segment { phys: part.phys, len: part.last - first + 1 };
-        let made = self.make(at, now, Pieces::from_elem(piece, 1), summary);
+        let made = self.make(at, now, Pieces::from_elem(piece, 1), origin, summary);
         self.live.insert(first, (part, made));
     }
 
-    fn make(&mut self, at: At, now: At, pieces: Pieces, summary: &mut Summary) -> Made {
+    fn make(&mut self, at: At, now: At, pieces: Pieces, origin: Origin, summary: &mut Summary) -> Made {
         summary.direct_maps += 1;
-        self.held.map(at, now, pieces)
+        self.held.map(at, now, pieces, origin)
     }
 
     fn end(&mut self, made: Made, at: At, summary: &mut Summary) {

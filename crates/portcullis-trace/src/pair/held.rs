@@ -28,7 +28,7 @@ pub(super) type Pieces = SmallVec<[Segment; 1]>;
 enum Step {
     /// The run that begins here, of which it is not settled what it becomes.
     Open(u64),
-    Map(At, Pieces),
+    Map(At, Pieces, Origin),
     Unmap(At, Made),
 }
 
@@ -59,10 +59,10 @@ impl Held {
     }
 
     /// Makes a mapping at an event, or, where nothing is held, `now`.
-    pub(super) fn map(&mut self, at: At, now: At, pieces: Pieces) -> Made {
+    pub(super) fn map(&mut self, at: At, now: At, pieces: Pieces, origin: Origin) -> Made {
         let at = if self.off { At { seq: now.seq, time_ns: now.time_ns, ..at } } else { at };
         self.pieces += pieces.len() - 1;
-        Made(self.step(at, Step::Map(at, pieces)))
+        Made(self.step(at, Step::Map(at, pieces, origin)))
     }
 
     pub(super) fn unmap(&mut self, at: At, made: Made) {
@@ -100,12 +100,12 @@ impl Held {
             let ((_, number), step) = first.remove_entry();
             match step {
                 Step::Open(_) => {}
-                Step::Map(at, pieces) => {
+                Step::Map(at, pieces, origin) => {
                     let id = live.take_id();
                     self.live.insert(Made(number), id);
                     self.pieces -= pieces.len() - 1;
                     let own = &mut Out { chunk: out.chunk, at };
-                    own.map(device, id, Direction::Bidirectional, Origin::Direct, &pieces);
+                    own.map(device, id, Direction::Bidirectional, origin, &pieces);
                 }
                 Step::Unmap(at, made) => {
                     if let Some(id) = self.live.remove(&made) {

@@ -28,7 +28,8 @@ pub enum Origin {
     Single,
     /// `dma_map_sg`.
     ScatterGather,
-    /// `dma_alloc` and its kin: memory that lives as long as its driver, as a rule.
+    /// `dma_alloc` and its kin: memory that lives as long as its driver, as a rule. Also `iommu:map` without a `dma_*` event that
+    /// no unmap ends.
     Coherent,
     /// `dma_map_resource`: another device's registers.
     Resource,

@@ -122,7 +122,7 @@ impl Mode {
     }
 
     /// Whether mappings are copied, so that the trace's memory needs bytes.
-    pub(super) const fn copies(self) -> bool {
+    pub const fn copies(self) -> bool {
         matches!(self, Self::Bounce | Self::Adaptive | Self::Swiotlb)
     }
 }

@@ -52,6 +52,8 @@ pub struct TraceReport {
     pub cpus: u64,
     /// Bytes of all buffers mapped.
     pub bytes_mapped: u64,
+    /// It has events of the IOMMU alone, so nothing tells what would be copied: policies that copy copy nothing of it.
+    pub iommu_only: bool,
 }
 
 impl From<&Summary> for TraceReport {
@@ -65,6 +67,7 @@ impl From<&Summary> for TraceReport {
             devices: summary.devices.clone(),
             cpus: summary.cpus,
             bytes_mapped: summary.bytes_mapped,
+            iommu_only: summary.maps == 0 && summary.direct_maps > 0,
         }
     }
 }

@@ -75,6 +75,21 @@ fn mappings_are_made_when_their_runs_were() {
     assert_eq!(times(&ops), expected.map(|(name, us, cpu)| at(name, us, cpu)));
 }
 
+/// It would close a ring behind it for as long as the recording goes on.
+#[test]
+fn what_no_unmap_ends_lives_as_long_as_its_driver() {
+    let (ops, _) = read(&lines(&[
+        iommu_map(0x1000, 0x1_0000, 0x1000),
+        iommu_map(0x2000, 0x2_0000, 0x1000),
+        iommu_unmap(0x2000, 0x1000),
+    ]));
+    let origins = ops.iter().filter_map(|(op, _)| match op.kind {
+        OpKind::Map { origin, .. } => Some(origin),
+        _ => None,
+    });
+    assert_eq!(origins.collect::<Vec<_>>(), [Origin::Coherent, Origin::Direct]);
+}
+
 /// What is older than the recording is unmapped without a map: that ends nothing that is mapped there later.
 #[test]
 fn an_unmap_ends_what_was_mapped_before_it() {
