@@ -14,7 +14,7 @@ fn mapped(world: &World, queue: &mut Queue<Machine, Frame>) -> Mapping<Frame> {
 
 #[test]
 fn a_commit_that_fails_keeps_all_buffers() {
-    for config in BATCHES {
+    for &config in BATCHES {
         let world = World::new(Policy::Strict);
         let mut queue = world.nic.queue(config).unwrap();
         let mut late = Vec::new();

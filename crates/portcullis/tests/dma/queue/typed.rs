@@ -205,7 +205,7 @@ fn without_translation_buffers_come_back_too() {
 
 #[test]
 fn a_queue_that_ends_gives_its_buffers_up_only_where_that_is_confirmed() {
-    for config in BATCHES {
+    for &config in BATCHES {
         for confirmed in [true, false] {
             let world = World::new(Policy::Strict);
             let drops = Arc::new(AtomicUsize::new(0));
