@@ -82,6 +82,9 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     for warning in warnings::of(&runs, &summary) {
         look::tell(&look::wrap(&format!("warning: {warning}"), "  "));
     }
+    if arguments.trace.is_none() && Input::stdin_is_pipe() {
+        look::tell("note: standard input is a pipe, and was not read: `portcullis replay -` reads it\n");
+    }
     check(arguments, &runs.report)?;
     if interrupt::stopped() {
         let of = number_of(runs.number as u64, "run");

@@ -622,6 +622,19 @@ fn figures_come_as_csv() {
 }
 
 #[test]
+fn a_pipe_that_was_not_read_is_told_of() {
+    let replay = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+        command.args(["replay", "--repeat", "1", "--policy", "strict", "--limit", "1000"]).args(arguments);
+        stderr(&command.stdin(Stdio::piped()).output().unwrap())
+    };
+    let note = "note: standard input is a pipe, and was not read: `portcullis replay -` reads it";
+    assert!(!cfg!(unix) || replay(&[]).contains(note));
+    assert!(!replay(&["-"]).contains(note));
+    assert!(!stderr(&portcullis(&["replay", "--repeat", "1", "--limit", "1000"])).contains(note));
+}
+
+#[test]
 fn a_file_on_standard_input_is_the_trace() {
     let before = "read by somebody else\n";
     let path = file("redirected.trace", format!("{before}{GOOD}").as_bytes());

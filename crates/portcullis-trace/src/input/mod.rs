@@ -155,6 +155,19 @@ impl Input<'static> {
         }
     }
 
+    /// Whether standard input is a pipe, out of which something may come or not; `false` on systems other than Unix.
+    pub fn stdin_is_pipe() -> bool {
+        #[cfg(unix)]
+        {
+            use std::os::fd::AsFd;
+            use std::os::unix::fs::FileTypeExt;
+            let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+            file.and_then(|file| file.metadata()).is_ok_and(|about| about.file_type().is_fifo())
+        }
+        #[cfg(not(unix))]
+        false
+    }
+
     /// Reads standard input where that is a file, from where it stands: its position stays, so each call begins there. `None`
     /// where it is anything else, which is left alone, and on systems other than Unix.
     ///

@@ -11,7 +11,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Ends a mapping, or has it wait for its batch. The last of a batch commits it.
     ///
     /// Cost and context are those of what the strategy is made of:
-    /// [`DmaDevice::unmap_single`](super::DmaDevice::unmap_single), and with the feature `parts`
+    /// [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature `parts`
     /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
     /// lock and no CPU.
     ///
