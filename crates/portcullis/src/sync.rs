@@ -6,7 +6,12 @@
 //! meanwhile: every lock of this crate is taken inside such a call, or in code that no interrupt
 //! handler may call (revocations in `percpu`, visits of flush queues, reclaims of tables,
 //! `SharedQueue`, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
-//! dropped. No lock is held while hardware works.
+//! dropped. No lock is held while hardware works, but for the one of a page table's reclaims and
+//! splits: a [`TicketLock`].
+
+mod ticket_lock;
+
+pub use ticket_lock::{Served, Ticket, TicketLock};
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
@@ -29,6 +34,19 @@ pub fn pause() {
     std::thread::yield_now();
     #[cfg(not(any(loom, feature = "std")))]
     core::hint::spin_loop();
+}
+
+/// As [`pause`], for a caller that has looked `looks` times for what it waits for, as others do
+/// beside it. The model checker would try all orders of their looks, without end. So from the third
+/// look on it tries one alone: looks change nothing, so more of them lead to no other state.
+#[inline]
+pub fn pause_among(looks: u32) {
+    #[cfg(loom)]
+    if looks > 2 {
+        loom::skip_branch();
+    }
+    let _ = looks;
+    pause();
 }
 
 /// A hint to the core that the caller waits for another one.

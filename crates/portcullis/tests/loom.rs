@@ -14,4 +14,5 @@ mod loom {
     pub mod shared;
     pub mod swiotlb;
     pub mod table;
+    pub mod ticket_lock;
 }

@@ -248,8 +248,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// format that requires a page to be broken before it is split: it makes the hardware forget
     /// the range, paging structures included, and returns whether that worked. The call waits for
     /// such splits by another CPU, for a [`reclaim`](Self::reclaim) that is just looking at a table
-    /// that took a large page's place, and to split a page of several entries for any reclaim. With
-    /// frames that are not coherent it waits for every other CPU that is changing a table on the
+    /// that took a large page's place, and to split a page of several entries for the reclaims and
+    /// such splits that were called before. With frames that are not coherent it waits for every other CPU that is changing a table on the
     /// way. So an interrupt handler should only remove pages that were mapped as a whole.
     ///
     /// # Safety

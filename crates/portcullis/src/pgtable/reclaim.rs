@@ -27,7 +27,7 @@ use super::place::Position;
 use super::table::PageTable;
 use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::{AtomicBool, Ordering, pause};
+use crate::sync::Ordering;
 
 /// The number of tables that are marked at a time: a CPU that waits for one waits for all of them.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
@@ -144,40 +144,15 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
     }
 }
 
-/// The right to take tables out of their places. There is one for each page table.
-pub(super) struct Reclaiming<'a>(&'a AtomicBool);
-
-impl<'a> Reclaiming<'a> {
-    /// Takes the right, unless another CPU has it.
-    fn take(taken: &'a AtomicBool) -> Option<Self> {
-        taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Self(taken))
-    }
-
-    /// Waits for the right: as long as the hardware needs to forget the tables that another CPU
-    /// takes out.
-    pub(super) fn wait(taken: &'a AtomicBool) -> Self {
-        loop {
-            match Self::take(taken) {
-                Some(turn) => return turn,
-                None => pause(),
-            }
-        }
-    }
-}
-
-impl Drop for Reclaiming<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Frees every table that is empty, and returns how many bytes it freed. Returns 0 while
-    /// another call does this or splits a page of several entries, and always with another
+    /// Frees every table that is empty, and returns how many bytes it freed: always 0 with another
     /// [platform](Platform::number) than the first that the table was used with. `invalidate` makes
-    /// the hardware forget everything about the
-    /// address space, paging structures included, and returns whether that worked; it may wait for
-    /// hardware, and no lock is held meanwhile.
+    /// the hardware forget everything about the address space, paging structures included, and
+    /// returns whether that worked; it may wait for hardware. It does not reclaim in this table, nor
+    /// split pages there.
+    ///
+    /// Waits for the reclaims, and the splits of pages of several entries, that were called before;
+    /// later ones wait for this. So where it returns 0, others may have freed memory meanwhile.
     ///
     /// Looks at all tables: one step for each entry of those above the lowest, and for each of a
     /// lowest one up to the first in use. For each 64 empty tables it waits twice for the sections
@@ -200,9 +175,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if !self.platform.is_reached(platform) {
             return Ok(0);
         }
-        let Some(_turn) = Reclaiming::take(&self.books.is_reclaiming) else {
-            return Ok(0);
-        };
+        let _served = self.books.taking_out.lock();
         let mut freed = 0;
         loop {
             let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };

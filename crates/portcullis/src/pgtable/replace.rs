@@ -27,7 +27,6 @@
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::place::Position;
-use super::reclaim::Reclaiming;
 use super::table::{Conflict, PageTable};
 use super::unmap::LargePage;
 use crate::addr::PhysAddr;
@@ -106,7 +105,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             // The waits below would not reach all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
-        let _turn = Reclaiming::wait(&self.books.is_reclaiming);
+        let _served = self.books.taking_out.lock();
         let marked = self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
             self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;

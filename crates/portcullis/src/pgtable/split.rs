@@ -26,7 +26,6 @@ use alloc::vec::Vec;
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::place::Position;
-use super::reclaim::Reclaiming;
 use super::table::{Conflict, NewTable, PageTable};
 use super::unmap::{LargePage, Obstacle};
 use crate::addr::PhysAddr;
@@ -116,7 +115,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         // Dropped last, when the page is finished.
-        let _turn = (run > 0).then(|| Reclaiming::wait(&self.books.is_reclaiming));
+        let _served = (run > 0).then(|| self.books.taking_out.lock());
         let mut is_replaced = false;
         // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
         // the CPU is returned, as the drop asks for it again.

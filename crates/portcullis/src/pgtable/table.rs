@@ -11,7 +11,7 @@ use crate::broken::broken;
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
 use crate::platform::{FRAME_SIZE, Frames, LocalCpu, OnePlatform, Platform, TABLE_ENTRIES};
 use crate::setup::SetupError;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, TicketLock};
 
 /// The number of runs of entries, each in one frame of a table, that a call visits or removes with
 /// one CPU.
@@ -58,7 +58,9 @@ pub struct PageTable<F: Frames, X: Format> {
 pub(super) struct Books {
     /// The number of frames in tables.
     used: AtomicUsize,
-    pub is_reclaiming: AtomicBool,
+    /// Held by the one call that takes tables out of their places, or breaks a page of several
+    /// entries.
+    pub taking_out: TicketLock,
     /// Empty tables that no entry leads to, but that hardware may know: see
     /// [`replace`](super::replace).
     pub parked: Mutex<Vec<PhysAddr>>,

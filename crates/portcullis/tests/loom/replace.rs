@@ -162,16 +162,20 @@ impl Machine {
         true
     }
 
-    /// In the end everything can be freed, and the device reaches nothing.
-    fn finish(&self) {
-        self.unmap(&MAIN, 0, 4, true);
-        assert!(!self.access(0) && !self.access(1));
+    fn reclaim(&self, cpu: &Cpu) {
         let forget = || {
             self.remember();
             Ok::<_, ()>(())
         };
         // SAFETY: as in `unmap`.
-        unsafe { self.table.reclaim(&MAIN, forget) }.unwrap();
+        unsafe { self.table.reclaim(cpu, forget) }.unwrap();
+    }
+
+    /// In the end everything can be freed, and the device reaches nothing.
+    fn finish(&self) {
+        self.unmap(&MAIN, 0, 4, true);
+        assert!(!self.access(0) && !self.access(1));
+        self.reclaim(&MAIN);
         assert_eq!(self.frames.free_frames(), FRAMES - 1);
         assert_eq!(self.table.table_bytes(), 4096);
     }
@@ -249,13 +253,33 @@ fn what_is_unmapped_after_a_split_that_was_not_confirmed_is_not_reached() {
 
 #[test]
 fn a_reclaim_beside_it_frees_nothing_in_use() {
-    let reclaim = |machine: &Machine| {
-        let forget = || {
-            machine.remember();
-            Ok::<_, ()>(())
-        };
-        // SAFETY: as in `Machine::unmap`.
-        unsafe { machine.table.reclaim(&OTHER, forget) }.unwrap();
-    };
+    let reclaim = |machine: &Machine| machine.reclaim(&OTHER);
     race(2, reclaim, split, |machine| assert!(machine.access(1)));
+}
+
+#[test]
+fn two_splits_and_a_reclaim_are_done_one_after_the_other() {
+    let mut model = ::loom::model::Builder::new();
+    model.max_branches = 20_000;
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let machine = Machine::new();
+        machine.map(&MAIN, 2, 2);
+        machine.remember();
+        let beside = |work: fn(&Machine)| {
+            let machine = Arc::clone(&machine);
+            thread::spawn(move || work(&machine))
+        };
+        let upper = beside(|machine| assert_eq!(machine.unmap(&OTHER, 2, 1, true), (1, 0)));
+        // On no CPU of its own.
+        let reclaim = beside(|machine| machine.reclaim(&Cpu(None)));
+        split(&machine);
+        upper.join().unwrap();
+        reclaim.join().unwrap();
+        assert!(machine.access(1));
+        assert_eq!([0, 1, 2, 3].map(|number| machine.is_mapped(&MAIN, number)), [false, true, false, true]);
+        // A split that is confirmed leaves no second table.
+        assert_eq!(machine.frames.free_frames(), FRAMES - 3);
+        machine.finish();
+    });
 }

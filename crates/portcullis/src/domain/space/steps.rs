@@ -73,8 +73,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
         };
         match map(gather) {
-            // Tables that had become empty make room.
-            Err(MapError::OutOfMemory) if self.reclaim().is_ok_and(|bytes| bytes > 0) => map(gather),
+            // Tables that had become empty make room: those that this reclaim has freed, or those that
+            // others have while it waited for its turn.
+            Err(MapError::OutOfMemory) if self.reclaim().is_ok() => map(gather),
             result => result,
         }
     }

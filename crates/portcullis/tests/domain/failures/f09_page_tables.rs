@@ -4,14 +4,18 @@
 //!
 //! (The steps of reclaim one by one are in `pgtable/engine/reclaim.rs`, and in the model checker.)
 
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
 use portcullis::domain::Policy;
-use portcullis::invalidation::InvalidationError;
+use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenDomain;
 use portcullis_model::{Buffer, Queue};
 
-use crate::rig::{self, ANYWHERE, DEVICE, PAGE, page};
+use crate::rig::{self, ANYWHERE, DEVICE, Hooked, PAGE, page};
 
 type Rig = rig::Rig<StdPlatform, Queue>;
 
@@ -20,7 +24,7 @@ const TABLE: u64 = 512 * PAGE;
 
 /// Maps ranges so large that each has a lowest table of its own, has the device use them, and unmaps them.
 /// Addresses at which tables were.
-fn churn(rig: &Rig, ranges: usize) -> Vec<Iova> {
+fn churn<Q: InvalidationQueue>(rig: &rig::Rig<StdPlatform, Q>, ranges: usize) -> Vec<Iova> {
     let list: Vec<_> = (0..512).map(|number| page(2 * number)).collect();
     let map = |_| rig.domain.open(&list, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
     let live: Vec<IovaRange> = (0..ranges).map(map).collect();
@@ -84,6 +88,41 @@ fn memory_that_runs_out_brings_tables_back_by_itself() {
     assert!(range.is_err(), "512 tables do not fit in the 40 that were freed");
     let near: Vec<_> = (0..8 * 512).map(|number| page(2 * number)).collect();
     let range = rig.domain.open(&near, Direction::Bidirectional.permissions(), ANYWHERE).unwrap();
+    assert!(rig.reaches(range.start()));
+    rig.domain.unmap(range).unwrap();
+    assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);
+    drop(all);
+}
+
+/// A map that finds no memory for tables while another CPU frees some waits for that, and succeeds.
+#[test]
+fn a_map_waits_for_a_reclaim_that_makes_room() {
+    let rig = rig::Rig::new(StdPlatform::new(), Policy::Strict, Hooked::new);
+    let ranges = 40;
+    churn(&rig, ranges);
+    let all: Vec<Buffer> = std::iter::from_fn(|| rig.memory.buffer(PAGE)).collect();
+    let (asks, asked) = channel();
+    let (answers, answered) = channel();
+    let domain = Arc::clone(&rig.domain);
+    let other = std::thread::spawn(move || {
+        asked.recv().unwrap();
+        // Most of the tables that are freed, and at addresses that have none.
+        let list: Vec<_> = (0..32 * 512).map(|number| page(2 * number)).collect();
+        let range = domain.open(&list, Direction::Bidirectional.permissions(), ANYWHERE);
+        answers.send(range).unwrap();
+    });
+    let answered = Arc::new(Mutex::new(answered));
+    let (seen, queue) = (Arc::clone(&answered), Arc::downgrade(&rig.queue));
+    rig.queue.set(move || {
+        queue.upgrade().unwrap().clear();
+        asks.send(()).unwrap();
+        // Long enough for it to fail, if it did not wait.
+        let early = seen.lock().unwrap().recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err(), "{early:?}");
+    });
+    assert!(rig.domain.reclaim().unwrap() >= ranges * PAGE as usize);
+    let range = answered.lock().unwrap().recv().unwrap().unwrap();
+    other.join().unwrap();
     assert!(rig.reaches(range.start()));
     rig.domain.unmap(range).unwrap();
     assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);

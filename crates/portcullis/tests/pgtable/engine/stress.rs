@@ -15,8 +15,7 @@ use crate::common::{DEVICE, PAGE, PLATFORM, vtd};
 const LARGE: u64 = 2 << 20;
 const WORKERS: u64 = 3;
 const DOMAIN: DomainId = DomainId(1);
-/// All go on until tables were reclaimed so often, and each worker has done its work so often. Reclaims keep step with the
-/// workers: back to back they stop a worker that splits a page for minutes, on two cores, as their turn is no queue.
+/// All go on until tables were reclaimed so often, and each worker has done its work so often.
 const ROUNDS: u64 = 200;
 const TURNS: u64 = 1000;
 
@@ -109,11 +108,7 @@ impl<X: Format> Rig<X> {
             });
             assert!(result.is_ok() || rounds.is_multiple_of(5));
             freed += result.unwrap_or(0);
-            let turns = || self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).min().unwrap();
-            while self.goes_on() && turns() < rounds * TURNS / ROUNDS {
-                std::thread::yield_now();
-            }
-            let turns = turns();
+            let turns = self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).min().unwrap();
             assert!(freed > 0 || turns < 100 * TURNS, "{rounds} rounds have freed nothing");
             if rounds >= ROUNDS && turns >= TURNS && freed > 0 && self.walked.load(Ordering::Relaxed) > 0 {
                 self.is_over.store(true, Ordering::Relaxed);
@@ -147,6 +142,8 @@ fn stress<X: Format>(format: X, read: TableFormat) {
                     rig.walks(at, PAGE);
                 }
                 rig.walked.fetch_add(1, Ordering::Relaxed);
+                // Or the others would wait for its time slices, and not for each other.
+                std::thread::yield_now();
             }
         });
         scope.spawn(|| rig.reclaim());
