@@ -197,8 +197,9 @@ pub unsafe trait Platform: Send + Sync + 'static {
     /// much there is to do: long work is done in slices, each with a CPU of its own. A slice
     /// covers at most one of these: 64 ranges, each of which may take 64 others out of a list, at
     /// O(log n) each; the queues, counts or lists of all CPUs, at a lock or a few words each
-    /// (flushes, and figures such as [`Domain::stats`](crate::domain::Domain::stats)); or the slots
-    /// of one area or one run of a bounce pool, at a bit or a few words each.
+    /// (flushes, and figures such as [`Domain::stats`](crate::domain::Domain::stats)); 32 nodes and
+    /// leaves of a space's bitmap, at 512 bits each; or the slots of one area or one run of a bounce
+    /// pool, at a bit or a few words each.
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R;
 
     /// As [`with_cpu`](Self::with_cpu), but returns `None` without calling `f` where finding the

@@ -55,6 +55,7 @@ mod seek;
 mod slab;
 mod stale;
 mod store;
+mod survey;
 
 use fit::{Fit, LEAF_ORDER, LEAF_PAGES};
 use node::{Child, MAX_LEVEL};
@@ -62,6 +63,7 @@ use path::{Path, Spine};
 pub use runs::MAX_ORDER;
 use search::is_natural;
 use store::Store;
+pub use survey::Survey;
 
 /// Why the free space could not be changed. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -49,7 +49,8 @@ pub enum IovaError {
     /// 0 bytes were asked for; or the aperture has no whole granule that is not reserved.
     #[error("no I/O virtual addresses: 0 bytes were asked for, or the aperture has no free granule")]
     Empty,
-    /// No hole is large enough at the alignment needed.
+    /// No hole is large enough at the alignment needed. While other CPUs go on, the figures are of
+    /// slightly different times.
     #[error(
         "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free there, the \
          largest hole has {largest:#x}; CPUs keep {cached:#x} of their own anywhere"

@@ -24,7 +24,7 @@ mod word;
 pub(crate) use cached::Own;
 
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
-pub use bitmap::{Bitmap, BitmapError, MAX_ORDER};
+pub use bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
 pub use class::CACHED_ORDERS;
 pub use config::{IovaError, SpaceConfig, SpaceUsage};
 pub use space::IovaSpace;

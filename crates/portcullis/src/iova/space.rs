@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use core::num::NonZeroU64;
 
-use super::bitmap::{Bitmap, BitmapError, MAX_ORDER};
+use super::bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
 use super::cached::{Cached, Own};
 use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
@@ -97,7 +97,8 @@ impl IovaSpace {
     ///
     /// # Errors
     /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is
-    /// handed out then.
+    /// handed out then. To say what is free, `Exhausted` looks at all of the space up to `limit`,
+    /// under the lock for at most 32 of the bitmap's nodes and leaves at a time.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         self.alloc_guarded(platform, len, limit, |range| range)
@@ -145,7 +146,7 @@ impl IovaSpace {
         }
         tried.map_err(|error| match error {
             BitmapError::OutOfMemory => IovaError::OutOfMemory,
-            _ => self.exhausted(len, limit),
+            _ => self.exhausted(platform, len, limit),
         })
     }
 
@@ -361,17 +362,15 @@ impl IovaSpace {
         Ok(page)
     }
 
-    /// Says why there are no `len` bytes up to `limit`. O(holes up to there).
+    /// Says why there are no `len` bytes up to `limit`. O(nodes and bits up to there), but the lock
+    /// is held for a part of them at a time.
     #[cold]
-    fn exhausted(&self, len: u64, limit: Iova) -> IovaError {
-        let (cached, end) = (self.usage().cached, self.end_page(limit));
-        let backing = self.bitmap.lock();
-        let holes = backing.iter().take_while(|(first, _)| *first < end);
-        let (free, largest) = holes.fold((0, 0), |(free, largest): (u64, u64), (first, pages)| {
-            let pages = pages.min(end - first);
-            (free + pages, largest.max(pages))
-        });
-        IovaError::Exhausted { len, limit, free: free << self.shift, cached, largest: largest << self.shift }
+    fn exhausted<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> IovaError {
+        let cached = platform.with_cpu(|_| self.usage().cached);
+        let mut survey = Survey::new(self.end_page(limit));
+        while !platform.with_cpu(|_| self.bitmap.lock().survey(&mut survey)) {}
+        let (free, largest) = (survey.free << self.shift, survey.largest << self.shift);
+        IovaError::Exhausted { len, limit, free, cached, largest }
     }
 
     /// Returns how many pages `len` bytes take, and the order of that number rounded up to a power

@@ -1,6 +1,6 @@
 //! The hierarchical bitmap: its bounds, and cases that others are known to get wrong.
 
-use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Survey};
 
 /// The page behind the last that a bitmap can hold.
 const END: u64 = 1 << 54;
@@ -42,6 +42,29 @@ fn the_limit_cuts_the_hole_that_it_lies_in() {
     assert_eq!(space.alloc(1, 0, 0x11), Ok(0x10));
     assert_eq!(space.alloc(1, 0, 0x11), Err(BitmapError::NoFit));
     assert_eq!(space.check(), Ok(()));
+}
+
+/// Every other page is free in 610 leaves, all are in 390 between them, and behind them is a hole without bits. Each part of a
+/// survey looks at a bounded number of leaves, and a hole that lies across parts counts as one.
+#[test]
+fn a_survey_is_made_in_bounded_parts() {
+    let mut space = Bitmap::new();
+    let leaves = 1000;
+    space.add(0, leaves * 512).unwrap();
+    (0..leaves * 256).for_each(|pair| assert_eq!(space.reserve(2 * pair + 1, 1), Ok(1)));
+    space.add(leaves * 512, 1 << 30).unwrap();
+    (10 * 512..400 * 512).filter(|page| page % 2 == 1).for_each(|page| space.free(page, 1).unwrap());
+    let mut survey = Survey::new(leaves * 512 + 5);
+    let (mut parts, mut before) = (1, 0);
+    while !space.survey(&mut survey) {
+        parts += 1;
+        // A node with eight leaves that are free counts once.
+        assert!(before < survey.free && survey.free <= before + 32 * 8 * 512, "{survey:?}");
+        before = survey.free;
+    }
+    assert!(parts > 610 / 32, "{parts} parts");
+    assert_eq!(survey.largest, 390 * 512 + 1);
+    assert_eq!(survey.free, leaves * 256 + 390 * 256 + 5);
 }
 
 #[test]

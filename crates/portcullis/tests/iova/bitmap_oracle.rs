@@ -1,7 +1,7 @@
 //! The hierarchical bitmap against a plain model of the same space.
 
 use crate::iova_model::{List, end_of, sizes};
-use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER};
+use portcullis::iova::{Bitmap, BitmapError, MAX_ORDER, Survey};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -163,6 +163,16 @@ impl Pair {
         prop_assert_eq!(self.bitmap.free_pages(), self.model.free_pages());
         prop_assert_eq!(self.bitmap.largest_hole(), self.model.largest_hole());
         prop_assert!(self.bitmap.iter().eq(self.model.holes()));
+        // Up to an edge of a hole, and somewhere.
+        let somewhere = self.model.holes().get(self.steps % 7).map_or(7, |hole| hole.0 + hole.1 / 2);
+        for end in [0, somewhere, somewhere + self.steps as u64, END, u64::MAX] {
+            let mut survey = Survey::new(end);
+            while !self.bitmap.survey(&mut survey) {}
+            let holes = self.model.holes().into_iter().filter(|hole| hole.0 < end);
+            let cut = holes.map(|hole| hole.1.min(end - hole.0));
+            let expected = cut.fold((0, 0), |(free, most), pages| (free + pages, most.max(pages)));
+            prop_assert_eq!((survey.free, survey.largest), expected);
+        }
         Ok(())
     }
 }

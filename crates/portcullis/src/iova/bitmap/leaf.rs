@@ -156,7 +156,7 @@ impl Leaf {
     }
 
     /// Returns the runs in the leaf in order, each as its first page and the page behind it.
-    fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut from = 0;
         core::iter::from_fn(move || {
             let start = self.first(from, true)?;

@@ -37,7 +37,7 @@ impl Bitmap {
 
     /// Returns whether a block is free, if its node shows that all of it is or none; else the
     /// number of the node or leaf to look at.
-    fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
+    pub(super) fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
         let node = self.store.node(number);
         if node.fits[block].is_none() {
             return Ok(false);

@@ -1,0 +1,92 @@
+//! How much is free up to a page, and how large the largest hole is: found out part by part, so that
+//! a caller that has the bitmap under a lock can let others have it in between.
+
+use super::Bitmap;
+use super::fit::LEAF_PAGES;
+use super::node::{FAN, pages};
+
+/// The most nodes and leaves that one call looks at: more than a way from the top down has.
+const PART: u32 = 32;
+
+/// What is free in the pages that were looked at. Each was looked at once: where the bitmap changes
+/// between two parts, they are of different times.
+#[derive(Debug)]
+pub struct Survey {
+    /// The next page, and the one behind the last.
+    next: u64,
+    end: u64,
+    /// Free pages directly before `next`.
+    run: u64,
+    /// The number of free pages.
+    pub free: u64,
+    /// The number of pages in the largest hole, of which only what lies before the end counts.
+    pub largest: u64,
+}
+
+impl Survey {
+    /// Makes the survey of the pages before `end`, none of which was looked at.
+    pub const fn new(end: u64) -> Self {
+        Self { next: 0, end, run: 0, free: 0, largest: 0 }
+    }
+
+    /// Counts the pages from the next one to before `to`, all of which are free or used.
+    fn count(&mut self, to: u64, is_free: bool) {
+        let to = to.min(self.end);
+        let pages = to.saturating_sub(self.next);
+        self.next = self.next.max(to);
+        if is_free {
+            self.run += pages;
+            self.free += pages;
+            self.largest = self.largest.max(self.run);
+        } else if pages > 0 {
+            self.run = 0;
+        }
+    }
+}
+
+impl Bitmap {
+    /// Goes on with a survey, and returns whether it is complete. Looks at 32 nodes and leaves at the
+    /// most; does not allocate.
+    pub fn survey(&self, survey: &mut Survey) -> bool {
+        // Pages behind the tree are used.
+        let mut left = PART;
+        self.top == 0 || self.survey_below((self.root, self.top, 0), survey, &mut left)
+    }
+
+    /// Does so below a node of `level` at page `base`.
+    fn survey_below(
+        &self,
+        (number, level, base): (u32, u32, u64),
+        survey: &mut Survey,
+        left: &mut u32,
+    ) -> bool {
+        let size = pages(level - 1);
+        for block in 0..FAN {
+            let start = base + block as u64 * size;
+            if start + size <= survey.next || survey.end <= start {
+                continue;
+            }
+            match self.uniform(number, level, block) {
+                Ok(is_free) => survey.count(start + size, is_free),
+                Err(_) if *left == 0 => return false,
+                Err(child) => {
+                    *left -= 1;
+                    if level == 1 {
+                        self.survey_leaf(child, start, survey);
+                    } else if !self.survey_below((child, level - 1, start), survey, left) {
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn survey_leaf(&self, leaf: u32, base: u64, survey: &mut Survey) {
+        for (start, end) in self.store.leaf(leaf).runs() {
+            survey.count(base + u64::from(start), false);
+            survey.count(base + u64::from(end), true);
+        }
+        survey.count(base + u64::from(LEAF_PAGES), false);
+    }
+}
