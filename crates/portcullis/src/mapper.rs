@@ -168,6 +168,15 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         let _ = platform;
         Ok(0)
     }
+
+    /// As [`reclaim`](Self::reclaim), but does nothing where it would have to wait for another reclaim.
+    ///
+    /// # Errors
+    /// As [`reclaim`](Self::reclaim).
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        let _ = platform;
+        Ok(0)
+    }
 }
 
 /// A page table in memory and the queue of the IOMMU that walks it.
@@ -374,5 +383,11 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         // told.
         // SAFETY: `Ok` is the queue's word.
         unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
+    }
+
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        let forget = || self.queue.invalidate(self.domain, Invalidation::Domain);
+        // SAFETY: as above.
+        unsafe { self.table.try_reclaim(platform, forget) }
     }
 }

@@ -120,4 +120,8 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         self.inner.reclaim(platform)
     }
+
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        self.inner.try_reclaim(platform)
+    }
 }

@@ -121,4 +121,8 @@ unsafe impl Mapper for Tables {
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         on_tables!(self, tables => tables.reclaim(platform))
     }
+
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        on_tables!(self, tables => tables.try_reclaim(platform))
+    }
 }

@@ -150,8 +150,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// below `limit`.
     ///
     /// Costs one allocation, one walk for each leaf table, and one store for each entry; may
-    /// allocate page tables. Waits for hardware, and for others that do, only where the address space
-    /// or the memory for tables is exhausted, where a failed call must be undone, and where the mapper waits for each
+    /// allocate page tables. Waits for hardware only where the address space or the memory for
+    /// tables is exhausted, where a failed call must be undone, and where the mapper waits for each
     /// map (as for hardware that [caches what is
     /// absent](crate::invalidation::InvalidationQueue::caches_absent)). The caller holds no lock
     /// and no CPU.
@@ -254,7 +254,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Frees page tables that have become empty, for a caller that is short of memory, say. Returns
-    /// how many bytes it freed. `map` does the same before it fails for want of table memory.
+    /// how many bytes it freed. `map` does the same before it fails for want of table memory, unless another
+    /// call is at it.
     ///
     /// Waits for hardware and for other CPUs, for those first that called this before; and looks at
     /// all tables: see [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds

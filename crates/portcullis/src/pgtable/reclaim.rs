@@ -170,12 +170,42 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     pub unsafe fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
-        mut invalidate: impl FnMut() -> Result<(), E>,
+        invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
         if !self.platform.is_reached(platform) {
             return Ok(0);
         }
         let _served = self.books.taking_out.lock();
+        self.free_empty(platform, invalidate)
+    }
+
+    /// As [`reclaim`](Self::reclaim), but does nothing and returns 0 while another reclaim, or a split of a page of several
+    /// entries, is under way or waits. So it waits for none of these: an interrupt handler may have interrupted one.
+    ///
+    /// # Errors
+    /// As [`reclaim`](Self::reclaim).
+    ///
+    /// # Safety
+    /// As [`reclaim`](Self::reclaim).
+    pub unsafe fn try_reclaim<P: Platform, E>(
+        &self,
+        platform: &P,
+        invalidate: impl FnMut() -> Result<(), E>,
+    ) -> Result<usize, E> {
+        if !self.platform.is_reached(platform) {
+            return Ok(0);
+        }
+        let Some(_served) = self.books.taking_out.try_lock() else { return Ok(0) };
+        self.free_empty(platform, invalidate)
+    }
+
+    /// Frees every table that is empty, for a caller that alone takes tables out and whose `invalidate` is as
+    /// [`reclaim`](Self::reclaim) says.
+    fn free_empty<P: Platform, E>(
+        &self,
+        platform: &P,
+        mut invalidate: impl FnMut() -> Result<(), E>,
+    ) -> Result<usize, E> {
         let mut freed = 0;
         loop {
             let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };

@@ -9,6 +9,8 @@
 //! caller that has drawn a ticket goes on running, as those behind it wait for it: a thread, or a
 //! task of a kernel, but no interrupt handler, which may have interrupted one that is before it.
 //!
+//! [`try_lock`](TicketLock::try_lock) is for those: it takes the lock where nobody has it or waits for it, and never waits.
+//!
 //! Memory ordering. The addition that draws a number may be relaxed: all additions to one word are
 //! in one order, so each number is drawn once, and in the order of service. Only the caller whose
 //! number is served writes `serving`, once: when it is done, it stores the next number. So no two
@@ -16,6 +18,8 @@
 //! the load by which a caller finds its number is an acquire: what one caller did under the lock
 //! happens before what the next does, and so before what all later ones do. No wake-up is lost, as
 //! nobody sleeps: a caller looks until it finds its number, which stays until the caller changes it.
+//! `try_lock` first loads the number that is served, as an acquire, and then draws a ticket only if that number is the next to be drawn: so
+//! the caller has what is served, which nobody else changes from then on.
 
 use super::{AtomicUsize, Ordering, pause_among};
 
@@ -46,6 +50,14 @@ impl TicketLock {
     /// addition in all where nobody else is there.
     pub fn lock(&self) -> Served<'_> {
         self.draw().wait()
+    }
+
+    /// Takes the lock, if nobody has it and nobody waits for it. It never waits.
+    pub fn try_lock(&self) -> Option<Served<'_>> {
+        let number = self.serving.load(Ordering::Acquire);
+        let next = number.wrapping_add(1);
+        let drawn = self.next.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
+        drawn.ok().map(|number| Served(Ticket { lock: self, number }))
     }
 
     /// Takes a place behind all that came before.

@@ -278,6 +278,14 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         late.come();
         result
     }
+
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        let (verdict, late) = self.hostile.faults.enter(Call::Reclaim);
+        answer(verdict)?;
+        let result = self.inner.try_reclaim(platform);
+        late.come();
+        result
+    }
 }
 
 /// One thread that is any CPU, with a clock and a timer of its own.

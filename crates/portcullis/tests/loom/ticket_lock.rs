@@ -72,6 +72,24 @@ fn three_that_come_at_any_time_are_all_served_one_at_a_time() {
 }
 
 #[test]
+fn one_that_does_not_wait_is_served_alone_or_not_at_all() {
+    model(|| {
+        let line = Line::new();
+        let attempt = move |number| {
+            let served = line.lock.try_lock();
+            served.inspect(|served| line.serve(number, served)).is_some()
+        };
+        let other = thread::spawn(move || line.serve(1, &line.lock.lock()));
+        let third = thread::spawn(move || attempt(2));
+        let mine = attempt(0);
+        other.join().unwrap();
+        let expected = 1 + usize::from(mine) + usize::from(third.join().unwrap());
+        assert_eq!(line.served().len(), expected);
+        assert!(attempt(3), "nobody is there");
+    });
+}
+
+#[test]
 fn a_ticket_that_is_thrown_away_keeps_its_place_and_stops_nobody() {
     model(|| {
         let line = Line::new();

@@ -121,4 +121,8 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         self.inner.reclaim(platform)
     }
+
+    fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
+        self.inner.try_reclaim(platform)
+    }
 }

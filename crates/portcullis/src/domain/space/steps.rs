@@ -73,9 +73,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
         };
         match map(gather) {
-            // Tables that had become empty make room: those that this reclaim has freed, or those that
-            // others have while it waited for its turn.
-            Err(MapError::OutOfMemory) if self.reclaim().is_ok() => map(gather),
+            // Tables that had become empty make room. Where another call is reclaiming, this one does not wait, as it may be an
+            // interrupt handler's, which has interrupted that.
+            Err(MapError::OutOfMemory)
+                if self.mapper.try_reclaim(&self.platform).is_ok_and(|bytes| bytes > 0) =>
+            {
+                map(gather)
+            }
             result => result,
         }
     }
