@@ -169,7 +169,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         Ok(0)
     }
 
-    /// As [`reclaim`](Self::reclaim), but does nothing where it would have to wait for another reclaim.
+    /// As [`reclaim`](Self::reclaim), but does nothing where it would have to wait for another reclaim. A map that finds no memory
+    /// calls this: a mapper that has a `reclaim` has this, too.
     ///
     /// # Errors
     /// As [`reclaim`](Self::reclaim).

@@ -38,7 +38,7 @@ pub fn pause() {
 
 /// As [`pause`], for a caller that has looked `looks` times for what it waits for, as others do
 /// beside it. The model checker would try all orders of their looks, without end. So from the third
-/// look on it tries one alone: looks change nothing, so more of them lead to no other state.
+/// look on it tries no other orders in that execution: looks change nothing, so more of them lead to no other state.
 #[inline]
 pub fn pause_among(looks: u32) {
     #[cfg(loom)]

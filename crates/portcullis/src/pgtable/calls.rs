@@ -246,7 +246,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// entry; a hole costs one step for each missing table. Allocates only to split; cannot fail.
     /// `invalidate` is called, with no CPU held, only to split a page of several entries, or of a
     /// format that requires a page to be broken before it is split: it makes the hardware forget
-    /// the range, paging structures included, and returns whether that worked. The call waits for
+    /// the range, paging structures included, and returns whether that worked. It does not reclaim in
+    /// this table, nor split pages there. The call waits for
     /// such splits by another CPU, for a [`reclaim`](Self::reclaim) that is just looking at a table
     /// that took a large page's place, and to split a page of several entries for the reclaims and
     /// such splits that were called before. With frames that are not coherent it waits for every other CPU that is changing a table on the

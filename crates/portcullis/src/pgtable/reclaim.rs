@@ -145,7 +145,7 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Frees every table that is empty, and returns how many bytes it freed: always 0 with another
+    /// Frees every table that is empty at the call, and returns how many bytes it freed: always 0 with another
     /// [platform](Platform::number) than the first that the table was used with. `invalidate` makes
     /// the hardware forget everything about the address space, paging structures included, and
     /// returns whether that worked; it may wait for hardware. It does not reclaim in this table, nor
@@ -207,10 +207,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
         let mut freed = 0;
-        loop {
+        // A turn ends, however many tables others make and empty meanwhile: those behind it wait. What there was takes a round for
+        // each batch of it, and one more for each level, whose last batch is not full.
+        let levels = self.format().levels();
+        let rounds = self.table_bytes() / (BATCH * FRAME_SIZE as usize) + levels as usize + 1;
+        for _ in 0..rounds {
             let mut batch = Batch { owner: self, tables: List::new(), parked: Vec::new() };
             platform.with_cpu(|_| core::mem::swap(&mut batch.parked, &mut *self.books.parked.lock()));
-            self.mark_empty(self.root(), self.format().levels(), &mut batch.tables);
+            self.mark_empty(self.root(), levels, &mut batch.tables);
             if batch.tables.is_empty() && batch.parked.is_empty() {
                 return Ok(freed);
             }
@@ -233,6 +237,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let frames = batch.free();
             freed += frames * FRAME_SIZE as usize;
         }
+        Ok(freed)
     }
 
     /// Marks the entries of the table at `table`, and of those below it, that lead to empty tables.

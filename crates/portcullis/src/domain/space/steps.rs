@@ -73,10 +73,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
         };
         match map(gather) {
-            // Tables that had become empty make room. Where another call is reclaiming, this one does not wait, as it may be an
-            // interrupt handler's, which has interrupted that.
+            // Tables that had become empty make room: those that this frees, or that others have freed meanwhile. Where another call
+            // is reclaiming, this one does not wait, as it may be an interrupt handler's, which has interrupted that. What the first
+            // attempt has mapped and removed again may still be cached, in pieces that differ from those of the second.
             Err(MapError::OutOfMemory)
-                if self.mapper.try_reclaim(&self.platform).is_ok_and(|bytes| bytes > 0) =>
+                if self.mapper.sync(gather).is_ok() && self.mapper.try_reclaim(&self.platform).is_ok() =>
             {
                 map(gather)
             }

@@ -67,6 +67,28 @@ fn tables_that_the_hardware_may_walk_are_kept_until_it_answers() {
     assert_accounted(&memory, &table);
 }
 
+/// Others wait for its end.
+#[test]
+fn a_reclaim_ends_however_many_tables_are_made_and_emptied_beside_it() {
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), vtd(4));
+    (0..100).for_each(|n| map(&table, n * LARGE, PAGE).unwrap());
+    unmap(&table, 0, 1 << 30);
+    let mut rounds = 0;
+    let others = || {
+        rounds += 1;
+        let place = (100 + rounds) * LARGE;
+        map(&table, place, PAGE).unwrap();
+        unmap(&table, place, PAGE);
+        Ok::<_, ()>(())
+    };
+    assert!(table.shrink(&*PLATFORM, others).unwrap() >= 100 * 4096);
+    // Two batches, and one more for each of the four levels and for what is not full.
+    assert!((2..=7).contains(&rounds), "{rounds}");
+    reclaim(&table);
+    assert_accounted(&memory, &table);
+}
+
 #[test]
 fn a_table_dropped_after_a_failed_reclaim_leaves_nothing() {
     let memory = Memory::new(64 << 20);
