@@ -40,7 +40,7 @@ const BARS: [(&str, u64); 15] = [
     ("ring-list-4", 1640),
     ("auto-1", 455),
     ("auto-list-4", 1770),
-    ("auto-copied-1", 645),
+    ("auto-copied-1", 660),
     ("bounce-1", 570),
 ];
 

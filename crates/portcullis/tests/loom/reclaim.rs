@@ -147,7 +147,7 @@ impl Machine {
 fn race(mapped: &'static [u64], other: fn(&Machine), main: fn(&Machine), after: fn(&Machine)) {
     let mut model = ::loom::model::Builder::new();
     model.max_branches = 20_000;
-    model.preemption_bound = Some(4);
+    model.preemption_bound = Some(3);
     model.check(move || {
         let machine = Machine::new(mapped);
         let beside = Arc::clone(&machine);

@@ -55,7 +55,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
-    #[inline]
+    // Left to itself, the compiler takes it out of line in builds of one folder and not of another, for 70 instructions.
+    #[inline(always)]
     pub(super) unsafe fn fill<'a>(
         &self,
         slot: &Slot,
