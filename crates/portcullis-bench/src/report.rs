@@ -12,7 +12,7 @@ use crate::timer::TimerFigures;
 pub struct Report {
     /// The benchmark: `iova`, `pgtable`, `invalidation`, `bounce`, `path`.
     pub bench: &'static str,
-    /// What it ran on. Whoever prints the report for machines has that in its head, and so with the next.
+    /// The machine that it ran on. The head of the JSON has this field and the next one.
     #[serde(skip)]
     pub machine: Machine,
     /// The hardware that was assumed.

@@ -59,7 +59,7 @@ pub fn exit(error: &clap::Error) -> ! {
         error.exit()
     }
     let text = wrap_lines(&error.render().ansi().to_string(), "  ");
-    // Nobody may listen any more.
+    // The program that read standard error may have ended.
     let _ = anstream::stderr().write_all(text.as_bytes());
     std::process::exit(error.exit_code())
 }

@@ -68,8 +68,7 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
     text
 }
 
-/// What `--work` would be if the CPUs had nothing to wait for: of what the recording knows, that is all. Nothing where nobody can ask
-/// for such a time.
+/// Tells the `--work` of CPUs that were busy throughout the recording. `None` for a time that `--work` does not take.
 fn busy(trace: &TraceReport, seconds: f64) -> Option<String> {
     let ns = trace.cpus as f64 * seconds * 1e9 / trace.maps as f64;
     let cpus = if trace.cpus == 1 { "CPU".into() } else { format!("{} CPUs", count(trace.cpus)) };

@@ -34,7 +34,7 @@ pub fn documented(document: &str) -> Shape {
     shape
 }
 
-/// Reads what is in a field; `before` is what was in the one before.
+/// Reads the shape of a field. "the same" stands for `before`, the shape of the field before it.
 fn read<'a>(text: &'a str, before: Option<&Shape>) -> (Shape, &'a str) {
     let text = text.trim_start();
     if let Some(rest) = text.strip_prefix('{') {

@@ -159,10 +159,8 @@ impl Input<'static> {
     pub fn stdin_is_pipe() -> bool {
         #[cfg(unix)]
         {
-            use std::os::fd::AsFd;
             use std::os::unix::fs::FileTypeExt;
-            let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
-            file.and_then(|file| file.metadata()).is_ok_and(|about| about.file_type().is_fifo())
+            stdin_as_file().and_then(|file| file.metadata()).is_ok_and(|about| about.file_type().is_fifo())
         }
         #[cfg(not(unix))]
         false
@@ -177,9 +175,8 @@ impl Input<'static> {
         #[cfg(unix)]
         {
             use std::io::Seek;
-            use std::os::fd::AsFd;
-            let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
-            let Some(mut file) = file.ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))
+            let file = stdin_as_file().ok();
+            let Some(mut file) = file.filter(|file| file.metadata().is_ok_and(|about| about.is_file()))
             else {
                 return Ok(None);
             };
@@ -190,6 +187,12 @@ impl Input<'static> {
         #[cfg(not(unix))]
         Ok(None)
     }
+}
+
+/// A second handle on standard input.
+#[cfg(unix)]
+fn stdin_as_file() -> io::Result<File> {
+    std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned().map(File::from)
 }
 
 /// A file that is read from a place of its own, whatever the position that it shares with others.

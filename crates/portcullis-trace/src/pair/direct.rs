@@ -73,7 +73,7 @@ impl Direct {
             self.end(made, end, summary);
         } else {
             for run in &runs {
-                // What is before the unmap, what is in it, and what is behind it.
+                // The run's parts: before the unmap, inside it, and behind it.
                 let (low, high) = (first.max(run.iova), last.min(run.last()));
                 let part =
                     |from: u64, last| Part { last, phys: run.phys + (from - run.iova), seq: run.at.seq };

@@ -1,5 +1,5 @@
-//! A lock that serves its callers in the order in which they came: each waits for those before it,
-//! and for nobody who comes later.
+//! A lock that serves its callers in the order in which they came: each caller waits for the callers before it, and for no later
+//! one.
 //!
 //! It is for a lock that is held for long, as while hardware works: under a lock that serves the
 //! quickest, a caller that comes back at once starves the others.
@@ -9,7 +9,7 @@
 //! caller that has drawn a ticket goes on running, as those behind it wait for it: a thread, or a
 //! task of a kernel, but no interrupt handler, which may have interrupted one that is before it.
 //!
-//! [`try_lock`](TicketLock::try_lock) is for those: it takes the lock where nobody has it or waits for it, and never waits.
+//! An interrupt handler calls [`try_lock`](TicketLock::try_lock), which takes a lock that is free, and never waits.
 //!
 //! Memory ordering. The addition that draws a number may be relaxed: all additions to one word are
 //! in one order, so each number is drawn once, and in the order of service. Only the caller whose
@@ -17,7 +17,7 @@
 //! callers are served at once, and each is served after the one before. That store is a release, and
 //! the load by which a caller finds its number is an acquire: what one caller did under the lock
 //! happens before what the next does, and so before what all later ones do. No wake-up is lost, as
-//! nobody sleeps: a caller looks until it finds its number, which stays until the caller changes it.
+//! callers do not sleep: each loads `serving` until it finds its number there, and only that caller replaces it.
 //! `try_lock` first loads the number that is served, as an acquire, and then draws a ticket only if that number is the next to be drawn: so
 //! the caller has what is served, which nobody else changes from then on.
 

@@ -3,6 +3,7 @@
 //! locks or clocks.
 
 use crate::addr::Direction;
+use crate::bounce::pool::Way;
 
 /// The binary logarithm of the largest size of the smallest class.
 const LEAST_SHIFT: u32 = 9;
@@ -49,6 +50,15 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
+    /// Returns what a mapping counts as that the pool made in this way.
+    #[inline]
+    pub(super) fn of(way: Way) -> Self {
+        match way {
+            Way::Slot | Way::SingleUse => Self::Copy,
+            Way::Split | Way::Direct => Self::Map,
+        }
+    }
+
     const fn other(self) -> Self {
         match self {
             Self::Copy => Self::Map,

@@ -53,8 +53,8 @@ impl Course {
     /// Returns which way it went.
     pub(super) fn choice(&self) -> Choice {
         match self {
-            Self::Pool { way: Way::Slot | Way::SingleUse, .. } => Choice::Copy,
-            _ => Choice::Map,
+            Self::Pool { way, .. } => Choice::of(*way),
+            Self::Ring(_) | Self::Cut { .. } => Choice::Map,
         }
     }
 }

@@ -194,7 +194,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// of lists whose ends are `shared` or not.
     #[inline]
     fn size_of(&self, class: usize, shared: bool) -> usize {
-        (2 * self.direction.index() + usize::from(shared)) * self.classes + class
+        self.place(self.direction, class, shared)
+    }
+
+    /// Returns the index in `sizes` of `class`, in any direction.
+    #[inline]
+    fn place(&self, direction: Direction, class: usize, shared: bool) -> usize {
+        (2 * direction.index() + usize::from(shared)) * self.classes + class
     }
 
     /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
@@ -620,7 +626,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 if shared { untrusted } else { !untrusted || most_bytes(class) >= granule }
             };
             shapes.filter(move |(class, shared)| occurs(*class, *shared)).map(move |(class, shared)| {
-                let size = &self.sizes[(2 * direction.index() + usize::from(shared)) * self.classes + class];
+                let size = &self.sizes[self.place(direction, class, shared)];
                 size.cell.explain(class, (direction, shared), size.counts)
             })
         })

@@ -7,7 +7,7 @@ use super::AdaptiveRing;
 use super::book::{Choice, class_of};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, PoolMapping, Way};
+use crate::bounce::pool::{Attributes, PoolMapping};
 use crate::dma::{RingError, RingMapping};
 use crate::domain::{MapListError, Policy};
 use crate::mapper::Mapper;
@@ -24,7 +24,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return None;
         }
         let Some(class) = class_of(len, self.classes) else { return (choice == Choice::Map).then_some(None) };
-        let index = (2 * direction.index() + usize::from(!whole)) * self.classes + class;
+        let index = self.place(direction, class, !whole);
         let size = self.sizes.get(index)?;
         (size.until > 0 && size.cell.choice() == choice).then_some(Some(index))
     }
@@ -105,8 +105,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         // SAFETY: the caller's promise.
         let mapped = unsafe { self.pool.map(list, direction, attributes) };
         if let Ok(mapping) = &mapped {
-            let copied = matches!(mapping.way(), Way::Slot | Way::SingleUse);
-            self.count(index, if copied { Choice::Copy } else { Choice::Map });
+            self.count(index, Choice::of(mapping.way()));
         }
         Some(mapped)
     }

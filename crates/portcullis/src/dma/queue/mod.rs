@@ -28,7 +28,7 @@ use super::device::bytes_of;
 use super::ring::number;
 use super::{DmaBuffer, RingError, RingMapping};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
-use crate::bounce::pool::Attributes;
+use crate::bounce::pool::{Attributes, PoolMapping};
 use crate::domain::MapListError;
 use crate::iova::ArenaError;
 
@@ -321,9 +321,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 }
                 // SAFETY: the caller's promise.
                 let mapping = unsafe { device.map(list, direction, self.attributes) }?;
-                let ring = queue | Kind::Pool(mapping.way()).bits();
-                let (first, neighbours) = (mapping.iova(), mapping.len());
-                Ok((mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring }))
+                Ok(of_pool(&mapping, queue | Kind::Pool(mapping.way()).bits(), out))
             }
             Lane::Auto(lane) => {
                 if list.len() > 1 && !self.attributes.persistent_streaming {
@@ -338,12 +336,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     && let Some(copied) = unsafe { lane.copy_fast(list, direction, self.attributes) }
                 {
                     let mapping = copied?;
-                    let ring = queue | Kind::Auto { way: Some(mapping.way()), timed: None }.bits();
-                    let (first, neighbours) = (mapping.iova(), mapping.len());
-                    return Ok((
-                        mapping.write_segments(out),
-                        RingMapping { first, bytes: 0, neighbours, ring },
-                    ));
+                    let kind = Kind::Auto { way: Some(mapping.way()), timed: None };
+                    return Ok(of_pool(&mapping, queue | kind.bits(), out));
                 }
                 // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
@@ -472,6 +466,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             }
         }
     }
+}
+
+/// Writes what the device is given of a mapping of the pool's, and returns how many segments that is, with the words to keep.
+#[inline]
+fn of_pool(mapping: &PoolMapping<'_>, ring: u64, out: &mut [DmaSegment]) -> (usize, RingMapping) {
+    let (first, neighbours) = (mapping.iova(), mapping.len());
+    (mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring })
 }
 
 /// Commits, and drops the buffers that wait; where the hardware does not confirm, they are leaked.
