@@ -23,6 +23,8 @@ const CASES: &str = include_str!("../../crates/portcullis-hw/tests/conformance/m
 
 /// The program that drives an NVMe disk: its options are the variants of two enumerations.
 const NVME: &str = include_str!("../../crates/portcullis-cli/examples/nvme/main.rs");
+/// What `tests/units` calls it.
+const DISK: &str = "disk";
 const NVME_IOMMUS: &str = "\nenum Unit {\n";
 const NVME_POLICIES: &str = "\nenum Way {\n";
 
@@ -157,16 +159,16 @@ pub fn run(root: &Path) -> Result<(), String> {
 /// Writes and reads a disk behind each IOMMU by each policy, and has it write where a buffer was.
 fn disk(root: &Path) -> Result<(), String> {
     let mut build = Command::new(crate::cargo());
-    build.args(workspace!("build", "--example", "nvme"));
+    build.args(workspace!("build", "--example", DISK));
     // Where programs go is the caller's to say: so cargo tells.
     build.arg("--message-format=json-render-diagnostics").current_dir(root).stderr(Stdio::inherit());
     let built = build.output().map_err(|error| format!("cargo build: {error}"))?;
     if !built.status.success() {
-        return Err(format!("cargo build --example nvme: {}", built.status));
+        return Err(format!("cargo build --example {DISK}: {}", built.status));
     }
     let said = String::from_utf8_lossy(&built.stdout);
     let quoted = said.split("\"executable\":\"").skip(1).filter_map(|rest| rest.split('"').next()).last();
-    let program = quoted.ok_or("cargo build --example nvme names no program")?;
+    let program = quoted.ok_or("cargo build names no program")?;
     for iommu in options(NVME_IOMMUS) {
         for policy in options(NVME_POLICIES) {
             let ran = Command::new(program).args(["--iommu", &iommu, "--policy", &policy]).output();

@@ -67,7 +67,10 @@ fn after<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
 /// What is wrong with a command of Cargo.
 fn wrong_with(words: &[&str]) -> Option<String> {
     let words = words.split(|word| *word == "--").next()?;
-    let folder = root().join("crates").join(after(words, "-p").unwrap_or("portcullis-cli"));
+    let package = after(words, "-p").unwrap_or("portcullis-cli");
+    let of_tests = package.strip_prefix("portcullis-").map(|name| root().join("tests").join(name));
+    let folder = of_tests.filter(|folder| folder.is_dir());
+    let folder = folder.unwrap_or_else(|| root().join("crates").join(package));
     let file = |kind: &str, name: &str| {
         let place = folder.join(kind).join(name);
         place.with_extension("rs").is_file() || place.join("main.rs").is_file()

@@ -298,9 +298,10 @@ fn root() -> PathBuf {
 
 fn test_steps() -> Vec<Step> {
     let mut steps = vec![
-        // With optimisation, as the property tests do millions of operations. With it come the examples, as the programs that
-        // later steps run, and those in the documentation.
-        Step::cargo("tests, also those in the documentation", workspace!("test")),
+        // With optimisation, as the property tests do millions of operations. The examples of the core are among them
+        // (`tests/dma/examples.rs`); as programs, examples are compiled by the lints.
+        Step::cargo("tests", workspace!("test", "--tests")),
+        Step::cargo("the code in the documentation", workspace!("test", "--doc")),
         Step {
             folder: NO_STD,
             environment: &[("CARGO_TARGET_DIR", "target")],

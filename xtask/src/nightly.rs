@@ -35,6 +35,13 @@ pub enum Component {
 /// Without optimisation, as these tests compile for longer than they run; but a report names source lines.
 const LINES: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
+/// The flag that leaves out of the programs of tests, and of what these depend on, what none of the tools runs.
+macro_rules! watched {
+    () => {
+        "--cfg watched"
+    };
+}
+
 pub const TOOLS: [Tool; 3] = [
     Tool {
         what: "Miri",
@@ -44,6 +51,7 @@ pub const TOOLS: [Tool; 3] = [
         environment: &[
             // Memory that a device may still reach is leaked on purpose.
             ("MIRIFLAGS", "-Zmiri-strict-provenance -Zmiri-ignore-leaks"),
+            ("RUSTFLAGS", watched!()),
             ("CARGO_TARGET_DIR", "target/miri"),
         ],
         tests: &UNSAFE,
@@ -54,7 +62,11 @@ pub const TOOLS: [Tool; 3] = [
         component: Some(Component::Sources),
         command: &["test", "-Zbuild-std"],
         sanitizes: true,
-        environment: &[("RUSTFLAGS", "-Zsanitizer=thread"), LINES, ("CARGO_TARGET_DIR", "target/tsan")],
+        environment: &[
+            ("RUSTFLAGS", concat!("-Zsanitizer=thread ", watched!())),
+            LINES,
+            ("CARGO_TARGET_DIR", "target/tsan"),
+        ],
         tests: &SHARED,
     },
     Tool {
@@ -63,7 +75,7 @@ pub const TOOLS: [Tool; 3] = [
         command: &["test"],
         sanitizes: true,
         environment: &[
-            ("RUSTFLAGS", "-Zsanitizer=address"),
+            ("RUSTFLAGS", concat!("-Zsanitizer=address ", watched!())),
             LINES,
             // Memory that a device may still reach is leaked on purpose.
             ("ASAN_OPTIONS", "detect_leaks=0"),

@@ -1,19 +1,27 @@
 //! The registration cache: what is held is reached, what is forgotten or evicted is not, and nothing beyond the limits.
 //! And the heap, whose frames and buffers hold the bytes that are put there.
 #![cfg(not(loom))]
+#![cfg_attr(watched, allow(dead_code, unused_imports, reason = "the tools run a part of the tests"))]
 
+#[cfg(not(watched))]
 mod failures;
+#[cfg(not(watched))]
 mod heap;
+#[cfg(not(watched))]
 mod kept;
+#[cfg(not(watched))]
 mod limits;
+#[cfg(not(watched))]
 mod model;
 #[path = "../open/mod.rs"]
 mod open;
+#[cfg(not(watched))]
 mod panics;
 #[path = "../../../portcullis/tests/played/mod.rs"]
 mod played;
 #[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
+#[cfg(not(watched))]
 mod steps;
 #[path = "../../../portcullis/tests/stuck/mod.rs"]
 mod stuck;

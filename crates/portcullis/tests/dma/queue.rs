@@ -2,6 +2,7 @@
 //! reach, and one that did not is nobody's.
 
 mod failures;
+#[cfg(not(watched))]
 mod raw;
 mod typed;
 mod world;

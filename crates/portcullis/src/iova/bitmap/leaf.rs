@@ -356,6 +356,6 @@ impl Leaf {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "../../../tests/inside/iova/bitmap/leaf.rs"]
 mod tests;

@@ -4,6 +4,13 @@
 //! Addresses at which something ends, and random maps and unmaps of all sizes by every way in, parts of large pages
 //! among them, beside a plain list of what is mapped. After each of them the walker looks at addresses in and around it.
 
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../dice/mod.rs"]
+mod dice;
+#[path = "../played/mod.rs"]
+mod played;
+
 mod cases;
 mod edges;
 mod machine;
@@ -11,6 +18,7 @@ mod plain;
 mod random;
 mod rings;
 mod shown;
+mod vtd;
 
 use std::sync::Arc;
 
