@@ -158,7 +158,7 @@ pub struct Scale {
     #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
     pub workload: String,
 
-    /// Policies to compare, separated by commas [default: ours]
+    /// Policies to compare, separated by commas [default: those of the library]
     #[arg(long, value_delimiter = ',', value_name = "POLICY,..",
           value_parser = PossibleValuesParser::new(POLICIES.map(|policy| policy.name)))]
     pub policy: Vec<String>,

@@ -116,7 +116,7 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
     writeln!(text, "{}", rule.repeat(78))?;
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
-        let [(stale, a), (neighbour, b)] = open(policy);
+        let [(stale, a), (neighbour, b)] = open(policy, !runs.report.trace.iommu_only);
         writeln!(
             text,
             "{name}{:<13}{name:#}{:>9}{:>9}{:>10}{:>9}{a}{stale:>14}{a:#}{b}{neighbour:>14}{b:#}",
@@ -143,17 +143,19 @@ fn spread_of(cost: &Cost, runs: usize) -> String {
     format!("{:.0} %", (cost.most_ns - cost.least_ns) / 2.0 / cost.median_ns * 100.0)
 }
 
-/// What a policy leaves open of freed memory, and of other data.
-fn open(policy: &PolicyReport) -> [(String, Style); 2] {
+/// What a policy leaves open of freed memory, and of other data, where the latter is `known`.
+fn open(policy: &PolicyReport, known: bool) -> [(String, Style); 2] {
     if policy.exposure_counted.is_none() {
         // The figures are of the memory that the recording names; the device has all the rest, too.
         return [("all".into(), BAD), ("all".into(), BAD)];
     }
     let exposure = &policy.exposure;
-    [exposure.stale_byte_s, exposure.neighbour_byte_s].map(|open| match open {
+    let word = |open| match open {
         0.0 => ("none".into(), GOOD),
         _ => (bytes(open), BAD),
-    })
+    };
+    let neighbour = if known { word(exposure.neighbour_byte_s) } else { ("not known".into(), Style::new()) };
+    [word(exposure.stale_byte_s), neighbour]
 }
 
 #[cfg(test)]
@@ -161,6 +163,16 @@ mod tests {
     use super::*;
     use crate::args::Arguments;
     use crate::replay::short_run;
+
+    #[test]
+    fn what_is_not_known_to_be_open_is_not_called_none() {
+        let (mut runs, _) = short_run();
+        let policy = runs.report.policies.iter_mut().find(|policy| policy.policy == "strict").unwrap();
+        (policy.exposure.stale_byte_s, policy.exposure.neighbour_byte_s) = (0.0, 0.0);
+        let words = |known| open(policy, known).map(|(word, _)| word);
+        assert_eq!(words(true), ["none", "none"]);
+        assert_eq!(words(false), ["none", "not known"]);
+    }
 
     #[test]
     fn what_cpus_at_work_come_to_can_be_asked_for() {

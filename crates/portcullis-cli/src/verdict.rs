@@ -97,6 +97,9 @@ impl<'a> Verdict<'a> {
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 const SMALL: f64 = 0.01;
 
+/// No difference that is worth a word, and none that a simulation can tell.
+const NOTHING: f64 = 0.001;
+
 /// Which of several policies is named where they cost the same and leave the same open: what keeps no buffer back, before what
 /// does; and adaptive before bounce, as it takes the cheaper way for each buffer. So a verdict does not change from run to run.
 const PREFERRED: [Mode; 5] =
@@ -113,7 +116,8 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
 
 fn costs(strict: &[Row<'_>], work_ns: f64) -> Option<String> {
     let range = range(strict)?;
-    let depends = if range.contains(" to ") { ", depending on the policy" } else { "" };
+    let depends =
+        if range.contains(" to ") || range.contains("at most") { ", depending on the policy" } else { "" };
     let work = HumanCount(work_ns as u64);
     Some(format!(
         "Protection from devices costs this workload {range} of its CPU time{depends}, if all else takes {work} ns for each \
@@ -126,7 +130,12 @@ pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
     let lost = || strict.iter().map(Candidate::lost);
     let (least, most) = (lost().min_by(f64::total_cmp)?, lost().max_by(f64::total_cmp)?);
     let (least, most) = (percent(least), percent(most));
-    Some(if least == most { least } else { format!("{least} to {most}") })
+    Some(match () {
+        () if least == most => least,
+        // Less than that, up to that.
+        () if least.ends_with(&most) => format!("at most {most}"),
+        () => format!("{least} to {most}"),
+    })
 }
 
 /// What to choose of `strict` and what that means, in a sentence; and in a second one the others that somebody may prefer.
@@ -176,7 +185,7 @@ fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
         }
     };
     let least = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()));
-    if let Some(least) = least.filter(|least| percent(least.lost()) != percent(choice.lost())) {
+    if let Some(least) = least.filter(|least| choice.lost() - least.lost() >= NOTHING) {
         add(*least, if least.is_as_cheap(&choice) { "may cost less" } else { "costs less" });
         if least.open() > choice.open() {
             add(*least, "leaves more open");
@@ -186,11 +195,12 @@ fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
         let closed = choose(strict.iter().copied().filter(|row| row.open() <= 0.0));
         closed.into_iter().for_each(|row| add(row, "leaves nothing open"));
     }
-    if choice.mode().gives_back_in_batches() {
-        let at_once =
-            strict.iter().filter(|row| !row.mode().gives_back_in_batches() && row.open() <= choice.open());
-        let soonest = at_once.min_by(|a, b| a.cost().total_cmp(&b.cost()));
-        soonest.into_iter().for_each(|row| add(*row, "gives each buffer back at once"));
+    let at_once = choose(strict.iter().copied().filter(|row| !row.mode().gives_back_in_batches()));
+    if let Some(row) = at_once.filter(|_| choice.mode().gives_back_in_batches()) {
+        add(row, "gives each buffer back at once");
+        if row.open() > choice.open() {
+            add(row, "leaves more open");
+        }
     }
     let told = |(row, does): &(C, Vec<&str>)| {
         format!("{} ({}) {}", row.mode().name(), percent(row.lost()), does.join(" and "))
@@ -260,6 +270,18 @@ mod tests {
         let verdict = Verdict::of(&runs(&costs)).sentences.join(" ");
         assert!(verdict.contains("Choose strict (8.3 %)"), "{verdict}");
         assert!(verdict.contains(" Strict-ring (3.8 %) may cost less."), "{verdict}");
+        // What is less by no tenth of a percent is not worth a word, and at most that is what there is to say.
+        let costs = [(strict, 0.4, 0.1, 9e3), (Mode::Adaptive, 1.2, 0.1, 0.0)];
+        let verdict = Verdict::of(&runs(&costs)).sentences.join(" ");
+        assert!(
+            verdict.contains("costs this workload at most 0.1 % of its CPU time, depending"),
+            "{verdict}"
+        );
+        assert!(!verdict.contains("costs less"), "{verdict}");
+        assert!(
+            verdict.contains("Strict (less than 0.1 %) gives each buffer back at once and leaves"),
+            "{verdict}"
+        );
         // One bad run of the dearer policy does not make it the equal of the cheaper one.
         let costs = [(strict, 700.0, 690.0, 0.0), (Mode::StrictRing, 40.0, 1.0, 9e3)];
         let verdict = Verdict::of(&runs(&costs)).sentences.join(" ");

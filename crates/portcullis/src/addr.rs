@@ -34,6 +34,12 @@ macro_rules! address {
         #[repr(transparent)]
         pub struct $name(u64);
 
+        impl From<$name> for u64 {
+            fn from(address: $name) -> Self {
+                address.0
+            }
+        }
+
         impl $name {
             /// The address `value`.
             pub const fn new(value: u64) -> Self {

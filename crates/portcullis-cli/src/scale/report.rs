@@ -155,13 +155,14 @@ fn setting(workload: &Workload) -> [String; 2] {
         limits.push(format!("{} requests in a second", count(device.requests_per_s.round() as u64)));
     }
     let pace = if limits.is_empty() {
-        "which keep up".into()
+        "as fast as the CPUs need them".into()
     } else {
         format!("each up to {}", limits.join(" and "))
     };
     [
         format!(
-            "each CPU: up to {under_way} under way, each of {mappings}, {bytes} bytes and {work} ns of CPU time besides"
+            "each CPU: up to {under_way} under way, each of {mappings} ({bytes} bytes); everything but \
+             protection takes {work} ns of CPU time"
         ),
         format!("devices: {}, {pace}", count(u64::from(device.count))),
     ]
@@ -387,7 +388,8 @@ mod tests {
             told(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1", "--work", "0"], false);
         let text = text.replace('\n', " ");
         assert!(
-            text.contains("devices: 1, which keep up ") && text.contains(" on 1 CPU, depending"),
+            text.contains("devices: 1, as fast as the CPUs need them ")
+                && text.contains(" on 1 CPU, depending"),
             "{text}"
         );
         assert!(text.contains("no server does nothing but map"), "{text}");

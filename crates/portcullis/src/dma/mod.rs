@@ -33,7 +33,7 @@ macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
         impl<$($generics)*> core::fmt::Debug for $type {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                core::fmt::Debug::fmt(&self.error, f)
+                write!(f, "{:?}: {}", self.error, self.error)
             }
         }
 

@@ -67,7 +67,7 @@ struct StuckBench {
 
 impl StuckBench {
     fn new() -> Self {
-        let (memory, platform) = (Memory::new(64 << 20), StdPlatform::new());
+        let (memory, platform) = (Memory::new(8 << 20), StdPlatform::new());
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let table = PageTable::for_cpus(Arc::clone(&memory), crate::common::vtd(4), platform.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });

@@ -95,7 +95,7 @@ struct Panicking {
 
 impl Panicking {
     fn new(policy: Policy) -> Self {
-        let memory = Memory::new(64 << 20);
+        let memory = Memory::new(8 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
@@ -256,7 +256,7 @@ unsafe impl DmaBuffer for Unmappable {
 
 #[test]
 fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
-    let memory = Memory::new(64 << 20);
+    let memory = Memory::new(8 << 20);
     let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
     let table = PageTable::for_cpus(Arc::clone(&memory), vtd(4), PLATFORM.cpus()).unwrap();
     iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });

@@ -31,7 +31,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(policy: Policy) -> Self {
-        let memory = Memory::new(64 << 20);
+        let memory = Memory::new(8 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let platform = StdPlatform::new();
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
