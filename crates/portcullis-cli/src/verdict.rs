@@ -97,7 +97,7 @@ impl<'a> Verdict<'a> {
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 const SMALL: f64 = 0.01;
 
-/// No difference that is worth a word, and none that a simulation can tell.
+/// A policy that saves less than this share is not named for it: a simulation does not resolve it, either.
 const NOTHING: f64 = 0.001;
 
 /// Which of several policies is named where they cost the same and leave the same open: what keeps no buffer back, before what
