@@ -23,10 +23,10 @@ const CASES: &str = include_str!("../../crates/portcullis-hw/tests/conformance/m
 
 /// The program that drives an NVMe disk: its options are the variants of two enumerations.
 const NVME: &str = include_str!("../../crates/portcullis-cli/examples/nvme/main.rs");
-/// What `tests/units` calls it.
-const DISK: &str = "disk";
 const NVME_IOMMUS: &str = "\nenum Unit {\n";
 const NVME_POLICIES: &str = "\nenum Way {\n";
+/// What `tests/units` calls it.
+const DISK: &str = "disk";
 
 /// Where the kernel is, and the IOMMUs that it knows, as QEMU's options make them.
 pub const KERNEL: &str = "tests/kernel";
@@ -168,7 +168,7 @@ fn disk(root: &Path) -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&built.stdout);
     let quoted = said.split("\"executable\":\"").skip(1).filter_map(|rest| rest.split('"').next()).last();
-    let program = quoted.ok_or("cargo build names no program")?;
+    let program = quoted.ok_or_else(|| format!("cargo build --example {DISK} names no program"))?;
     for iommu in options(NVME_IOMMUS) {
         for policy in options(NVME_POLICIES) {
             let ran = Command::new(program).args(["--iommu", &iommu, "--policy", &policy]).output();

@@ -130,11 +130,13 @@ pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
     let lost = || strict.iter().map(Candidate::lost);
     let (least, most) = (lost().min_by(f64::total_cmp)?, lost().max_by(f64::total_cmp)?);
     let (least, most) = (percent(least), percent(most));
-    Some(match () {
-        () if least == most => least,
+    Some(if least == most {
+        least
+    } else if least.ends_with(&most) {
         // Less than that, up to that.
-        () if least.ends_with(&most) => format!("at most {most}"),
-        () => format!("{least} to {most}"),
+        format!("at most {most}")
+    } else {
+        format!("{least} to {most}")
     })
 }
 
@@ -187,25 +189,21 @@ fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
     let least = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()));
     if let Some(least) = least.filter(|least| choice.lost() - least.lost() >= NOTHING) {
         add(*least, if least.is_as_cheap(&choice) { "may cost less" } else { "costs less" });
-        if least.open() > choice.open() {
-            add(*least, "leaves more open");
-        }
     }
     if choice.open() > 0.0 {
         let closed = choose(strict.iter().copied().filter(|row| row.open() <= 0.0));
         closed.into_iter().for_each(|row| add(row, "leaves nothing open"));
     }
-    let at_once = choose(strict.iter().copied().filter(|row| !row.mode().gives_back_in_batches()));
-    if let Some(row) = at_once.filter(|_| choice.mode().gives_back_in_batches()) {
+    if choice.mode().gives_back_in_batches()
+        && let Some(row) = choose(strict.iter().copied().filter(|row| !row.mode().gives_back_in_batches()))
+    {
         add(row, "gives each buffer back at once");
-        if row.open() > choice.open() {
-            add(row, "leaves more open");
-        }
     }
-    let told = |(row, does): &(C, Vec<&str>)| {
+    let told = |(row, mut does): (C, Vec<&str>)| {
+        does.extend((row.open() > choice.open()).then_some("leaves more open"));
         format!("{} ({}) {}", row.mode().name(), percent(row.lost()), does.join(" and "))
     };
-    others.iter().map(told).collect()
+    others.into_iter().map(told).collect()
 }
 
 /// What the policies leave open that protect less.
@@ -280,6 +278,15 @@ mod tests {
         assert!(!verdict.contains("costs less"), "{verdict}");
         assert!(
             verdict.contains("Strict (less than 0.1 %) gives each buffer back at once and leaves"),
+            "{verdict}"
+        );
+        // Whatever it does better, that it leaves more open is said once.
+        let costs = [(strict, 3.0, 0.1, 9e3), (Mode::Adaptive, 9.0, 0.1, 0.0)];
+        let verdict = Verdict::of(&runs(&costs)).sentences.join(" ");
+        assert!(
+            verdict.contains(
+                " Strict (0.3 %) costs less and gives each buffer back at once and leaves more open."
+            ),
             "{verdict}"
         );
         // One bad run of the dearer policy does not make it the equal of the cheaper one.
