@@ -12,6 +12,8 @@ use strict_tables::paper::{ABLATION, Measured, STREAMS};
 /// Who, and whether the address space has a past.
 type Row = (&'static str, Mode, bool);
 
+const OLD_FRESH: Row = ("Linux 2024, fresh", Mode::Linux2024, false);
+const OLD_AGED: Row = ("Linux 2024, aged", Mode::Linux2024, true);
 const FRESH: Row = ("Linux, fresh", Mode::Linux, false);
 const AGED: Row = ("Linux, aged", Mode::Linux, true);
 const RING: Row = ("ring, aged", Mode::Ring, true);
@@ -32,12 +34,12 @@ fn streams(iotlb_entries: usize) {
     heading("Streams on 5 CPUs", iotlb_entries);
     let strict = ("strict, aged", Mode::Strict, true);
     for (flows, linux, fast_and_safe) in STREAMS {
-        for row in [FRESH, AGED, strict, RING] {
+        for row in [OLD_FRESH, OLD_AGED, FRESH, AGED, strict, RING] {
             let traffic = Traffic::Streams { flows, round_trip_us: ROUND_TRIP_US };
             print!("{flows:>3} {:20}", row.0);
             both(row, traffic, iotlb_entries);
             match row {
-                FRESH => published(linux),
+                OLD_FRESH => published(linux),
                 RING => published(fast_and_safe),
                 _ => println!(),
             }
@@ -49,10 +51,10 @@ fn ablation(iotlb_entries: usize) {
     heading("Requests of 8 KiB on 8 CPUs", iotlb_entries);
     let [linux, kept, contiguous, all] = ABLATION;
     let rows = [
-        (FRESH, None, Some(linux)),
-        (AGED, None, None),
-        (("hint only, fresh", Mode::LinuxHinted, false), Some(true), Some(kept)),
-        (("hint only, aged", Mode::LinuxHinted, true), Some(true), None),
+        (OLD_FRESH, None, Some(linux)),
+        (OLD_AGED, None, None),
+        (FRESH, Some(true), Some(kept)),
+        (AGED, Some(true), None),
         (("ring, hint ignored", Mode::Ring, true), Some(false), Some(contiguous)),
         (RING, Some(true), Some(all)),
     ];
@@ -80,8 +82,8 @@ fn controls() {
             Traffic::Forced { percent } => format!("{percent} %"),
             Traffic::Requests => String::new(),
         };
-        for row in [FRESH, AGED, RING] {
-            print!("{name:>7} {:16}", row.0);
+        for row in [OLD_FRESH, OLD_AGED, FRESH, AGED, RING] {
+            print!("{name:>5} {:18}", row.0);
             both(row, traffic, 64);
             println!();
         }
