@@ -35,7 +35,7 @@ use portcullis::dma::{Device, DmaDomain, DmaMask, Machine, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::pgtable::{Format, PageTable};
-use portcullis_hw::acpi::{Dmar, DmarScope, Ivrs, Reserved};
+use portcullis_hw::acpi::{Dmar, Ivrs, Reserved};
 use portcullis_hw::{Attachment, Iommu, amdvi, vtd};
 use spin::Mutex;
 
@@ -83,9 +83,6 @@ extern "C" fn kernel_main(info: usize) -> ! {
     }
 }
 
-/// Firmware's reserved regions, each with the first and the last device that uses it.
-type Regions = Vec<(u16, u16, Reserved)>;
-
 /// Brings up the unit that firmware's tables name, and everything behind it.
 fn run(rsdp: u64) -> Result<()> {
     println!("kernel: {} frames are free", memory::free_frames());
@@ -95,12 +92,9 @@ fn run(rsdp: u64) -> Result<()> {
         let dmar = Dmar::parse(table).map_err(said)?;
         let unit = dmar.units.first().ok_or("DMAR names no unit")?;
         println!("kernel: DMAR names a VT-d unit at {:#x}", unit.registers);
-        let region = |(_, scope, region): &(u16, DmarScope, Reserved)| {
-            // This kernel's devices are on bus 0, behind no bridge.
-            scope.device(|_| None).map(|device| (device, device, *region))
-        };
-        let regions = dmar.reserved.iter().filter_map(region).collect();
-        return drive(vtd::Unit::start(host(unit.registers)).map_err(said)?, &regions);
+        // This kernel's devices are on bus 0, behind no bridge.
+        let reserved = |device| dmar.reserved_for(0, device, |_| None).collect();
+        return drive(vtd::Unit::start(host(unit.registers)).map_err(said)?, reserved);
     }
     if let Some(table) = firmware::table(rsdp, *b"IVRS") {
         let ivrs = Ivrs::parse(table).map_err(said)?;
@@ -110,21 +104,23 @@ fn run(rsdp: u64) -> Result<()> {
         // On bus 0.
         let capability = Some(Pci(unit.device as u8).read(unit.capability as u8));
         let config = amdvi::Config { last_device, capability };
-        return drive(amdvi::Unit::start(host(unit.registers), config).map_err(said)?, &ivrs.reserved);
+        let reserved = |device| ivrs.reserved_for(0, device).collect();
+        return drive(amdvi::Unit::start(host(unit.registers), config).map_err(said)?, reserved);
     }
     Err("firmware's tables name no IOMMU that this kernel knows".into())
 }
 
-/// Everything that is the same for each IOMMU.
-fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, regions: &Regions) -> Result<()> {
+/// Everything that is the same for each IOMMU. `reserved` has what firmware reserves for a device.
+fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, reserved: impl Fn(u16) -> Vec<Reserved>) -> Result<()> {
     let unit = Arc::new(unit);
     let disk = Pci::find(8, 0xffff_ff00, 0x0108_0200).ok_or("there is no NVMe disk")?;
     let card = Pci::find(0, 0xffff_ffff, 0x1041_1af4).ok_or("there is no virtio network card")?;
     // Before the unit is on, so that what firmware reserves is always reached.
-    let disk_domain = domain(&unit, DomainId(1), disk, regions)?;
-    let card_domain = domain(&unit, DomainId(2), card, regions)?;
+    let regions = [disk, card].map(|pci| reserved(pci.0.into()));
+    let disk_domain = domain(&unit, DomainId(1), disk, &regions[0])?;
+    let card_domain = domain(&unit, DomainId(2), card, &regions[1])?;
     unit.enable().map_err(said)?;
-    println!("kernel: the IOMMU is on; {} reserved regions are mapped one to one", regions.len());
+    println!("kernel: the IOMMU is on; {} reserved regions are mapped one to one", regions.concat().len());
 
     let disk_device = attach(&disk_domain, disk)?.keeping_offsets(4095);
     both_cpus_map(&disk_device)?;
@@ -146,24 +142,20 @@ fn domain<X: Format + Copy, U: Iommu<X> + InvalidationQueue>(
     unit: &Arc<U>,
     number: DomainId,
     pci: Pci,
-    regions: &Regions,
+    regions: &[Reserved],
 ) -> Result<DmaDomain<Own<X, U>>> {
-    let device = u16::from(pci.0);
-    let of_device = regions.iter().filter(|(first, last, _)| (*first..=*last).contains(&device));
     let table = PageTable::new(Memory, unit.layout().map_err(said)?).map_err(said)?;
     let queue = Uninterrupted(Arc::clone(unit));
     let mut builder = Domain::builder(table, queue, number).bounce(Memory, PoolConfig::default());
-    for range in unit.reserved().iter().chain(of_device.clone().map(|(.., region)| &region.range)) {
+    for range in unit.reserved().iter().chain(regions.iter().map(|region| &region.range)) {
         builder = builder.reserve(*range);
     }
     let domain = builder.build(Kernel).map_err(said)?;
-    for (.., region) in of_device {
-        // SAFETY: the device's memory, as firmware says; nothing else here uses it.
-        unsafe { region.map(domain.space().mapper(), &Kernel) }.map_err(said)?;
-    }
+    // SAFETY: the device's memory, as firmware says; nothing else here uses it.
+    unsafe { Reserved::map(regions, domain.space().mapper(), &Kernel) }.map_err(said)?;
     let to = Attachment::table(number, domain.space().mapper().table());
     // SAFETY: the domain's own table; neither ends before the machine does.
-    unsafe { unit.attach(DeviceId(device.into()), to) }.map_err(said)?;
+    unsafe { unit.attach(DeviceId(pci.0.into()), to) }.map_err(said)?;
     Ok(domain)
 }
 

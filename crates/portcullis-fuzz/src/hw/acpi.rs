@@ -75,7 +75,7 @@ fn dmar(dmar: &Dmar, len: usize) {
     let mut steps = 0;
     for scope in scopes.chain(dmar.reserved.iter().map(|(_, scope, _)| scope)) {
         steps += scope.path.len();
-        let found = scope.device(|bridge| Some(bridge as u8));
+        let found = scope.device(|bridge| Some((bridge as u8, 0)));
         assert_eq!(found.is_some(), !scope.path.is_empty());
         assert!(scope.path.len() < 2 || scope.device(|_| None).is_none());
     }
@@ -93,7 +93,7 @@ fn ivrs(ivrs: &Ivrs, len: usize) {
         };
         assert_eq!(ivrs.units.iter().filter(same).count(), 1, "a unit is there once");
     }
-    assert!(ivrs.reserved.iter().all(|(first, last, _)| first <= last));
+    assert!(ivrs.reserved.iter().all(|(_, (first, last), _)| first <= last));
 }
 
 fn iort(iort: &Iort, len: usize) {

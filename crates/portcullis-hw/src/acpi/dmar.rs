@@ -53,18 +53,30 @@ pub struct DmarScope {
 }
 
 impl DmarScope {
-    /// The number of the device at the path's end, by which the unit knows it, if `secondary_bus` says where each bridge on the way
-    /// leads: bus, device and function as 16 bits. `None` where it does not.
-    pub fn device(&self, mut secondary_bus: impl FnMut(u16) -> Option<u8>) -> Option<u16> {
+    /// The number of the device at the path's end, by which the unit knows it: bus, device and function as 16 bits. `buses` says of a
+    /// bridge, by its number, which buses are behind it (its registers Secondary and Subordinate Bus Number), or `None` where that is no
+    /// bridge, or leads nowhere yet. `None` where `buses` has none for a bridge of the path.
+    pub fn device(&self, mut buses: impl FnMut(u16) -> Option<(u8, u8)>) -> Option<u16> {
         let mut bus = self.bus;
         let (last, bridges) = self.path.split_last()?;
         let number = |bus: u8, (device, function): (u8, u8)| {
             u16::from(bus) << 8 | u16::from(device & 0x1f) << 3 | u16::from(function & 7)
         };
         for bridge in bridges {
-            bus = secondary_bus(number(bus, *bridge))?;
+            (bus, _) = buses(number(bus, *bridge))?;
         }
         Some(number(bus, *last))
+    }
+
+    /// Whether `device` is the device at the path's end, or is behind that where it is a bridge. `buses` is as for
+    /// [`device`](Self::device). A virtual function counts as its physical function does (VT-d, section 8.3.3): ask for that.
+    pub fn covers(&self, device: u16, mut buses: impl FnMut(u16) -> Option<(u8, u8)>) -> bool {
+        let Some(own) = self.device(&mut buses) else { return false };
+        // A bridge that leads to no bus behind its own is not set up.
+        let behind = |(first, last): (u8, u8)| {
+            first > (own >> 8) as u8 && (first..=last).contains(&((device >> 8) as u8))
+        };
+        own == device || self.is_bridge && buses(own).is_some_and(behind)
     }
 }
 
@@ -106,6 +118,20 @@ impl Dmar {
             },
         )?;
         Ok(dmar)
+    }
+
+    /// What firmware reserves for `device` (bus, device and function as 16 bits) of a PCI segment: what
+    /// [`Reserved::map`] takes. `buses` says which buses are behind a bridge, as for [`DmarScope::device`]. O(the table's length).
+    pub fn reserved_for(
+        &self,
+        segment: u16,
+        device: u16,
+        mut buses: impl FnMut(u16) -> Option<(u8, u8)>,
+    ) -> impl Iterator<Item = Reserved> {
+        let of_device = move |(of, scope, region): &(u16, DmarScope, Reserved)| {
+            (*of == segment && scope.covers(device, &mut buses)).then_some(*region)
+        };
+        self.reserved.iter().filter_map(of_device)
     }
 }
 
@@ -161,11 +187,29 @@ mod tests {
         assert_eq!((second.registers, second.others, second.scopes.len()), (0xfed9_1000, true, 0));
         let scope = &first.scopes[0];
         // The bridge 00:1c.1 leads to bus 3.
-        assert_eq!(scope.device(|bridge| (bridge == 0x1c << 3 | 1).then_some(3)), Some(3 << 8 | 2 << 3));
+        let buses = |bridge: u16| (bridge == 0x1c << 3 | 1).then_some((3, 4));
+        assert_eq!(scope.device(buses), Some(3 << 8 | 2 << 3));
         assert_eq!(scope.device(|_| None), None);
         let (segment, scope, region) = &dmar.reserved[0];
         assert_eq!((*segment, scope.device(|_| None)), (0, Some(0x14 << 3)));
         assert_eq!(region.range, IovaRange::new(Iova::new(0x7b00_0000), 1 << 20).unwrap());
+    }
+
+    #[test]
+    fn a_device_is_asked_for_by_its_number() {
+        let dmar = Dmar::parse(&example()).unwrap();
+        let of = |segment, device| dmar.reserved_for(segment, device, |_| None).count();
+        assert_eq!((of(0, 0x14 << 3), of(0, 0x14 << 3 | 1), of(1, 0x14 << 3)), (1, 0, 0));
+        // The bridge 00:1c.1 leads to the buses 3 and 4, and its scope to all that is behind it.
+        let buses = |bridge: u16| (bridge == 0x1c << 3 | 1).then_some((3, 4));
+        let scope = DmarScope { is_bridge: true, bus: 0, path: vec![(0x1c, 1)] };
+        let covered = [0x1c << 3 | 1, 3 << 8, 4 << 8 | 0xff].map(|device| scope.covers(device, buses));
+        assert_eq!(covered, [true; 3]);
+        let beside = [0x1c << 3, 2 << 8, 5 << 8].map(|device| scope.covers(device, buses));
+        assert_eq!(beside, [false; 3]);
+        // One that is not set up says that bus 0 is behind it.
+        assert!(!scope.covers(0, |_| Some((0, 0))));
+        assert!(!DmarScope { is_bridge: false, ..scope }.covers(3 << 8, buses));
     }
 
     #[test]

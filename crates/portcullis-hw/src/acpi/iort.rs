@@ -130,6 +130,15 @@ impl Iort {
         });
         led.next()
     }
+
+    /// What firmware reserves for a stream of a unit: what [`Reserved::map`] takes. O(the table's length).
+    pub fn reserved_for(&self, unit: &IortUnit, stream: u32) -> impl Iterator<Item = Reserved> {
+        let unit = *unit;
+        let covers = move |(of, (first, last), _): &&(IortUnit, (u32, u32), Reserved)| {
+            *of == unit && (*first..=*last).contains(&stream)
+        };
+        self.reserved.iter().filter(covers).map(|(.., region)| *region)
+    }
 }
 
 /// The unit whose node is there: they are in the order of the table.

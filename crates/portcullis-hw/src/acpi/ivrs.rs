@@ -20,8 +20,8 @@ const MEMORY_OF_RANGE: u8 = 0x22;
 pub struct Ivrs {
     /// The units. One that is described by several generations of blocks is there once, by the newest.
     pub units: Vec<IvrsUnit>,
-    /// Memory that firmware reserves for devices, each with the first and the last device.
-    pub reserved: Vec<(u16, u16, Reserved)>,
+    /// Memory that firmware reserves for devices, each with the PCI segment, and the first and the last device.
+    pub reserved: Vec<(u16, (u16, u16), Reserved)>,
 }
 
 /// A unit.
@@ -79,13 +79,35 @@ impl Ivrs {
                         MEMORY_OF_ONE => (device, device),
                         _ => (device, other),
                     };
-                    let (first, last) = run(block.at, first, last)?;
-                    push(&mut ivrs.reserved, (first, last, region))
+                    let devices = run(block.at, first, last)?;
+                    // Zeros, where firmware is older than segments.
+                    push(&mut ivrs.reserved, (block.u16(8)?, devices, region))
                 }
                 _ => Ok(()),
             },
         )?;
         Ok(ivrs)
+    }
+
+    /// The number that the unit sees in the accesses of `device` (bus, device and function as 16 bits) of a PCI segment.
+    pub fn alias(&self, segment: u16, device: u16) -> u16 {
+        let aliases = self.units.iter().filter(|unit| unit.segment == segment).flat_map(|unit| &unit.aliases);
+        let mut of_device = aliases.filter(|((first, last), _)| (*first..=*last).contains(&device));
+        of_device.next().map_or(device, |(_, alias)| *alias)
+    }
+
+    /// What firmware reserves for `device` of a PCI segment, and for all that the unit cannot tell from it, as these have one domain:
+    /// what [`Reserved::map`] takes. O(the table's length, squared).
+    pub fn reserved_for(&self, segment: u16, device: u16) -> impl Iterator<Item = Reserved> {
+        let seen = self.alias(segment, device);
+        let covers = move |(of, (first, last), _): &&(u16, (u16, u16), Reserved)| {
+            let units = self.units.iter().filter(|unit| unit.segment == segment);
+            let mut aliases = units.flat_map(|unit| &unit.aliases);
+            *of == segment
+                && ([device, seen].iter().any(|device| (first..=last).contains(&device))
+                    || aliases.any(|(run, alias)| *alias == seen && run.0 <= *last && *first <= run.1))
+        };
+        self.reserved.iter().filter(covers).map(|(.., region)| *region)
     }
 }
 
@@ -170,8 +192,8 @@ mod tests {
         assert_eq!((unit.registers, unit.device, unit.capability, unit.kind), (0xfed8_0000, 2, 0x40, 0x11));
         assert_eq!(unit.devices, [(8, 0x0fff), (0x2010, 0x2010)]);
         assert_eq!(unit.aliases, [((0x2010, 0x2010), 0x2000)]);
-        let [(first, last, region)] = ivrs.reserved.as_slice() else { panic!("one region") };
-        assert_eq!((*first, *last, region.range.len()), (0x28, 0x28, 4096));
+        let [(segment, devices, region)] = ivrs.reserved.as_slice() else { panic!("one region") };
+        assert_eq!((*segment, *devices, region.range.len()), (0, (0x28, 0x28), 4096));
         assert_eq!(region.permissions, Permissions::READ_WRITE);
     }
 

@@ -7,18 +7,16 @@
 mod dmar;
 mod iort;
 mod ivrs;
+mod reserved;
 
 pub use dmar::{Dmar, DmarScope, DmarUnit};
 pub use iort::{Iort, IortUnit};
 pub use ivrs::{Ivrs, IvrsUnit};
+pub use reserved::Reserved;
 
 use alloc::vec::Vec;
 
-use portcullis::addr::{AddrError, IovaRange, PageSize, Permissions, PhysAddr};
-use portcullis::invalidation::Gather;
-use portcullis::mapper::Mapper;
-use portcullis::pgtable::MapError;
-use portcullis::platform::Platform;
+use portcullis::addr::{AddrError, IovaRange, Permissions};
 
 /// Bytes of the header that all tables share (ACPI Specification, Release 6.5, section 5.2.6).
 const HEADER: usize = 36;
@@ -80,52 +78,6 @@ pub enum AcpiError {
     /// There is no memory for what it says.
     #[error("no memory for what the table says")]
     OutOfMemory,
-}
-
-/// Memory that firmware, or a device by its orders, goes on using.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reserved {
-    /// The memory, whose addresses the device uses as they are.
-    pub range: IovaRange,
-    /// What the device does there.
-    pub permissions: Permissions,
-}
-
-impl Reserved {
-    /// The whole pages of `granule` that the region touches.
-    fn pages(&self, granule: PageSize) -> Option<IovaRange> {
-        let first = self.range.start().align_down(granule);
-        let end = granule.round_up(self.range.last().get().checked_add(1)?)?;
-        IovaRange::new(first, end.checked_sub(first.get())?).ok()
-    }
-
-    /// Maps the region one to one, in whole pages, before a device that uses it is attached to the
-    /// domain, which [keeps it free](portcullis::dma::DomainBuilder::reserve): so it is never
-    /// handed out, and nothing of the domain's unmaps it. May allocate page tables.
-    ///
-    /// # Errors
-    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where another region of the
-    /// domain is in one of its pages.
-    ///
-    /// Call it before a device is attached: a map that fails may leave a part of the region mapped
-    /// until the hardware has been asked again.
-    ///
-    /// # Safety
-    /// The memory is as firmware says: the device's, and nothing else relies on what is in its
-    /// pages.
-    pub unsafe fn map<M: Mapper, P: Platform>(&self, mapper: &M, platform: &P) -> Result<(), MapError> {
-        let aperture = mapper.geometry().aperture;
-        let pages = mapper.geometry().page_sizes.smallest().and_then(|granule| self.pages(granule));
-        let beyond = MapError::BeyondAperture { range: self.range, last: aperture.last() };
-        let pages = pages.ok_or(beyond)?;
-        let list = [(PhysAddr::new(pages.start().get()), pages.len())];
-        let mut gather = Gather::new();
-        // SAFETY: the caller's promise.
-        unsafe { mapper.map(platform, pages, list, self.permissions, &mut gather) }.inspect_err(|_| {
-            // What stays cached leads to the region alone, and its addresses are used for nothing else.
-            let _ = mapper.sync(&gather);
-        })
-    }
 }
 
 /// The bytes of a table, or of a part of it.

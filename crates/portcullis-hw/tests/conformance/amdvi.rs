@@ -61,10 +61,9 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         let (start, len) = (range.start().get().to_le_bytes(), range.len().to_le_bytes());
         let number = (device.0 as u16).to_le_bytes();
         let parts = [&[0; 12][..], &[0x21, 0b111, 32, 0], &number, &[0; 10], &start, &len];
-        let said = Ivrs::parse(&table(*b"IVRS", &parts))?.reserved;
-        let mut regions =
-            said.iter().filter(|(first, last, _)| (*first..=*last).contains(&(device.0 as u16)));
-        Ok(regions.next().ok_or("no region of this device")?.2)
+        let ivrs = Ivrs::parse(&table(*b"IVRS", &parts))?;
+        let region = ivrs.reserved_for(0, device.0 as u16).next();
+        Ok(region.ok_or("no region of this device")?)
     }
 
     fn start(machine: &Machine) -> Result<Self> {

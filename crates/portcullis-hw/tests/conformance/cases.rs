@@ -13,6 +13,7 @@ use portcullis::invalidation::{Gather, Invalidation, Request};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
+use portcullis_hw::acpi::Reserved;
 use portcullis_hw::{Access, Fault, Reason};
 
 use super::kind::Kind;
@@ -725,7 +726,7 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             let mapper = rig.kind.mapper_without(rig.ram(), number, &[range])?;
             let domain = DomainBuilder::new(mapper).build(platform.clone())?;
             // SAFETY: QEMU's memory, which this process reaches as atomics only.
-            unsafe { region.map(domain.space().mapper(), &platform) }?;
+            unsafe { Reserved::map(&[region], domain.space().mapper(), &platform) }?;
             let space = Space { number, domain };
             rig.lead(0, &space)?;
             rig.kind.enable()?;

@@ -141,11 +141,9 @@ fn reserved_node(device: DeviceId, range: IovaRange) -> Result<Reserved> {
         &words(&[0, 0, device.0, FIRST, 1]),
     ]
     .concat();
-    let said = Iort::parse(&table(*b"IORT", &[&words(&[2, FIRST, 0]), &unit, &memory]))?.reserved;
-    let mut regions = said.iter().filter(|(unit, (first, last), _)| {
-        unit.registers == REGISTERS && (*first..=*last).contains(&device.0)
-    });
-    Ok(regions.next().ok_or("no region of this device")?.2)
+    let iort = Iort::parse(&table(*b"IORT", &[&words(&[2, FIRST, 0]), &unit, &memory]))?;
+    let unit = iort.units.iter().find(|unit| unit.registers == REGISTERS).ok_or("no unit")?;
+    Ok(iort.reserved_for(unit, device.0).next().ok_or("no region of this device")?)
 }
 
 macro_rules! smmu {

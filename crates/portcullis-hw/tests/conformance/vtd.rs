@@ -28,10 +28,9 @@ fn reserved_region(device: DeviceId, range: IovaRange) -> Result<Reserved> {
     let (first, last) = (range.start().get().to_le_bytes(), range.last().get().to_le_bytes());
     let scope = [1, 8, 0, 0, 0, 0, (device.0 >> 3) as u8, (device.0 & 7) as u8];
     let parts = [&[47, 0][..], &[0; 10], &[1, 0, 32, 0, 0, 0, 0, 0], &first, &last, &scope];
-    let said = Dmar::parse(&table(*b"DMAR", &parts))?.reserved;
-    let mut regions =
-        said.iter().filter(|(_, scope, _)| scope.device(|_| None).map(u32::from) == Some(device.0));
-    Ok(regions.next().ok_or("no region of this device")?.2)
+    let dmar = Dmar::parse(&table(*b"DMAR", &parts))?;
+    let region = dmar.reserved_for(0, device.0 as u16, |_| None).next();
+    Ok(region.ok_or("no region of this device")?)
 }
 
 kind_with_tables!(Unit<QemuHost>, VtdSecondStage, {
