@@ -128,7 +128,7 @@ fn lacking() -> Option<String> {
 /// Runs them, and lists what could not be covered.
 pub fn run(root: &Path) -> Result<(), String> {
     let mut command = Command::new(crate::cargo());
-    command
+    crate::limit::add(&mut command)?
         // As the tests are built, so that nothing is built anew.
         .args(workspace!("test", "--test", "conformance", "--", "--ignored", "--show-output"))
         .current_dir(root)

@@ -77,6 +77,7 @@ fn wrong_with(words: &[&str]) -> Option<String> {
     };
     let is_right = match words[1..] {
         ["xtask", "coherence", ref rest @ ..] => coherence::is_request(rest),
+        ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
         ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
         ["fuzz" | "+nightly", ..] => {
             words.contains(&"api") && root().join("fuzz/fuzz_targets/api.rs").is_file()
@@ -358,6 +359,7 @@ fn what_is_wrong_is_found() {
     assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
+    assert!(!wrong("cargo xtask limited test -p portcullis") && wrong("cargo xtask limited test -p nothing"));
     assert_eq!(not_compiled("```rust\nlet a = 1;\n```\n```text\n    a\n```\n"), [""; 0]);
     assert_eq!(
         not_compiled("```rust,ignore\n```\n```\nlet a\n```\n\n    let a\n"),

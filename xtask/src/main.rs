@@ -11,6 +11,7 @@ mod conformance;
 #[cfg(test)]
 mod documents;
 mod lane;
+mod limit;
 mod nightly;
 mod oldest;
 mod packages;
@@ -31,6 +32,9 @@ cargo xtask coherence [--help]
                       what CPUs share, on 1 to 256 simulated ones
 cargo xtask conformance
                       run the drivers of IOMMUs on those that QEMU emulates; installs QEMU where the system allows it
+cargo xtask limited test ..
+                      what Cargo would do, with the limit that the tests above have: a program that prints nothing for ten
+                      minutes is ended, and the test that hangs is named
 cargo xtask check     formatting, lints and documentation, all without a warning, and packages of the crates
 ";
 
@@ -40,6 +44,8 @@ fn main() -> ExitCode {
     let parts = match arguments[..] {
         ["test"] => return report(test()),
         [lane::BESIDE] => beside(),
+        [limit::COMMAND, ref program @ ..] => return limit::run(program),
+        ["limited", ref rest @ ..] => return done(limited(rest)),
         ["nightly"] => nightly_parts(),
         ["check"] => check_parts(),
         ["conformance"] => vec![conformance_part()],
@@ -57,11 +63,12 @@ fn main() -> ExitCode {
 }
 
 fn report(outcome: Result<Summary, String>) -> ExitCode {
+    done(outcome.map(|summary| print!("{summary}")))
+}
+
+fn done(outcome: Result<(), String>) -> ExitCode {
     match outcome {
-        Ok(summary) => {
-            print!("{summary}");
-            ExitCode::SUCCESS
-        }
+        Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("xtask: {reason}");
             ExitCode::FAILURE
@@ -189,7 +196,11 @@ impl Step {
     fn run(&self) -> Result<(), String> {
         let root = root();
         let program = if self.program.as_os_str().is_empty() { cargo() } else { root.join(&self.program) };
-        let status = Command::new(&program)
+        let mut command = Command::new(&program);
+        if self.program.as_os_str().is_empty() {
+            limit::add(&mut command)?;
+        }
+        let status = command
             .args(self.arguments)
             .envs(self.environment.iter().copied())
             .current_dir(root.join(self.folder))
@@ -201,6 +212,14 @@ impl Step {
             Err(format!("{} {}: {status}", program.display(), self.arguments.join(" ")))
         }
     }
+}
+
+/// A command of Cargo, which runs programs with the limit.
+fn limited(arguments: &[&str]) -> Result<(), String> {
+    let mut command = Command::new(cargo());
+    let status = limit::add(&mut command)?.args(arguments).status();
+    let status = status.map_err(|error| format!("cargo did not start: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("cargo {}: {status}", arguments.join(" "))) }
 }
 
 /// Something to test with that is not ours to ship: a part of Linux to measure beside, recordings.

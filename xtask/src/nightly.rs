@@ -27,6 +27,7 @@ pub const CRATES: [&str; 3] = ["portcullis", "portcullis-linux", "portcullis-uno
 pub type Tests = (&'static str, &'static [&'static str]);
 
 /// A part of nightly Rust that not every machine has.
+#[derive(PartialEq, Eq)]
 pub enum Component {
     Miri,
     Sources,
@@ -253,6 +254,10 @@ impl Tool {
     pub fn run(&self, root: &Path) -> Result<(), String> {
         let host = host()?;
         let mut command = nightly(&["cargo"]);
+        // Miri has Cargo run it instead.
+        if self.component != Some(Component::Miri) {
+            crate::limit::add(&mut command)?;
+        }
         command.args(self.command).arg("--locked");
         for name in CRATES {
             command.args(["-p", name]);
