@@ -1,6 +1,9 @@
 //! Drivers over units of software: they come up, submissions of several threads are carried out,
 //! errors are reported, and all memory comes back.
 
+#[path = "software/told.rs"]
+mod told;
+
 use std::sync::Arc;
 use std::time::Duration;
 
