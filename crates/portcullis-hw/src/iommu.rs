@@ -46,7 +46,8 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// The numbers that domains may have, the first and the last.
     fn domains(&self) -> (DomainId, DomainId);
 
-    /// The last address that a device may use. Of more, the unit refuses all, even where the tables go on.
+    /// The last address that a device may use. Of more, the unit refuses all, even where the tables go on:
+    /// a domain [hands out none above it](portcullis::dma::DomainBuilder::last_iova).
     fn last_iova(&self) -> Iova;
 
     /// The addresses that the unit translates for no device, whatever tables say: on a PC, writes

@@ -202,11 +202,6 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry, caches_absent }
     }
 
-    /// Keeps `range` from translation, too.
-    pub(crate) fn reserve(&mut self, range: IovaRange) {
-        self.geometry.reserved.push(range);
-    }
-
     /// Returns the page table.
     pub fn table(&self) -> &PageTable<F, X> {
         &self.table

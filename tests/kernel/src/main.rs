@@ -146,7 +146,8 @@ fn domain<X: Format + Copy, U: Iommu<X> + InvalidationQueue>(
 ) -> Result<DmaDomain<Own<X, U>>> {
     let table = PageTable::new(Memory, unit.layout().map_err(said)?).map_err(said)?;
     let queue = Uninterrupted(Arc::clone(unit));
-    let mut builder = Domain::builder(table, queue, number).bounce(Memory, PoolConfig::default());
+    let builder = Domain::builder(table, queue, number).last_iova(unit.last_iova());
+    let mut builder = builder.bounce(Memory, PoolConfig::default());
     for range in unit.reserved().iter().chain(regions.iter().map(|region| &region.range)) {
         builder = builder.reserve(*range);
     }

@@ -47,8 +47,11 @@ impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
         self.0.reserved()
     }
 
+    /// No more than the second stage translates (MGAW), although the manual limits the first stage by
+    /// its levels alone (section 3.6.1): units are reported that refuse more.
     fn last_iova(&self) -> Iova {
-        self.layout().map_or(Iova::new(0), |layout| layout.last_iova())
+        let unit = self.0.capabilities().last_iova();
+        self.layout().map_or(Iova::new(0), |layout| layout.last_iova().min(unit))
     }
 
     fn enable(&self) -> Result<(), UnitError> {

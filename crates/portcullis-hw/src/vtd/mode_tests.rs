@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
-use portcullis::pgtable::{VtdSecondStage, X86FirstStage};
+use portcullis::pgtable::{Format, VtdSecondStage, X86FirstStage};
 use portcullis::platform::{Frames, Table};
 
 use super::layout::{IQA_WIDE, RTADDR_MODE, cap, descriptor, ecap, entry, fsts, global, reg};
@@ -433,6 +433,20 @@ fn the_first_stage_snoops_where_the_unit_can() {
     assert_eq!(entries(&unit, 0x28).1[1], 7 | 1 << 23 | 1 << 24);
     assert_eq!(attach(&*unit, 0x30, second(8)), Ok(()));
     assert_eq!(entries(&unit, 0x30).1[1], 8 | 1 << 23);
+}
+
+/// Units that are built for 39 bits, or for 46, walk tables of four levels: of what these translate,
+/// the first stage, too, uses what the unit says that it takes.
+#[test]
+fn both_stages_end_where_the_unit_does() {
+    for (bits, first) in [(39, 39), (46, 46), (48, 47), (57, 47)] {
+        let cap = CAP & !(0x3f << 16) | (bits - 1) << 16;
+        let (unit, _) = scalable(cap);
+        let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+        let last = |bits: u64| Iova::new((1 << bits) - 1);
+        assert_eq!((unit.last_iova(), stage.last_iova()), (last(bits), last(first)));
+        assert_eq!(unit.layout().unwrap().levels(), 4);
+    }
 }
 
 #[test]

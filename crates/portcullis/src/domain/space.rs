@@ -15,6 +15,7 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 
 use super::account::Books;
 use super::policy::AtomicPolicy;
@@ -83,15 +84,32 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`SetupError`]: the mapper's geometry leaves nothing to allocate, or there is no memory to
     /// keep account of it.
-    pub fn new(platform: P, mut mapper: M, policy: Policy) -> Result<Arc<Self>, SetupError> {
+    pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Arc<Self>, SetupError> {
+        Self::within(platform, mapper, policy, Vec::new(), Iova::new(u64::MAX))
+    }
+
+    /// As [`new`](Self::new), with addresses up to `last` alone, and none of `reserved`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn within(
+        platform: P,
+        mut mapper: M,
+        policy: Policy,
+        mut reserved: Vec<IovaRange>,
+        last: Iova,
+    ) -> Result<Arc<Self>, SetupError> {
         let cpus = platform.cpus();
         mapper.set_cpus(cpus);
         let geometry = mapper.geometry();
         let granule = geometry.page_sizes.smallest().ok_or(SetupError::NoPageSize)?;
-        let mut reserved = geometry.reserved.clone();
+        let last = geometry.aperture.last().min(last);
+        let aperture =
+            IovaRange::from_bounds(geometry.aperture.start(), last).map_err(|_| IovaError::Empty)?;
+        reserved.extend_from_slice(&geometry.reserved);
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
-        let config = SpaceConfig { reserved, ..SpaceConfig::new(geometry.aperture, granule, cpus) };
+        let config = SpaceConfig { reserved, ..SpaceConfig::new(aperture, granule, cpus) };
         // The addresses, their translations (where the mapper has marks), and the flush queue share
         // turns.
         let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(cpus)));

@@ -3,6 +3,8 @@
 
 mod failures;
 #[cfg(not(watched))]
+mod limits;
+#[cfg(not(watched))]
 mod raw;
 mod typed;
 mod world;

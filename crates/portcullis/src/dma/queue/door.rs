@@ -5,6 +5,7 @@ mod maintained;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::fmt;
 
@@ -51,6 +52,7 @@ impl DmaMask {
 pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infallible> {
     mapper: M,
     policy: Policy,
+    limits: Limits,
     memory: Option<C>,
     pool: PoolConfig,
     swiotlb: Option<Arc<Swiotlb<P, C>>>,
@@ -58,23 +60,18 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
     cache: Option<Arc<dyn CacheMaintenance>>,
 }
 
+/// What of the mapper's addresses a domain hands out.
+struct Limits {
+    reserved: Vec<IovaRange>,
+    last: Iova,
+}
+
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
     /// Begins a domain whose translations are in `table`. The hardware knows it as `id`, and
     /// `queue` tells the hardware what of it to forget. The caller that has hardware walk the table
     /// sees to both.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
-        DomainBuilder::new(TableMapper::new(table, queue, id, alloc::vec::Vec::new()))
-    }
-}
-
-impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform, C: CopyMemory + Clone>
-    DomainBuilder<TableMapper<F, Q, X>, P, C>
-{
-    /// Hands out no addresses of `range`, as they never reach memory through a translation (on x86
-    /// the interrupt window).
-    pub fn reserve(mut self, range: IovaRange) -> Self {
-        self.mapper.reserve(range);
-        self
+        DomainBuilder::new(TableMapper::new(table, queue, id, Vec::new()))
     }
 }
 
@@ -82,7 +79,8 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// Begins a domain over any mapper, such as a hypervisor's.
     pub fn new(mapper: M) -> Self {
         let (policy, pool) = (Policy::Strict, PoolConfig::default());
-        Self { mapper, policy, memory: None, pool, swiotlb: None, clock: None, cache: None }
+        let limits = Limits { reserved: Vec::new(), last: Iova::new(u64::MAX) };
+        Self { mapper, policy, limits, memory: None, pool, swiotlb: None, clock: None, cache: None }
     }
 
     /// Lets queues copy, through buffers that stay mapped. These are frames of `memory`, which also
@@ -123,15 +121,16 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// # fn main() {}
     /// ```
     pub fn bounce<C: CopyMemory + Clone>(self, memory: C, pool: PoolConfig) -> DomainBuilder<M, P, C> {
-        let Self { mapper, policy, clock, cache, .. } = self;
-        DomainBuilder { mapper, policy, memory: Some(memory), pool, swiotlb: None, clock, cache }
+        let Self { mapper, policy, limits, clock, cache, .. } = self;
+        DomainBuilder { mapper, policy, limits, memory: Some(memory), pool, swiotlb: None, clock, cache }
     }
 
     /// Lets queues copy although nothing is translated, through the machine's pool. The builder has
     /// the same type after it as after [`bounce`](Self::bounce), if the pool is of the same memory.
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
-        let Self { mapper, policy, pool: config, clock, cache, .. } = self;
-        DomainBuilder { mapper, policy, memory: None, pool: config, swiotlb: Some(pool), clock, cache }
+        let Self { mapper, policy, limits, pool: config, clock, cache, .. } = self;
+        let swiotlb = Some(pool);
+        DomainBuilder { mapper, policy, limits, memory: None, pool: config, swiotlb, clock, cache }
     }
 }
 
@@ -140,6 +139,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// [`Policy::Strict`].
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
+    }
+
+    /// Hands out no addresses of `range`: the interrupt window of x86, say, or what firmware goes on
+    /// using. A range may lie outside of the mapper's addresses, and no granule is handed out of
+    /// which a byte is reserved. The ranges of all calls are kept free.
+    pub fn reserve(mut self, range: IovaRange) -> Self {
+        self.limits.reserved.push(range);
+        self
+    }
+
+    /// Hands out no addresses above `last`: IOMMUs may translate fewer bits than the tables that
+    /// they walk. Of several calls the lowest address counts, so that a domain with devices behind
+    /// several units takes the limits of all. Without this call, and at the most, it hands out what
+    /// the mapper [translates](crate::mapper::Geometry::aperture).
+    pub fn last_iova(mut self, last: Iova) -> Self {
+        self.limits.last = self.limits.last.min(last);
+        self
     }
 
     /// Sets the clock by which [`QueueConfig::auto`] measures: a count of nanoseconds. Without this
@@ -170,8 +186,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         self,
         platform: P,
     ) -> Result<DmaDomain<X>, SetupError> {
-        let Self { mapper, policy, memory, pool, swiotlb, clock, cache } = self;
-        let domain = Domain::new(platform, mapper, policy)?;
+        let Self { mapper, policy, limits, memory, pool, swiotlb, clock, cache } = self;
+        let domain = Domain::within(platform, mapper, policy, limits.reserved, limits.last)?;
         Ok(DmaDomain::from_parts(Parts { memory, pool, swiotlb, clock, cache, ..Parts::of(domain) }))
     }
 }

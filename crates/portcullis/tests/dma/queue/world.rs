@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use portcullis::addr::{DeviceId, DmaSegment, DomainId, Iova, Permissions, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{Device, DmaBuffer, DmaMask, QueueConfig};
+use portcullis::dma::{Device, DmaBuffer, DmaMask, DomainBuilder, QueueConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
@@ -16,6 +16,8 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Queue};
 
 pub type Machine = (TableMapper<Arc<Memory>, Queue>, Arc<StdPlatform>, Arc<Memory>);
+
+type Builder = DomainBuilder<TableMapper<Arc<Memory>, Queue>, Arc<StdPlatform>>;
 
 pub const PAGE: u64 = 4096;
 pub const CARD: ModelDevice = ModelDevice(7);
@@ -45,6 +47,11 @@ pub struct World {
 
 impl World {
     pub fn new(policy: Policy) -> Self {
+        Self::with(policy, |builder| builder)
+    }
+
+    /// The same with a domain that `change` changes before it is built.
+    pub fn with(policy: Policy, change: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let platform = Arc::new(StdPlatform::new());
@@ -56,7 +63,7 @@ impl World {
             _ => Context::SecondStage { domain: id, root: table.root(), levels: 4 },
         };
         iommu.attach(CARD, context);
-        let builder = Domain::builder(table, iommu.queue(), id).policy(policy);
+        let builder = change(Domain::builder(table, iommu.queue(), id).policy(policy));
         let builder = match policy {
             Policy::Passthrough => {
                 let config = SwiotlbConfig::default();
