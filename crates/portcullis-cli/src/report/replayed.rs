@@ -290,3 +290,21 @@ fn about(replayed: &Replayed) -> String {
     ];
     element("h3", "How it was made") + &pairs(&rows) + &machine(&replayed.origin)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_fewer_calls_than_a_share_take_no_longer() {
+        let three = [(1.0, 1), (2.0, 1), (3.0, 1)];
+        let of = |share| quantile(&three, share);
+        assert_eq!(
+            [of(0.0), of(1.0 / 3.0), of(0.34), of(0.5), of(0.67), of(1.0)],
+            [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+        );
+        assert_eq!(quantile(&[(5.0, 999), (7.0, 1)], 0.999), 5.0);
+        assert_eq!(quantile(&[(5.0, 998), (7.0, 2)], 0.999), 7.0);
+        assert_eq!(quantile(&[], 0.5), 0.0);
+    }
+}

@@ -293,6 +293,23 @@ fn what_protects_nothing_leaves_all_memory_open_in_every_table() {
     }
 }
 
+/// A ring is open to what shares pages with buffers, however little it is; a dot is not.
+#[test]
+fn the_least_of_other_data_that_is_open_makes_a_ring() {
+    let path = result("rings.json", &["--repeat", "1", "--policy", "strict,passthrough"]);
+    // Two drawings have a mark of each policy. Without protection everything is open.
+    for (bytes, said, expected) in [(0.0, "other data none", 2), (0.25, "other data &lt; 1 byte", 4)] {
+        let path = with("ring.json", &path, |json| {
+            json["policies"][0]["exposure"]["neighbour_byte_s"] = bytes.into()
+        });
+        let page = report(&[&path], &[]);
+        let figure =
+            page.split("</figure>").find(|part| part.contains("Cost and exposure of each policy")).unwrap();
+        assert_eq!(figure.matches("<circle class=\"ring\"").count(), expected, "{bytes} bytes");
+        assert!(figure.contains(said), "{figure}");
+    }
+}
+
 #[test]
 fn two_benchmarks_are_compared() {
     let before = file(

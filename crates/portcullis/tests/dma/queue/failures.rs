@@ -77,6 +77,32 @@ fn a_mapping_by_itself_that_is_not_confirmed_waits_for_a_commit() {
     }
 }
 
+/// A queue that copies maps the whole pages of a large buffer in place, and copies the bytes beside them. Hardware that has not confirmed
+/// the end may still write to the pages in place: the driver has them back after a flush, and not before.
+#[test]
+fn a_large_buffer_beside_copies_that_is_not_confirmed_waits_for_a_flush() {
+    let world = World::new(Policy::Strict);
+    for config in [QueueConfig::bounce(), QueueConfig::auto(16, PAGE).batch(BATCH)] {
+        let mut queue = world.nic.queue(config).unwrap();
+        let large = world.frames(&[(4 << 20) + 100], &std::sync::Arc::default());
+        let mapping = queue.map(large, Direction::FromDevice).unwrap();
+        let late = mapping.iova();
+        assert!(world.writes(late, b"a packet"));
+        world.iommu.queue().fail_next(1, BROKEN);
+        let failed = queue.unmap(mapping).map(drop).unwrap_err();
+        assert!(failed.mapping.is_none(), "{failed}");
+        assert_eq!(failed.error, DmaUnmapError::Unconfirmed { error: BROKEN });
+        assert_eq!(queue.waiting(), 1);
+        world.iommu.queue().fail_next(1, BROKEN);
+        assert!(queue.commit().is_err());
+        assert!(world.writes(late, b"in time!"), "the hardware has not forgotten it");
+        let back: Vec<Frame> = queue.commit().unwrap().collect();
+        assert_eq!((back.len(), queue.waiting()), (1, 0), "{config:?}");
+        assert!(!world.writes(late, b"too late"));
+        assert_eq!(back[0].get(), *b"in time!");
+    }
+}
+
 /// What is owed for one mapping is paid before a batch of others is said to be over.
 #[test]
 fn a_batch_is_not_over_while_one_beside_it_is_not_confirmed() {

@@ -4,10 +4,11 @@
 //!
 //! (The steps of reclaim one by one are in `pgtable/engine/reclaim.rs`, and in the model checker.)
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{MapListError, Policy};
 use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::pgtable::MapError;
@@ -120,6 +121,29 @@ fn a_map_without_memory_does_not_wait_for_a_reclaim() {
     rig.domain.unmap(range).unwrap();
     assert_eq!(rig.iommu.stats().walks_into_freed_frames, 0);
     drop(all);
+}
+
+/// What an attempt has mapped, and removed for want of a table, hardware may have cached: it forgets that before the next attempt, which may map
+/// the same addresses in other pieces.
+#[test]
+fn what_an_attempt_without_memory_had_mapped_is_forgotten_before_the_next() {
+    let rig = rig::Rig::new(StdPlatform::with_cpus(1), Policy::Strict, Hooked::new);
+    let permissions = Direction::Bidirectional.permissions();
+    // Tables of the upper levels are there, so that a large page needs none of its own.
+    let large = PhysSegment { phys: PhysAddr::new(0x9_0000_0000), len: TABLE };
+    let _beside = rig.domain.open(&[large], permissions, ANYWHERE).unwrap();
+    let all = Mutex::new(std::iter::from_fn(|| rig.memory.buffer(PAGE)).collect::<Vec<Buffer>>());
+    assert!(!all.lock().unwrap().is_empty());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&asked);
+    // Somebody else gives memory back meanwhile: so the next attempt succeeds.
+    rig.queue.set(move || {
+        counts.fetch_add(1, Ordering::Relaxed);
+        all.lock().unwrap().clear();
+    });
+    let range = rig.domain.open(&[large, page(0)], permissions, ANYWHERE).unwrap();
+    assert!(rig.reaches(range.start()) && rig.reaches(range.last()));
+    assert!(asked.load(Ordering::Relaxed) > 0);
 }
 
 #[test]
