@@ -22,6 +22,7 @@
 extern crate alloc;
 
 mod answers;
+mod blocks;
 mod command_ring;
 #[cfg(all(test, not(loom)))]
 mod fake;

@@ -14,7 +14,6 @@
 //! with its commands is met while it is under way, and fails no later one.
 
 use arrayvec::ArrayVec;
-use portcullis::addr::IovaRange;
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Frames;
 
@@ -324,20 +323,12 @@ impl Queue {
     }
 }
 
-/// The smallest block of a power of two of 4 KiB pages, at a multiple of its size, that holds `range`: where it begins, and the
-/// power. `None` where that is everything.
-pub(crate) fn block_around(range: IovaRange) -> Option<(u64, u32)> {
-    let (first, last) = (range.start().get() >> 12, range.last().get() >> 12);
-    let order = u64::BITS - (first ^ last).leading_zeros();
-    (order < 52).then(|| (first >> order << order << 12, order))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use alloc::boxed::Box;
     use alloc::vec::Vec;
 
-    use portcullis::addr::{Iova, PhysAddr};
+    use portcullis::addr::PhysAddr;
     use portcullis::platform::Table;
 
     use super::*;
@@ -420,33 +411,5 @@ mod tests {
         assert!(!unit.0.load(Ordering::Relaxed), "it goes on");
         queue.look_for_errors(&frames, &unit);
         assert_eq!(queue.failures.load(Ordering::Relaxed), 1);
-    }
-
-    fn range(start: u64, len: u64) -> IovaRange {
-        IovaRange::new(Iova::new(start), len).unwrap()
-    }
-
-    #[test]
-    fn a_block_holds_its_range_and_no_half_of_it_does() {
-        for (start, len) in [
-            (0x1000, 0x1000),
-            (0x1000, 0x2000),
-            (0x3000, 0x5000),
-            (0x20_0000, 0x20_0000),
-            (0xfff0_0000, 1 << 40),
-        ] {
-            let asked = range(start, len);
-            let (address, order) = block_around(asked).unwrap();
-            let block = range(address, 4096 << order);
-            assert_eq!(address % (4096 << order), 0);
-            assert!(block.contains_range(asked), "{asked:?} in {block:?}");
-            if order > 0 {
-                let half = (4096 << order) / 2;
-                assert!(!range(address, half).contains_range(asked));
-                assert!(!range(address + half, half).contains_range(asked));
-            }
-        }
-        let all = IovaRange::from_bounds(Iova::new(0), Iova::new(u64::MAX - 1)).unwrap();
-        assert_eq!(block_around(all), None);
     }
 }

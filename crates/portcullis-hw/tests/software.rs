@@ -1,6 +1,8 @@
 //! Drivers over units of software: they come up, submissions of several threads are carried out,
 //! errors are reported, and all memory comes back.
 
+#[path = "software/blocks.rs"]
+mod blocks;
 #[path = "software/told.rs"]
 mod told;
 

@@ -12,7 +12,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PageSize};
-use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::invalidation::{
+    Block, Granularity, Invalidation, InvalidationError, InvalidationQueue, Request, blocks,
+};
+use smallvec::{SmallVec, smallvec};
 
 use crate::iommu::Iommu;
 
@@ -40,7 +43,8 @@ pub enum Descriptor {
         /// Whose.
         domain: DomainId,
     },
-    /// Have a device forget what its own TLB holds. (Hardware takes blocks of pages here, too; this takes any range.)
+    /// Have a device forget what its own TLB holds. (Hardware takes blocks of pages alone, and that is what
+    /// [requests](Queue::descriptors) become; this takes any range.)
     DeviceTlb {
         /// Whose.
         device: DeviceId,
@@ -70,6 +74,11 @@ impl Queue {
     /// [`InvalidationError::DeviceTimedOut`] where a device did not answer; the others were carried out.
     pub fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {
         self.iommu.submit(descriptors)
+    }
+
+    /// The descriptors that a request becomes, without the wait behind them. Writes nothing.
+    pub fn descriptors(&self, request: &Request) -> impl Iterator<Item = Descriptor> {
+        self.iommu.descriptors(request).into_iter().map(|written| written.descriptor)
     }
 
     /// Answers the next `n` requests with success and does nothing about them: a driver or a unit that loses
@@ -160,43 +169,39 @@ impl Ring {
     }
 }
 
-/// What a driver writes for a request: the smallest aligned block of pages that covers the range, or two side by
-/// side where those are smaller together; the whole domain where the hardware has no mask that large. No page in the range
-/// lies on both sides of a border between two blocks.
-pub(crate) fn descriptors(request: &Request, max_mask: u32) -> impl Iterator<Item = Written> {
+/// What a driver writes for a request: the blocks of [`blocks()`], or the whole domain where there are none.
+pub(crate) fn descriptors(request: &Request, max_mask: u32) -> SmallVec<[Written; 2]> {
     let Request { domain, invalidation } = *request;
-    let (range, leaf_only) = match invalidation {
-        Invalidation::Range { range, leaf_only } => (range, leaf_only),
-        Invalidation::Domain => return written([Some(Descriptor::DomainSelective { domain }), None], None),
+    let page = PageSize::SIZE_4K;
+    let of_blocks = |range, granularity, whole, name: &dyn Fn(Block) -> Descriptor| {
+        blocks(range, page, granularity).map_or_else(|| smallvec![whole], |blocks| blocks.map(name).collect())
+    };
+    let (descriptors, asked): (SmallVec<[Descriptor; 2]>, _) = match invalidation {
+        Invalidation::Domain => (smallvec![Descriptor::DomainSelective { domain }], None),
+        Invalidation::Range { range, leaf_only } => {
+            let name = |Block { address, order, .. }: Block| Descriptor::PageSelective {
+                domain,
+                address,
+                address_mask: order,
+                leaf_only,
+            };
+            let whole = Descriptor::DomainSelective { domain };
+            (
+                of_blocks(range, Granularity::Block { max_order: max_mask }, whole, &name),
+                Some(whole_pages(range)),
+            )
+        }
         Invalidation::DeviceTlb { device, range } => {
-            let range = range.map(whole_pages);
-            return written([Some(Descriptor::DeviceTlb { device, range }), None], None);
+            let name = |block: Block| Descriptor::DeviceTlb { device, range: block.range(page) };
+            let whole = Descriptor::DeviceTlb { device, range: None };
+            let descriptors = match range {
+                Some(range) => of_blocks(range, Granularity::ANY_BLOCK, whole, &name),
+                None => smallvec![whole],
+            };
+            (descriptors, None)
         }
     };
-    let shift = PageSize::SIZE_4K.shift();
-    let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
-    // The bits that count pages inside a block with both.
-    let mask = |first: u64, last: u64| u64::BITS - (first ^ last).leading_zeros();
-    let block = |first: u64, last: u64| Descriptor::PageSelective {
-        domain,
-        address: Iova::new(first << shift),
-        address_mask: mask(first, last),
-        leaf_only,
-    };
-    let whole = mask(first, last);
-    // The block's middle: the range lies on both sides of it.
-    let middle = whole.checked_sub(1).map_or(last, |below| last >> below << below);
-    let halves = if middle > first { mask(first, middle - 1).max(mask(middle, last)) } else { whole };
-    // All of an aligned block may be one page, which halves of it do not cover.
-    let may_be_one_page = first.trailing_zeros() >= whole && last.trailing_ones() >= whole;
-    let descriptors = if halves > max_mask || whole > max_mask && may_be_one_page {
-        [Some(Descriptor::DomainSelective { domain }), None]
-    } else if (halves + 1 < whole && whole > 2) || whole > max_mask {
-        [Some(block(first, middle - 1)), Some(block(middle, last))]
-    } else {
-        [Some(block(first, last)), None]
-    };
-    written(descriptors, Some(whole_pages(range)))
+    descriptors.into_iter().map(|descriptor| Written { descriptor, asked }).collect()
 }
 
 /// The pages of 4 KiB that a range touches: hardware knows no smaller ones.
@@ -205,10 +210,6 @@ fn whole_pages(range: IovaRange) -> IovaRange {
     let last = Iova::new(range.last().get() | page.offset_mask());
     // What goes from the first address to the last has no length.
     IovaRange::from_bounds(range.start().align_down(page), last).unwrap_or(range)
-}
-
-fn written(descriptors: [Option<Descriptor>; 2], asked: Option<IovaRange>) -> impl Iterator<Item = Written> {
-    descriptors.into_iter().flatten().map(move |descriptor| Written { descriptor, asked })
 }
 
 /// The addresses that a page-selective descriptor covers; `None` for all that 64 bits can name.

@@ -265,7 +265,6 @@ fn write<K: Kind>(known: &Known, registers: &Lying<K>, memory: &Memory, index: u
 }
 
 fn request(input: &mut Input<'_>) -> Request {
-    let range = |input: &mut Input<'_>| IovaRange::new(Iova::new(input.number()), input.number()).ok();
     let invalidation = match input.byte() % 4 {
         0 => Invalidation::Domain,
         1 => Invalidation::DeviceTlb { device: DeviceId(input.number() as u32), range: range(input) },
@@ -275,4 +274,14 @@ fn request(input: &mut Input<'_>) -> Request {
         },
     };
     Request { domain: DomainId(input.byte().into()), invalidation }
+}
+
+/// Any range; or one of few pages on both sides of a multiple of a power of two.
+fn range(input: &mut Input<'_>) -> Option<IovaRange> {
+    if input.flag() {
+        return IovaRange::new(Iova::new(input.number()), input.number()).ok();
+    }
+    let (border, before, pages) = (1 << (12 + input.below(52)), u64::from(input.byte()), input.byte());
+    let start = Iova::new(u64::wrapping_sub(border, before << 12));
+    IovaRange::new(start, (before + u64::from(pages)) << 12).ok()
 }

@@ -7,6 +7,7 @@
 
 use portcullis::addr::IovaRange;
 
+use crate::blocks::sized_address;
 use crate::iommu::addresses;
 
 /// Offsets of registers, in bytes. All have 64 bits.
@@ -143,20 +144,16 @@ pub mod command {
     /// the paging-structure caches.
     pub const fn pages(domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
         let directories = if leaf_only { 0 } else { 1 << 1 };
-        [3 << 60 | (domain as u64) << 32, block(address, order) | directories]
+        [3 << 60 | (domain as u64) << 32, super::sized_address(address, order, S) | directories]
     }
     /// A device's own TLB, of which at most one such command is under way at a time.
     pub const fn device_tlb(device: u16, address: u64, order: u32) -> [u64; 2] {
-        [4 << 60 | (device as u64) << 32 | 1 << 24 | device as u64, block(address, order)]
+        let first = 4 << 60 | (device as u64) << 32 | 1 << 24 | device as u64;
+        [first, super::sized_address(address, order, S)]
     }
     pub const DEVICE_TLB: u32 = 4;
-    /// The order of all addresses.
-    pub const EVERYTHING: u32 = 52;
-    /// A block of an order above 0 is said by its address: S is set, and of the bits from 12 on the
-    /// lowest that is 0 is bit 12 + `order` - 1.
-    const fn block(address: u64, order: u32) -> u64 {
-        if order == 0 { address } else { address | ((1 << (order - 1)) - 1) << 12 | 1 }
-    }
+    /// The address tells the size.
+    const S: u64 = 1;
     pub const ALL: [u64; 2] = [8 << 60, 0];
     pub const fn opcode(first: u64) -> u32 {
         (first >> 60) as u32

@@ -1,13 +1,14 @@
 //! The command buffer: what a domain asks for, as commands, and how the unit says that it has
 //! stopped.
 
-use portcullis::addr::DomainId;
-use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+use portcullis::addr::{DomainId, PageSize};
+use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
 
 use super::layout::{command, control, reg, ring_index, ring_place, status};
+use crate::blocks::{self, EVERYTHING};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers, wait_until};
-use crate::queue::{Command, Commands, Failure, Port, REFUSED, block_around};
+use crate::queue::{Command, Commands, Failure, Port, REFUSED};
 use crate::sync::Mutex;
 
 /// The unit's side of the ring.
@@ -75,28 +76,25 @@ pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
 /// [`REFUSED`]: the unit has no number for the device.
 pub(super) fn describe(out: &mut Commands, request: &Request) -> Result<bool, InvalidationError> {
     let DomainId(domain) = request.domain;
-    let everything = (0, command::EVERYTHING);
-    let asked = match request.invalidation {
-        Invalidation::Domain => command::pages(domain, 0, command::EVERYTHING, false),
+    let whole = command::pages(domain, 0, EVERYTHING, false);
+    Ok(match request.invalidation {
+        Invalidation::Domain => out.try_push(whole).is_ok(),
         Invalidation::Range { range, leaf_only } => {
-            let (address, order) = block_around(range).unwrap_or(everything);
-            command::pages(domain, address, order, leaf_only)
+            let pages = |block: Block| command::pages(domain, block.address.get(), block.order, leaf_only);
+            blocks::add(out, range, PageSize::SIZE_4K, Granularity::ANY_BLOCK, pages, whole)
         }
         Invalidation::DeviceTlb { device, range } => {
             let source = u16::try_from(device.0).map_err(|_| REFUSED)?;
-            if out.remaining_capacity() < 2 {
-                return Ok(false);
-            }
             // The unit may carry out commands side by side, and the device would ask it for what it
             // is about to forget.
-            if out.last().is_some_and(|last| command::opcode(last[0]) != command::DEVICE_TLB) {
-                out.push(command::BARRIER);
-            }
-            let (address, order) = range.and_then(block_around).unwrap_or(everything);
-            command::device_tlb(source, address, order)
+            let is_after_unit =
+                out.last().is_some_and(|last| command::opcode(last[0]) != command::DEVICE_TLB);
+            let barrier = is_after_unit.then_some(command::BARRIER);
+            blocks::add_for_device(out, range, barrier, |address, order| {
+                command::device_tlb(source, address, order)
+            })
         }
-    };
-    Ok(out.try_push(asked).is_ok())
+    })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -132,18 +130,19 @@ mod tests {
 
     #[test]
     fn the_address_says_the_size() {
-        for (start, len, block) in [
-            (0x5000, 0x1000, (0x5000, 0x1000)),
-            (0x4000, 0x2000, (0x4000, 0x2000)),
-            (0x5000, 0x2000, (0x4000, 0x4000)),
-            (0x20_0000, 0x20_0000, (0x20_0000, 0x20_0000)),
-            (0xffff_f000, 0x2000, (0, 0x2_0000_0000)),
-            (0x7fff_ffff_ffff_f000, 0x2000, (0, u64::MAX)),
+        for (start, len, blocks) in [
+            (0x5000, 0x1000, &[(0x5000, 0x1000)][..]),
+            (0x4000, 0x2000, &[(0x4000, 0x2000)]),
+            (0x5000, 0x2000, &[(0x4000, 0x4000)]),
+            (0x20_0000, 0x20_0000, &[(0x20_0000, 0x20_0000)]),
+            (0xffff_f000, 0x2000, &[(0xffff_f000, 0x1000), (0x1_0000_0000, 0x1000)]),
+            (0x1000, u64::MAX - 0x1fff, &[(0, u64::MAX)]),
         ] {
             let out = described(&[Invalidation::Range { range: range(start, len), leaf_only: true }]);
-            assert_eq!(out[0][0], 3 << 60 | 7 << 32);
-            assert_eq!(said(out[0][1]), block, "{start:#x} {len:#x}: {:#x}", out[0][1]);
-            assert_eq!(out[0][1] & 2, 0, "paging structures are kept");
+            assert!(out.iter().all(|command| command[0] == 3 << 60 | 7 << 32));
+            assert!(out.iter().all(|command| command[1] & 2 == 0), "paging structures are kept");
+            let said: alloc::vec::Vec<_> = out.iter().map(|command| said(command[1])).collect();
+            assert_eq!(said, blocks, "{start:#x} {len:#x}: {out:x?}");
         }
         // As section 2.4.3 has it for all of a domain.
         assert_eq!(described(&[Invalidation::Domain])[0][1], 0x7fff_ffff_ffff_f003);

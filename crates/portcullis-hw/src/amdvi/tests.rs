@@ -9,6 +9,7 @@ use portcullis::pgtable::{AmdV1, PageTable};
 
 use super::layout::{capability, command, control, entry, event, feature, reg, status};
 use super::{Config, Unit};
+use crate::blocks::EVERYTHING;
 use crate::fake::{FakeHost, Memory};
 use crate::host::UnitError;
 use crate::iommu::{Attachment, Iommu};
@@ -283,7 +284,7 @@ fn a_life() {
     assert_eq!(attach(&unit, DEVICE, table(8)), Err(UnitError::Attached { device: DEVICE }));
     fake().done();
     let devtab = command::devtab_entry(DEVICE as u16);
-    let pages = |domain| command::pages(domain, 0, command::EVERYTHING, false);
+    let pages = |domain| command::pages(domain, 0, EVERYTHING, false);
     unit.detach(DeviceId(DEVICE)).unwrap();
     assert_eq!(fake().done(), [devtab, command::BARRIER, pages(7)]);
     assert_eq!(entry_of(&unit, &memory), [3, 0, 0, 0]);
@@ -322,7 +323,7 @@ fn a_unit_without_a_command_for_everything_is_told_one_by_one() {
     let done = unit.host().unit().done();
     assert_eq!(done.len(), 0x100 + 0x1_0000);
     assert!((0..0x100_u16).all(|device| done.contains(&command::devtab_entry(device))));
-    let pages = |domain| command::pages(domain, 0, command::EVERYTHING, false);
+    let pages = |domain| command::pages(domain, 0, EVERYTHING, false);
     assert_eq!((done[0x100], done[0x1_00ff]), (pages(0), pages(u16::MAX)));
 }
 
@@ -337,7 +338,7 @@ fn a_unit_that_caches_what_is_absent_is_told_of_what_is_there() {
     attach(&unit, DEVICE, table(7)).unwrap();
     let done = unit.host().unit().done();
     assert_eq!(done[0], command::devtab_entry(DEVICE as u16));
-    assert_eq!(done[2], command::pages(7, 0, command::EVERYTHING, false));
+    assert_eq!(done[2], command::pages(7, 0, EVERYTHING, false));
 }
 
 #[test]
@@ -389,7 +390,7 @@ fn a_unit_that_stops_is_reported_and_goes_on() {
         assert_eq!(unit.invalidate(DomainId(8), Invalidation::Domain), Ok(()));
     }
     let done = unit.host().unit().done();
-    let of = |domain| command::pages(domain, 0, command::EVERYTHING, false);
+    let of = |domain| command::pages(domain, 0, EVERYTHING, false);
     assert_eq!(done.iter().filter(|command| **command == of(8)).count(), 300);
 }
 

@@ -11,6 +11,7 @@ use super::layout::{
     ring_place, status,
 };
 use super::queue::{Bell, describe, set};
+use crate::blocks::EVERYTHING;
 use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
@@ -217,7 +218,7 @@ impl<H: Host> Unit<H> {
         }
         let mut commands = Commands::new();
         let devices = (0..=self.last_device).map(command::devtab_entry);
-        let domains = (0..=u16::MAX).map(|domain| command::pages(domain, 0, command::EVERYTHING, false));
+        let domains = (0..=u16::MAX).map(|domain| command::pages(domain, 0, EVERYTHING, false));
         for next in devices.chain(domains) {
             if commands.try_push(next).is_err() {
                 self.confirm(&commands)?;
@@ -321,11 +322,8 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
             return Ok(());
         }
         // The entry that refused everything may be cached, as it was valid.
-        let forget = [
-            command::devtab_entry(number),
-            command::BARRIER,
-            command::pages(domain, 0, command::EVERYTHING, false),
-        ];
+        let forget =
+            [command::devtab_entry(number), command::BARRIER, command::pages(domain, 0, EVERYTHING, false)];
         self.confirm(if self.capabilities.caches_absent { &forget } else { &forget[..1] })
     }
 
@@ -345,7 +343,7 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
             self.confirm(&[
                 command::devtab_entry(number),
                 command::BARRIER,
-                command::pages(domain, 0, command::EVERYTHING, false),
+                command::pages(domain, 0, EVERYTHING, false),
             ])?;
         }
         // The second word says that the device is attached, until here.

@@ -1,5 +1,6 @@
 //! What a unit can do.
 
+use portcullis::invalidation::Granularity;
 use portcullis::pgtable::{Format, Riscv};
 
 use super::layout::cap;
@@ -53,6 +54,11 @@ impl Capabilities {
     /// Whether the unit knows of devices that cache translations.
     pub const fn has_device_tlbs(&self) -> bool {
         self.0 & cap::ATS != 0
+    }
+
+    /// What a command for leaves names.
+    pub(super) const fn granularity(&self) -> Granularity {
+        if self.0 & cap::S != 0 { Granularity::ANY_BLOCK } else { Granularity::Page }
     }
 
     /// The layouts of `stage` that the unit walks, the widest last.

@@ -3,8 +3,11 @@
 //! Source: RISC-V IOMMU Architecture Specification, version 1.0 (ratified in 2023): chapter 2 "Data
 //! Structures" (device directory table, device context), chapter 3 "In-memory queue interface"
 //! (commands, fault records), chapter 5 "Memory-mapped register interface" (also for which bits are
-//! capabilities). Page tables: those of [`portcullis::pgtable::Riscv`].
+//! capabilities). Ranges in commands: version 20260222, section 9.3 "Address Range Invalidation Extension, Version 1.0". Page
+//! tables: those of [`portcullis::pgtable::Riscv`].
 #![allow(missing_docs, reason = "names of the manual")]
+
+use crate::blocks::sized_address;
 
 /// Offsets of registers, in bytes. Those of 64 bits may be written in two halves, of which the high
 /// one is first.
@@ -41,6 +44,8 @@ pub mod cap {
     /// Device contexts are of the extended format.
     pub const MSI_FLAT: u64 = 1 << 22;
     pub const ATS: u64 = 1 << 25;
+    /// Commands by address may name a range.
+    pub const S: u64 = 1 << 43;
     /// How many bits physical addresses have.
     pub const fn physical_bits(capabilities: u64) -> u32 {
         (capabilities >> 32 & 0x3f) as u32
@@ -113,32 +118,32 @@ pub mod command {
     /// The opcode and the function.
     const KIND: u64 = 0x3ff;
 
-    /// Where page-table commands have an address.
-    const fn page(address: u64) -> u64 {
-        address >> 12 << 10 & !(0x3 << 62)
+    /// Where page-table commands have an address, and (S, bit 9) that it tells a size: that of 2^`order` pages.
+    const fn pages(address: u64, order: u32) -> u64 {
+        let range = if order == 0 { 0 } else { 1 << 9 };
+        super::sized_address(address, order, 0) >> 12 << 10 & !(0x3 << 62) | range
     }
 
-    /// IOTINVAL.VMA: first-stage translations of all, of one address space, and of one of its pages
-    /// (its leaf only).
+    /// IOTINVAL.VMA: first-stage translations of all, of one address space, and of 2^`order` of its pages (their leaves only;
+    /// one page, where the unit knows no ranges).
     pub const VMA_ALL: [u64; 2] = [VMA, 0];
     pub const fn vma(pscid: u32) -> [u64; 2] {
         [VMA | PSCID_VALID | (pscid as u64) << 12, 0]
     }
-    pub const fn vma_page(pscid: u32, address: u64) -> [u64; 2] {
-        [vma(pscid)[0] | ADDRESS_VALID, page(address)]
+    pub const fn vma_pages(pscid: u32, address: u64, order: u32) -> [u64; 2] {
+        [vma(pscid)[0] | ADDRESS_VALID, pages(address, order)]
     }
     /// The same for all address spaces of a guest.
     pub const fn vma_of_guest(gscid: u16) -> [u64; 2] {
         [VMA | GSCID_VALID | (gscid as u64) << 44, 0]
     }
-    /// IOTINVAL.GVMA: second-stage translations of all, of one guest, and of one of its pages (its
-    /// leaf only).
+    /// IOTINVAL.GVMA: second-stage translations of all, of one guest, and of 2^`order` of its pages, likewise.
     pub const GVMA_ALL: [u64; 2] = [GVMA, 0];
     pub const fn gvma(gscid: u16) -> [u64; 2] {
         [GVMA | GSCID_VALID | (gscid as u64) << 44, 0]
     }
-    pub const fn gvma_page(gscid: u16, address: u64) -> [u64; 2] {
-        [gvma(gscid)[0] | ADDRESS_VALID, page(address)]
+    pub const fn gvma_pages(gscid: u16, address: u64, order: u32) -> [u64; 2] {
+        [gvma(gscid)[0] | ADDRESS_VALID, pages(address, order)]
     }
     /// IODIR.INVAL_DDT: all of the directory, and one device's context.
     pub const DIRECTORY_ALL: [u64; 2] = [DIRECTORY, 0];
@@ -156,18 +161,12 @@ pub mod command {
     pub const fn is_fence(first: u64) -> bool {
         first & KIND == FENCE
     }
-    /// ATS.INVAL: the TLB of the device, 2^`order` pages at `address`. A device's number is that of
-    /// PCI with its segment above it, which is named where it is not 0. An order above 0 is said by
-    /// the address: S (bit 11) is set, and of the bits from 12 on the lowest that is 0 is bit 12 +
-    /// `order` - 1.
+    /// ATS.INVAL: the TLB of the device, 2^`order` pages at `address`; S is bit 11. A device's number is that of PCI with its
+    /// segment above it, which is named where it is not 0.
     pub const fn device_tlb(device: u32, address: u64, order: u32) -> [u64; 2] {
         let segment = if device >> 16 == 0 { 0 } else { 1 << 33 };
         let first = ATS_INVALIDATE | segment | (device as u64 & 0xff_ffff) << 40;
-        if order == 0 {
-            [first, address]
-        } else {
-            [first, address | ((1 << (order - 1)) - 1) << 12 | 1 << 11]
-        }
+        [first, super::sized_address(address, order, 1 << 11)]
     }
     /// The device whose TLB a command is for.
     pub const fn device_of(first: u64) -> Option<u32> {

@@ -5,19 +5,15 @@
 //! that has waited for a device in vain. The head then is the index of that command. A fence may be
 //! carried out again.
 
-use portcullis::addr::{DomainId, IovaRange};
-use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+use portcullis::addr::{DomainId, PageSize};
+use portcullis::invalidation::{Block, Invalidation, InvalidationError, Request};
 
-use super::capabilities::Stage;
+use super::capabilities::{Capabilities, Stage};
 use super::layout::{command, csr, reg};
+use crate::blocks;
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers};
-use crate::queue::{COMMANDS, Command, Commands, Failure, Port, REFUSED, block_around};
-
-/// The largest range that is forgotten page by page. The unit forgets leaves by the page, and from
-/// some number on a command for each costs more than filling its caches anew. (The extensions for
-/// ranges and for entries of tables came after version 1.0, and are not used.)
-pub(super) const MOST_PAGES: u64 = 64;
+use crate::queue::{COMMANDS, Command, Commands, Failure, Port, REFUSED};
 
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H>(pub &'a H);
@@ -83,15 +79,16 @@ pub(super) const fn all_of(stage: Stage, DomainId(number): DomainId) -> Command 
     }
 }
 
-/// The leaf that translates the page at `address`.
-const fn page_of(stage: Stage, DomainId(number): DomainId, address: u64) -> Command {
+/// The leaves that translate the pages of `block`.
+const fn pages_of(stage: Stage, DomainId(number): DomainId, block: Block) -> Command {
+    let (address, order) = (block.address.get(), block.order);
     match stage {
-        Stage::First => command::vma_page(number as u32, address),
-        Stage::Second => command::gvma_page(number, address),
+        Stage::First => command::vma_pages(number as u32, address, order),
+        Stage::Second => command::gvma_pages(number, address, order),
     }
 }
 
-/// Adds what `request` asks for to `out`, for a unit whose domains use `stage`. Nothing, and
+/// Adds what `request` asks for to `out`, for a unit of these capabilities whose domains use `stage`. Nothing, and
 /// `false`, where there is no room.
 ///
 /// # Errors
@@ -99,58 +96,50 @@ const fn page_of(stage: Stage, DomainId(number): DomainId, address: u64) -> Comm
 pub(super) fn describe(
     out: &mut Commands,
     stage: Stage,
-    has_device_tlbs: bool,
+    capabilities: &Capabilities,
     request: &Request,
 ) -> Result<bool, InvalidationError> {
     let Request { domain, invalidation } = *request;
+    let whole = all_of(stage, domain);
     Ok(match invalidation {
-        // By an address the unit forgets leaves alone.
-        Invalidation::Range { range, leaf_only: true } if pages_of(range).count() as u64 <= MOST_PAGES => {
-            let pages = pages_of(range).map(|page| page_of(stage, domain, page << 12));
-            let fits = pages.clone().count() <= out.remaining_capacity();
-            if fits {
-                out.extend(pages);
-            }
-            fits
+        // By an address the unit forgets leaves alone. (The extension for entries of tables, NL, is not used.)
+        Invalidation::Range { range, leaf_only: true } => {
+            let pages = |block| pages_of(stage, domain, block);
+            blocks::add(out, range, PageSize::SIZE_4K, capabilities.granularity(), pages, whole)
         }
-        Invalidation::Range { .. } | Invalidation::Domain => out.try_push(all_of(stage, domain)).is_ok(),
+        Invalidation::Range { .. } | Invalidation::Domain => out.try_push(whole).is_ok(),
         // Without ATS no device has any. The fence puts the call in order with all others.
-        Invalidation::DeviceTlb { .. } if !has_device_tlbs => out.try_push(command::NOTHING).is_ok(),
+        Invalidation::DeviceTlb { .. } if !capabilities.has_device_tlbs() => {
+            out.try_push(command::NOTHING).is_ok()
+        }
         Invalidation::DeviceTlb { device, range } => {
-            // All addresses: the largest block that the command can say.
             // Segment, bus, device and function.
             if device.0 >> 24 != 0 {
                 return Err(REFUSED);
             }
-            let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
-            let ask = command::device_tlb(device.0, address, order);
             // The unit may carry out commands in any order, and has forgotten before a device is
             // asked to: a fence is between.
-            let is_fenced = out.last().is_none_or(|last| command::device_of(last[0]).is_some());
-            let commands = if is_fenced { &[ask][..] } else { &[command::NOTHING, ask] };
-            out.try_extend_from_slice(commands).is_ok()
+            let is_after_unit = out.last().is_some_and(|last| command::device_of(last[0]).is_none());
+            let fence = is_after_unit.then_some(command::NOTHING);
+            let pages = |address, order| command::device_tlb(device.0, address, order);
+            blocks::add_for_device(out, range, fence, pages)
         }
     })
 }
 
-/// The numbers of the pages of 4 KiB that `range` touches; a unit forgets a larger page by any
-/// address in it.
-fn pages_of(range: IovaRange) -> impl Iterator<Item = u64> + Clone {
-    let (first, last) = (range.start().get() >> 12, range.last().get() >> 12);
-    // One more than the most tells that there are more.
-    first..=last.min(first.saturating_add(MOST_PAGES))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use portcullis::addr::{DeviceId, Iova};
+    use portcullis::addr::{DeviceId, Iova, IovaRange};
 
+    use super::super::layout::cap;
     use super::*;
+
+    const ATS: Capabilities = Capabilities(cap::ATS);
 
     fn described(stage: Stage, invalidation: Invalidation) -> Commands {
         let mut out = Commands::new();
         let request = Request { domain: DomainId(7), invalidation };
-        assert_eq!(describe(&mut out, stage, true, &request), Ok(true));
+        assert_eq!(describe(&mut out, stage, &ATS, &request), Ok(true));
         out
     }
 
@@ -161,9 +150,9 @@ mod tests {
     #[test]
     fn each_page_of_a_short_range_is_named_and_a_long_one_is_the_domain() {
         let out = described(Stage::First, range(0x4ff8, 0x1010, true));
-        assert_eq!(out[..], [0x4000, 0x5000, 0x6000].map(|page| command::vma_page(7, page)));
+        assert_eq!(out[..], [0x4000, 0x5000, 0x6000].map(|page| command::vma_pages(7, page, 0)));
         let out = described(Stage::Second, range(0x5000, 0x1000, true));
-        assert_eq!(out[..], [command::gvma_page(7, 0x5000)]);
+        assert_eq!(out[..], [command::gvma_pages(7, 0x5000, 0)]);
         assert_eq!(described(Stage::First, range(0x5000, 64 << 12, true)).len(), 64);
         assert_eq!(described(Stage::First, range(0x5000, 65 << 12, true))[..], [command::vma(7)]);
         assert_eq!(described(Stage::Second, range(0, u64::MAX, true))[..], [command::gvma(7)]);
@@ -179,8 +168,8 @@ mod tests {
     fn a_request_goes_in_whole_or_not_at_all() {
         let mut out = Commands::new();
         let request = Request { domain: DomainId(7), invalidation: range(0, 64 << 12, true) };
-        assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(true));
-        assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(false), "63 places are left");
+        assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(true));
+        assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(false), "63 places are left");
         assert_eq!(out.len(), 64);
     }
 
@@ -190,7 +179,7 @@ mod tests {
         let request = Request { domain: DomainId(7), invalidation };
         assert_eq!(described(Stage::First, invalidation)[..], [command::device_tlb(0x28, 0, 52)]);
         let mut out = Commands::new();
-        assert_eq!(describe(&mut out, Stage::First, false, &request), Ok(true));
+        assert_eq!(describe(&mut out, Stage::First, &Capabilities(0), &request), Ok(true));
         assert_eq!(out[..], [command::NOTHING]);
     }
 
@@ -201,10 +190,10 @@ mod tests {
         let mut out = Commands::new();
         for invalidation in asked {
             let request = Request { domain: DomainId(7), invalidation };
-            assert_eq!(describe(&mut out, Stage::First, true, &request), Ok(true));
+            assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(true));
         }
         let tlb = |device| command::device_tlb(device, 0, 52);
-        assert_eq!(out[..], [command::vma_page(7, 0x5000), command::NOTHING, tlb(0x28), tlb(0x30)]);
+        assert_eq!(out[..], [command::vma_pages(7, 0x5000, 0), command::NOTHING, tlb(0x28), tlb(0x30)]);
     }
 
     #[test]
@@ -218,7 +207,7 @@ mod tests {
             words
         };
         let tlb = |device| command::device_tlb(device, 0, 0);
-        let (fence, page) = (command::fence(1, 0), command::vma_page(1, 0));
+        let (fence, page) = (command::fence(1, 0), command::vma_pages(1, 0, 0));
         for (commands, device) in [
             (&[fence, page, tlb(0x28), tlb(0x28), fence][..], Some(0x28)),
             (&[tlb(0x30), fence, tlb(0x01_0028), page, fence], Some(0x01_0028)),

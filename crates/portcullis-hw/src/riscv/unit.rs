@@ -418,9 +418,8 @@ unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        let (stage, has_device_tlbs) = (self.stage, self.capabilities.has_device_tlbs());
         self.queue.carry_out(&self.host, &Bell(&self.host), requests, |commands, request| {
-            describe(commands, stage, has_device_tlbs, request)
+            describe(commands, self.stage, &self.capabilities, request)
         })
     }
 }

@@ -4,21 +4,19 @@
 //! passed its own. A unit that meets a command that it does not take stops there, says so in GERROR, and goes on when
 //! that is acknowledged.
 
-use portcullis::addr::{DomainId, IovaRange};
-use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+use portcullis::addr::{DomainId, PageSize};
+use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
 use portcullis::platform::Frames;
 
 use super::Stage;
 use super::layout::{BASE_ADDRESS, INDEX, command, command_error, gerror, reg};
+use crate::blocks;
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers, UnitError};
 use crate::queue::{self, Command, Commands, Failure, Port};
 
 /// The most commands in the queue, as a power of two: one frame of them.
 const MOST_BITS: u32 = queue::COMMANDS.ilog2();
-
-/// Pages that are named one by one. For more than these, a unit that takes no ranges forgets the whole domain.
-const PAGES: u64 = 32;
 
 /// The unit's side of the queue.
 struct Bell<'a, R>(&'a R);
@@ -120,10 +118,9 @@ impl Queue {
 /// How a unit takes invalidations.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ways {
-    /// The binary logarithm of a page.
-    pub granule: u32,
-    /// One command may name a range.
-    pub ranges: bool,
+    pub granule: PageSize,
+    /// What one command names.
+    pub granularity: Granularity,
 }
 
 /// Adds what `request` asks for in tables of `stage` to `out`. Nothing, and `false`, where there is
@@ -141,23 +138,11 @@ fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> 
     match request.invalidation {
         Invalidation::Domain => out.try_push(whole).is_ok(),
         Invalidation::Range { range, leaf_only } => {
-            let (first, pages) = pages_of(range, ways.granule);
-            let address = |page| (first + page) << ways.granule;
-            if pages > 1
-                && ways.ranges
-                && let Some((number, scale)) = pieces(pages)
-            {
-                let range = command::range(at(address(0), leaf_only), ways.granule, number, scale);
-                return out.try_push(range).is_ok();
-            }
-            if pages > PAGES {
-                return out.try_push(whole).is_ok();
-            }
-            if out.remaining_capacity() < pages as usize {
-                return false;
-            }
-            out.extend((0..pages).map(|page| at(address(page), leaf_only)));
-            true
+            let pages = |Block { address, order, count }: Block| match at(address.get(), leaf_only) {
+                page if count == 1 && order == 0 => page,
+                page => command::range(page, ways.granule.shift(), count - 1, order),
+            };
+            blocks::add(out, range, ways.granule, ways.granularity, pages, whole)
         }
         // The unit refuses devices' requests to translate, and accesses that they have translated
         // themselves (STE.EATS is 0). So no device has a TLB.
@@ -165,25 +150,15 @@ fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> 
     }
 }
 
-/// The number of the first page of `range`, and how many there are.
-fn pages_of(range: IovaRange, granule: u32) -> (u64, u64) {
-    let (first, last) = (range.start().get() >> granule, range.last().get() >> granule);
-    (first, last - first + 1)
-}
-
-/// The least NUM and SCALE of a range that holds `pages` pages, at least 2: a sixteenth more of
-/// them at the most. `None` where no command can name that many.
-fn pieces(pages: u64) -> Option<(u32, u32)> {
-    let scale = (u64::BITS - (pages - 1).leading_zeros()).saturating_sub(5);
-    let number = pages.div_ceil(1_u64.checked_shl(scale)?) - 1;
-    (scale < 32).then_some((number as u32, scale))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use portcullis::addr::Iova;
+    use portcullis::addr::{Iova, IovaRange};
 
     use super::*;
+
+    fn ways(shift: u32, granularity: Granularity) -> Ways {
+        Ways { granule: PageSize::from_shift(shift).unwrap(), granularity }
+    }
 
     fn described(ways: Ways, stage: Stage, start: u64, len: u64) -> Commands {
         let range = IovaRange::new(Iova::new(start), len).unwrap();
@@ -194,22 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_its_pages_and_few_others() {
-        for pages in (2..3000).chain((0..100).map(|n| (1_u64 << 36) - n)) {
-            let (number, scale) = pieces(pages).unwrap();
-            assert!(number < 32 && scale < 32 && (number, scale) != (0, 0), "{pages}");
-            let held = u64::from(number + 1) << scale;
-            assert!((pages..=pages + pages / 16).contains(&held), "{pages}: {held}");
-        }
-        assert_eq!(pieces(1 << 37), None);
-        assert_eq!(pieces((1 << 36) + 1), None);
-        assert_eq!(pieces(u64::MAX), None);
-    }
-
-    #[test]
     fn ranges_pages_and_whole_domains() {
-        let with = Ways { granule: 12, ranges: true };
-        let without = Ways { granule: 12, ranges: false };
+        let (with, without) = (ways(12, Granularity::Run), ways(12, Granularity::Page));
         let page = command::tlbi_asid_address(7, 0x5000, true);
         for ways in [with, without] {
             assert_eq!(described(ways, Stage::One, 0x5000, 0x1000)[..], [page]);
@@ -221,10 +182,10 @@ mod tests {
         let each = [5_u64, 6, 7].map(|page| command::tlbi_vmid_address(7, page << 12, true));
         assert_eq!(described(without, Stage::Two, 0x5000, 0x3000)[..], each);
         let whole = [command::tlbi_vmid(7)];
-        assert_eq!(described(without, Stage::Two, 0, 33 << 12)[..], whole);
+        assert_eq!(described(without, Stage::Two, 0, 65 << 12)[..], whole);
         assert_eq!(described(with, Stage::Two, 0, 1 << 60)[..], whole);
-        assert_eq!(described(Ways { granule: 16, ranges: true }, Stage::Two, 0, 1 << 16).len(), 1);
-        let wide = described(Ways { granule: 16, ranges: true }, Stage::One, 0x10_0000, 1 << 21);
+        assert_eq!(described(ways(16, Granularity::Run), Stage::Two, 0, 1 << 16).len(), 1);
+        let wide = described(ways(16, Granularity::Run), Stage::One, 0x10_0000, 1 << 21);
         assert_eq!(wide[..], [[0x12 | 7 << 48 | 31 << 12, 0x10_0001 | 3 << 10]]);
     }
 
@@ -234,7 +195,7 @@ mod tests {
         let range = IovaRange::new(Iova::new(0), 32 << 12).unwrap();
         let request =
             Request { domain: DomainId(1), invalidation: Invalidation::Range { range, leaf_only: false } };
-        let ways = Ways { granule: 12, ranges: false };
+        let ways = ways(12, Granularity::Page);
         let taken = (0..5).take_while(|_| describe(&mut out, ways, Stage::One, &request)).count();
         assert_eq!((taken, out.len()), (3, 96));
     }

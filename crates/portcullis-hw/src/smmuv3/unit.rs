@@ -1,7 +1,7 @@
 //! A unit: bring-up, take-over, attaching streams, shutdown.
 
-use portcullis::addr::{DeviceId, DomainId, Iova, PhysAddr};
-use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
+use portcullis::addr::{DeviceId, DomainId, Iova, PageSize, PhysAddr};
+use portcullis::invalidation::{Granularity, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{ARM_MAIR, Arm, Format, Layout};
 use portcullis::platform::{FRAME_SIZE, Frames};
 
@@ -458,7 +458,11 @@ unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         fence(Ordering::SeqCst);
         let used = self.stages.load(Ordering::Acquire);
-        let ways = Ways { granule: GRANULE, ranges: self.capabilities.idr3 & IDR3_RIL != 0 };
+        let has_ranges = self.capabilities.idr3 & IDR3_RIL != 0;
+        let granularity = if has_ranges { Granularity::Run } else { Granularity::Page };
+        // Another granule than these has no tables, and no domain.
+        let granule = PageSize::from_shift(GRANULE).unwrap_or(PageSize::SIZE_4K);
+        let ways = Ways { granule, granularity };
         let stages = || [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0);
         let each = requests.iter().flat_map(|request| stages().map(move |stage| (request, stage)));
         self.queue.carry_out(&self.host, ways, each)

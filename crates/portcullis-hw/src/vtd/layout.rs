@@ -8,6 +8,7 @@
 
 use portcullis::addr::IovaRange;
 
+use crate::blocks::sized_address;
 use crate::iommu::addresses;
 
 /// Writes there are interrupts, and all else is refused.
@@ -186,11 +187,9 @@ pub mod descriptor {
     }
     pub const DRAIN_WRITES: u64 = 1 << 6;
     pub const DRAIN_READS: u64 = 1 << 7;
-    /// A device's own TLB: 2^`order` pages at `address`. An order above 0 is said by the address: S is set, and of the bits from 12
-    /// on the lowest that is 0 is bit 12 + `order` - 1.
+    /// A device's own TLB: 2^`order` pages at `address`; S is bit 0.
     pub const fn device_tlb(source: u16, address: u64, order: u32) -> [u64; 2] {
-        let low = 3 | (source as u64) << 32;
-        if order == 0 { [low, address] } else { [low, address | ((1 << (order - 1)) - 1) << 12 | 1] }
+        [3 | (source as u64) << 32, super::sized_address(address, order, 1)]
     }
     /// Stores `value` at `address`, a multiple of 4, when all before it is complete.
     pub const fn wait(value: u32, address: u64) -> [u64; 2] {

@@ -1,13 +1,14 @@
 //! Queued invalidation: what a domain asks for, as descriptors, and how the unit says that it has stopped.
 
-use portcullis::addr::DomainId;
-use portcullis::invalidation::{Invalidation, InvalidationError, Request};
+use portcullis::addr::{DomainId, PageSize};
+use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
 
 use super::capabilities::Capabilities;
 use super::layout::{NARROW_SHIFT, WIDE_SHIFT, cap, descriptor, fsts, queue_index, queue_tail, reg};
+use crate::blocks;
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers};
-use crate::queue::{Command, Commands, Failure, Port, REFUSED, block_around};
+use crate::queue::{Command, Commands, Failure, Port, REFUSED};
 
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H> {
@@ -52,7 +53,8 @@ impl Stage {
         }
     }
 
-    fn pages(self, domain: u16, (address, order): (u64, u32), leaf_only: bool) -> Command {
+    fn pages(self, domain: u16, block: Block, leaf_only: bool) -> Command {
+        let (address, order) = (block.address.get(), block.order);
         match self {
             Self::First => descriptor::first_stage_pages(domain, address, order, leaf_only),
             Self::Second { drain } => descriptor::iotlb_pages(drain, domain, address, order, leaf_only),
@@ -106,27 +108,25 @@ pub(super) fn describe(
     if u32::from(domain) >> cap::domain_bits(caps).min(16) != 0 {
         return Err(REFUSED);
     }
-    let descriptor = match request.invalidation {
-        Invalidation::Domain => stage.domain(domain),
-        Invalidation::Range { range, leaf_only } => match block_around(range) {
-            Some(block) if caps & cap::PSI != 0 && block.1 <= cap::mamv(caps) => {
-                stage.pages(domain, block, leaf_only)
-            }
-            _ => stage.domain(domain),
-        },
+    Ok(match request.invalidation {
+        Invalidation::Range { range, leaf_only } if caps & cap::PSI != 0 => {
+            // MAMV is the second stage's limit. The first stage's commands have none of their own, and keep to it.
+            let granularity = Granularity::Block { max_order: cap::mamv(caps) };
+            let pages = |block| stage.pages(domain, block, leaf_only);
+            blocks::add(out, range, PageSize::SIZE_4K, granularity, pages, stage.domain(domain))
+        }
+        Invalidation::Range { .. } | Invalidation::Domain => out.try_push(stage.domain(domain)).is_ok(),
         Invalidation::DeviceTlb { device, range } => {
-            // All addresses: the largest block that the descriptor can say.
-            let (address, order) = range.and_then(block_around).unwrap_or((0, 52));
             let source = u16::try_from(device.0).map_err(|_| REFUSED)?;
             if capabilities.has_device_tlbs() {
-                descriptor::device_tlb(source, address, order)
+                let pages = |address, order| descriptor::device_tlb(source, address, order);
+                blocks::add_for_device(out, range, None, pages)
             } else {
                 // Behind this unit no device caches anything. The wait puts the call in order with all others.
-                descriptor::NOTHING
+                out.try_push(descriptor::NOTHING).is_ok()
             }
         }
-    };
-    Ok(out.try_push(descriptor).is_ok())
+    })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -150,20 +150,26 @@ mod tests {
                 Request { domain: DomainId(7), invalidation: Invalidation::Range { range, leaf_only: true } };
             let capabilities = Capabilities { cap: caps | 6, ecap: 0 };
             assert_eq!(describe(&mut out, &capabilities, stage, &request), Ok(true));
-            out[0]
+            out
         };
         let page = range(0x5000, 0x1000);
-        assert_eq!(described(0, SECOND, page), descriptor::iotlb_domain(0, 7));
-        assert_eq!(described(0, Stage::First, page), descriptor::first_stage_all(7));
-        assert_eq!(described(cap::PSI, SECOND, page), descriptor::iotlb_pages(0, 7, 0x5000, 0, true));
+        assert_eq!(described(0, SECOND, page)[..], [descriptor::iotlb_domain(0, 7)]);
+        assert_eq!(described(0, Stage::First, page)[..], [descriptor::first_stage_all(7)]);
+        assert_eq!(described(cap::PSI, SECOND, page)[..], [descriptor::iotlb_pages(0, 7, 0x5000, 0, true)]);
         // A mask of at most 2 pages.
         let caps = cap::PSI | 1 << 48;
-        let (two, across) = (range(0x4000, 0x2000), range(0x5000, 0x2000));
-        assert_eq!(described(caps, SECOND, two), descriptor::iotlb_pages(0, 7, 0x4000, 1, true));
-        assert_eq!(described(caps, SECOND, across), descriptor::iotlb_domain(0, 7));
+        let [two, across, four] =
+            [(0x4000, 0x2000), (0x5000, 0x2000), (0x4000, 0x4000)].map(|(at, len)| range(at, len));
+        let pages = |address, order| descriptor::iotlb_pages(0, 7, address, order, true);
+        assert_eq!(described(caps, SECOND, two)[..], [pages(0x4000, 1)]);
+        assert_eq!(described(caps, SECOND, across)[..], [pages(0x5000, 0), pages(0x6000, 0)]);
+        assert_eq!(described(caps, SECOND, four)[..], [descriptor::iotlb_domain(0, 7)]);
         // Type 6, pages of a PASID, which is 0.
-        assert_eq!(described(caps, Stage::First, two), [6 | 3 << 4 | 7 << 16, 0x4000 | 1 << 6 | 1]);
-        assert_eq!(described(caps, Stage::First, across), [6 | 2 << 4 | 7 << 16, 0]);
+        let low = 6 | 3 << 4 | 7 << 16;
+        assert_eq!(described(caps, Stage::First, two)[..], [[low, 0x4000 | 1 << 6 | 1]]);
+        let each = [[low, 0x5000 | 1 << 6], [low, 0x6000 | 1 << 6]];
+        assert_eq!(described(caps, Stage::First, across)[..], each);
+        assert_eq!(described(caps, Stage::First, four)[..], [[6 | 2 << 4 | 7 << 16, 0]]);
     }
 
     #[test]

@@ -446,6 +446,55 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
     });
 }
 
+/// 64 pages across a multiple of a large page's size, as of a ring that does not begin there, are forgotten on both sides of it,
+/// however many commands that takes.
+pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
+    on_each::<K>(|rig| {
+        let (platform, granule) = (StdPlatform::new(), K::GRANULE);
+        let mapper = rig.kind.mapper(rig.ram(), DomainId(1))?;
+        let sizes = mapper.geometry().page_sizes;
+        let large = (21..40).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
+        let border = 2 * large.ok_or("large pages")?.bytes();
+        // Page 1 of these is the first of the run, and page 28 is the first behind the border.
+        let memory = rig.memory(66 * granule).phys;
+        let place = |page: u64| {
+            (Iova::new(border + page * granule - 28 * granule), PhysAddr::new(memory.get() + page * granule))
+        };
+        let window = (Iova::new(border / 2), rig.memory(granule).phys);
+        let map = |(at, phys): Window, len| -> Result<IovaRange> {
+            let range = IovaRange::new(at, len)?;
+            let list = [(phys, len)];
+            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            unsafe { mapper.map(&platform, range, list, Permissions::READ_WRITE, &mut Gather::new()) }?;
+            Ok(range)
+        };
+        map(window, granule)?;
+        [0, 65].into_iter().try_for_each(|beside| map(place(beside), granule).map(drop))?;
+        rig.kind.attach(id(0), DomainId(1), &mapper)?;
+        let reaches = |page: u64, bytes: &[u8; 8]| {
+            rig.store(0, *bytes, window, place(page).0);
+            rig.ram().read(place(page).1) == *bytes
+        };
+        let ends = [1, 2, 27, 28, 63, 64];
+        for neglect in [false, true] {
+            let run = map(place(1), 64 * granule)?;
+            assert!((0..66).all(|page| reaches(page, b"as it is")));
+            rig.assert_no_fault();
+            let is_neglected = rig.kind.neglect(neglect) && neglect;
+            let mut gather = Gather::new();
+            assert_eq!(mapper.unmap(&platform, run, &mut gather).bytes, run.len());
+            mapper.sync(&gather)?;
+            let _ = rig.kind.neglect(false);
+            // The second time shows that the first can fail.
+            assert!(ends.iter().all(|page| reaches(*page, b"too late") == is_neglected));
+            let _ = rig.faults();
+            assert!([0, 65].iter().all(|page| reaches(*page, b"after...")), "what lies beside it");
+            rig.assert_no_fault();
+        }
+        Ok(())
+    });
+}
+
 pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
     on_each::<K>(|rig| {
         let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;

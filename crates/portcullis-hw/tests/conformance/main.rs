@@ -28,6 +28,7 @@ macro_rules! every_case {
             what_was_absent_is_reached_once_it_is_mapped
             large_pages_are_walked_to_their_ends
             a_part_of_a_large_page_ends_alone
+            a_run_across_a_large_border_ends_on_both_sides
             a_list_is_one_piece_for_the_device
             a_list_of_odd_pieces_is_reached_piece_by_piece
             devices_of_two_domains_do_not_reach_each_others_memory

@@ -58,10 +58,14 @@ impl Iommu {
     pub(crate) fn invalidate(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let mut all: SmallVec<[Written; 8]> = SmallVec::new();
         for request in requests {
-            all.extend(descriptors(request, self.max_address_mask));
+            all.extend(self.descriptors(request));
         }
         all.push(Written { descriptor: Descriptor::Wait, asked: None });
         self.write(all.iter().copied())
+    }
+
+    pub(crate) fn descriptors(&self, request: &Request) -> SmallVec<[Written; 2]> {
+        descriptors(request, self.max_address_mask)
     }
 
     pub(crate) fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {

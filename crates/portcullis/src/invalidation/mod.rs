@@ -7,12 +7,14 @@
 //! puts the range into a flush queue, and one wait serves many ranges. Devices that cache
 //! translations themselves are asked after the IOTLB.
 
+mod blocks;
 mod costs;
 mod device_tlb;
 mod flush_queue;
 mod gather;
 mod shared;
 
+pub use blocks::{Block, Blocks, Granularity, MOST_BLOCKS, blocks};
 pub use costs::Costs;
 #[cfg(feature = "parts")]
 pub use device_tlb::{DeviceTlbs, MOST_DEVICE_TLBS};
@@ -32,7 +34,7 @@ use crate::addr::{DeviceId, DomainId, IovaRange};
 /// What the hardware is asked to forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Invalidation {
-    /// The translations of `range`. The hardware may forget more.
+    /// The translations of `range`. The hardware may forget more: [`blocks`](blocks()) says which pages to name.
     Range {
         /// What was unmapped.
         range: IovaRange,

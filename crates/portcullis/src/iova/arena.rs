@@ -69,7 +69,8 @@ pub struct RingConfig {
     /// Descriptors of whole large pages are moved by whole large pages only, so that they can be
     /// mapped by these. Other descriptors are no longer aligned to their size: an invalidation by a
     /// single block of 2^n pages would cover twice as much or, across the end of the largest block,
-    /// the whole domain. An unmap of such a descriptor submits two blocks, with one wait.
+    /// the whole domain. An unmap of such a descriptor submits [two blocks](crate::invalidation::blocks()) there, with one
+    /// wait.
     ///
     /// Where hardware mixes further bits into the number of a set, colours neither help nor harm.
     pub colour: Option<u32>,

@@ -283,9 +283,9 @@ fn a_device_that_does_not_answer_is_named() {
     assert!(matches!(ask(0x28), Err(InvalidationError::DeviceTimedOut { device: 0x28, .. })));
     model(&unit).state(|state| state.is_deaf = false);
     assert_eq!(ask(0x1_0028), Ok(()));
-    // 0x5000 to 0x8fff lie in the first 64 KiB.
-    let payload = 0x7000 | 1 << 11;
-    assert_eq!(asked(&unit)[2], [4 | 1 << 33 | 0x1_0028 << 40, payload]);
+    // 0x5000 to 0x8fff lie in 16 KiB, and in a page behind them.
+    let payloads = [0x5000 | 1 << 11, 0x8000];
+    assert_eq!(asked(&unit)[4..6], payloads.map(|payload| [4 | 1 << 33 | 0x1_0028 << 40, payload]));
 }
 
 #[test]

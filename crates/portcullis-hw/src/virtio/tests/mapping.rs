@@ -18,6 +18,27 @@ fn pieces_are_what_is_contiguous_and_go_with_one_doorbell() {
     assert_eq!(bench.requests(), [], "there is nothing more");
 }
 
+/// Requests name a first and a last address, so a range is no more than it is wherever it lies.
+#[test]
+fn a_run_across_a_large_border_is_one_request_for_just_its_addresses() {
+    let bench = Bench::new();
+    for (page, pages) in [(453, 64), (511, 2), (512, 512), (700, 1000), ((1 << 18) - 1, 2)] {
+        bench.map(page - 1, &[1]);
+        bench.map(page + pages, &[9]);
+        bench.map(page, &(10_000..10_000 + pages).collect::<Vec<_>>());
+        bench.requests();
+        let mut gather = Gather::new();
+        assert_eq!(bench.unmap(page, pages, &mut gather).bytes, pages * PAGE);
+        bench.mapper.sync(&gather).unwrap();
+        assert_eq!(bench.requests(), [4], "{page}, {pages} pages");
+        assert_eq!(bench.mapped(), [bounds(page - 1, 1), bounds(page + pages, 1)]);
+        [page - 1, page + pages]
+            .iter()
+            .for_each(|page| assert_eq!(bench.unmap(*page, 1, &mut gather).bytes, PAGE));
+        bench.mapper.sync(&Gather::everything()).unwrap();
+    }
+}
+
 #[test]
 fn a_flush_sends_together_what_unmaps_have_left_and_spares_what_is_mapped() {
     let bench = Bench::new();

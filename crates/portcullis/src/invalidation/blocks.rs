@@ -1,0 +1,306 @@
+//! The [blocks](Block) of pages that a range is invalidated by, for what hardware's commands can name. The drivers of
+//! IOMMUs and the software IOMMU ask this module alone, so what is measured in one is what the others do.
+//!
+//! A command for addresses names one page, or 2^n pages at a multiple of their size, or some multiple of 2^n pages from any
+//! page on. A range that is none of these takes several commands, or its command makes the hardware forget more than was
+//! asked for, or it is forgotten with the whole domain. A command costs the hardware a read of memory; a translation that
+//! was forgotten without need costs a walk, of several reads, if a device still uses it. So a range takes:
+//!
+//! - **by blocks, one or two**. One block around a range would be up to the whole address space where the range lies across a
+//!   multiple of a large power of two. So there the range is cut at that multiple, and has a block on each side of it. The
+//!   block around both is taken where it holds at most twice the pages of the larger of the two.
+//! - **by pages**, one command for each, up to [`MOST_BLOCKS`].
+//! - **by runs**, one.
+//!
+//! No page that the range holds as a whole is cut by a border between two blocks: hardware need not forget a page of which
+//! a command names only a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). For every page lies at a
+//! multiple of its size, and so does the border, at a multiple of more than the size of each page that could lie across it.
+
+use core::ops::Range;
+
+use crate::addr::{Iova, IovaRange, PageSize};
+
+/// The most blocks of one range. An IOTLB has some hundred entries at the most ([`Costs::BARE_METAL`](super::Costs::BARE_METAL)
+/// counts 64), so a range of more pages may as well be forgotten with all else.
+pub const MOST_BLOCKS: usize = 64;
+
+/// The binary logarithm of the most pages that a [run](Granularity::Run) counts.
+const RUN_BITS: u32 = 5;
+
+/// The largest exponent of a [run](Granularity::Run).
+const MOST_SCALE: u32 = 31;
+
+/// What one invalidation command of an IOMMU can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Granularity {
+    /// One page of the granule. The hardware forgets a larger page by any address in it.
+    ///
+    /// RISC-V (IOMMU architecture specification, version 1.0, "IOMMU Page-Table cache invalidation commands"); SMMUv3 without
+    /// IDR3.RIL (IHI 0070, section 4.4).
+    Page,
+    /// 2^n pages of the granule at a multiple of their size. The hardware need not forget a page of which they are only a part.
+    ///
+    /// - VT-d (Rev. 4.1, section 6.5.2.3): `max_order` is MAMV of the Capability Register.
+    /// - AMD-Vi (publication 48882, section 2.4.3), RISC-V with the Address Range Invalidation extension (section 9.3), and
+    ///   devices' own TLBs (PCIe Address Translation Services, Invalidate Request): the address itself tells the size, up to all
+    ///   addresses.
+    Block {
+        /// The largest n.
+        max_order: u32,
+    },
+    /// 1 to 32 times 2^n pages of the granule, n up to 31, from any page on; no single page.
+    ///
+    /// SMMUv3 with IDR3.RIL (IHI 0070, section 4.4.1.1: NUM and SCALE), where a command without them names a page.
+    Run,
+}
+
+impl Granularity {
+    /// Blocks of any size, as where the address itself tells the size.
+    pub const ANY_BLOCK: Self = Self::Block { max_order: u64::BITS - PageSize::SIZE_4K.shift() };
+}
+
+/// Pages that one command names: `count` times 2^`order` pages of the granule, from `address` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// The first address: a multiple of the granule, and of the block's size where it is no [run](Granularity::Run).
+    pub address: Iova,
+    /// The binary logarithm of the pages that are counted as one.
+    pub order: u32,
+    /// How many of them there are: 1 where it is no [run](Granularity::Run), and at most 32.
+    pub count: u32,
+}
+
+impl Block {
+    /// The block's addresses, in pages of `granule`. `None` where they end beyond the last address, or are all addresses.
+    pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
+        let pages = u64::from(self.count).checked_mul(1_u64.checked_shl(self.order)?)?;
+        IovaRange::new(self.address, pages.checked_mul(granule.bytes())?).ok()
+    }
+}
+
+/// The blocks of one range, by ascending address; made by [`blocks`].
+#[derive(Debug, Clone)]
+pub struct Blocks {
+    shift: u32,
+    /// The numbers of pages that are named one by one.
+    pages: Range<u64>,
+    /// What comes after them.
+    blocks: [Option<Block>; 2],
+}
+
+impl Iterator for Blocks {
+    type Item = Block;
+
+    fn next(&mut self) -> Option<Block> {
+        match self.pages.next() {
+            Some(page) => Some(Block { address: Iova::new(page << self.shift), order: 0, count: 1 }),
+            None => self.blocks.iter_mut().find_map(Option::take),
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // No truncation: at most `MOST_BLOCKS`.
+        let len = (self.pages.end - self.pages.start) as usize + self.blocks.iter().flatten().count();
+        (len, Some(len))
+    }
+}
+
+impl ExactSizeIterator for Blocks {}
+
+/// Returns the blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None`
+/// where the domain is to be forgotten as a whole. A few instructions; allocates nothing.
+///
+/// For a range that touches n pages these are:
+///
+/// - [`Page`](Granularity::Page): n blocks of these pages alone; `None` where n is above [`MOST_BLOCKS`];
+/// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` where one of them would be above the
+///   largest order, or where the range may be a single page that is;
+/// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` where n is above 2^36.
+pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> Option<Blocks> {
+    let shift = granule.shift();
+    let (first, last) = (range.start().get() >> shift, range.last().get() >> shift);
+    let of = |blocks| Some(Blocks { shift, pages: 0..0, blocks });
+    let number = last - first;
+    match granularity {
+        Granularity::Page if number < MOST_BLOCKS as u64 => {
+            Some(Blocks { shift, pages: first..last + 1, blocks: [None; 2] })
+        }
+        Granularity::Page => None,
+        Granularity::Block { max_order } => aligned(first, last, shift, max_order).and_then(of),
+        Granularity::Run => of([Some(run(first, number, shift)?), None]),
+    }
+}
+
+/// The blocks for the pages `first` to `last`, as [`Granularity::Block`] has them.
+fn aligned(first: u64, last: u64, shift: u32, max_order: u32) -> Option<[Option<Block>; 2]> {
+    // The bits that count pages inside a block with both.
+    let order = |first: u64, last: u64| u64::BITS - (first ^ last).leading_zeros();
+    let block = |first: u64, last: u64| {
+        let order = order(first, last);
+        // Zero where all pages are meant.
+        let page = first.checked_shr(order).and_then(|block| block.checked_shl(order)).unwrap_or(0);
+        Block { address: Iova::new(page << shift), order, count: 1 }
+    };
+    let whole = order(first, last);
+    // The middle of the block around them: they lie on both sides of it.
+    let middle = whole.checked_sub(1).map_or(last, |below| last >> below << below);
+    let larger = if middle > first { order(first, middle - 1).max(order(middle, last)) } else { whole };
+    // All of a block may be one page, which its halves do not name.
+    let may_be_one_page = first.trailing_zeros() >= whole && last.trailing_ones() >= whole;
+    if larger > max_order || whole > max_order && may_be_one_page {
+        return None;
+    }
+    // Two pages are worth no second command.
+    let is_worth_two = larger + 1 < whole && whole > 2;
+    let is_two = is_worth_two || whole > max_order;
+    Some(if is_two {
+        [Some(block(first, middle - 1)), Some(block(middle, last))]
+    } else {
+        [Some(block(first, last)), None]
+    })
+}
+
+/// The run of the page `first` and `number` more.
+fn run(first: u64, number: u64, shift: u32) -> Option<Block> {
+    let order = (u64::BITS - number.leading_zeros()).saturating_sub(RUN_BITS);
+    // No truncation: the order leaves five bits.
+    let count = (number >> order) as u32 + 1;
+    (order <= MOST_SCALE).then_some(Block { address: Iova::new(first << shift), order, count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dice::Dice;
+
+    const GRANULE: PageSize = PageSize::SIZE_4K;
+
+    fn pages(first: u64, last: u64) -> IovaRange {
+        IovaRange::from_bounds(Iova::new(first << 12), Iova::new(last << 12 | 0xfff)).unwrap()
+    }
+
+    fn by_blocks(first: u64, last: u64, max_order: u32) -> Option<alloc::vec::Vec<(u64, u64)>> {
+        let blocks = blocks(pages(first, last), GRANULE, Granularity::Block { max_order })?;
+        let bounds =
+            |block: Block| (block.address.get() >> 12, (block.address.get() >> 12) + (1 << block.order));
+        Some(blocks.map(bounds).collect())
+    }
+
+    /// Whether all pages of `first..=last` that there can be lie in one of `blocks` each. (Ends are exclusive there.)
+    fn holds_each_page(blocks: &[(u64, u64)], first: u64, last: u64) -> bool {
+        (0..7).all(|order| {
+            let pages = first.div_ceil(1 << order)..(last + 1) >> order;
+            pages
+                .map(|page| (page << order, (page + 1) << order))
+                .all(|(start, end)| blocks.iter().any(|block| block.0 <= start && end <= block.1))
+        })
+    }
+
+    /// Beside all pairs of blocks that there are.
+    #[test]
+    fn one_or_two_blocks_hold_each_page_wherever_two_can() {
+        let around = |first: u64, last: u64| {
+            let order = (0..7).find(|order| first >> order == last >> order).unwrap();
+            (first >> order << order, ((first >> order) + 1) << order)
+        };
+        for (first, last) in (0..64).flat_map(|first| (first..64).map(move |last| (first, last))) {
+            for max_order in 0..7 {
+                let fits = |block: &(u64, u64)| block.1 - block.0 <= 1 << max_order;
+                let one = [around(first, last)];
+                let can_one = one.iter().all(fits);
+                let can_two = (first + 1..=last)
+                    .map(|at| [around(first, at - 1), around(at, last)])
+                    .any(|two| two.iter().all(fits) && holds_each_page(&two, first, last));
+                let taken = by_blocks(first, last, max_order);
+                assert_eq!(taken.is_some(), can_one || can_two, "{first}..={last} of {max_order}");
+                let Some(taken) = taken else { continue };
+                assert!(matches!(taken.len(), 1..=2) && taken.iter().all(fits), "{taken:?}");
+                assert!(taken.iter().all(|(start, end)| start.is_multiple_of(end - start)), "{taken:?}");
+                assert!(holds_each_page(&taken, first, last), "{first}..={last}: {taken:?}");
+                let held: u64 = taken.iter().map(|(start, end)| end - start).sum();
+                assert!(held < 4 * (last - first + 1), "{first}..={last}: {taken:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_across_a_large_border_takes_two_blocks_and_a_pair_of_pages_one() {
+        // 64 pages across 2 MiB, of a ring of colour 1.
+        assert_eq!(by_blocks(453, 516, 9), Some(alloc::vec![(448, 512), (512, 520)]));
+        assert_eq!(by_blocks(511, 512, 9), Some(alloc::vec![(511, 512), (512, 513)]));
+        assert_eq!(by_blocks(5, 6, 9), Some(alloc::vec![(4, 8)]));
+        assert_eq!(by_blocks(5, 68, 9), Some(alloc::vec![(0, 128)]));
+        // 2 MiB at a multiple of it may be a page.
+        assert_eq!(by_blocks(512, 1023, 8), None);
+        assert_eq!(by_blocks(512, 1022, 8), Some(alloc::vec![(512, 768), (768, 1024)]));
+    }
+
+    #[test]
+    fn each_granularity_holds_what_was_asked_for_and_little_else() {
+        let mut dice = Dice(7);
+        let any = [
+            Granularity::Page,
+            Granularity::Run,
+            Granularity::ANY_BLOCK,
+            Granularity::Block { max_order: 9 },
+        ];
+        for round in 0..if cfg!(debug_assertions) { 20_000 } else { 200_000 } {
+            let granule = PageSize::from_shift([12, 14, 16][round % 3]).unwrap();
+            let (bits, shift) = (dice.below(40), dice.below(31));
+            let len = 1 + dice.below(1 << bits);
+            let start = dice.below(1 << 32) << shift | dice.below(1 << 12);
+            let asked = IovaRange::new(Iova::new(start), len).unwrap();
+            let touched = (asked.last().get() >> granule.shift()) - (start >> granule.shift()) + 1;
+            for granularity in any {
+                let Some(taken) = blocks(asked, granule, granularity) else {
+                    assert!(match granularity {
+                        Granularity::Page => touched > MOST_BLOCKS as u64,
+                        Granularity::Run => false,
+                        // Half of it is the least that one of two blocks has to hold.
+                        Granularity::Block { max_order } => touched >= 1 << max_order,
+                    });
+                    continue;
+                };
+                let count = taken.len();
+                assert_eq!(taken.clone().count(), count);
+                let (mut at, mut held) = (start >> granule.shift() << granule.shift(), 0_u128);
+                for block in taken {
+                    assert!(block.address.is_aligned(granule) && block.address.get() <= at, "{asked:?}");
+                    let size = u128::from(block.count) << (block.order + granule.shift());
+                    held += size >> granule.shift();
+                    at = u64::try_from(u128::from(block.address.get()) + size).unwrap_or(u64::MAX);
+                    if granularity == Granularity::Run {
+                        assert!((1..=32).contains(&block.count) && block.order <= 31);
+                        assert!(touched == 1 || (block.count, block.order) != (1, 0));
+                    } else {
+                        assert_eq!(block.count, 1);
+                        assert!(u128::from(block.address.get()).is_multiple_of(size));
+                    }
+                }
+                assert!(at > asked.last().get(), "{asked:?} {granularity:?}");
+                let (most_blocks, most_pages) = match granularity {
+                    Granularity::Page => (MOST_BLOCKS, touched),
+                    Granularity::Run => (1, touched + touched / 16),
+                    Granularity::Block { .. } => (2, 4 * touched - 1),
+                };
+                assert!(count <= most_blocks && held <= most_pages.into(), "{asked:?} {granularity:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_address_space_is_one_block_and_no_run() {
+        let all = IovaRange::from_bounds(Iova::new(1), Iova::new(u64::MAX)).unwrap();
+        let taken =
+            |granularity| blocks(all, GRANULE, granularity).map(Iterator::collect::<alloc::vec::Vec<_>>);
+        let whole = Block { address: Iova::new(0), order: 52, count: 1 };
+        assert_eq!(taken(Granularity::ANY_BLOCK), Some(alloc::vec![whole]));
+        assert_eq!(whole.range(GRANULE), None);
+        assert_eq!(taken(Granularity::Block { max_order: u32::MAX }), Some(alloc::vec![whole]));
+        assert_eq!(taken(Granularity::Block { max_order: 51 }), None);
+        assert!(taken(Granularity::Page).is_none() && taken(Granularity::Run).is_none());
+        let last = pages((1 << 52) - 1, (1 << 52) - 1);
+        let block = blocks(last, GRANULE, Granularity::Page).unwrap().next().unwrap();
+        assert_eq!(block.range(GRANULE), Some(last));
+    }
+}
