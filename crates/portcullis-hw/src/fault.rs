@@ -25,6 +25,9 @@ pub enum Reason {
     NotAttached,
     /// The device's context is malformed, or asks for what the unit does not have.
     BadContext,
+    /// The context does not allow a request of this kind: one with a process address space or without, for a translation, with
+    /// an address that the device has translated itself, to execute, or privileged.
+    BadRequest,
     /// No mapping covers the address, or the mapping does not allow this access. (Not every IOMMU tells the two apart.)
     NotMapped,
     /// A mapping covers the address, and does not allow this access.
@@ -33,7 +36,7 @@ pub enum Reason {
     BeyondWidth,
     /// An entry of a page table has bits that the unit does not know.
     BadEntry,
-    /// The unit could not read one of its structures, or a page table.
+    /// The unit could not read one of its structures, or a page table, or could not set a bit there.
     Unreadable,
     /// Something else; the code says what.
     Other,
@@ -42,11 +45,12 @@ pub enum Reason {
 /// One refused access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Whose access it was: for PCI bus, device and function, as 16 bits.
+    /// Whose access it was: for PCI bus, device and function, as 16 bits. [`DeviceId`] `u32::MAX` where the unit names a guest
+    /// and no device (AMD-Vi's VIOMMU_HARDWARE_ERROR).
     pub device: DeviceId,
     /// The process address space that the device named, if it named one.
     pub pasid: Option<u32>,
-    /// The address that it used; often only its page is known. `None` where the unit does not say.
+    /// The address that it used, as far as the unit says it (VT-d says the page, of 4 KiB). `None` where it does not.
     pub address: Option<Iova>,
     /// What it was about to do; `None` where the unit does not say.
     pub access: Option<Access>,
@@ -68,6 +72,7 @@ impl fmt::Display for Fault {
         let reason = match self.reason {
             Reason::NotAttached => "the device is attached to nothing",
             Reason::BadContext => "its context is malformed",
+            Reason::BadRequest => "its context does not allow this kind of request",
             Reason::NotMapped => "nothing is mapped there for this",
             Reason::Permission => "the mapping does not allow this",
             Reason::BeyondWidth => "the address is wider than the tables",

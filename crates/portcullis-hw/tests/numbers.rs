@@ -66,26 +66,46 @@ fn events_are_those_of_the_manual() {
     unit.enable().unwrap();
     let software = &unit.host().unit;
     let queue = memory.table_at(PhysAddr::new(software.get64(EVENTQ_BASE) & ADDRESS & !0xfff));
+    // The events whose record has the address of an access, by the names of the fields in section 7.3.
+    let of_access = [
+        EventType::FUut,
+        EventType::FTranslForbidden,
+        EventType::FWalkEabt,
+        EventType::FTranslation,
+        EventType::FAddrSize,
+        EventType::FAccess,
+        EventType::FPermission,
+        EventType::FTlbConflict,
+    ];
     let events = [
+        (EventType::FUut, Reason::Other),
         (EventType::CBadStreamid, Reason::NotAttached),
-        (EventType::CBadSte, Reason::NotAttached),
-        (EventType::FTranslForbidden, Reason::BadContext),
-        (EventType::CBadSubstreamid, Reason::BadContext),
-        (EventType::CBadCd, Reason::BadContext),
         (EventType::FSteFetch, Reason::Unreadable),
+        (EventType::CBadSte, Reason::NotAttached),
+        (EventType::FBadAtsTreq, Reason::BadRequest),
+        (EventType::FStreamDisabled, Reason::BadRequest),
+        (EventType::FTranslForbidden, Reason::BadRequest),
+        (EventType::CBadSubstreamid, Reason::BadRequest),
         (EventType::FCdFetch, Reason::Unreadable),
+        (EventType::CBadCd, Reason::BadContext),
         (EventType::FWalkEabt, Reason::Unreadable),
-        (EventType::FVmsFetch, Reason::Unreadable),
         (EventType::FTranslation, Reason::NotMapped),
         (EventType::FAddrSize, Reason::BeyondWidth),
+        (EventType::FAccess, Reason::Permission),
         (EventType::FPermission, Reason::Permission),
         (EventType::FTlbConflict, Reason::Other),
-        (EventType::FUut, Reason::Other),
+        (EventType::FCfgConflict, Reason::BadContext),
+        (EventType::EPageRequest, Reason::Other),
+        (EventType::FVmsFetch, Reason::Unreadable),
     ];
     for (index, (event, reason)) in events.into_iter().enumerate() {
         queue[index * 4].store(9 << 32 | event as u64, Ordering::Release);
+        queue[index * 4 + 2].store(0xffff_e040, Ordering::Release);
         software.set(EVENTQ_PROD, index as u32 + 1);
         let fault = unit.next_fault().unwrap();
         assert_eq!((fault.device, fault.reason), (DeviceId(9), reason), "{event:?}");
+        if of_access.contains(&event) {
+            assert_eq!(fault.address, Some(Iova::new(0xffff_e040)), "{event:?}");
+        }
     }
 }

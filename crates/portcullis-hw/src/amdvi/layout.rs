@@ -167,9 +167,14 @@ pub mod event {
     pub const IO_PAGE_FAULT: u64 = 2;
     pub const DEV_TAB_HARDWARE_ERROR: u64 = 3;
     pub const PAGE_TAB_HARDWARE_ERROR: u64 = 4;
+    pub const ILLEGAL_COMMAND_ERROR: u64 = 5;
+    pub const COMMAND_HARDWARE_ERROR: u64 = 6;
     pub const INVALID_DEVICE_REQUEST: u64 = 8;
     pub const INVALID_PPR_REQUEST: u64 = 9;
-    pub const RMP_PAGE_FAULT: u64 = 14;
+    pub const EVENT_COUNTER_ZERO: u64 = 10;
+    pub const GUEST_EVENT_FAULT: u64 = 11;
+    pub const VIOMMU_HARDWARE_ERROR: u64 = 12;
+    pub const RMP_HARDWARE_ERROR: u64 = 14;
     pub const fn number(first: u64) -> u64 {
         first >> 60
     }

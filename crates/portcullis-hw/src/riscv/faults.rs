@@ -104,14 +104,15 @@ const fn reason(cause: u32) -> Reason {
         256 | 258 | 266 => Reason::NotAttached,
         // A context of a device, or of a process.
         259 | 267 => Reason::BadContext,
+        // A kind of transaction that the context does not allow.
+        260 => Reason::BadRequest,
         // Page faults of both stages: absent, not allowed, reserved bits, and addresses beyond the
         // width. And an MSI's entry.
         12 | 13 | 15 | 20 | 21 | 23 | 262 => Reason::NotMapped,
         263 => Reason::BadEntry,
         // Memory that the unit may not reach, and memory that came back corrupted.
         1 | 5 | 7 | 257 | 261 | 264 | 265 | 268..=271 | 274 => Reason::Unreadable,
-        // Misaligned, a kind of transaction that is not allowed, or a device's number too wide;
-        // errors inside.
+        // Misaligned; an error inside, or of a message that the unit sends.
         _ => Reason::Other,
     }
 }
@@ -137,6 +138,57 @@ mod tests {
             for transaction in [1_u64, 2, 3] {
                 assert_eq!(decode(transaction << 34 | cause, 0).access, Some(access));
             }
+        }
+    }
+
+    /// Section "Fault/Event-Queue" (version 1.0), the table of the encodings of `CAUSE`.
+    const CAUSES: [(u32, &str, Reason, Option<Access>); 32] = [
+        (1, "instruction access fault", Reason::Unreadable, Some(Access::Execute)),
+        (4, "read address misaligned", Reason::Other, Some(Access::Read)),
+        (5, "read access fault", Reason::Unreadable, Some(Access::Read)),
+        (6, "write/AMO address misaligned", Reason::Other, Some(Access::Write)),
+        (7, "write/AMO access fault", Reason::Unreadable, Some(Access::Write)),
+        (12, "instruction page fault", Reason::NotMapped, Some(Access::Execute)),
+        (13, "read page fault", Reason::NotMapped, Some(Access::Read)),
+        (15, "write/AMO page fault", Reason::NotMapped, Some(Access::Write)),
+        (20, "instruction guest page fault", Reason::NotMapped, Some(Access::Execute)),
+        (21, "read guest page fault", Reason::NotMapped, Some(Access::Read)),
+        (23, "write/AMO guest page fault", Reason::NotMapped, Some(Access::Write)),
+        (256, "all inbound transactions disallowed", Reason::NotAttached, None),
+        (257, "DDT entry load access fault", Reason::Unreadable, None),
+        (258, "DDT entry not valid", Reason::NotAttached, None),
+        (259, "DDT entry misconfigured", Reason::BadContext, None),
+        (260, "transaction type disallowed", Reason::BadRequest, None),
+        (261, "MSI PTE load access fault", Reason::Unreadable, None),
+        (262, "MSI PTE not valid", Reason::NotMapped, None),
+        (263, "MSI PTE misconfigured", Reason::BadEntry, None),
+        (264, "MRIF access fault", Reason::Unreadable, None),
+        (265, "PDT entry load access fault", Reason::Unreadable, None),
+        (266, "PDT entry not valid", Reason::NotAttached, None),
+        (267, "PDT entry misconfigured", Reason::BadContext, None),
+        (268, "DDT data corruption", Reason::Unreadable, None),
+        (269, "PDT data corruption", Reason::Unreadable, None),
+        (270, "MSI PT data corruption", Reason::Unreadable, None),
+        (271, "MSI MRIF data corruption", Reason::Unreadable, None),
+        (272, "internal data path error", Reason::Other, None),
+        (273, "IOMMU MSI write access fault", Reason::Other, None),
+        (274, "page table data corruption", Reason::Unreadable, None),
+        // Reserved, and a platform's own.
+        (275, "reserved", Reason::Other, None),
+        (2048, "custom", Reason::Other, None),
+    ];
+
+    #[test]
+    fn each_cause_has_its_reason_and_all_others_none() {
+        for cause in 0..=0xfff_u32 {
+            let listed = CAUSES.iter().find(|listed| listed.0 == cause);
+            let (what, reason, access) =
+                listed.map_or(("reserved", Reason::Other, None), |listed| (listed.1, listed.2, listed.3));
+            // A read: TTYP is 2.
+            let fault = decode(0x28 << 40 | 2 << 34 | u64::from(cause), 0x80_0123);
+            assert_eq!((fault.reason, fault.code), (reason, cause), "{cause}: {what}");
+            assert_eq!(fault.access, access.or(Some(Access::Read)), "{cause}: {what}");
+            assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0123))));
         }
     }
 

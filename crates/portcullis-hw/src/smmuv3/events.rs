@@ -65,9 +65,17 @@ fn decode(words: [u64; event::WORDS]) -> Fault {
     // Records of what is wrong with a stream, and not with an access, leave these fields out.
     let of_access = matches!(
         code,
-        event::F_TRANSL_FORBIDDEN | event::F_WALK_EABT
-            ..=event::F_PERMISSION | event::F_TLB_CONFLICT | event::F_UUT
+        event::F_UUT
+            | event::F_TRANSL_FORBIDDEN
+            | event::F_WALK_EABT
+            | event::F_TRANSLATION
+            | event::F_ADDR_SIZE
+            | event::F_ACCESS
+            | event::F_PERMISSION
+            | event::F_TLB_CONFLICT
     );
+    // These are about pages: other fields have the low bits.
+    let of_page = matches!(code, event::F_BAD_ATS_TREQ | event::E_PAGE_REQUEST);
     let access = match (words[1] & event::RNW != 0, words[1] & event::IND != 0) {
         (true, true) => Access::Execute,
         (true, false) => Access::Read,
@@ -76,7 +84,11 @@ fn decode(words: [u64; event::WORDS]) -> Fault {
     Fault {
         device: DeviceId(event::stream(words[0])),
         pasid: (words[0] & event::SSV != 0).then(|| event::substream(words[0])),
-        address: of_access.then(|| Iova::new(words[2] & !0xfff)),
+        address: match (of_access, of_page) {
+            (true, _) => Some(Iova::new(words[2])),
+            (_, true) => Some(Iova::new(words[2] & !0xfff)),
+            _ => None,
+        },
         access: of_access.then_some(access),
         reason: reason(code),
         code: u32::from(code),
@@ -88,12 +100,12 @@ const fn reason(code: u8) -> Reason {
     match code {
         // Entries of the driver's are absent, or as the unit has said that it takes them.
         event::C_BAD_STREAMID | event::C_BAD_STE => Reason::NotAttached,
+        event::C_BAD_CD | event::F_CFG_CONFLICT => Reason::BadContext,
+        // A request for a translation, one with a substream (a PASID) or without, an address that is translated already.
         event::F_BAD_ATS_TREQ
         | event::F_STREAM_DISABLED
         | event::F_TRANSL_FORBIDDEN
-        | event::C_BAD_SUBSTREAMID
-        | event::C_BAD_CD
-        | event::F_CFG_CONFLICT => Reason::BadContext,
+        | event::C_BAD_SUBSTREAMID => Reason::BadRequest,
         event::F_TRANSLATION => Reason::NotMapped,
         event::F_PERMISSION | event::F_ACCESS => Reason::Permission,
         // Of an address that the device used, or of one that an entry of a table holds.
@@ -112,11 +124,79 @@ mod tests {
     #[test]
     fn a_refused_read_and_a_stream_that_leads_nowhere() {
         let fault = decode([0x28_0000_0010, event::RNW, 0x80_0123, 0]);
-        assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0000))));
+        assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0123))));
         assert_eq!((fault.access, fault.reason, fault.pasid), (Some(Access::Read), Reason::NotMapped, None));
         let fault = decode([0x30_0000_0002, 0, 0x80_0123, 0]);
         assert_eq!((fault.device, fault.address), (DeviceId(0x30), None));
         assert_eq!((fault.access, fault.reason), (None, Reason::NotAttached));
+    }
+
+    /// What a record has of an address.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Has {
+        Nothing,
+        Page,
+        Address,
+    }
+
+    /// Section 7.3 (IHI 0070, issue F.b), one event after the other: its number, and which address its record has.
+    const EVENTS: [(u8, &str, Reason, Has); 19] = [
+        (0x01, "F_UUT", Reason::Other, Has::Address),
+        (0x02, "C_BAD_STREAMID", Reason::NotAttached, Has::Nothing),
+        (0x03, "F_STE_FETCH", Reason::Unreadable, Has::Nothing),
+        (0x04, "C_BAD_STE", Reason::NotAttached, Has::Nothing),
+        (0x05, "F_BAD_ATS_TREQ", Reason::BadRequest, Has::Page),
+        (0x06, "F_STREAM_DISABLED", Reason::BadRequest, Has::Nothing),
+        (0x07, "F_TRANSL_FORBIDDEN", Reason::BadRequest, Has::Address),
+        (0x08, "C_BAD_SUBSTREAMID", Reason::BadRequest, Has::Nothing),
+        (0x09, "F_CD_FETCH", Reason::Unreadable, Has::Nothing),
+        (0x0a, "C_BAD_CD", Reason::BadContext, Has::Nothing),
+        (0x0b, "F_WALK_EABT", Reason::Unreadable, Has::Address),
+        (0x10, "F_TRANSLATION", Reason::NotMapped, Has::Address),
+        (0x11, "F_ADDR_SIZE", Reason::BeyondWidth, Has::Address),
+        (0x12, "F_ACCESS", Reason::Permission, Has::Address),
+        (0x13, "F_PERMISSION", Reason::Permission, Has::Address),
+        (0x20, "F_TLB_CONFLICT", Reason::Other, Has::Address),
+        (0x21, "F_CFG_CONFLICT", Reason::BadContext, Has::Nothing),
+        (0x24, "E_PAGE_REQUEST", Reason::Other, Has::Page),
+        (0x25, "F_VMS_FETCH", Reason::Unreadable, Has::Nothing),
+    ];
+
+    #[test]
+    fn each_code_has_its_reason_and_its_address() {
+        for code in 0..=0xff_u8 {
+            let listed = EVENTS.iter().find(|listed| listed.0 == code);
+            let (name, reason, has) = listed
+                .map_or(("reserved", Reason::Other, Has::Nothing), |listed| (listed.1, listed.2, listed.3));
+            // A doorbell of messages, which is no multiple of a page.
+            let fault = decode([9 << 32 | u64::from(code), event::RNW, 0x1234_5678_e040, 0x5000]);
+            let address = match has {
+                Has::Nothing => None,
+                Has::Page => Some(Iova::new(0x1234_5678_e000)),
+                Has::Address => Some(Iova::new(0x1234_5678_e040)),
+            };
+            assert_eq!((fault.reason, fault.address), (reason, address), "{code:#x}: {name}");
+            assert_eq!((fault.device, fault.code), (DeviceId(9), code.into()), "{code:#x}: {name}");
+            assert_eq!(fault.access, (has == Has::Address).then_some(Access::Read), "{code:#x}: {name}");
+        }
+    }
+
+    /// Records made by hand after those that Linux prints word by word, with other streams: a write to a doorbell (event
+    /// 0x10), and a stream beyond the table (0x02).
+    #[test]
+    fn what_linux_prints_is_what_we_say() {
+        for (words, said) in [
+            (
+                [0x0000_0181_0000_0010, 0x0000_0201_0000_0000, 0xffff_e040, 0xffff_e000],
+                "device 0x181 was not let write 0xffffe040: nothing is mapped there for this (code 0x10)",
+            ),
+            (
+                [0x0000_0901_0000_0002, 0, 0, 0],
+                "device 0x901 was not let access memory: the device is attached to nothing (code 0x2)",
+            ),
+        ] {
+            assert_eq!(alloc::format!("{}", decode(words)), said);
+        }
     }
 
     #[test]

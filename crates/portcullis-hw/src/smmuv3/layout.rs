@@ -306,5 +306,6 @@ pub mod event {
     pub const F_PERMISSION: u8 = 0x13;
     pub const F_TLB_CONFLICT: u8 = 0x20;
     pub const F_CFG_CONFLICT: u8 = 0x21;
+    pub const E_PAGE_REQUEST: u8 = 0x24;
     pub const F_VMS_FETCH: u8 = 0x25;
 }

@@ -132,6 +132,22 @@ mod tests {
         assert_eq!((fault.access, fault.reason), (Some(Access::Write), Reason::NotMapped));
     }
 
+    /// VIRTIO 1.3, section 5.13.6.9, "Fault reporting": VIRTIO_IOMMU_FAULT_R_UNKNOWN, _DOMAIN and _MAPPING.
+    #[test]
+    fn each_reason_is_that_of_the_specification_and_all_others_none() {
+        for reason in 0..=0xff_u8 {
+            let expected = match reason {
+                1 => Reason::NotAttached,
+                2 => Reason::NotMapped,
+                _ => Reason::Other,
+            };
+            // READ is bit 0 of the flags, and ADDRESS bit 8.
+            let fault = decode([0x101 << 32 | u64::from(reason), 0x28, 0x80_0123]);
+            assert_eq!((fault.reason, fault.code), (expected, reason.into()));
+            assert_eq!((fault.access, fault.address), (Some(Access::Read), Some(Iova::new(0x80_0123))));
+        }
+    }
+
     #[test]
     fn every_event_is_decoded() {
         for reason in 0..=255_u64 {
