@@ -90,15 +90,17 @@ fn run(rsdp: u64) -> Result<()> {
     let host = |registers: u64| UnitHost(unsafe { Mmio::new(registers) });
     if let Some(table) = firmware::table(rsdp, *b"DMAR") {
         let dmar = Dmar::parse(table).map_err(said)?;
-        let unit = dmar.units.first().ok_or("DMAR names no unit")?;
-        println!("kernel: DMAR names a VT-d unit at {:#x}", unit.registers);
+        dmar.flaws.iter().for_each(|flaw| println!("kernel: DMAR: {flaw}"));
         // This kernel's devices are on bus 0, behind no bridge.
+        let unit = only(devices()?.map(|pci| dmar.unit_of(0, pci.0.into(), |_| None)))?;
+        println!("kernel: DMAR names a VT-d unit at {:#x}", unit.registers);
         let reserved = |device| dmar.reserved_for(0, device, |_| None).collect();
         return drive(vtd::Unit::start(host(unit.registers)).map_err(said)?, reserved);
     }
     if let Some(table) = firmware::table(rsdp, *b"IVRS") {
         let ivrs = Ivrs::parse(table).map_err(said)?;
-        let unit = ivrs.units.first().ok_or("IVRS names no unit")?;
+        ivrs.flaws.iter().for_each(|flaw| println!("kernel: IVRS: {flaw}"));
+        let unit = only(devices()?.map(|pci| ivrs.unit_of(0, pci.0.into())))?;
         println!("kernel: IVRS names an AMD-Vi unit at {:#x}", unit.registers);
         let last_device = unit.devices.iter().map(|(_, last)| *last).max().unwrap_or(u16::MAX);
         // On bus 0.
@@ -110,11 +112,26 @@ fn run(rsdp: u64) -> Result<()> {
     Err("firmware's tables name no IOMMU that this kernel knows".into())
 }
 
+/// The disk and the network card.
+fn devices() -> Result<[Pci; 2]> {
+    let disk = Pci::find(8, 0xffff_ff00, 0x0108_0200).ok_or("there is no NVMe disk")?;
+    let card = Pci::find(0, 0xffff_ffff, 0x1041_1af4).ok_or("there is no virtio network card")?;
+    Ok([disk, card])
+}
+
+/// The unit that both devices are behind.
+fn only<T: PartialEq>(units: [Option<T>; 2]) -> Result<T> {
+    match units {
+        [Some(unit), Some(other)] if unit == other => Ok(unit),
+        [Some(_), Some(_)] => Err("the disk and the network card are behind two units".into()),
+        _ => Err("firmware's table names no unit for the disk, or for the network card".into()),
+    }
+}
+
 /// Everything that is the same for each IOMMU. `reserved` has what firmware reserves for a device.
 fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, reserved: impl Fn(u16) -> Vec<Reserved>) -> Result<()> {
     let unit = Arc::new(unit);
-    let disk = Pci::find(8, 0xffff_ff00, 0x0108_0200).ok_or("there is no NVMe disk")?;
-    let card = Pci::find(0, 0xffff_ffff, 0x1041_1af4).ok_or("there is no virtio network card")?;
+    let [disk, card] = devices()?;
     // Before the unit is on, so that what firmware reserves is always reached.
     let regions = [disk, card].map(|pci| reserved(pci.0.into()));
     let disk_domain = domain(&unit, DomainId(1), disk, &regions[0])?;

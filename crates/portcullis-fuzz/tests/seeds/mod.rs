@@ -23,13 +23,15 @@ fn table(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
 /// interrupt controllers.
 fn dmar() -> Vec<u8> {
     let scope = |kind: u8, path: &[u8]| [&[kind, 6 + path.len() as u8, 0, 0, 7, 0x80][..], path].concat();
+    let named = scope(5, &[0x15, 2]);
     let structure = |kind: u64, head: &[u8], rest: &[u8]| {
         [&le(&[kind, 4 + (head.len() + rest.len()) as u64], 2), head, rest].concat()
     };
     let unit = |flags: u8, at: u64, scopes: &[u8]| {
         structure(0, &[&[flags, 0, 0, 0][..], &le(&[at], 8)].concat(), scopes)
     };
-    let devices = [scope(1, &[2, 0]), scope(2, &[0x1c, 4, 0, 1]), scope(3, &[0x1e, 7])].concat();
+    let devices =
+        [scope(1, &[2, 0]), scope(2, &[0x1c, 4, 0, 1]), scope(3, &[0x1e, 7]), named.clone()].concat();
     let reserved = |first: u64, last: u64, scopes: &[u8]| {
         structure(1, &[&[0, 0, 0, 0][..], &le(&[first, last], 8)].concat(), scopes)
     };
@@ -39,8 +41,9 @@ fn dmar() -> Vec<u8> {
         unit(0, 0xfed9_0000, &devices),
         unit(1, 0xfed9_1000, &[]),
         reserved(0x8b00_0000, 0x8f7f_ffff, &scope(1, &[2, 0])),
+        reserved(0x8f70_0000, 0x8f8f_ffff, &[scope(1, &[2, 0]), named].concat()),
         structure(2, &[0, 0, 0, 0], &scope(2, &[1, 0])),
-        structure(4, &[0; 4], b"name"),
+        structure(4, &[0, 0, 0, 7], b"\\_SB.UAR0\0\0\0"),
     ];
     table(b"DMAR", &body.concat())
 }
@@ -60,9 +63,9 @@ fn ivrs() -> Vec<u8> {
         &[0x48, 0, 0, 0, 7, 0xa0, 0, 1],
     ];
     let named = [&[0xf0_u8, 0x60, 0, 0][..], &[b'h'; 16], &[0, 2, b'u', b'i']].concat();
-    let unit = |kind: u8, at: u64, extra: usize| {
-        let head = [le(&[0x0002, 0x40], 2), le(&[at], 8), le(&[0, 0x13], 2), le(&[0x800], 4)].concat();
-        block(kind, 0xb0, &[head, vec![0; extra], entries.concat(), named.clone()].concat())
+    let unit = |kind: u8, number: u64, at: u64, extra: usize, named: &[u8]| {
+        let head = [le(&[number, 0x40], 2), le(&[at], 8), le(&[0, 0x13], 2), le(&[0x800], 4)].concat();
+        block(kind, 0xb0, &[&head, &vec![0; extra], &entries.concat(), named].concat())
     };
     let memory = |kind: u8, flags: u8, first: u64, last: u64| {
         let range = le(&[0x9000_0000, 0x2000], 8);
@@ -70,9 +73,9 @@ fn ivrs() -> Vec<u8> {
     };
     let body = [
         vec![0; 12],
-        unit(0x10, 0xfeb8_0000, 0),
-        unit(0x11, 0xfeb8_0000, 16),
-        unit(0x40, 0xfec8_0000, 16),
+        unit(0x10, 2, 0xfeb8_0000, 0, &[]),
+        unit(0x11, 2, 0xfeb8_0000, 16, &[]),
+        unit(0x40, 0x4002, 0xfec8_0000, 16, &named),
         memory(0x20, 0b0111, 0, 0),
         memory(0x21, 0b1000, 0x10, 0),
         memory(0x22, 0b0011, 0x20, 0x2f),
@@ -107,21 +110,23 @@ fn iort() -> Vec<u8> {
         its,
         smmu,
         root(0, &[[0, 0xffff, 0, smmu_at, 0]]),
-        root(2, &[[0x100, 0xff, 0x1100, smmu_at, 0], [0x200, 0, 0x2000, smmu_at, 1]]),
-        node(1, &[[0, 0, 5, smmu_at, 1]], &[le(&[0, 0, 0], 4), b"\\DEV\0\0\0\0".to_vec()].concat()),
+        root(2, &[[0x100, 0xff, 0x1100, smmu_at, 0], [0x200, 0, 0x2000, smmu_at, 0]]),
+        root(3, &[[0, 0, 0x3000, smmu_at, 1]]),
+        node(1, &[[0, 0, 5, smmu_at, 1]], &[le(&[0, 0, 0], 4), b"\0\\DEV\0\0\0".to_vec()].concat()),
         node(
             6,
             &[[0, 7, 3, smmu_at, 1]],
-            &[le(&[0, 1, 28], 4), le(&[0x8000_0000, 0x1000], 8), le(&[0], 4)].concat(),
+            &[le(&[0, 1, 28], 4), le(&[0x8000_0000, 0x1_0000], 8), le(&[0], 4)].concat(),
         ),
     ];
-    table(b"IORT", &[le(&[6, 48, 0], 4), nodes.concat()].concat())
+    table(b"IORT", &[le(&[nodes.len() as u64, 48, 0], 4), nodes.concat()].concat())
 }
 
 /// Reserved memory whose regions and runs of streams are the same bytes.
 fn iort_of_many() -> Vec<u8> {
     let (mut smmu, mut memory) = (vec![4, 68, 0], vec![6]);
     smmu.resize(68, 0);
+    smmu[16..24].copy_from_slice(&le(&[0x905_0000], 8));
     memory.extend(le(&[28 + 20 * 100], 2));
     memory.extend([[0; 5].to_vec(), le(&[100, 28, 0, 100, 28], 4)].concat());
     (0..100).for_each(|_| memory.extend(le(&[0x1000, 0, 0x1000, 48, 0], 4)));
@@ -197,18 +202,40 @@ fn reports(kind: u8, codes: &[u16]) -> Vec<u8> {
     life(kind, &reports.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// All seeds: the target, the name, the bytes.
+/// The first byte of a table of the kind `which` whose length and checksum follow its changes.
+fn sealed(which: u8) -> u8 {
+    (0..=255_u8).find(|head| head % 3 == which && head & 28 == 28).unwrap_or(28)
+}
+
+/// Where tables are that have something odd.
+fn cases_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../portcullis-hw/src/acpi/tests/cases")
+}
+
+fn as_is(head: u8, table: Vec<u8>) -> Vec<u8> {
+    [vec![head], table].concat()
+}
+
+/// Tables that firmware was seen to write, of which each has something odd.
+fn cases() -> impl Iterator<Item = (&'static str, String, Vec<u8>)> {
+    let cases = std::fs::read_dir(cases_path()).unwrap().map(|case| case.unwrap().path());
+    cases.map(|case| {
+        let [name, kind] = [case.file_stem(), case.extension()].map(|part| part.unwrap().to_str().unwrap());
+        let which = ["dmar", "ivrs", "iort"].iter().position(|known| *known == kind).unwrap() as u8;
+        ("acpi", format!("case-{name}"), as_is(sealed(which), std::fs::read(&case).unwrap()))
+    })
+}
+
+/// All seeds but those: the target, the name, the bytes.
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     // A table as it is, and one whose length and checksum follow its changes.
-    let as_is = |which: u8, table: Vec<u8>| [vec![which], table].concat();
     let mut all = Vec::new();
     for (which, name, made) in [(0, "dmar", dmar()), (1, "ivrs", ivrs()), (2, "iort", iort())] {
-        let with = (0..=255_u8).find(|head| head % 3 == which && head & 28 == 28).unwrap_or(28);
         all.push(("acpi", name, as_is(which, made.clone())));
         all.push((
             "acpi",
             ["dmar-sealed", "ivrs-sealed", "iort-sealed"][usize::from(which)],
-            as_is(with, made),
+            as_is(sealed(which), made),
         ));
     }
     all.push(("acpi", "iort-many", as_is(2, iort_of_many())));
@@ -259,6 +286,10 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     all
 }
 
+fn all() -> impl Iterator<Item = (&'static str, String, Vec<u8>)> {
+    seeds().into_iter().map(|(target, name, bytes)| (target, name.to_owned(), bytes)).chain(cases())
+}
+
 fn path(target: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target).join(name)
 }
@@ -266,21 +297,24 @@ fn path(target: &str, name: &str) -> PathBuf {
 #[test]
 fn tables_of_the_corpus_are_right_and_say_what_they_are_to() {
     let dmar = Dmar::parse(&dmar()).unwrap();
-    assert_eq!((dmar.units.len(), dmar.reserved.len(), dmar.units[0].scopes.len()), (2, 1, 2));
+    assert_eq!((dmar.units.len(), dmar.reserved.len(), dmar.units[0].scopes.len()), (2, 3, 3));
     let ivrs = Ivrs::parse(&ivrs()).unwrap();
     assert_eq!((ivrs.units.len(), ivrs.reserved.len()), (2, 3));
-    let unit = &ivrs.units[0];
-    assert_eq!((unit.devices.len(), unit.aliases.len()), (6, 2));
+    let [unit, newest] = ivrs.units.as_slice() else { panic!("two units") };
+    assert_eq!((unit.devices.len(), unit.aliases.len(), newest.named.len()), (8, 2, 1));
     let iort = Iort::parse(&iort()).unwrap();
-    assert_eq!((iort.units.len(), iort.reserved.len()), (1, 1));
+    assert_eq!((iort.units.len(), iort.roots.len(), iort.reserved.len()), (1, 3, 1));
+    assert_eq!((iort.components.len(), iort.components[0].streams.len()), (1, 1));
+    assert_eq!(iort.stream(3, 0x77).map(|led| led.1), Some(0x3000));
+    assert_eq!([&dmar.flaws, &ivrs.flaws, &iort.flaws], [&[]; 3]);
     assert_eq!(iort.stream(2, 0x128).map(|led| led.1), Some(0x1128));
     assert_eq!(iort.stream(2, 0x200).map(|led| led.1), Some(0x2000));
 }
 
 #[test]
 fn the_seeds_are_in_the_corpus() {
-    for (target, name, bytes) in seeds() {
-        let found = std::fs::read(path(target, name)).unwrap_or_default();
+    for (target, name, bytes) in all() {
+        let found = std::fs::read(path(target, &name)).unwrap_or_default();
         assert_eq!(found, bytes, "{target}/{name}: write_the_seeds");
     }
 }
@@ -288,7 +322,7 @@ fn the_seeds_are_in_the_corpus() {
 #[test]
 #[ignore = "writes files"]
 fn write_the_seeds() {
-    for (target, name, bytes) in seeds() {
-        std::fs::write(path(target, name), bytes).unwrap();
+    for (target, name, bytes) in all() {
+        std::fs::write(path(target, &name), bytes).unwrap();
     }
 }

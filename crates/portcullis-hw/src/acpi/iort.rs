@@ -2,32 +2,49 @@
 //!
 //! Source: I/O Remapping Table, Platform Design Document, DEN 0049, issue E.f, chapter 3 "I/O topology description".
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
-use portcullis::addr::Permissions;
+use portcullis::addr::{Iova, IovaRange, Permissions};
 
-use super::{AcpiError, Bytes, HEADER, Reserved, push, reserved};
+use super::bytes::{Bytes, HEADER, can_be_registers, name, push, region, twins};
+use super::{AcpiError, Flaw, Reserved};
 
-/// Kinds of nodes.
+/// Kinds of nodes: groups of interrupt translation services (ITS), devices of the ACPI namespace, root complexes, SMMUs of versions 1 and
+/// 2, and of version 3, performance counters, reserved memory.
+const INTERRUPTS: u8 = 0;
+const COMPONENT: u8 = 1;
 const ROOT_COMPLEX: u8 = 2;
+const SMMU: u8 = 3;
 const SMMU_V3: u8 = 4;
 const RESERVED: u8 = 6;
 
 /// Bytes of a node before what is particular to its kind.
 const NODE: usize = 16;
-/// Bytes of an ID mapping, and its flag for a single number.
+/// Bytes of an ID mapping and of a reserved region, and a mapping's flag for a single number.
 const MAPPING: usize = 20;
 const SINGLE: u32 = 1;
+
+/// Bytes of registers of an SMMUv3 (two pages of 64 KiB), and what reserved regions are multiples of.
+const REGISTERS: u64 = 128 << 10;
+const GRANULE: u64 = 64 << 10;
 
 /// What the table says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iort {
-    /// The SMMUv3 units.
+    /// The SMMUv3 units. [`stream`](Self::stream) says which one a device is behind.
     pub units: Vec<IortUnit>,
-    /// Runs of devices of PCI segments, with the unit that each goes through.
-    streams: Vec<Streams>,
-    /// Memory that firmware reserves for streams of a unit, each with the first and the last of them.
-    pub reserved: Vec<(IortUnit, (u32, u32), Reserved)>,
+    /// Where the registers of units that cannot be used are said to be, each for a reason among the [flaws](Self::flaws). Their devices
+    /// are behind no unit.
+    pub refused: Vec<u64>,
+    /// The root complexes of PCI.
+    pub roots: Vec<IortRoot>,
+    /// Devices of the ACPI namespace.
+    pub components: Vec<IortComponent>,
+    /// Memory that firmware reserves for streams.
+    pub reserved: Vec<IortReserved>,
+    /// What is wrong with the table. Each is a sentence for the log.
+    pub flaws: Vec<Flaw>,
 }
 
 /// An SMMUv3.
@@ -37,215 +54,299 @@ pub struct IortUnit {
     pub registers: u64,
     /// Its accesses to memory are coherent, whatever its registers say.
     pub coherent: bool,
-    /// Where its node is in the table.
-    node: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Streams {
-    segment: u32,
-    run: Run,
-    node: usize,
+/// A root complex.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IortRoot {
+    /// The PCI segment of its devices.
+    pub segment: u32,
+    /// How many bits of an address its devices can put on the bus: no I/O virtual address for them is beyond. `None` where firmware does
+    /// not say.
+    pub address_bits: Option<u32>,
+    /// Runs of its devices.
+    runs: Vec<Run>,
 }
 
-/// Numbers from `first` on, `last - first + 1` of them, which are numbers from `output` on to the node they lead to.
+/// A device of the ACPI namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IortComponent {
+    /// Its name there.
+    pub name: String,
+    /// How many bits of an address it can put on the bus, as for a [root complex](IortRoot::address_bits).
+    pub address_bits: Option<u32>,
+    /// Units, each with the first and the last stream that is the device's there.
+    pub streams: Vec<(IortUnit, (u32, u32))>,
+}
+
+/// Regions that are reserved for each of some streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IortReserved {
+    /// Units, each with the first and the last of its streams.
+    pub streams: Vec<(IortUnit, (u32, u32))>,
+    /// The regions.
+    pub regions: Vec<Reserved>,
+}
+
+/// Numbers that are others to the unit that they lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
+    /// The first, the last, and what the first one becomes.
     first: u32,
     last: u32,
     output: u32,
+    /// Whatever the number, it becomes that.
+    is_single: bool,
+    /// `None` where it leads to none, or to one that cannot be used.
+    unit: Option<IortUnit>,
+    /// Where the mapping is.
+    offset: usize,
+}
+
+/// Units, each with the first and the last of some streams there.
+type Streams = Vec<(IortUnit, (u32, u32))>;
+
+/// The nodes of a table, in order.
+struct Nodes<'a> {
+    nodes: Vec<Bytes<'a>>,
+    /// SMMUv3s that can be used, by where their nodes are.
+    units: Vec<(usize, IortUnit)>,
 }
 
 impl Iort {
-    /// Reads the table. Nodes that only concern interrupts, or that it does not know, are left out. O(the table's length, times the
-    /// logarithm of its units); allocates.
+    /// Reads the table. Nodes that only concern interrupts are left out. What is wrong in it is one of the [flaws](Self::flaws), and what
+    /// else it says is used. O(n log n) by the table's length, and memory by that; allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
     pub fn parse(table: &[u8]) -> Result<Self, AcpiError> {
-        let table = Bytes::table(table, *b"IORT")?;
-        let (count, first) = (table.u32(HEADER)?, table.u32(HEADER + 4)? as usize);
-        let mut iort = Self { units: Vec::new(), streams: Vec::new(), reserved: Vec::new() };
-        let mut nodes = Vec::new();
-        let mut at = first;
-        for _ in 0..count {
-            let len = usize::from(table.u16(at.saturating_add(1))?);
-            if len < NODE {
-                return Err(AcpiError::Length { offset: at, len });
-            }
-            push(&mut nodes, table.part(at, len)?)?;
-            at = at.saturating_add(len);
-        }
-        for node in &nodes {
-            if node.u8(0)? == SMMU_V3 {
-                let registers = node.u64(NODE)?;
-                let coherent = node.u32(NODE + 8)? & 1 != 0;
-                push(&mut iort.units, IortUnit { registers, coherent, node: node.at })?;
-            }
-        }
-        for node in &nodes {
-            match node.u8(0)? {
-                ROOT_COMPLEX => {
-                    let segment = node.u32(NODE + 12)?;
-                    each_mapping(node, |run, node| push(&mut iort.streams, Streams { segment, run, node }))?;
+        let (table, flaws) = Bytes::table(table, *b"IORT", HEADER + 12)?;
+        let mut iort = Self {
+            units: Vec::new(),
+            refused: Vec::new(),
+            roots: Vec::new(),
+            components: Vec::new(),
+            reserved: Vec::new(),
+            flaws,
+        };
+        let nodes = iort.nodes(&table)?;
+        for node in &nodes.nodes {
+            let done = match node.u8(0).unwrap_or(0) {
+                ROOT_COMPLEX => iort.root(node, &nodes)?,
+                COMPONENT => iort.component(node, &nodes)?,
+                RESERVED => iort.memory(node, &nodes)?,
+                kind if kind > RESERVED => {
+                    Some(push(&mut iort.flaws, Flaw::Kind { offset: node.at, kind: kind.into() })?)
                 }
-                RESERVED => iort.reserve(node, table.bytes.len())?,
-                _ => {}
+                _ => Some(()),
+            };
+            if done.is_none() {
+                push(&mut iort.flaws, node.short())?;
             }
         }
         Ok(iort)
     }
 
-    /// Regions and runs may be the same bytes of the node, so that without the limit, `most`, a table of 64 KiB could name ten millions.
-    fn reserve(&mut self, node: &Bytes<'_>, most: usize) -> Result<(), AcpiError> {
-        let (count, at) = (node.u32(NODE + 4)?, node.u32(NODE + 8)? as usize);
-        for index in 0..count as usize {
-            let at = index.checked_mul(20).and_then(|bytes| at.checked_add(bytes)).unwrap_or(usize::MAX);
-            let region =
-                reserved(node.at, node.u64(at)?, node.u64(at.saturating_add(8))?, Permissions::READ_WRITE)?;
-            let Self { units, reserved: all, .. } = self;
-            each_mapping(node, |run, target| {
-                let Some(unit) = unit_at(units, target) else { return Ok(()) };
-                let streams = (run.output, run.output.saturating_add(run.last - run.first));
-                if all.len() >= most {
-                    return Err(AcpiError::TooMany { len: most });
-                }
-                push(all, (*unit, streams, region))
-            })?;
-        }
-        Ok(())
-    }
-
     /// The unit that the device `device` of a PCI segment (bus, device and function as 16 bits) goes through, and the number of its
-    /// stream there.
+    /// stream there. `None` where there is none that can be used: **then nothing translates what the device does.** O(the table's length).
+    ///
+    /// Where runs of devices overlap, firmware wrote the count and not the count less one: a run that begins with the device wins over
+    /// one that ends with it. Else the first of them in the table wins. (Linux decides so.)
     pub fn stream(&self, segment: u32, device: u16) -> Option<(IortUnit, u32)> {
         let device = u32::from(device);
-        let of = |streams: &&Streams| {
-            streams.segment == segment && (streams.run.first..=streams.run.last).contains(&device)
-        };
-        let streams = self.streams.iter().filter(of);
-        let mut led = streams.filter_map(|streams| {
-            let unit = unit_at(&self.units, streams.node)?;
-            Some((*unit, streams.run.output.checked_add(device - streams.run.first)?))
-        });
-        led.next()
+        let runs = self.roots.iter().filter(|root| root.segment == segment).flat_map(|root| &root.runs);
+        let mut ends = None;
+        for run in runs {
+            let is_in = run.is_single || (run.first..=run.last).contains(&device);
+            let is_end = !run.is_single && run.first < run.last && device == run.last;
+            match ends {
+                _ if !is_in => {}
+                None if is_end => ends = Some(run),
+                Some(_) if !run.is_single && device != run.first => {}
+                _ => return run.led(device),
+            }
+        }
+        ends?.led(device)
     }
 
     /// What firmware reserves for a stream of a unit: what [`Reserved::map`] takes. O(the table's length).
     pub fn reserved_for(&self, unit: &IortUnit, stream: u32) -> impl Iterator<Item = Reserved> {
         let unit = *unit;
-        let covers = move |(of, (first, last), _): &&(IortUnit, (u32, u32), Reserved)| {
-            *of == unit && (*first..=*last).contains(&stream)
+        let covers = move |reserved: &&IortReserved| {
+            reserved
+                .streams
+                .iter()
+                .any(|(of, (first, last))| *of == unit && (*first..=*last).contains(&stream))
         };
-        self.reserved.iter().filter(covers).map(|(.., region)| *region)
-    }
-}
-
-/// The unit whose node is there: they are in the order of the table.
-fn unit_at(units: &[IortUnit], node: usize) -> Option<&IortUnit> {
-    units.binary_search_by_key(&node, |unit| unit.node).ok().and_then(|index| units.get(index))
-}
-
-/// The ID mappings of a node: each run, and where the node is that it leads to.
-fn each_mapping(
-    node: &Bytes<'_>,
-    mut f: impl FnMut(Run, usize) -> Result<(), AcpiError>,
-) -> Result<(), AcpiError> {
-    let (count, first) = (node.u32(8)? as usize, node.u32(12)? as usize);
-    let bytes = count.saturating_mul(MAPPING);
-    let mappings = if count == 0 { return Ok(()) } else { node.part(first, bytes)? };
-    mappings.each(
-        MAPPING,
-        |_| Ok(MAPPING),
-        |mapping| {
-            let (first, more, output) = (mapping.u32(0)?, mapping.u32(4)?, mapping.u32(8)?);
-            let more = if mapping.u32(16)? & SINGLE != 0 { 0 } else { more };
-            f(Run { first, last: first.saturating_add(more), output }, mapping.u32(12)? as usize)
-        },
-    )
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use alloc::vec;
-
-    use super::super::tests::{spoil, table};
-    use super::*;
-
-    /// An SMMU, a root complex whose devices 0x100 to 0x1ff go through it as streams from 0x1100 on, and a reserved page of stream 3.
-    fn example() -> Vec<u8> {
-        let mut body = Vec::new();
-        body.extend(3_u32.to_le_bytes());
-        body.extend(48_u32.to_le_bytes());
-        body.extend([0; 4]);
-        let node = |kind: u8, len: u16, mappings: u32, data: &[u8]| {
-            let mut node = vec![kind];
-            node.extend(len.to_le_bytes());
-            node.extend([0; 5]);
-            node.extend(mappings.to_le_bytes());
-            node.extend((16 + data.len() as u32).to_le_bytes());
-            node.extend(data);
-            node
-        };
-        let mapping = |first: u32, more: u32, output: u32, flags: u32| {
-            [first, more, output, 48, flags].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()
-        };
-        let mut smmu = Vec::new();
-        smmu.extend(0x0905_0000_u64.to_le_bytes());
-        smmu.extend(1_u32.to_le_bytes());
-        smmu.resize(52, 0);
-        body.extend(node(SMMU_V3, 68, 0, &smmu));
-        let mut root = vec![0; 16];
-        root[12] = 2;
-        body.extend(node(ROOT_COMPLEX, 52, 1, &root));
-        body.extend(mapping(0x100, 0xff, 0x1100, 0));
-        let mut memory = Vec::new();
-        memory.extend(0_u32.to_le_bytes());
-        memory.extend(1_u32.to_le_bytes());
-        memory.extend(28_u32.to_le_bytes());
-        memory.extend(0x8000_0000_u64.to_le_bytes());
-        memory.extend(0x1000_u64.to_le_bytes());
-        memory.extend([0; 4]);
-        body.extend(node(RESERVED, 68, 1, &memory));
-        body.extend(mapping(0, 7, 3, SINGLE));
-        table(b"IORT", &body)
+        self.reserved.iter().filter(covers).flat_map(|reserved| &reserved.regions).copied()
     }
 
-    #[test]
-    fn units_streams_and_reserved_memory() {
-        let iort = Iort::parse(&example()).unwrap();
-        let [unit] = iort.units.as_slice() else { panic!("one unit") };
-        assert_eq!((unit.registers, unit.coherent), (0x0905_0000, true));
-        assert_eq!(iort.stream(2, 0x128), Some((*unit, 0x1128)));
-        assert_eq!((iort.stream(0, 0x128), iort.stream(2, 0x228)), (None, None));
-        let [(of, streams, region)] = iort.reserved.as_slice() else { panic!("one region") };
-        assert_eq!((of, *streams, region.range.start().get()), (unit, (3, 3), 0x8000_0000));
-    }
-
-    #[test]
-    fn a_table_that_names_more_regions_than_it_has_bytes_is_refused() {
-        for (count, most) in [(25_u32, true), (50, false)] {
-            let mut body: Vec<u8> = [2_u32, 48, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
-            body.extend([SMMU_V3, 68, 0, 0, 0, 0, 0, 0]);
-            body.resize(12 + 68, 0);
-            // The same bytes are regions and runs: one of 4 KiB and more each.
-            let len = 28 + count as u16 * 20;
-            body.push(RESERVED);
-            body.extend(len.to_le_bytes());
-            body.extend([0; 5]);
-            body.extend([count, 28, 0, count, 28].iter().flat_map(|word| word.to_le_bytes()));
-            for _ in 0..count {
-                body.extend([0x1000_u32, 0, 0x1000, 48, 0].iter().flat_map(|word| word.to_le_bytes()));
+    /// All nodes, and the units among them.
+    fn nodes<'a>(&mut self, table: &Bytes<'a>) -> Result<Nodes<'a>, AcpiError> {
+        let count = table.u32(HEADER).unwrap_or(0) as usize;
+        let first = table.u32(HEADER + 4).unwrap_or(0) as usize;
+        let mut all = Nodes { nodes: Vec::new(), units: Vec::new() };
+        // No nodes inside the header.
+        let nodes = table.rest(first).filter(|_| first >= HEADER + 12);
+        let walk = nodes.into_iter().flat_map(|nodes| nodes.split(NODE, |at| at.u16(1).map(usize::from)));
+        for node in walk.take(count) {
+            match node {
+                Ok(node) => push(&mut all.nodes, node)?,
+                Err(flaw) => push(&mut self.flaws, flaw)?,
             }
-            let made = table(b"IORT", &body);
-            let parsed = Iort::parse(&made).map(|iort| iort.reserved.len());
-            let refused = AcpiError::TooMany { len: made.len() };
-            assert_eq!(parsed, if most { Ok((count * count) as usize) } else { Err(refused) });
+        }
+        if all.nodes.len() < count {
+            let held = all.nodes.len();
+            push(&mut self.flaws, Flaw::Nodes { count, held })?;
+        }
+        for node in &all.nodes {
+            if node.u8(0) != Some(SMMU_V3) {
+                continue;
+            }
+            let (Some(registers), Some(flags)) = (node.u64(NODE), node.u32(NODE + 8)) else {
+                push(&mut self.flaws, node.short())?;
+                continue;
+            };
+            if !can_be_registers(registers, REGISTERS) {
+                push(&mut self.flaws, Flaw::Registers { offset: node.at, registers })?;
+                push(&mut self.refused, registers)?;
+                continue;
+            }
+            push(&mut all.units, (node.at, IortUnit { registers, coherent: flags & 1 != 0 }))?;
+        }
+        // Two nodes for one unit are one, which is coherent if both say so.
+        let twins = twins(&all.units, |(_, unit)| unit.registers)?;
+        for (first, second) in &twins {
+            let Ok([first, second]) = all.units.get_disjoint_mut([*first, *second]) else { continue };
+            push(&mut self.flaws, Flaw::Twice { offset: second.0, first: first.0 })?;
+            first.1.coherent &= second.1.coherent;
+        }
+        for (first, second) in &twins {
+            let Ok([first, second]) = all.units.get_disjoint_mut([*first, *second]) else { continue };
+            second.1 = first.1;
+        }
+        let mut twins = twins.iter().map(|(_, second)| *second).peekable();
+        for (place, (_, unit)) in all.units.iter().enumerate() {
+            if twins.next_if_eq(&place).is_none() {
+                push(&mut self.units, *unit)?;
+            }
+        }
+        Ok(all)
+    }
+
+    fn root(&mut self, node: &Bytes<'_>, nodes: &Nodes<'_>) -> Result<Option<()>, AcpiError> {
+        let Some(segment) = node.u32(NODE + 12) else { return Ok(None) };
+        // Of revision 0, the byte is not there, or is reserved.
+        let address_bits = node.u8(NODE + 16).filter(|_| node.u8(3) > Some(0)).and_then(stated);
+        let runs = mappings(node, nodes, &mut self.flaws)?;
+        overlaps(&runs, &mut self.flaws)?;
+        push(&mut self.roots, IortRoot { segment, address_bits, runs })?;
+        Ok(Some(()))
+    }
+
+    fn component(&mut self, node: &Bytes<'_>, nodes: &Nodes<'_>) -> Result<Option<()>, AcpiError> {
+        let (Some(limit), Some(rest)) = (node.u8(NODE + 12), node.rest(NODE + 13)) else { return Ok(None) };
+        let Some(name) = name(rest.take(0, rest.len()).unwrap_or_default())? else {
+            return Ok(Some(push(&mut self.flaws, Flaw::Name { offset: node.at })?));
+        };
+        let streams = streams(node, nodes, &mut self.flaws)?;
+        push(&mut self.components, IortComponent { name, address_bits: stated(limit), streams })?;
+        Ok(Some(()))
+    }
+
+    fn memory(&mut self, node: &Bytes<'_>, nodes: &Nodes<'_>) -> Result<Option<()>, AcpiError> {
+        let (Some(count), Some(at)) = (node.u32(NODE + 4), node.u32(NODE + 8)) else { return Ok(None) };
+        let mut reserved =
+            IortReserved { streams: streams(node, nodes, &mut self.flaws)?, regions: Vec::new() };
+        for described in held(node, count, at, &mut self.flaws)? {
+            let (start, len) = (described.u64(0).unwrap_or(0), described.u64(8).unwrap_or(0));
+            let range = IovaRange::new(Iova::new(start), len);
+            let region = region(described.at, range, Permissions::READ_WRITE, GRANULE, &mut self.flaws)?;
+            region.into_iter().try_for_each(|region| push(&mut reserved.regions, region))?;
+        }
+        if reserved.streams.is_empty() {
+            push(&mut self.flaws, Flaw::ForNobody { offset: node.at })?;
+        } else if !reserved.regions.is_empty() {
+            push(&mut self.reserved, reserved)?;
+        }
+        Ok(Some(()))
+    }
+}
+
+impl Run {
+    fn led(&self, device: u32) -> Option<(IortUnit, u32)> {
+        let further = if self.is_single { 0 } else { device.checked_sub(self.first)? };
+        Some((self.unit?, self.output.checked_add(further)?))
+    }
+}
+
+/// A width of addresses, if it is one.
+fn stated(bits: u8) -> Option<u32> {
+    Some(u32::from(bits)).filter(|bits| (1..=64).contains(bits))
+}
+
+/// What the numbers of a node of its own are at the units.
+fn streams(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Result<Streams, AcpiError> {
+    let mut streams = Vec::new();
+    for run in mappings(node, nodes, flaws)? {
+        if let Some(unit) = run.unit {
+            let last = run.output.saturating_add(run.last - run.first);
+            push(&mut streams, (unit, (run.output, last)))?;
         }
     }
+    Ok(streams)
+}
 
-    #[test]
-    fn whatever_firmware_writes_is_read_inside_its_bytes() {
-        spoil(&example(), Iort::parse);
+/// The ID mappings of a node.
+fn mappings(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Result<Vec<Run>, AcpiError> {
+    let mut runs = Vec::new();
+    for mapping in held(node, node.u32(8).unwrap_or(0), node.u32(12).unwrap_or(0), flaws)? {
+        let word = |at: usize| mapping.u32(at).unwrap_or(0);
+        let (first, more, output, to) = (word(0), word(4), word(8), word(12) as usize);
+        let is_single = word(16) & SINGLE != 0;
+        let found = nodes.nodes.binary_search_by_key(&to, |node| node.at);
+        let kind = found.ok().and_then(|index| nodes.nodes.get(index)?.u8(0));
+        if !matches!(kind, Some(INTERRUPTS | SMMU | SMMU_V3)) {
+            push(flaws, Flaw::Reference { offset: mapping.at, to })?;
+        }
+        let unit = nodes.units.binary_search_by_key(&to, |(at, _)| *at).ok();
+        let unit = unit.and_then(|index| nodes.units.get(index)).map(|(_, unit)| *unit);
+        let last = if is_single { first } else { first.saturating_add(more) };
+        push(&mut runs, Run { first, last, output, is_single, unit, offset: mapping.at })?;
     }
+    Ok(runs)
+}
+
+/// The mappings or regions of a node, `count` of them from `at` on, as far as they are inside it.
+fn held<'a>(
+    node: &Bytes<'a>,
+    count: u32,
+    at: u32,
+    flaws: &mut Vec<Flaw>,
+) -> Result<impl Iterator<Item = Bytes<'a>> + use<'a>, AcpiError> {
+    let (count, at) = (count as usize, at as usize);
+    let room = node.rest(at).filter(|_| at >= NODE).map_or(0, |rest| rest.len() / MAPPING);
+    let held = count.min(room);
+    if held < count {
+        push(flaws, Flaw::Mappings { offset: node.at, count, held })?;
+    }
+    let all = node.part(at, held * MAPPING).filter(|_| held > 0);
+    Ok(all.into_iter().flat_map(|all| all.split(MAPPING, |_| Some(MAPPING))).flatten())
+}
+
+/// Tells of runs that hold the same number.
+fn overlaps(runs: &[Run], flaws: &mut Vec<Flaw>) -> Result<(), AcpiError> {
+    let mut sorted = Vec::new();
+    for run in runs {
+        push(&mut sorted, if run.is_single { Run { first: 0, last: u32::MAX, ..*run } } else { *run })?;
+    }
+    sorted.sort_unstable_by_key(|run| (run.first, run.offset));
+    let mut furthest: Option<Run> = None;
+    for run in sorted {
+        if let Some(before) = furthest.filter(|before| before.last >= run.first) {
+            push(flaws, Flaw::Overlap { first: before.offset, second: run.offset, id: run.first })?;
+        }
+        furthest = Some(furthest.filter(|before| before.last >= run.last).unwrap_or(run));
+    }
+    Ok(())
 }

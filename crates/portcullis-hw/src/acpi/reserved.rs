@@ -12,7 +12,8 @@ use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
 use portcullis::platform::Platform;
 
-use super::{AcpiError, push};
+use super::AcpiError;
+use super::bytes::push;
 
 /// A region that firmware reserves for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,229 @@
+//! The bytes of a table, or of a part of it. No field is read from outside them, and each step of a walk moves on, so a walk ends.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use portcullis::addr::{AddrError, Iova, IovaRange, Permissions};
+
+use super::{AcpiError, Flaw, Reserved};
+
+/// Bytes of the header that all tables share (ACPI Specification, Release 6.5, section 5.2.6).
+pub(super) const HEADER: usize = 36;
+
+/// The smallest page of all IOMMUs, and where registers begin.
+pub(super) const PAGE: u64 = 4096;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bytes<'a> {
+    bytes: &'a [u8],
+    /// Where they begin in the table.
+    pub at: usize,
+}
+
+impl<'a> Bytes<'a> {
+    /// A whole table, which has `least` bytes, and what is wrong with it: whether its checksum is right.
+    ///
+    /// # Errors
+    /// [`AcpiError`].
+    pub fn table(bytes: &'a [u8], wanted: [u8; 4], least: usize) -> Result<(Self, Vec<Flaw>), AcpiError> {
+        let all = Self { bytes, at: 0 };
+        let cut = |wanted: usize| AcpiError::Cut { bytes: bytes.len(), wanted };
+        let found = all.take(0, 4).and_then(|name| name.try_into().ok()).ok_or(cut(HEADER))?;
+        if found != wanted {
+            return Err(AcpiError::Signature { found, wanted });
+        }
+        let len = all.u32(4).ok_or(cut(HEADER))? as usize;
+        let table = all.part(0, len).ok_or(cut(len))?;
+        if len < least {
+            return Err(AcpiError::Cut { bytes: len, wanted: least });
+        }
+        let mut flaws = Vec::new();
+        let sum = table.bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        if sum != 0 {
+            push(&mut flaws, Flaw::Checksum { sum })?;
+        }
+        Ok((table, flaws))
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn take(&self, offset: usize, len: usize) -> Option<&'a [u8]> {
+        self.bytes.get(offset..offset.checked_add(len)?)
+    }
+
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        Some(Self { bytes: self.take(offset, len)?, at: self.at.saturating_add(offset) })
+    }
+
+    /// What follows `offset`.
+    pub fn rest(&self, offset: usize) -> Option<Self> {
+        self.part(offset, self.bytes.len().checked_sub(offset)?)
+    }
+
+    fn number<const N: usize>(&self, offset: usize) -> Option<u64> {
+        let bytes = self.take(offset, N)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    pub fn u8(&self, offset: usize) -> Option<u8> {
+        Some(self.number::<1>(offset)? as u8)
+    }
+
+    pub fn u16(&self, offset: usize) -> Option<u16> {
+        Some(self.number::<2>(offset)? as u16)
+    }
+
+    pub fn u32(&self, offset: usize) -> Option<u32> {
+        Some(self.number::<4>(offset)? as u32)
+    }
+
+    pub fn u64(&self, offset: usize) -> Option<u64> {
+        self.number::<8>(offset)
+    }
+
+    /// That these bytes are too few for what they are.
+    pub fn short(&self) -> Flaw {
+        Flaw::Short { offset: self.at, len: self.len() }
+    }
+
+    /// Structures that follow one another, each as long as `len` says, and at least as long as `least`. The first whose length
+    /// cannot be is a flaw, and the last.
+    pub fn split(
+        self,
+        least: usize,
+        len: impl Fn(&Self) -> Option<usize>,
+    ) -> impl Iterator<Item = Result<Self, Flaw>> {
+        let mut left = Some(self).filter(|all| all.len() > 0);
+        core::iter::from_fn(move || {
+            let all = left.take()?;
+            // What is shorter than its own length field has all that is left, and is too short.
+            let len = len(&all).unwrap_or(all.len().min(least.saturating_sub(1)));
+            let flaw = Flaw::Length { offset: all.at, len, least, left: all.len() };
+            let part = all.part(0, len).filter(|_| len >= least.max(1)).ok_or(flaw);
+            if part.is_ok() {
+                left = all.rest(len).filter(|rest| rest.len() > 0);
+            }
+            Some(part)
+        })
+    }
+}
+
+/// A reserved region that begins at `first`, whose `last` byte may not be one; `granule` is what the manual wants it to be a multiple of.
+/// Whether it can be used is told in `flaws`.
+pub(super) fn region(
+    offset: usize,
+    range: Result<IovaRange, AddrError>,
+    permissions: Permissions,
+    granule: u64,
+    flaws: &mut Vec<Flaw>,
+) -> Result<Option<Reserved>, AcpiError> {
+    let range = match range {
+        Ok(range) => range,
+        Err(error) => {
+            push(flaws, Flaw::Region { offset, error })?;
+            return Ok(None);
+        }
+    };
+    if range.last() < Iova::new(PAGE) {
+        push(flaws, Flaw::PageZero { offset })?;
+        return Ok(None);
+    }
+    let within = granule - 1;
+    if range.start().get() & within != 0 || range.last().get() & within != within {
+        push(flaws, Flaw::Unaligned { offset, range })?;
+    }
+    Ok(Some(Reserved { range, permissions }))
+}
+
+/// Whether the registers of a unit, `len` bytes, can begin at `registers`.
+pub(super) fn can_be_registers(registers: u64, len: u64) -> bool {
+    registers != 0 && registers.is_multiple_of(PAGE) && registers.checked_add(len - 1).is_some()
+}
+
+/// The name that `bytes` begin with, and a zero ends: of what can be printed, so that no log is at its mercy. `None` where it is none.
+pub(super) fn name(bytes: &[u8]) -> Result<Option<String>, AcpiError> {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    text(end.and_then(|end| bytes.get(..end)).unwrap_or_default())
+}
+
+/// As [`name`], of all of `bytes`.
+pub(super) fn text(bytes: &[u8]) -> Result<Option<String>, AcpiError> {
+    let text = core::str::from_utf8(bytes).unwrap_or_default();
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(None);
+    }
+    let mut owned = String::new();
+    owned.try_reserve_exact(text.len()).map_err(|_| AcpiError::OutOfMemory)?;
+    owned.push_str(text);
+    Ok(Some(owned))
+}
+
+pub(super) fn push<T>(list: &mut Vec<T>, value: T) -> Result<(), AcpiError> {
+    list.try_reserve(1).map_err(|_| AcpiError::OutOfMemory)?;
+    list.push(value);
+    Ok(())
+}
+
+/// The values of `list` that have the key of an earlier one, in their order: the place of the first that has it, and their own.
+/// O(n log n).
+pub(super) fn twins<T, K: Ord>(list: &[T], key: impl Fn(&T) -> K) -> Result<Vec<(usize, usize)>, AcpiError> {
+    let (mut places, mut twins) = (Vec::new(), Vec::new());
+    for place in 0..list.len() {
+        push(&mut places, place)?;
+    }
+    places.sort_unstable_by_key(|place| (list.get(*place).map(&key), *place));
+    let mut first: Option<usize> = None;
+    for place in places {
+        let key = |place: usize| list.get(place).map(&key);
+        match first {
+            Some(earlier) if key(earlier) == key(place) => push(&mut twins, (earlier, place))?,
+            _ => first = Some(place),
+        }
+    }
+    twins.sort_unstable_by_key(|(_, place)| *place);
+    Ok(twins)
+}
+
+/// Takes the values out of `list` that `is_gone` says of.
+pub(super) fn remove<T>(list: &mut Vec<T>, gone: &[bool]) {
+    let mut gone = gone.iter();
+    list.retain(|_| !gone.next().copied().unwrap_or(false));
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_ends_at_the_first_length_that_cannot_be() {
+        let walked = |bytes: &[u8]| {
+            let all = Bytes { bytes, at: 100 };
+            all.split(2, |at| at.u8(1).map(usize::from))
+                .map(|part| part.map(|part| part.at))
+                .collect::<Vec<_>>()
+        };
+        let length = |offset, len, left| Err(Flaw::Length { offset, len, least: 2, left });
+        assert_eq!(walked(&[]), []);
+        assert_eq!(walked(&[0, 2, 0, 3, 0]), [Ok(100), Ok(102)]);
+        assert_eq!(walked(&[0, 2, 0, 0, 0]), [Ok(100), length(102, 0, 3)]);
+        assert_eq!(walked(&[0, 2, 0, 4, 0]), [Ok(100), length(102, 4, 3)]);
+        assert_eq!(walked(&[0, 2, 0]), [Ok(100), length(102, 1, 1)]);
+    }
+
+    #[test]
+    fn twins_are_found_wherever_they_are() {
+        assert_eq!(twins(&[3, 1, 3, 2, 1, 3], |value| *value), Ok(alloc::vec![(0, 2), (1, 4), (0, 5)]));
+        assert_eq!(twins::<u8, u8>(&[], |value| *value), Ok(alloc::vec![]));
+    }
+
+    #[test]
+    fn registers_begin_with_a_page_that_is_not_the_first() {
+        assert!(can_be_registers(0xfed9_0000, PAGE) && can_be_registers(u64::MAX - 0xfff, PAGE));
+        for nowhere in [0, 0xfed9_0010, u64::MAX, u32::MAX.into()] {
+            assert!(!can_be_registers(nowhere, PAGE), "{nowhere:#x}");
+        }
+        assert!(!can_be_registers(u64::MAX - 0xfff, 2 * PAGE));
+    }
+}

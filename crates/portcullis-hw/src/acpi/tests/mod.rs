@@ -1,0 +1,98 @@
+//! Tables made by hand: right ones, and ones that are wrong in each way. `cases` has small tables after public reports of firmware that
+//! was wrong, with made-up names and addresses.
+
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt::Debug;
+
+use super::bytes::HEADER;
+use super::*;
+
+mod dmar;
+mod iort;
+mod ivrs;
+
+fn le(words: &[u64], bytes: usize) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()[..bytes].to_vec()).collect()
+}
+
+/// A table of this signature with a right length and checksum.
+fn table(signature: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let mut table = vec![0; HEADER];
+    table[..4].copy_from_slice(signature);
+    table.extend_from_slice(body);
+    seal(&mut table);
+    table
+}
+
+/// Sets the length and the checksum.
+fn seal(table: &mut [u8]) {
+    let len = table.len() as u32;
+    table[4..8].copy_from_slice(&len.to_le_bytes());
+    table[9] = 0;
+    let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+    table[9] = 0_u8.wrapping_sub(sum);
+}
+
+/// Tries `parse` on `table` with every byte changed in several ways, and cut everywhere: it returns, and what it finds wrong are sentences.
+/// A checksum that is off is told first.
+fn spoil<T: Debug>(
+    table: &[u8],
+    parse: impl Fn(&[u8]) -> Result<T, AcpiError>,
+    flaws: impl Fn(&T) -> &[Flaw],
+) {
+    assert_eq!(flaws(&parse(table).expect("the table as it is")), [], "nothing is wrong with it");
+    let tell = |bytes: &[u8]| {
+        let read = parse(bytes);
+        for flaw in read.iter().flat_map(&flaws) {
+            let sentence = flaw.to_string();
+            assert!(sentence.len() > 20 && !sentence.contains('\n'), "{sentence}");
+        }
+        read
+    };
+    for len in 0..table.len() {
+        tell(&table[..len]).expect_err("a table that is cut");
+        let mut cut = table[..len.max(HEADER)].to_vec();
+        seal(&mut cut);
+        let _ = tell(&cut);
+    }
+    for at in 0..table.len() {
+        for value in [0, 1, 2, 4, 0x7f, 0x80, 0xfe, 0xff] {
+            let mut changed = table.to_vec();
+            changed[at] = value;
+            if let Ok(read) = tell(&changed)
+                && changed != table
+            {
+                assert!(matches!(flaws(&read), [Flaw::Checksum { .. }, ..]), "{at}: {value}");
+            }
+            let len = u32::from_le_bytes([changed[4], changed[5], changed[6], changed[7]]);
+            if len as usize == changed.len() {
+                seal(&mut changed);
+            }
+            let _ = tell(&changed);
+        }
+    }
+}
+
+#[test]
+fn a_table_of_another_name_or_length_is_none() {
+    let made = table(b"DMAR", &[0; 12]);
+    assert_eq!(Ivrs::parse(&made), Err(AcpiError::Signature { found: *b"DMAR", wanted: *b"IVRS" }));
+    assert_eq!(Dmar::parse(&made[..20]), Err(AcpiError::Cut { bytes: 20, wanted: 48 }));
+    assert_eq!(Dmar::parse(&made[..3]), Err(AcpiError::Cut { bytes: 3, wanted: 36 }));
+    assert_eq!(Dmar::parse(&table(b"DMAR", &[0; 11])), Err(AcpiError::Cut { bytes: 47, wanted: 48 }));
+    assert_eq!(Iort::parse(&table(b"IORT", &[0; 11])), Err(AcpiError::Cut { bytes: 47, wanted: 48 }));
+    assert_eq!(Ivrs::parse(&table(b"IVRS", &[0; 11])), Err(AcpiError::Cut { bytes: 47, wanted: 48 }));
+}
+
+#[test]
+fn a_checksum_that_is_off_is_told_and_the_caller_decides() {
+    let mut made = include_bytes!("cases/d09-rmrr-overlap-same-device.dmar").to_vec();
+    let right = Dmar::parse(&made).unwrap();
+    // A letter of the vendor's name.
+    made[12] = made[12].wrapping_add(3);
+    let wrong = Dmar::parse(&made).unwrap();
+    assert_eq!(wrong.flaws, [Flaw::Checksum { sum: 3 }]);
+    assert_eq!(Dmar { flaws: vec![], ..wrong }, right);
+}
