@@ -44,9 +44,22 @@ impl Words {
         self.count * TABLE_ENTRIES
     }
 
-    /// The word at `index`, as the unit or a CPU has left it last. 0 beyond the end, where nothing is.
+    /// The word at `index`, as a CPU has left it last. 0 beyond the end, where nothing is.
     pub fn load<F: Frames>(&self, frames: &F, index: usize) -> u64 {
         self.with(frames, index, |word| word.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// The same of a word that the unit may have stored to, in a cache line to which no CPU stores meanwhile: as the unit has
+    /// left it, of all that it stored before it said something that the caller has seen.
+    pub fn load_from_unit<F: Frames>(&self, frames: &F, index: usize) -> u64 {
+        let load = |word: &AtomicU64| {
+            if !F::COHERENT {
+                // A cache may hold what was there before: of the last lap, or loaded ahead.
+                frames.invalidate(core::slice::from_ref(word));
+            }
+            word.load(Ordering::Acquire)
+        };
+        self.with(frames, index, load).unwrap_or(0)
     }
 
     /// Stores `value` at `index`, after all that the caller has stored before, and makes it visible to the unit. Nothing beyond

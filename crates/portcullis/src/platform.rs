@@ -290,13 +290,25 @@ pub unsafe trait Frames: Send + Sync + 'static {
     /// which they release it, as another CPU would (on Arm, if the walker is of the inner shareable
     /// domain, the only one for which Rust's atomics order stores). If not, [`clean`](Self::clean)
     /// is called after each change; it orders what was stored before it, for the walker, before
-    /// what is stored after it (on Arm by a barrier of the walker's domain).
+    /// what is stored after it (on Arm by a barrier of the walker's domain). And
+    /// [`invalidate`](Self::invalidate) is called before each look at what the IOMMU has written.
     const COHERENT: bool = true;
 
     /// Makes stores to `words`, which lie in one frame, visible to a walker that is not coherent:
     /// writes each cache line back once, and waits for that. Never called where the walker is
     /// coherent.
     fn clean(&self, words: &[AtomicU64]) {
+        let _ = words;
+    }
+
+    /// Makes what an IOMMU that is not coherent has stored to `words`, which lie in one frame, visible to the caller: drops each cache
+    /// line, after all that the caller has loaded before, and before all that it loads afterwards, registers included. No CPU has
+    /// stored to the lines since they were last [cleaned](Self::clean). Called for a unit's event records and confirmations
+    /// alone, and never where the walker is coherent.
+    ///
+    /// Does nothing where it is not implemented: that is enough on x86, where what any unit stores is seen, and its walker alone
+    /// may not see what CPUs store.
+    fn invalidate(&self, words: &[AtomicU64]) {
         let _ = words;
     }
 
@@ -455,6 +467,10 @@ unsafe impl<T: Frames> Frames for Arc<T> {
 
     fn clean(&self, words: &[AtomicU64]) {
         T::clean(self, words);
+    }
+
+    fn invalidate(&self, words: &[AtomicU64]) {
+        T::invalidate(self, words);
     }
 
     #[inline]

@@ -36,7 +36,8 @@ impl Log {
         }
         while self.next != ring_index(tail) {
             let index = self.next as usize * 2;
-            let (first, second) = (self.words.load(frames, index), self.words.load(frames, index + 1));
+            let word = |index| self.words.load_from_unit(frames, index);
+            let (first, second) = (word(index), word(index + 1));
             if first == 0 {
                 let now = host.now_ns();
                 let since = *self.empty_since.get_or_insert(now);

@@ -52,7 +52,7 @@ impl FaultQueue {
             return None;
         }
         let first = self.head as usize * record::WORDS;
-        let word = |index| self.records.load(frames, first + index);
+        let word = |index| self.records.load_from_unit(frames, first + index);
         let fault = decode(word(0), word(record::ADDRESS));
         self.head = (self.head + 1) % FAULTS;
         registers.write32(reg::FQH, self.head);

@@ -42,7 +42,7 @@ impl Events {
             return None;
         }
         let at = (self.next & both >> 1) as usize * event::WORDS;
-        let words = core::array::from_fn(|word| self.records.load(frames, at + word));
+        let words = core::array::from_fn(|word| self.records.load_from_unit(frames, at + word));
         self.next = self.next.wrapping_add(1) & both;
         // With the acknowledgement that events were lost, if some were: there is room again.
         registers.write32(reg::EVENTQ_CONS, self.next | produced & OVERFLOW);

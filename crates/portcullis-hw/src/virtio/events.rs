@@ -85,7 +85,7 @@ impl Events {
             // A buffer that there is not: its place in the driver's ring stays as it is.
             let id = u16::try_from(id).ok().filter(|id| *id < self.ring.size())?;
             let first = usize::from(id) * WORDS;
-            let word = |index| self.buffers.load(frames, first + index);
+            let word = |index| self.buffers.load_from_unit(frames, first + index);
             let fault = decode([word(0), word(1), word(2)]);
             self.ring.offer(frames, state.available, id);
             state.available = state.available.wrapping_add(1);

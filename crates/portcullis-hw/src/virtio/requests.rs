@@ -227,7 +227,7 @@ impl Requests {
             let Some(kept) = self.states.get(slot).filter(|_| id.is_multiple_of(2)) else { continue };
             match kept.load(Ordering::Relaxed) {
                 SENT => {
-                    let tail = self.slots.load(frames, slot * SLOT_WORDS + ANSWER);
+                    let tail = self.slots.load_from_unit(frames, slot * SLOT_WORDS + ANSWER);
                     // Release: what the device has done is done for the CPU that loads this.
                     kept.store(ANSWERED | u64::from(request::status(tail)), Ordering::Release);
                 }

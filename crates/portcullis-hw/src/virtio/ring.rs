@@ -77,13 +77,13 @@ impl Ring {
     /// The number, counted without end, of the entry that the device writes next. What it has
     /// written before is visible.
     pub fn used<F: Frames>(&self, frames: &F) -> u16 {
-        ring::index(self.words.load(frames, ring::DEVICE))
+        ring::index(self.words.load_from_unit(frames, ring::DEVICE))
     }
 
     /// The first descriptor of the chain that entry number `at` names, whatever the device has
     /// written there.
     pub fn used_entry<F: Frames>(&self, frames: &F, at: u16) -> u32 {
-        ring::id(self.words.load(frames, ring::device_entry(at & (self.size - 1))))
+        ring::id(self.words.load_from_unit(frames, ring::device_entry(at & (self.size - 1))))
     }
 
     /// Gives the memory back.

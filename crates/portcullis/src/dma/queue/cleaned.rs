@@ -50,6 +50,10 @@ unsafe impl<C: Frames> Frames for Cleaned<C> {
         self.memory.clean(words);
     }
 
+    fn invalidate(&self, words: &[AtomicU64]) {
+        self.memory.invalidate(words);
+    }
+
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         // SAFETY: the caller's promise.
         unsafe { self.memory.table(frame) }
