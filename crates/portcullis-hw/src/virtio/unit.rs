@@ -27,6 +27,8 @@ struct Attached {
     space: Option<Arc<Space>>,
     /// A request to attach or detach it was not answered in time.
     is_unsure: bool,
+    /// One to detach it was not, and may have been carried out since.
+    is_leaving: bool,
 }
 
 /// A virtio-iommu.
@@ -288,7 +290,7 @@ where
         (0..words.len()).for_each(|index| words.store(frames, index, 0));
         let probed = self.requests.probe(&self.host, request::probe(device.0), (words.phys().get(), *bytes));
         probed.map_err(|failure| explain("probe a device", device.0, failure))?;
-        let byte = |at: usize| (words.load(frames, at / 8) >> (at % 8 * 8)) as u8;
+        let byte = |at: usize| (words.load_from_unit(frames, at / 8) >> (at % 8 * 8)) as u8;
         let bytes: Vec<u8> = (0..*bytes as usize).map(byte).collect();
         Ok(parse(&bytes))
     }
@@ -304,6 +306,7 @@ where
         if endpoints.contains_key(&device.0) {
             return Err(UnitError::Attached { device: device.0 });
         }
+        self.end_detaching(&mut endpoints, space)?;
         let regions = self.probe(device)?;
         if let Some(region) = regions.iter().find(|region| !is_kept_free(region.range, geometry)) {
             return Err(UnitError::Reserved { device: device.0, range: region.range });
@@ -313,7 +316,8 @@ where
             self.requests.carry_out(&self.host, [request::attach(space.number, device.0, 0)], &[answer::OK]);
         let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
         if attached.is_ok() || is_unsure {
-            endpoints.insert(device.0, Attached { space: Some(Arc::clone(space)), is_unsure });
+            let attached = Attached { space: Some(Arc::clone(space)), is_unsure, is_leaving: false };
+            endpoints.insert(device.0, attached);
         } else {
             space.detached();
         }
@@ -335,6 +339,34 @@ where
                     UnitError::Incomplete { device: device.0, code: u32::from(status) }
                 }
             })?;
+        }
+        Ok(())
+    }
+
+    /// Detaches the endpoints of `space` of which it is not known whether they are: with its last endpoint the device has forgotten
+    /// what the domain maps, and what is entered there for the next would be that alone which was mapped since.
+    fn end_detaching(
+        &self,
+        endpoints: &mut BTreeMap<u32, Attached>,
+        space: &Arc<Space>,
+    ) -> Result<(), UnitError> {
+        let is_of_space =
+            |attached: &Attached| attached.space.as_ref().is_some_and(|of| Arc::ptr_eq(of, space));
+        let mut from = 0..;
+        while let Some((device, attached)) = endpoints
+            .range_mut(from.clone())
+            .find(|(_, attached)| attached.is_leaving && is_of_space(attached))
+        {
+            let device = *device;
+            match self.detach_from(DeviceId(device), attached) {
+                Ok(()) => {
+                    endpoints.remove(&device);
+                }
+                Err(timed_out @ UnitError::TimedOut { .. }) => return Err(timed_out),
+                // It is attached, as the device says, and so the domain is there.
+                Err(_) => attached.is_leaving = false,
+            }
+            from = device..;
         }
         Ok(())
     }
@@ -362,7 +394,7 @@ where
         let attached = self.requests.carry_out(&self.host, [request], &[answer::OK]);
         let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
         if attached.is_ok() || is_unsure {
-            endpoints.insert(device.0, Attached { space: None, is_unsure });
+            endpoints.insert(device.0, Attached { space: None, is_unsure, is_leaving: false });
         }
         attached.map_err(|failure| explain("let a device pass through", device.0, failure))
     }
@@ -380,7 +412,8 @@ where
     /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`]: the device may
     /// still reach what it was attached to, and is attached until another call returns `Ok`. If it
     /// was the domain's last, mappings that are made until then, or until another device is
-    /// attached, are recorded only.
+    /// attached, are recorded only. After a time-out, to attach another device to the domain
+    /// detaches this one first.
     pub fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let mut endpoints = self.endpoints.lock();
         let Some(attached) = endpoints.get_mut(&device.0) else {
@@ -402,7 +435,8 @@ where
         let detached: &[u8] = &[answer::OK, answer::NOENT, answer::INVAL];
         let detached = if attached.is_unsure { detached } else { &detached[..2] };
         let answered = self.requests.carry_out(&self.host, [request::detach(number, device.0)], detached);
-        attached.is_unsure |= matches!(answered, Err(Failure::TimedOut { .. }));
+        attached.is_leaving |= matches!(answered, Err(Failure::TimedOut { .. }));
+        attached.is_unsure |= attached.is_leaving;
         answered.map_err(|failure| explain("detach a device", device.0, failure))?;
         if let Some(space) = space {
             space.detached();

@@ -90,6 +90,32 @@ fn what_is_carried_out_or_refused_late_leaves_an_endpoint_that_can_be_detached()
     assert!(matches!(refused, UnitError::Refused { code: 4, .. }), "{refused}");
 }
 
+/// It was the domain's last endpoint, so the device has forgotten what the domain maps.
+#[test]
+fn what_is_mapped_is_entered_again_for_the_next_endpoint_after_a_late_detach() {
+    for is_refused in [false, true] {
+        let bench = Bench::new();
+        bench.map(16, &[1, 3, 5]);
+        bench.fake.device().holds = true;
+        assert!(matches!(bench.unit.detach(DeviceId(ENDPOINT)), Err(UnitError::TimedOut { .. })));
+        bench.map(32, &[7]);
+        assert!(matches!(bench.mapper.attach(DeviceId(OTHER)), Err(UnitError::TimedOut { .. })));
+        // Late, it is carried out, or refused, for ever.
+        bench.fake.device().refuses = is_refused.then_some((2, 0, 2));
+        bench.fake.catch_up();
+        bench.fake.device().holds = false;
+        assert_eq!(bench.mapped().len(), if is_refused { 3 } else { 0 });
+        bench.mapper.attach(DeviceId(OTHER)).unwrap();
+        assert_eq!(bench.mapped(), [bounds(16, 1), bounds(17, 1), bounds(18, 1), bounds(32, 1)]);
+        bench.fake.device().refuses = None;
+        let detached = bench.unit.detach(DeviceId(ENDPOINT));
+        let absent = Err(UnitError::NotAttached { device: ENDPOINT });
+        assert_eq!(detached, if is_refused { Ok(()) } else { absent });
+        bench.unit.detach(DeviceId(OTHER)).unwrap();
+        assert_eq!(bench.mapped(), []);
+    }
+}
+
 #[test]
 fn an_attach_that_is_carried_out_late_can_be_undone() {
     let fake = Fake::new();
