@@ -34,17 +34,24 @@ struct Claims {
     numbers: Vec<AtomicU64>,
 }
 
-/// A word that is claimed.
+/// A word that is claimed, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Answer<'a> {
+    claims: &'a Claims,
     index: usize,
     number: u32,
 }
 
-impl Answer {
+impl Answer<'_> {
     /// The number that the unit is to store, in the lower half of the word.
     pub fn number(&self) -> u32 {
         self.number
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        self.claims.taken[self.index / 64].fetch_and(!(1 << (self.index % 64)), Ordering::Release);
     }
 }
 
@@ -64,23 +71,18 @@ impl Answers {
     }
 
     /// Claims a word, looking first where `hint` says. `None` where all 512 are claimed.
-    pub fn claim(&self, hint: u64) -> Option<Answer> {
+    pub fn claim(&self, hint: u64) -> Option<Answer<'_>> {
         self.claims.claim(hint)
     }
 
     /// Where the unit is to store it.
-    pub fn address(&self, answer: &Answer) -> PhysAddr {
+    pub fn address(&self, answer: &Answer<'_>) -> PhysAddr {
         PhysAddr::new(self.words.phys().get() + answer.index as u64 * 8)
     }
 
     /// Whether the answer is there. Then what the unit did before it is done, for what the caller does next.
-    pub fn is_there<F: Frames>(&self, frames: &F, answer: &Answer) -> bool {
-        self.words.load(frames, answer.index) as u32 == answer.number
-    }
-
-    /// Gives a word back.
-    pub fn give_back(&self, answer: Answer) {
-        self.claims.give_back(answer);
+    pub fn is_there<F: Frames>(&self, frames: &F, answer: &Answer<'_>) -> bool {
+        self.words.load_from_unit(frames, answer.index) as u32 == answer.number
     }
 }
 
@@ -91,7 +93,7 @@ impl Claims {
         Ok(Self { taken: words(count / 64)?, numbers: words(count)? })
     }
 
-    fn claim(&self, hint: u64) -> Option<Answer> {
+    fn claim(&self, hint: u64) -> Option<Answer<'_>> {
         let groups = self.taken.len();
         for step in 0..groups {
             let group = (hint as usize).wrapping_add(step) % groups;
@@ -103,15 +105,11 @@ impl Claims {
                     let index = group * 64 + bit as usize;
                     let number = self.numbers[index].load(Ordering::Relaxed).wrapping_add(1);
                     self.numbers[index].store(number, Ordering::Relaxed);
-                    return Some(Answer { index, number: number as u32 });
+                    return Some(Answer { claims: self, index, number: number as u32 });
                 }
             }
         }
         None
-    }
-
-    fn give_back(&self, answer: Answer) {
-        self.taken[answer.index / 64].fetch_and(!(1 << (answer.index % 64)), Ordering::Release);
     }
 }
 
@@ -129,7 +127,6 @@ mod tests {
             assert_eq!(all.len(), 128);
             for answer in all {
                 assert!(seen.insert((answer.index, answer.number)) && answer.number != 0);
-                claims.give_back(answer);
             }
         }
     }
@@ -152,9 +149,7 @@ mod model {
                 (0..2)
                     .map(|_| {
                         let answer = claims.claim(0).unwrap();
-                        let seen = (answer.index, answer.number);
-                        claims.give_back(answer);
-                        seen
+                        (answer.index, answer.number)
                     })
                     .collect()
             };

@@ -96,7 +96,7 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// Turns the unit off and gives its memory back. **Devices then reach all memory**, as without an IOMMU. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::TimedOut`]: the unit may go on, and its memory stays allocated.
+    /// [`UnitError::TimedOut`], [`UnitError::Unconfirmed`]: the unit may go on, and its memory stays allocated.
     fn shut_down(self) -> Result<(), UnitError>
     where
         Self: Sized;

@@ -24,6 +24,7 @@ extern crate alloc;
 mod answers;
 mod blocks;
 mod command_ring;
+mod failures;
 #[cfg(all(test, not(loom)))]
 mod fake;
 mod fault;

@@ -6,22 +6,23 @@
 //!
 //! VT-d's places may be of 256 bits. No command here uses the upper half, which stays zero.
 //!
-//! **Errors.** A unit that meets a command that it does not know stops; VT-d, where a device does not answer, drops the
-//! waits that are under way. The CPU that sees it counts the failure, puts a command that does nothing in the place of the
-//! bad one, and then lets the unit go on. Each submission that was under way then reports an error, whether it was the
-//! cause or not: it reads the count before it reserves and after it is confirmed, and the count is raised before the unit
-//! may go on and confirm. A submission ends with its confirmation even so, unless its wait was dropped: so all that is wrong
-//! with its commands is met while it is under way, and fails no later one.
+//! **Errors** are every submission's that was under way: see [`Failures`]. A submission ends with its confirmation even so, unless
+//! its wait was dropped: so all that is wrong with its commands is met while it is under way, and fails no later one.
+//!
+//! **Panics** of the host end a submission at any point. What it has claimed comes back, and what it has reserved is published, with
+//! commands that do nothing: else no later command would ever be rung.
 
 use arrayvec::ArrayVec;
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Frames;
 
 use crate::answers::{Answer, Answers};
-use crate::command_ring::{CommandRing, Doorbell};
+use crate::command_ring::CommandRing;
+use crate::failures::{Before, Failures};
 use crate::frames::Words;
 use crate::host::{Host, UnitError};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+
+pub(crate) use crate::failures::{Command, Failure, Port};
 
 /// Commands in the ring: one frame of them.
 pub(crate) const COMMANDS: u32 = 256;
@@ -35,47 +36,8 @@ const LOOKS: u32 = 64;
 /// What is said of a request that no unit of this kind can carry out: of a device, or a domain, that it has no number for.
 pub(crate) const REFUSED: InvalidationError = InvalidationError::Rejected { code: u32::MAX };
 
-/// A command's two words.
-pub(crate) type Command = [u64; 2];
-
 /// What was asked for, as the unit takes it.
 pub(crate) type Commands = ArrayVec<Command, MOST>;
-
-/// How one kind of unit reads its commands, and says that it has stopped.
-pub(crate) trait Port: Doorbell {
-    /// The command that does nothing.
-    const NOTHING: Command;
-
-    /// The command that ends a submission: the unit stores `number` at `address`, a multiple of 8, when all before it is complete.
-    /// Where it confirms by what it [has consumed](Queue::without_answers), both are 0, and the unit consumes the command when all
-    /// before it is complete.
-    fn wait(number: u32, address: u64) -> Command;
-
-    /// Why the unit does not go on, where it has stopped, or has dropped waits; or another error that must be acknowledged.
-    /// `command` reads the first word of the command at an index.
-    fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure>;
-
-    /// Lets it go on after `failure`.
-    fn go_on(&self, failure: &Failure);
-}
-
-/// Why a unit has stopped.
-pub(crate) struct Failure {
-    /// What submissions that are under way report; `None` where none of them is concerned.
-    pub error: Option<InvalidationError>,
-    /// The index of the command that it does not know, with the wrap bit, if there is one. `None`, with an error: it has dropped
-    /// waits, which are confirmed no more.
-    pub bad: Option<u32>,
-    /// What its status said.
-    pub status: u32,
-}
-
-/// The failures that there were before a submission reserved its places.
-#[derive(Debug, Clone, Copy)]
-struct Before {
-    failures: u64,
-    drops: u64,
-}
 
 /// The ring, with the memory that the unit reads and writes.
 #[derive(Debug)]
@@ -87,12 +49,39 @@ pub(crate) struct Queue {
     width: usize,
     /// Where the unit confirms; where there is none, it confirms by what it has consumed.
     answers: Option<Answers>,
-    /// Failures so far; those of them that dropped waits, each counted here last; and what the last one was.
-    failures: AtomicU64,
-    drops: AtomicU64,
-    last: Mutex<InvalidationError>,
-    /// Held by the CPU that deals with one.
-    mending: Mutex<()>,
+    failures: Failures,
+}
+
+/// Places that a submission has reserved, and not yet published. Dropped where the host panics: then they are, with commands that do
+/// nothing. (If the host panics once more meanwhile, Rust ends the program.)
+struct Reserved<'a, F: Frames, P: Port> {
+    queue: &'a Queue,
+    frames: &'a F,
+    port: &'a P,
+    first: u64,
+    count: u64,
+}
+
+impl<F: Frames, P: Port> Reserved<'_, F, P> {
+    /// Fills them, and publishes them.
+    fn publish(self, commands: impl Iterator<Item = Command>) {
+        self.fill(commands);
+        let Self { queue, port, first, count, .. } = *core::mem::ManuallyDrop::new(self);
+        queue.ring.publish(first, count, port);
+    }
+
+    fn fill(&self, commands: impl Iterator<Item = Command>) {
+        for (place, command) in (self.first..self.first + self.count).zip(commands) {
+            self.queue.store(self.frames, self.queue.ring.index(place), command);
+        }
+    }
+}
+
+impl<F: Frames, P: Port> Drop for Reserved<'_, F, P> {
+    fn drop(&mut self) {
+        self.fill(core::iter::repeat(P::NOTHING));
+        self.queue.ring.publish(self.first, self.count, self.port);
+    }
 }
 
 impl Queue {
@@ -132,10 +121,7 @@ impl Queue {
             commands: Words::new(frames, width / 2)?,
             width,
             answers: None,
-            failures: AtomicU64::new(0),
-            drops: AtomicU64::new(0),
-            last: Mutex::new(InvalidationError::Abandoned),
-            mending: Mutex::new(()),
+            failures: Failures::new(),
         })
     }
 
@@ -204,10 +190,7 @@ impl Queue {
         port: &impl Port,
         commands: &[Command],
     ) -> Result<(), InvalidationError> {
-        let before = Before {
-            failures: self.failures.load(Ordering::Acquire),
-            drops: self.drops.load(Ordering::Acquire),
-        };
+        let before = self.failures.so_far();
         let Some(answers) = &self.answers else {
             return self.submit_with(host, port, commands, None, before);
         };
@@ -223,9 +206,7 @@ impl Queue {
             }
             host.relax();
         };
-        let result = self.submit_with(host, port, commands, Some((answers, &answer)), before);
-        answers.give_back(answer);
-        result
+        self.submit_with(host, port, commands, Some((answers, &answer)), before)
     }
 
     fn submit_with<H: Host, P: Port>(
@@ -233,7 +214,7 @@ impl Queue {
         host: &H,
         port: &P,
         commands: &[Command],
-        answer: Option<(&Answers, &Answer)>,
+        answer: Option<(&Answers, &Answer<'_>)>,
         before: Before,
     ) -> Result<(), InvalidationError> {
         let frames = host.frames();
@@ -246,13 +227,11 @@ impl Queue {
             waited() <= host.patience_ns()
         });
         let first = reserved.ok_or_else(|| InvalidationError::TimedOut { waited_ns: waited() })?;
+        let reserved = Reserved { queue: self, frames, port, first, count };
         let told = answer.map(|(answers, answer)| (answer.number(), answers.address(answer).get()));
         let (number, address) = told.unwrap_or_default();
         let wait = P::wait(number, address);
-        for (place, command) in (first..).zip(commands.iter().copied().chain([wait])) {
-            self.store(frames, self.ring.index(place), command);
-        }
-        self.ring.publish(first, count, port);
+        reserved.publish(commands.iter().copied().chain([wait]));
         let is_confirmed = || match answer {
             Some((answers, answer)) => answers.is_there(frames, answer),
             None => self.ring.has_consumed(first + count - 1, port),
@@ -263,19 +242,28 @@ impl Queue {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) {
                 self.look_for_errors(frames, port);
-                if self.drops.load(Ordering::Acquire) != before.drops {
-                    return Err(*self.last.lock());
-                }
+                self.failures.dropped_since(before)?;
                 let waited_ns = host.now_ns().saturating_sub(began);
                 // One more look: the caller may have been interrupted.
                 if waited_ns > host.patience_ns() && !is_confirmed() {
-                    self.checked(before)?;
+                    self.failures.since(before)?;
                     return Err(InvalidationError::TimedOut { waited_ns });
                 }
             }
             host.relax();
         }
-        self.checked(before)
+        self.failures.since(before)
+    }
+
+    /// Has the unit confirm that all that it was told of is complete, for the last time: when this returns `Ok`, it stores no
+    /// confirmation any more. Waits up to eight times the host's patience.
+    ///
+    /// # Errors
+    /// [`UnitError::Unconfirmed`]: it may, even when its queue is off.
+    pub fn settle<H: Host>(&self, host: &H, port: &impl Port) -> Result<(), UnitError> {
+        // What was under way before may fail the first wait, and that says nothing of the second.
+        let settled = self.submit(host, port, &[]).or_else(|_| self.submit(host, port, &[]));
+        settled.map_err(UnitError::Unconfirmed)
     }
 
     /// Stores `command` in the place at `index`.
@@ -284,132 +272,10 @@ impl Queue {
         self.commands.store(frames, index * self.width + 1, command[1]);
     }
 
-    /// An error if there was a failure since there were those of `before`.
-    fn checked(&self, before: Before) -> Result<(), InvalidationError> {
-        if self.failures.load(Ordering::Acquire) == before.failures { Ok(()) } else { Err(*self.last.lock()) }
-    }
-
-    /// Asks the unit whether it has stopped, and lets it go on. Waits for no CPU, so that an interrupt handler may call it.
+    /// Asks the unit whether it has stopped, and lets it go on. Waits for no CPU that does the same.
     #[cold]
     pub fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
-        let first_word = |index: u32| self.ring.index(index.into()) * self.width;
-        let command = |index| self.commands.load(frames, first_word(index));
-        if port.failure(&command).is_none() {
-            return;
-        }
-        // A CPU that finds another at it goes on waiting, and finds the count raised.
-        let Some(_one_at_a_time) = self.mending.try_lock() else { return };
-        // Again, under the lock: another CPU may have dealt with it.
-        let Some(failure) = port.failure(&command) else { return };
-        if let Some(error) = failure.error {
-            // The count comes first: a submission whose command is replaced below must find the failure counted when it is
-            // confirmed, even if the unit goes on by itself. Where a CPU just reads the last error, it reads the one before.
-            if let Some(mut last) = self.last.try_lock() {
-                *last = error;
-            }
-            self.failures.fetch_add(1, Ordering::AcqRel);
-            if failure.bad.is_none() {
-                self.drops.fetch_add(1, Ordering::AcqRel);
-            }
-        }
-        if let Some(place) = failure.bad.and_then(|bad| self.ring.place_of(bad)) {
-            self.store(frames, self.ring.index(place), P::NOTHING);
-        }
-        port.go_on(&failure);
-        if failure.error.is_some() {
-            // The unit may have missed doorbells while it had stopped.
-            self.ring.ring_again(port);
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use alloc::boxed::Box;
-    use alloc::vec::Vec;
-
-    use portcullis::addr::PhysAddr;
-    use portcullis::platform::Table;
-
-    use super::*;
-    use crate::fake::Memory;
-    use crate::sync::AtomicBool;
-
-    /// Memory that the unit sees word by word, as each is cleaned: what the queue had counted whenever the unit was shown a command
-    /// that does nothing.
-    struct Shown {
-        memory: Memory,
-        queue: Mutex<Option<&'static Queue>>,
-        counted: Mutex<Vec<u64>>,
-    }
-
-    // SAFETY: the memory's own promises.
-    unsafe impl Frames for Shown {
-        const COHERENT: bool = false;
-
-        fn alloc(&self, count: usize) -> Option<PhysAddr> {
-            self.memory.alloc(count)
-        }
-
-        unsafe fn free(&self, first: PhysAddr, count: usize) {
-            // SAFETY: the caller's promise.
-            unsafe { self.memory.free(first, count) };
-        }
-
-        unsafe fn table(&self, frame: PhysAddr) -> &Table {
-            // SAFETY: the caller's promise.
-            unsafe { self.memory.table(frame) }
-        }
-
-        fn clean(&self, words: &[AtomicU64]) {
-            if let ([word], Some(queue)) = (words, *self.queue.lock())
-                && word.load(Ordering::Relaxed) == Stopped::NOTHING[0]
-            {
-                self.counted.lock().push(queue.failures.load(Ordering::Relaxed));
-            }
-        }
-    }
-
-    /// A unit that has stopped at the first command.
-    struct Stopped(AtomicBool);
-
-    impl Doorbell for Stopped {
-        fn ring(&self, _: u32) {}
-
-        fn head(&self) -> u32 {
-            0
-        }
-    }
-
-    impl Port for Stopped {
-        const NOTHING: Command = [0xabcd, 1];
-
-        fn wait(_: u32, _: u64) -> Command {
-            [2; 2]
-        }
-
-        fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
-            let failure = Failure { error: Some(REFUSED), bad: Some(0), status: 0 };
-            self.0.load(Ordering::Relaxed).then_some(failure)
-        }
-
-        fn go_on(&self, _: &Failure) {
-            self.0.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// As a unit may go on by itself when it finds a command that it knows.
-    #[test]
-    fn a_failure_is_counted_before_the_unit_is_shown_another_command() {
-        let frames =
-            Shown { memory: Memory::new(4), queue: Mutex::new(None), counted: Mutex::new(Vec::new()) };
-        let queue: &'static Queue = Box::leak(Box::new(Queue::new(&frames).unwrap()));
-        *frames.queue.lock() = Some(queue);
-        let unit = Stopped(AtomicBool::new(true));
-        queue.look_for_errors(&frames, &unit);
-        assert_eq!(*frames.counted.lock(), [1]);
-        assert!(!unit.0.load(Ordering::Relaxed), "it goes on");
-        queue.look_for_errors(&frames, &unit);
-        assert_eq!(queue.failures.load(Ordering::Relaxed), 1);
+        let command = |index: u32| self.commands.load(frames, self.ring.index(index.into()) * self.width);
+        self.failures.look(&self.ring, port, &command, |index| self.store(frames, index, P::NOTHING));
     }
 }

@@ -3,6 +3,10 @@
 
 #[path = "software/blocks.rs"]
 mod blocks;
+#[path = "software/caches.rs"]
+mod caches;
+#[path = "software/faults.rs"]
+mod faults;
 #[path = "software/told.rs"]
 mod told;
 

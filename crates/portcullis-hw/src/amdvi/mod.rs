@@ -15,6 +15,8 @@ mod events;
 pub(crate) mod layout;
 mod queue;
 #[cfg(all(test, not(loom)))]
+mod race_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod unit;
 

@@ -9,13 +9,15 @@ use crate::blocks::{self, EVERYTHING};
 use crate::command_ring::Doorbell;
 use crate::host::{Host, Registers, wait_until};
 use crate::queue::{Command, Commands, Failure, Port, REFUSED};
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H> {
     pub host: &'a H,
     /// Held for a change of the control register.
     pub control: &'a Mutex<()>,
+    /// The command buffer was turned on, and was seen to run, or had the host's patience for that.
+    pub should_run: &'a AtomicBool,
 }
 
 impl<H: Host> Doorbell for Bell<'_, H> {
@@ -39,7 +41,14 @@ impl<H: Host> Port for Bell<'_, H> {
 
     /// The unit stops at a command that it does not know, or cannot read. The error's code is that
     /// command's number.
+    ///
+    /// There is no register that says so: a unit that does not run may be off, or just being turned on. So it has stopped only
+    /// where it [should run](Self::should_run), which nothing but `go_on` changes. Then it does not run until that (section
+    /// 2.4), and its head stays.
     fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure> {
+        if !self.should_run.load(Ordering::Acquire) {
+            return None;
+        }
         let status = self.host.registers().read64(reg::STATUS);
         if status & status::CMD_BUF_RUN != 0 {
             // All ones say the same: nothing answers.
@@ -47,7 +56,7 @@ impl<H: Host> Port for Bell<'_, H> {
         }
         let bad = self.head();
         let error = InvalidationError::Rejected { code: command::opcode(command(bad)) };
-        Some(Failure { error: Some(error), bad: Some(bad), status: 0 })
+        Some(Failure { error: Some(error), bad: Some(bad), drops_waits: false, status: 0 })
     }
 
     fn go_on(&self, _: &Failure) {

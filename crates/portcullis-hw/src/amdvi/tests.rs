@@ -321,10 +321,10 @@ fn a_unit_without_a_command_for_everything_is_told_one_by_one() {
     let unit = Unit::start(host, config()).unwrap();
     unit.enable().unwrap();
     let done = unit.host().unit().done();
-    assert_eq!(done.len(), 0x100 + 0x1_0000);
-    assert!((0..0x100_u16).all(|device| done.contains(&command::devtab_entry(device))));
+    // Of all devices, as firmware's table may have had more than 0x100.
+    let devices = (0..=u16::MAX).map(command::devtab_entry);
     let pages = |domain| command::pages(domain, 0, EVERYTHING, false);
-    assert_eq!((done[0x100], done[0x1_00ff]), (pages(0), pages(u16::MAX)));
+    assert!(done.into_iter().eq(devices.chain((0..=u16::MAX).map(pages))));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
 use crate::queue::{Command, Commands, Queue};
 use crate::switch::Switch;
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// The domain of devices that are attached to nothing, which events name.
 const NOTHING: u16 = 0;
@@ -107,6 +107,8 @@ pub struct Unit<H: Host> {
     /// Held for a change of the control register.
     control: Mutex<()>,
     switch: Switch,
+    /// See [`Bell`].
+    should_run: AtomicBool,
 }
 
 impl<H: Host> Unit<H> {
@@ -152,6 +154,7 @@ impl<H: Host> Unit<H> {
             log: Mutex::new(Log::new(log)),
             control: Mutex::new(()),
             switch: Switch::new(),
+            should_run: AtomicBool::new(false),
         };
         // After an error the unit may have been told of the rings' memory: it stays allocated.
         unit.take_rings()?;
@@ -202,7 +205,7 @@ impl<H: Host> Unit<H> {
     }
 
     fn bell(&self) -> Bell<'_, H> {
-        Bell { host: &self.host, control: &self.control }
+        Bell { host: &self.host, control: &self.control, should_run: &self.should_run }
     }
 
     /// Has the unit forget what it was led to.
@@ -211,13 +214,13 @@ impl<H: Host> Unit<H> {
     }
 
     /// Has the unit forget all that it has cached: device by device and domain by domain, where it
-    /// has no command for it.
+    /// has no command for it. Firmware's table may have had more devices than this one.
     fn forget_everything(&self) -> Result<(), UnitError> {
         if self.capabilities.features & feature::IA_SUP != 0 {
             return self.confirm(&[command::ALL]);
         }
         let mut commands = Commands::new();
-        let devices = (0..=self.last_device).map(command::devtab_entry);
+        let devices = (0..=u16::MAX).map(command::devtab_entry);
         let domains = (0..=u16::MAX).map(|domain| command::pages(domain, 0, EVERYTHING, false));
         for next in devices.chain(domains) {
             if commands.try_push(next).is_err() {
@@ -285,10 +288,13 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
             let rings = control::CMD_BUF_EN | control::EVENT_LOG_EN;
             registers.write64(reg::CONTROL, kept | rings | control::COHERENT | control::IOMMU_EN);
         }
-        wait_until(&self.host, "turn its command buffer on", || {
+        let runs = wait_until(&self.host, "turn its command buffer on", || {
             let status = registers.read64(reg::STATUS);
             status != u64::MAX && status & status::CMD_BUF_RUN != 0
-        })?;
+        });
+        // If it does not run yet, it may have stopped at a command already.
+        self.should_run.store(true, Ordering::Release);
+        runs?;
         self.forget_everything()
     }
 
@@ -356,13 +362,21 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
     }
 
     fn shut_down(self) -> Result<(), UnitError> {
+        // A command that waits for a device may be under way, and store when the ring is off: CmdBufRun says that no more
+        // are fetched.
+        let settled = if self.should_run.load(Ordering::Acquire) {
+            self.queue.settle(&self.host, &self.bell())
+        } else {
+            Ok(())
+        };
         let all = control::IOMMU_EN | control::CMD_BUF_EN | control::EVENT_LOG_EN;
         set(&self.host, &self.control, all, false);
         let registers = self.host.registers();
         wait_until(&self.host, "turn translation off", || registers.read64(reg::CONTROL) & all == 0)?;
         self.wait_for_rings("turn its rings off")?;
+        settled?;
         let Self { host, queue, devices, log, .. } = self;
-        // SAFETY: translation and the rings are off, as the unit has confirmed.
+        // SAFETY: translation and the rings are off, and no command is under way, as the unit has confirmed.
         unsafe {
             queue.free(host.frames());
             devices.into_inner().free(host.frames());

@@ -35,6 +35,8 @@ impl<H: Host> Port for Bell<'_, H> {
         command::fence(number, address)
     }
 
+    /// Each bit is set until `go_on` clears it, and the unit fetches nothing meanwhile (`cqcsr`). A fence that has waited in vain
+    /// is carried out again then, and confirms; but its submission need not wait for that.
     fn failure(&self, first_word: &dyn Fn(u32) -> u64) -> Option<Failure> {
         let status = self.0.registers().read32(reg::CQCSR);
         // While it is busy it takes no write.
@@ -48,10 +50,11 @@ impl<H: Host> Port for Bell<'_, H> {
                 Some(device) => InvalidationError::DeviceTimedOut { device, waited_ns },
                 None => InvalidationError::TimedOut { waited_ns },
             };
-            return Some(Failure { error: Some(error), bad: None, status });
+            return Some(Failure { error: Some(error), bad: None, drops_waits: true, status });
         }
         let error = InvalidationError::Rejected { code: status & csr::COMMAND_ERRORS };
-        Some(Failure { error: Some(error), bad: Some(head), status })
+        let drops_waits = status & csr::COMMAND_TIMED_OUT != 0;
+        Some(Failure { error: Some(error), bad: Some(head), drops_waits, status })
     }
 
     fn go_on(&self, failure: &Failure) {

@@ -376,10 +376,13 @@ impl<H: Host> Iommu<Riscv> for Unit<H> {
             self.turn_off()?;
             self.switch(0, ddtp::BARE, "let all accesses through")?;
         }
+        // `cqon` says that the unit reads the queue no more, and nothing of fences that it has fetched and that are to store.
+        let settled = self.queue.settle(&self.host, &Bell(&self.host));
         turn(&self.host, reg::CQCSR, false, "turn its command queue off")?;
         turn(&self.host, reg::FQCSR, false, "turn its fault queue off")?;
+        settled?;
         let Self { host, queue, faults, contexts, .. } = self;
-        // SAFETY: translation and the queues are off, as the unit has confirmed.
+        // SAFETY: translation and the queues are off, and no fence is under way, as the unit has confirmed.
         unsafe {
             queue.free(host.frames());
             faults.into_inner().free(host.frames());

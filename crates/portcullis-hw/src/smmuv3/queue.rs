@@ -40,6 +40,9 @@ impl<R: Registers> Port for Bell<'_, R> {
         command::SYNC
     }
 
+    /// An error is active until `go_on` acknowledges it, and with that of the queue the unit consumes nothing meanwhile (section
+    /// 7.1): CONS is at the command that it does not take.
+    ///
     /// Also a write of the event queue that was aborted: it concerns no submission, but until it is acknowledged the unit
     /// delivers no events.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
@@ -50,11 +53,11 @@ impl<R: Registers> Port for Bell<'_, R> {
         }
         let status = (errors ^ known) & (gerror::CMDQ | gerror::WRITES);
         if status & gerror::CMDQ == 0 {
-            return (status != 0).then_some(Failure { error: None, bad: None, status });
+            return (status != 0).then_some(Failure { error: None, bad: None, drops_waits: false, status });
         }
         let cons = self.0.read32(reg::CMDQ_CONS);
         let error = InvalidationError::Rejected { code: command_error(cons) };
-        Some(Failure { error: Some(error), bad: Some(cons & INDEX), status })
+        Some(Failure { error: Some(error), bad: Some(cons & INDEX), drops_waits: false, status })
     }
 
     fn go_on(&self, failure: &Failure) {

@@ -424,7 +424,8 @@ impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
         self.refuse_while_off(false)?;
         self.control(|_| 0, "turn its queues off")?;
         let Self { host, queue, events, streams, .. } = self;
-        // SAFETY: translation and the queues are off, as the unit has confirmed.
+        // SAFETY: translation and the queues are off, as the unit has confirmed. Then it reads and writes none of them
+        // (CR0.CMDQEN, CR0.EVENTQEN), and no CMD_SYNC of this driver's stores anything.
         unsafe {
             queue.free(host.frames());
             events.into_inner().free(host.frames());

@@ -69,6 +69,8 @@ impl<H: Host> Port for Bell<'_, H> {
         descriptor::wait(number, address)
     }
 
+    /// Either bit is set until `go_on` clears it, and no descriptor is fetched meanwhile (FSTS_REG). With IQE the head is at the
+    /// descriptor that the unit does not take; with ITE all waits that it has fetched are aborted.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         let registers = self.host.registers();
         let status = registers.read32(reg::FSTS);
@@ -76,13 +78,13 @@ impl<H: Host> Port for Bell<'_, H> {
             return None;
         }
         let details = registers.read64(reg::IQERCD);
-        if status & fsts::IQE != 0 {
-            let error = InvalidationError::Rejected { code: details as u32 & 0xf };
-            return Some(Failure { error: Some(error), bad: Some(self.head()), status });
-        }
         let (device, waited_ns) = ((details >> 32) as u32 & 0xffff, self.host.patience_ns());
-        let error = Some(InvalidationError::DeviceTimedOut { device, waited_ns });
-        Some(Failure { error, bad: None, status })
+        let (error, bad) = if status & fsts::IQE != 0 {
+            (InvalidationError::Rejected { code: details as u32 & 0xf }, Some(self.head()))
+        } else {
+            (InvalidationError::DeviceTimedOut { device, waited_ns }, None)
+        };
+        Some(Failure { error: Some(error), bad, drops_waits: status & fsts::ITE != 0, status })
     }
 
     fn go_on(&self, failure: &Failure) {

@@ -396,11 +396,13 @@ impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn shut_down(self) -> Result<(), UnitError> {
         self.command(global::TE, false, "turn translation off")?;
-        // The last descriptor is a wait, as the queue must be idle when it is turned off.
-        let _ = self.confirm(&[]);
+        // The last descriptor is a wait, as the queue must be idle when it is turned off. A wait that is under way, behind a
+        // device that does not answer, say, may be confirmed later than that: GSTS.QIES says that no more are fetched.
+        let settled = self.queue.settle(&self.host, &self.bell());
         self.command(global::QIE, false, "turn its invalidation queue off")?;
+        settled?;
         let Self { host, queue, tables, .. } = self;
-        // SAFETY: translation and the queue are off, as the unit has confirmed.
+        // SAFETY: translation and the queue are off, and no wait is under way, as the unit has confirmed.
         unsafe {
             queue.free(host.frames());
             tables.into_inner().free(host.frames());

@@ -1,0 +1,297 @@
+//! What lies below goes wrong.
+//!
+//! The host panics, once, at each of its calls. What unwinds takes nothing with it: the driver then works as before.
+//!
+//! And a unit does not confirm the last wait, but that its queue is off.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use portcullis::addr::{DomainId, PhysAddr};
+use portcullis::invalidation::{Invalidation, Request};
+use portcullis::pgtable::{Format, VtdSecondStage};
+use portcullis::platform::{Frames, Table};
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
+use portcullis_hw::{Attachment, Host, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_model::Memory;
+
+use crate::{DEVICE, MEMORY};
+
+/// What such a panic carries.
+struct Planned;
+
+/// No call panics.
+const NEVER: usize = usize::MAX;
+
+/// The calls so far, and which one panics.
+#[derive(Default)]
+struct Plan {
+    calls: AtomicUsize,
+    at: AtomicUsize,
+}
+
+impl Plan {
+    fn set(&self, at: usize) {
+        self.calls.store(0, Ordering::Relaxed);
+        self.at.store(at, Ordering::Relaxed);
+    }
+
+    fn call(&self) {
+        if self.calls.fetch_add(1, Ordering::Relaxed) == self.at.load(Ordering::Relaxed) {
+            // Without a word on standard error.
+            resume_unwind(Box::new(Planned));
+        }
+    }
+}
+
+/// Host, registers and memory in one.
+struct Faulty<K> {
+    unit: Software<K, Arc<Memory>>,
+    now: AtomicU64,
+    plan: Plan,
+    /// The register by which the unit is told of commands, and whether it hears that.
+    doorbell: usize,
+    is_deaf: AtomicBool,
+}
+
+impl<K> Faulty<K> {
+    fn is_lost(&self, offset: usize) -> bool {
+        offset == self.doorbell && self.is_deaf.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: the model's memory, which keeps its promises.
+unsafe impl<K: Kind> Frames for Faulty<K> {
+    /// So that `clean` is called, too.
+    const COHERENT: bool = false;
+
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.plan.call();
+        self.unit.frames().alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        self.plan.call();
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.frames().free(first, count) };
+    }
+
+    fn clean(&self, _: &[AtomicU64]) {
+        self.plan.call();
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.plan.call();
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.frames().table(frame) }
+    }
+}
+
+// SAFETY: the unit's, but for writes that it does not hear.
+unsafe impl<K: Kind> Registers for Faulty<K> {
+    fn read32(&self, offset: usize) -> u32 {
+        self.plan.call();
+        self.unit.read32(offset)
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.plan.call();
+        if !self.is_lost(offset) {
+            self.unit.write32(offset, value);
+        }
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        self.plan.call();
+        self.unit.read64(offset)
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.plan.call();
+        if !self.is_lost(offset) {
+            self.unit.write64(offset, value);
+        }
+    }
+}
+
+impl<K: Kind> Host for Faulty<K> {
+    type Registers = Self;
+    type Frames = Self;
+
+    fn registers(&self) -> &Self {
+        self
+    }
+
+    fn frames(&self) -> &Self {
+        self
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.plan.call();
+        self.now.fetch_add(10_000, Ordering::Relaxed)
+    }
+
+    fn relax(&self) {
+        self.plan.call();
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.plan.call();
+        50_000
+    }
+}
+
+/// The unit is told of so much that the ring is full, and hears nothing; then it does; then it has stopped, as `stop` has it; and
+/// a device comes and goes.
+fn work<K: Kind, X: Format + Copy, U: Iommu<X>>(
+    unit: &U,
+    host: &Faulty<K>,
+    stop: fn(&Software<K, Arc<Memory>>),
+) {
+    let many = [Request { domain: DomainId(7), invalidation: Invalidation::Domain }; 100];
+    host.is_deaf.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        assert!(unit.submit(&many).is_err());
+    }
+    host.is_deaf.store(false, Ordering::Relaxed);
+    assert_eq!(unit.submit(&many[..1]), Ok(()));
+    stop(&host.unit);
+    assert!(unit.submit(&many[..3]).is_err());
+    assert_eq!(unit.submit(&many[..1]), Ok(()));
+    attach(unit);
+    assert_eq!(unit.next_fault(), None);
+    unit.detach(DEVICE).unwrap();
+}
+
+fn attach<X: Format + Copy>(unit: &impl Iommu<X>) {
+    let to = Attachment::Table {
+        domain: DomainId(7),
+        root: PhysAddr::new(1 << 20),
+        format: unit.layout().unwrap(),
+    };
+    // SAFETY: the unit walks no tables.
+    unsafe { unit.attach(DEVICE, to) }.unwrap();
+}
+
+/// It does all that it should, and as often as there are places and words in which it confirms.
+fn is_well<X: Format + Copy>(unit: &impl Iommu<X>) {
+    // What is under way fails with what had stopped the unit; and a device that was being attached, or detached, is attached, or not.
+    let well = (0..4).any(|_| unit.invalidate(DomainId(7), Invalidation::Domain).is_ok());
+    assert!(well, "the ring has stopped");
+    let detached = unit.detach(DEVICE);
+    assert!(matches!(detached, Ok(()) | Err(UnitError::NotAttached { .. })), "{detached:?}");
+    for round in 0..600 {
+        assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()), "{round}");
+    }
+    attach(unit);
+    unit.detach(DEVICE).unwrap();
+}
+
+/// A unit that is on, behind a host that does not panic.
+fn make<K: Kind, X: Format + Copy, U: Iommu<X>>(
+    start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
+    doorbell: usize,
+) -> (U, Arc<Memory>) {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    // SAFETY: the driver's host has the same frames.
+    let unit = unsafe { Software::new(Arc::clone(&memory)) };
+    let (plan, is_deaf) = (Plan::default(), AtomicBool::new(false));
+    plan.set(NEVER);
+    let unit = start(Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf }).unwrap();
+    unit.enable().unwrap();
+    // Tables for the device stay.
+    attach(&unit);
+    unit.detach(DEVICE).unwrap();
+    (unit, memory)
+}
+
+fn survives<K: Kind, X: Format + Copy, U: Iommu<X>>(
+    start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
+    of: fn(&U) -> &Faulty<K>,
+    doorbell: usize,
+    stop: fn(&Software<K, Arc<Memory>>),
+) {
+    let make = || make(&start, doorbell);
+    let (unit, _) = make();
+    let host = of(&unit);
+    host.plan.set(NEVER);
+    work(&unit, host, stop);
+    let calls = host.plan.calls.load(Ordering::Relaxed);
+    // Waits make the same calls again and again.
+    let (mut at, mut met) = (0, 0);
+    while at < calls {
+        let (unit, memory) = make();
+        let host = of(&unit);
+        host.plan.set(at);
+        let unwound = catch_unwind(AssertUnwindSafe(|| work(&unit, host, stop)));
+        assert!(unwound.is_err_and(|payload| payload.is::<Planned>()), "call {at} of {calls}");
+        host.plan.set(NEVER);
+        host.is_deaf.store(false, Ordering::Relaxed);
+        is_well(&unit);
+        unit.shut_down().unwrap();
+        assert_eq!(memory.frames_in_use(), 0, "call {at} of {calls}");
+        (at, met) = (at + 7, met + 1);
+    }
+    assert!(met > 300, "{met} of {calls}");
+    // While the unit is waited for: more often than there are words in which it confirms.
+    let (unit, _) = make();
+    let host = of(&unit);
+    for _ in 0..600 {
+        host.is_deaf.store(true, Ordering::Relaxed);
+        host.plan.set(50);
+        let submit = || unit.invalidate(DomainId(7), Invalidation::Domain);
+        let unwound = catch_unwind(AssertUnwindSafe(submit));
+        assert!(unwound.is_err_and(|payload| payload.is::<Planned>()));
+        host.is_deaf.store(false, Ordering::Relaxed);
+        assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
+    }
+}
+
+/// A wait that the unit has taken, and has not confirmed, may be confirmed when its queue is off: that memory stays allocated. An
+/// SMMUv3 stores nothing to confirm.
+fn keeps_its_memory<K: Kind, X: Format + Copy, U: Iommu<X>>(
+    start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
+    of: fn(&U) -> &Faulty<K>,
+    doorbell: usize,
+) {
+    let (unit, memory) = make(start, doorbell);
+    of(&unit).is_deaf.store(true, Ordering::Relaxed);
+    let shut_down = unit.shut_down();
+    assert!(matches!(shut_down, Err(UnitError::Unconfirmed(_))), "{shut_down:?}");
+    assert!(memory.frames_in_use() >= 3, "the ring, the words in which it confirms, and its tables");
+}
+
+fn amdvi(host: Faulty<AmdVi>) -> Result<amdvi::Unit<Faulty<AmdVi>>, UnitError> {
+    amdvi::Unit::start(host, amdvi::Config { last_device: 0xff, capability: None })
+}
+
+#[test]
+fn vtd_survives_its_host() {
+    survives::<VtD, _, _>(vtd::Unit::start, vtd::Unit::host, 0x88, |unit| unit.set(0x34, 1 << 4));
+}
+
+#[test]
+fn amdvi_survives_its_host() {
+    survives(amdvi, amdvi::Unit::host, 0x2008, |unit| unit.set(0x2020, 1 << 3));
+}
+
+#[test]
+fn riscv_survives_its_host() {
+    survives::<RiscV, _, _>(riscv::Unit::start, riscv::Unit::host, 0x24, |unit| {
+        unit.set(0x48, unit.get(0x48) | 1 << 10);
+    });
+}
+
+#[test]
+fn smmuv3_survives_its_host() {
+    let start = smmuv3::Unit::<Faulty<SmmuV3>, 12>::start;
+    survives::<SmmuV3, _, _>(start, smmuv3::Unit::host, 0x98, |unit| unit.set(0x60, unit.get(0x60) ^ 1));
+}
+
+#[test]
+fn a_unit_that_may_still_store_keeps_its_memory() {
+    keeps_its_memory::<VtD, VtdSecondStage, _>(vtd::Unit::start, vtd::Unit::host, 0x88);
+    keeps_its_memory(amdvi, amdvi::Unit::host, 0x2008);
+    keeps_its_memory::<RiscV, _, _>(riscv::Unit::start, riscv::Unit::host, 0x24);
+}
