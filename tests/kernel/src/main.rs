@@ -120,9 +120,9 @@ fn devices() -> Result<[Pci; 2]> {
 }
 
 /// The unit that both devices are behind.
-fn only<T: PartialEq>(units: [Option<T>; 2]) -> Result<T> {
+fn only<T>(units: [Option<&T>; 2]) -> Result<&T> {
     match units {
-        [Some(unit), Some(other)] if unit == other => Ok(unit),
+        [Some(unit), Some(other)] if core::ptr::eq(unit, other) => Ok(unit),
         [Some(_), Some(_)] => Err("the disk and the network card are behind two units".into()),
         _ => Err("firmware's table names no unit for the disk, or for the network card".into()),
     }

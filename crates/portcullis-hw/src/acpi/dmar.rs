@@ -177,11 +177,11 @@ impl Dmar {
         let mut names = |unit: &&DmarUnit| {
             unit.segment == segment && unit.scopes.iter().any(|scope| scope.covers(device, &mut buses))
         };
-        let named = self.units.iter().find(&mut names);
-        if named.is_some() || self.refused.iter().any(|unit| names(&unit)) {
-            return named;
+        if self.refused.iter().any(|unit| names(&unit)) {
+            return None;
         }
-        self.units.iter().find(|unit| unit.segment == segment && unit.others)
+        let others = |unit: &&DmarUnit| unit.segment == segment && unit.others;
+        self.units.iter().find(names).or_else(|| self.units.iter().find(others))
     }
 
     /// What firmware reserves for `device` (bus, device and function as 16 bits) of a PCI segment: what

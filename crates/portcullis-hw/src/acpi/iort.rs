@@ -144,6 +144,7 @@ impl Iort {
                 push(&mut iort.flaws, node.short())?;
             }
         }
+        iort.overlaps()?;
         Ok(iort)
     }
 
@@ -239,7 +240,6 @@ impl Iort {
         // Of revision 0, the byte is not there, or is reserved.
         let address_bits = node.u8(NODE + 16).filter(|_| node.u8(3) > Some(0)).and_then(stated);
         let runs = mappings(node, nodes, &mut self.flaws)?;
-        overlaps(&runs, &mut self.flaws)?;
         push(&mut self.roots, IortRoot { segment, address_bits, runs })?;
         Ok(Some(()))
     }
@@ -270,6 +270,30 @@ impl Iort {
             push(&mut self.reserved, reserved)?;
         }
         Ok(Some(()))
+    }
+}
+
+impl Iort {
+    /// Tells of devices of a segment that are in two runs.
+    fn overlaps(&mut self) -> Result<(), AcpiError> {
+        let mut sorted = Vec::new();
+        for (segment, run) in
+            self.roots.iter().flat_map(|root| root.runs.iter().map(|run| (root.segment, *run)))
+        {
+            let all = Run { first: 0, last: u32::MAX, ..run };
+            push(&mut sorted, (segment, if run.is_single { all } else { run }))?;
+        }
+        sorted.sort_unstable_by_key(|(segment, run)| (*segment, run.first, run.offset));
+        let mut furthest: Option<(u32, Run)> = None;
+        for (segment, run) in sorted {
+            let before = furthest.filter(|(of, _)| *of == segment).map(|(_, run)| run);
+            if let Some(before) = before.filter(|before| before.last >= run.first) {
+                let overlap = Flaw::Overlap { first: before.offset, second: run.offset, id: run.first };
+                push(&mut self.flaws, overlap)?;
+            }
+            furthest = Some((segment, before.filter(|before| before.last >= run.last).unwrap_or(run)));
+        }
+        Ok(())
     }
 }
 
@@ -332,21 +356,4 @@ fn held<'a>(
     }
     let all = node.part(at, held * MAPPING).filter(|_| held > 0);
     Ok(all.into_iter().flat_map(|all| all.split(MAPPING, |_| Some(MAPPING))).flatten())
-}
-
-/// Tells of runs that hold the same number.
-fn overlaps(runs: &[Run], flaws: &mut Vec<Flaw>) -> Result<(), AcpiError> {
-    let mut sorted = Vec::new();
-    for run in runs {
-        push(&mut sorted, if run.is_single { Run { first: 0, last: u32::MAX, ..*run } } else { *run })?;
-    }
-    sorted.sort_unstable_by_key(|run| (run.first, run.offset));
-    let mut furthest: Option<Run> = None;
-    for run in sorted {
-        if let Some(before) = furthest.filter(|before| before.last >= run.first) {
-            push(flaws, Flaw::Overlap { first: before.offset, second: run.offset, id: run.first })?;
-        }
-        furthest = Some(furthest.filter(|before| before.last >= run.last).unwrap_or(run));
-    }
-    Ok(())
 }

@@ -205,6 +205,10 @@ fn the_devices_of_a_unit_that_is_refused_are_behind_no_other() {
         assert_eq!((unit_of(&dmar, GPU), unit_of(&dmar, 0)), (None, Some(OTHERS)));
         assert_eq!(flaws, [Flaw::Registers { offset: AT, registers: nowhere }]);
     }
+    // Not even where that names them, too.
+    let gpu = [scope(1, 0, 0, &[2, 0])];
+    let (dmar, _) = told(&[unit(false, 0, 0, &gpu), unit(true, 0, OTHERS, &gpu)]);
+    assert_eq!(unit_of(&dmar, GPU), None);
 }
 
 #[test]
@@ -322,7 +326,7 @@ fn names_are_text_or_none() {
     let serial = |number: u8| scope(5, number, 0, &[0x15, number]);
     let (dmar, flaws) = told(&[
         unit(true, 0, OTHERS, &[serial(1), serial(2), serial(2), serial(4)]),
-        name(1, b"no end"),
+        name(1, b"noend"),
         name(2, b"\\_SB.\x1b[31m\0"),
         name(3, b"\0"),
         name(4, b"\\_SB.UAR0\0\xff\xff"),
@@ -330,7 +334,7 @@ fn names_are_text_or_none() {
     assert_eq!(dmar.names, [(4, String::from("\\_SB.UAR0"))]);
     assert_eq!(unit_of(&dmar, 0x15 << 3 | 1), Some(OTHERS), "the device is there");
     let at = AT + 16 + 4 * 8;
-    let names = [at, at + 14, at + 14 + 19].map(|offset| Flaw::Name { offset });
+    let names = [at, at + 13, at + 13 + 19].map(|offset| Flaw::Name { offset });
     assert_eq!(flaws[..3], names);
     assert_eq!(flaws[3..], [1, 2].map(|number| Flaw::Nameless { number }));
 }

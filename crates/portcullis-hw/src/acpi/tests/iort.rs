@@ -174,6 +174,19 @@ fn of_runs_that_overlap_otherwise_the_first_in_the_table_wins() {
 }
 
 #[test]
+fn runs_of_two_root_complexes_of_one_segment_are_as_of_one() {
+    let lower = [[0, 0x100, 0, AT, 0]];
+    let upper = [[0x100, 0xff, 0x1_0000, AT, 0]];
+    for roots in [[&lower, &upper], [&upper, &lower]] {
+        let [one, other] = roots.map(|runs| root(0, runs));
+        let (iort, flaws) = told(&[smmu(FIRST), one, other, root(1, &lower)]);
+        let led = [0xff, 0x100].map(|device| iort.stream(0, device).map(|led| led.1));
+        assert_eq!(led, [Some(0xff), Some(0x1_0000)]);
+        assert!(matches!(flaws[..], [Flaw::Overlap { id: 0x100, .. }]), "{flaws:?}");
+    }
+}
+
+#[test]
 fn a_single_mapping_is_of_every_device() {
     let single = [0x42, 0, 0x77, 1, 1];
     let all = [0, 0x42, 0xffff];
@@ -214,14 +227,16 @@ fn units_that_are_nowhere_or_twice() {
     }
     let mut other = smmu(FIRST);
     other[24] = 0;
-    let (iort, flaws) = told(&[smmu(FIRST), other, root(0, &[[0, 0xff, 0, AT + SMMU.1, 0]])]);
-    assert_eq!(
-        iort.units,
-        [IortUnit { registers: FIRST, coherent: false }],
-        "what one of them does not say is not so"
-    );
-    assert_eq!(iort.stream(0, 5), Some((iort.units[0], 5)));
-    assert_eq!(flaws, [Flaw::Twice { offset: (AT + SMMU.1) as usize, first: AT as usize }]);
+    for (one, other) in [(smmu(FIRST), other.clone()), (other, smmu(FIRST))] {
+        let (iort, flaws) = told(&[one, other, root(0, &[[0, 0xff, 0, AT + SMMU.1, 0]])]);
+        assert_eq!(
+            iort.units,
+            [IortUnit { registers: FIRST, coherent: false }],
+            "what one of them does not say is not so"
+        );
+        assert_eq!(iort.stream(0, 5), Some((iort.units[0], 5)));
+        assert_eq!(flaws, [Flaw::Twice { offset: (AT + SMMU.1) as usize, first: AT as usize }]);
+    }
 }
 
 #[test]
@@ -324,7 +339,7 @@ fn components_have_names_of_text() {
     let (iort, flaws) = told(&[
         smmu(FIRST),
         its(),
-        component(b"no end", 0, &[]),
+        component(b"noend", 0, &[]),
         component(b"\x1b[31m\0", 0, &run),
         component(b"\0", 0, &run),
         component(b"\\_SB.GPU0\0\0\0", 65, &its_mapping),
@@ -335,7 +350,7 @@ fn components_have_names_of_text() {
         ("\\_SB.GPU0", None, 0)
     );
     let at = (AT + SMMU.1 + ITS.1) as usize;
-    let names = [at, at + 35, at + 35 + 55].map(|offset| Flaw::Name { offset });
+    let names = [at, at + 34, at + 34 + 55].map(|offset| Flaw::Name { offset });
     assert_eq!(flaws, names);
 }
 

@@ -168,6 +168,10 @@ fn what_the_unit_cannot_tell_apart_has_all_regions() {
     assert_eq!([0xff08, 0xff10, 0xa5].map(|device| ivrs.alias(0, device)), [0xa5; 3]);
     assert_eq!([0xff08, 0xff10, 0xa5, 8].map(|device| ivrs.reserved_for(0, device).count()), [2, 2, 2, 0]);
     assert_eq!((ivrs.alias(1, 0xff08), flaws), (0xff08, vec![]));
+    // What comes later wins.
+    let one: &[u8] = &[0x42, 8, 0xff, 0, 0, 0xa0, 0, 0];
+    let (ivrs, _) = told(&[unit(0x11, 2, REGISTERS, &[USUAL[0], USUAL[1], USUAL[2], one])]);
+    assert_eq!([0xff07, 0xff08].map(|device| ivrs.alias(0, device)), [0xa5, 0xa0]);
 }
 
 #[test]
