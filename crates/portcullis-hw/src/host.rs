@@ -38,8 +38,7 @@ pub unsafe trait Registers: Send + Sync + 'static {
 /// What a driver stands on.
 ///
 /// A call of the driver takes places in the unit's ring and fills them, and holds spin locks for some accesses of registers. A CPU
-/// that is kept from going on there keeps the others waiting, up to their patience. So a kernel calls the driver with preemption off
-/// (and with interrupts off, if interrupt handlers map), or sees to it that a preempted caller goes on soon.
+/// that is kept from going on there keeps the others waiting, up to their patience: see [`undisturbed`](Self::undisturbed).
 pub trait Host: Send + Sync + 'static {
     /// The unit's registers.
     type Registers: Registers;
@@ -58,6 +57,14 @@ pub trait Host: Send + Sync + 'static {
     /// Called between two looks at hardware that has not answered yet.
     fn relax(&self) {
         core::hint::spin_loop();
+    }
+
+    /// Calls `f`, which takes places in the unit's ring and waits for the unit, or holds a lock, so that nothing that uses the unit
+    /// interrupts it: with preemption off; and with interrupts off where their handlers map or unmap, as a handler would wait for
+    /// what its own CPU has not done. Calls may be nested. By default nothing is turned off: right for a program whose preempted
+    /// threads go on soon.
+    fn undisturbed<R>(&self, f: impl FnOnce() -> R) -> R {
+        f()
     }
 
     /// The longest that the driver waits for one answer, in nanoseconds. 100 ms by default: Linux allows VT-d a second,
@@ -181,6 +188,31 @@ pub enum UnitError {
     /// reach what it reached until now.
     #[error("the IOMMU did not confirm that it has forgotten a context: {0}")]
     Unconfirmed(portcullis::invalidation::InvalidationError),
+}
+
+impl UnitError {
+    /// Whether a call that returns this, to attach a device, has changed nothing. After others the device may count as attached,
+    /// and is detached before anything else is done with it.
+    pub const fn changes_nothing(&self) -> bool {
+        match self {
+            Self::Lacks { .. }
+            | Self::OutOfMemory
+            | Self::NoSuchDevice { .. }
+            | Self::NoSuchDomain { .. }
+            | Self::NoSuchTables { .. }
+            | Self::BadRoot { .. }
+            | Self::Attached { .. }
+            | Self::NotAttached { .. }
+            | Self::DomainInUse { .. }
+            | Self::Reserved { .. }
+            | Self::Refused { .. } => true,
+            Self::NotThere { .. }
+            | Self::TimedOut { .. }
+            | Self::Incomplete { .. }
+            | Self::Shared
+            | Self::Unconfirmed(_) => false,
+        }
+    }
 }
 
 /// Looks until `done` is true, for as long as `host` has patience.

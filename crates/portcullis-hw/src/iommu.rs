@@ -1,12 +1,16 @@
 //! What kernels ask of every unit that walks page tables in memory.
 
-use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
-use portcullis::invalidation::InvalidationQueue;
-use portcullis::pgtable::{Format, PageTable};
-use portcullis::platform::Frames;
+use alloc::sync::Arc;
 
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+use portcullis::invalidation::{InvalidationQueue, SharedQueue};
+use portcullis::pgtable::{Format, PageTable};
+use portcullis::platform::{Frames, Platform};
+
+use crate::domain::{self, DomainError, UnitDomainBuilder, UnitTables};
 use crate::fault::Fault;
 use crate::host::UnitError;
+use crate::numbers::Numbers;
 
 /// What a device is led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +37,50 @@ impl<X: Format + Copy> Attachment<X> {
 
 /// A unit that walks page tables of layout `X`, and is the queue of its domains' invalidations.
 ///
-/// The order of its life: made by its module's `start`, [`attach`](Self::attach) for what must not be interrupted,
-/// [`enable`](Self::enable), attach and detach as devices come and go, [`shut_down`](Self::shut_down). Its structures stay
-/// allocated when it is dropped instead, as the hardware goes on reading them.
-pub trait Iommu<X: Format>: InvalidationQueue {
+/// The order of its life: made by its module's `start`, domains for what must not be interrupted
+/// ([`domain`](Self::domain)) and their devices, [`enable`](Self::enable), attach and detach as devices come and go,
+/// [`shut_down`](Self::shut_down). Its structures stay allocated when it is dropped instead, as the hardware goes on reading them.
+///
+/// An `Arc` of a unit is the unit, and so is a [`SharedQueue`] around one, by which CPUs share their waits.
+///
+/// # Safety
+/// Devices are attached by safe calls of a [`UnitDomain`](crate::UnitDomain), which relies on the unit:
+///
+/// 1. From [`attach`](Self::attach) until [`detach`](Self::detach) has returned `Ok`, a device reaches what its table maps, and what
+///    the unit has cached under the domain's number and was not asked to forget. It reaches nothing else.
+/// 2. When `detach` has returned `Ok`, or [`UnitError::NotAttached`], the device reaches nothing, none of its accesses is under way,
+///    and the unit reads no table on its behalf. What was cached under the domain's number is forgotten.
+/// 3. After an error of `attach` that [changes nothing](UnitError::changes_nothing) the device is led where it was.
+/// 4. The unit walks tables of [`layout`](Self::layout), which is always the same, in memory of [`frames`](Self::frames).
+/// 5. [`numbers`](Self::numbers) are always the same, those of all that stand for this unit, and of no other.
+pub unsafe trait Iommu<X: Format>: InvalidationQueue {
+    /// The memory that the unit's structures are made of, and its domains' tables.
+    type Frames: Frames;
+
+    /// That memory.
+    fn frames(&self) -> &Self::Frames;
+
+    /// The numbers of its domains that are in use.
+    fn numbers(&self) -> &Numbers;
+
+    /// Begins the domain `number`, which no other has: its table, which is of the unit's layout and memory. It hands out no address
+    /// that the unit does not translate: above [`last_iova`](Self::last_iova), or [reserved](Self::reserved). Allocates the table's
+    /// root; waits for nothing.
+    ///
+    /// # Errors
+    /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`], [`UnitError::Lacks`] (see [`layout`](Self::layout)); those of
+    /// [`PageTable::new`].
+    fn domain<P: Platform>(
+        self: &Arc<Self>,
+        number: DomainId,
+    ) -> Result<UnitDomainBuilder<UnitTables<X, Self>, P>, DomainError>
+    where
+        Self: Sized,
+        Self::Frames: Clone,
+    {
+        domain::tables(self, number)
+    }
+
     /// The layout for the page tables of domains: the widest that is common, with large pages, as far as the unit has them.
     ///
     /// # Errors
@@ -73,12 +117,15 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     /// [`UnitError::BadRoot`], [`UnitError::Lacks`] for a unit without pass-through, [`UnitError::OutOfMemory`]: nothing has changed.
     /// [`UnitError::Unconfirmed`], [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
     ///
+    /// [`UnitDomain::attach`](crate::UnitDomain::attach) is this for the unit's own domains, and safe. This is for tables that others
+    /// have made, and for devices that pass through.
+    ///
     /// # Safety
-    /// - A table that is named has that layout, all its changes are told to this unit as that domain's, and it exists until
-    ///   [`detach`](Self::detach) of the device has returned `Ok`.
-    /// - All tables that are attached to this unit under one number at a time are the same table: the unit takes what it has
-    ///   cached under a number for its domain's.
-    /// - A device without translation reaches all memory: the caller answers for it.
+    /// 1. A table that is named has that layout, all its changes are told to this unit as that domain's, and it exists until
+    ///    [`detach`](Self::detach) of the device has returned `Ok`.
+    /// 2. All tables that are attached to this unit under one number at a time are the same table, and a number that
+    ///    [`domain`](Self::domain) has given is that domain's: the unit takes what it has cached under a number for its domain's.
+    /// 3. A device without translation reaches all memory: the caller answers for it.
     unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> Result<(), UnitError>;
 
     /// Leads `device` to nothing. When this returns `Ok`, its accesses are refused, and none of those before is under way (where
@@ -101,6 +148,76 @@ pub trait Iommu<X: Format>: InvalidationQueue {
     where
         Self: Sized;
 }
+
+/// What stands for the unit that `$inner` says it has.
+macro_rules! stands_for {
+    ($type:ty, |$this:ident| $inner:expr, |$whole:ident| $shut_down:expr) => {
+        // SAFETY: all is the unit's own answer, and its queue passes everything on.
+        unsafe impl<X: Format, U: Iommu<X>> Iommu<X> for $type {
+            type Frames = U::Frames;
+
+            fn frames(&self) -> &Self::Frames {
+                let $this = self;
+                U::frames($inner)
+            }
+
+            fn numbers(&self) -> &Numbers {
+                let $this = self;
+                U::numbers($inner)
+            }
+
+            fn layout(&self) -> Result<X, UnitError> {
+                let $this = self;
+                U::layout($inner)
+            }
+
+            fn domains(&self) -> (DomainId, DomainId) {
+                let $this = self;
+                U::domains($inner)
+            }
+
+            fn last_iova(&self) -> Iova {
+                let $this = self;
+                U::last_iova($inner)
+            }
+
+            fn reserved(&self) -> &'static [IovaRange] {
+                let $this = self;
+                U::reserved($inner)
+            }
+
+            fn enable(&self) -> Result<(), UnitError> {
+                let $this = self;
+                U::enable($inner)
+            }
+
+            unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> Result<(), UnitError> {
+                let $this = self;
+                // SAFETY: the caller's promise.
+                unsafe { U::attach($inner, device, to) }
+            }
+
+            fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
+                let $this = self;
+                U::detach($inner, device)
+            }
+
+            fn next_fault(&self) -> Option<Fault> {
+                let $this = self;
+                U::next_fault($inner)
+            }
+
+            fn shut_down(self) -> Result<(), UnitError> {
+                let $whole = self;
+                $shut_down
+            }
+        }
+    };
+}
+
+stands_for!(SharedQueue<U>, |shared| shared.queue(), |shared| shared.into_inner().shut_down());
+// Where this is the last that has it: `UnitError::Shared` else.
+stands_for!(Arc<U>, |unit| unit, |unit| Arc::into_inner(unit).ok_or(UnitError::Shared)?.shut_down());
 
 /// The addresses from `first` to `last`, for constants.
 pub(crate) const fn addresses(first: u64, last: u64) -> IovaRange {

@@ -1,6 +1,6 @@
 //! Drivers of IOMMUs, for kernels and for every other program that reaches a unit's registers.
 //!
-//! A driver brings its unit up, leads devices to the page tables of their domains, carries out the invalidations that
+//! A driver brings its unit up, makes domains ([`Iommu::domain`]), leads devices to the page tables of these, carries out the invalidations that
 //! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all
 //! by one trait, [`Iommu`]. It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
 //!
@@ -24,6 +24,7 @@ extern crate alloc;
 mod answers;
 mod blocks;
 mod command_ring;
+mod domain;
 mod failures;
 #[cfg(all(test, not(loom)))]
 mod fake;
@@ -32,6 +33,7 @@ mod frames;
 mod heap;
 mod host;
 mod iommu;
+mod numbers;
 mod queue;
 mod switch;
 mod sync;
@@ -45,9 +47,11 @@ pub mod software;
 pub mod virtio;
 pub mod vtd;
 
+pub use domain::{DomainError, UnitDomain, UnitDomainBuilder, UnitMapper, UnitQueue, UnitTables};
 pub use fault::{Access, Fault, Reason};
 pub use host::{Host, Registers, UnitError};
 pub use iommu::{Attachment, Iommu};
+pub use numbers::Numbers;
 
 /// What `docs/porting.md` shows is compiled.
 #[cfg(doctest)]

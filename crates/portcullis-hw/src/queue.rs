@@ -178,10 +178,12 @@ impl Queue {
     ) -> Result<(), InvalidationError> {
         // One place is the wait's. No truncation: the ring is at most a frame.
         let most = (self.ring.room() - 1) as usize;
-        if commands.len() <= most {
-            return self.submit_piece(host, port, commands);
-        }
-        commands.chunks(most).try_for_each(|piece| self.submit_piece(host, port, piece))
+        host.undisturbed(|| {
+            if commands.len() <= most {
+                return self.submit_piece(host, port, commands);
+            }
+            commands.chunks(most).try_for_each(|piece| self.submit_piece(host, port, piece))
+        })
     }
 
     fn submit_piece<H: Host>(

@@ -5,6 +5,8 @@
 mod blocks;
 #[path = "software/caches.rs"]
 mod caches;
+#[path = "software/domains.rs"]
+mod domains;
 #[path = "software/faults.rs"]
 mod faults;
 #[path = "software/told.rs"]

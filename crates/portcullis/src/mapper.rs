@@ -202,6 +202,11 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry, caches_absent }
     }
 
+    /// Returns the queue that tells the hardware what to forget.
+    pub fn queue(&self) -> &Q {
+        &self.queue
+    }
+
     /// Returns the page table.
     pub fn table(&self) -> &PageTable<F, X> {
         &self.table

@@ -2,12 +2,10 @@
 
 extern crate alloc;
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Weak;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use portcullis::addr::DomainId;
-use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_hw::{Host, Registers};
 use spin::{Mutex, Once};
@@ -78,30 +76,6 @@ pub fn run_timers() {
     }
 }
 
-/// The queue of a unit, whose driver is called with interrupts off: a handler that came while its
-/// task fills a place of the unit's ring would wait for that place.
-#[derive(Debug)]
-pub struct Uninterrupted<U>(pub Arc<U>);
-
-// SAFETY: everything is passed on to the unit.
-unsafe impl<U: InvalidationQueue> InvalidationQueue for Uninterrupted<U> {
-    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
-        interrupts::off(|| self.0.invalidate(domain, invalidation))
-    }
-
-    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        interrupts::off(|| self.0.submit(requests))
-    }
-
-    fn costs(&self) -> Costs {
-        self.0.costs()
-    }
-
-    fn caches_absent(&self) -> bool {
-        self.0.caches_absent()
-    }
-}
-
 /// Registers at an address, one to one and uncached.
 #[derive(Debug, Clone, Copy)]
 pub struct Mmio(u64);
@@ -156,6 +130,11 @@ impl Host for UnitHost {
 
     fn now_ns(&self) -> u64 {
         boot::now_ns()
+    }
+
+    /// A handler that came while its task fills a place of the unit's ring would wait for that place.
+    fn undisturbed<R>(&self, f: impl FnOnce() -> R) -> R {
+        interrupts::off(f)
     }
 
     fn patience_ns(&self) -> u64 {

@@ -31,18 +31,16 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use portcullis::addr::{DeviceId, Direction, DomainId};
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{Device, DmaDomain, DmaMask, Machine, Queue, QueueConfig};
-use portcullis::domain::Domain;
-use portcullis::invalidation::InvalidationQueue;
-use portcullis::pgtable::{Format, PageTable};
+use portcullis::dma::{Device, DmaMask, Machine, Queue, QueueConfig};
+use portcullis::pgtable::Format;
 use portcullis_hw::acpi::{Dmar, Ivrs, Reserved};
-use portcullis_hw::{Attachment, Iommu, amdvi, vtd};
+use portcullis_hw::{Iommu, UnitDomain, UnitTables, amdvi, vtd};
 use spin::Mutex;
 
 use boot::now_ns;
 use console::println;
 use firmware::Pci;
-use host::{Kernel, Mmio, Uninterrupted, UnitHost};
+use host::{Kernel, Mmio, UnitHost};
 use memory::{Buffer, Memory};
 use nvme::{Nvme, Transfer};
 
@@ -129,56 +127,50 @@ fn only<T>(units: [Option<&T>; 2]) -> Result<&T> {
 }
 
 /// Everything that is the same for each IOMMU. `reserved` has what firmware reserves for a device.
-fn drive<X: Format + Copy, U: Iommu<X>>(unit: U, reserved: impl Fn(u16) -> Vec<Reserved>) -> Result<()> {
+fn drive<X: Format, U: Iommu<X, Frames = Memory>>(
+    unit: U,
+    reserved: impl Fn(u16) -> Vec<Reserved>,
+) -> Result<()> {
     let unit = Arc::new(unit);
     let [disk, card] = devices()?;
     // Before the unit is on, so that what firmware reserves is always reached.
     let regions = [disk, card].map(|pci| reserved(pci.0.into()));
-    let disk_domain = domain(&unit, DomainId(1), disk, &regions[0])?;
-    let card_domain = domain(&unit, DomainId(2), card, &regions[1])?;
+    let (disk_domain, disk_device) = domain(&unit, DomainId(1), disk, &regions[0])?;
+    let (card_domain, card_device) = domain(&unit, DomainId(2), card, &regions[1])?;
     unit.enable().map_err(said)?;
     println!("kernel: the IOMMU is on; {} reserved regions are mapped one to one", regions.concat().len());
 
-    let disk_device = attach(&disk_domain, disk)?.keeping_offsets(4095);
+    let disk_device = disk_device.keeping_offsets(4095);
     both_cpus_map(&disk_device)?;
     let config = QueueConfig::ring(252, 4096).batch(16);
     let mut nvme = use_disk(disk, &disk_device, config)?;
-    let router = net::ask_router(card, attach(&card_domain, card)?, QueueConfig::direct());
+    let router = net::ask_router(card, card_device, QueueConfig::direct());
     let router = router.ok_or("the network card brings no answer")?;
     println!("kernel: the router is {router:02x?}, says the network card");
     hostile(&mut nvme, &disk_device, config, || unit.next_fault())?;
     host::run_timers();
-    Ok(())
+    drop(nvme);
+    // Their tables go when the unit has confirmed that nothing is led to them.
+    disk_domain.detach(DeviceId(disk.0.into())).map_err(said)?;
+    card_domain.detach(DeviceId(card.0.into())).map_err(said)
 }
 
-type Own<X, U> = (portcullis::mapper::TableMapper<Memory, Uninterrupted<U>, X>, Kernel, Memory);
+type Own<X, U> = (UnitTables<X, U>, Kernel, Memory);
+type WithDevice<X> = (UnitDomain<X>, Device<X>);
 
-/// A domain of a device's own, which the unit leads it to, with what firmware reserves for the
-/// device.
-fn domain<X: Format + Copy, U: Iommu<X> + InvalidationQueue>(
+/// A domain of a device's own, with what firmware reserves for it; and the device, which is attached to it.
+fn domain<X: Format, U: Iommu<X, Frames = Memory>>(
     unit: &Arc<U>,
     number: DomainId,
     pci: Pci,
     regions: &[Reserved],
-) -> Result<DmaDomain<Own<X, U>>> {
-    let table = PageTable::new(Memory, unit.layout().map_err(said)?).map_err(said)?;
-    let queue = Uninterrupted(Arc::clone(unit));
-    let builder = Domain::builder(table, queue, number).last_iova(unit.last_iova());
-    let mut builder = builder.bounce(Memory, PoolConfig::default());
-    for range in unit.reserved().iter().chain(regions.iter().map(|region| &region.range)) {
-        builder = builder.reserve(*range);
-    }
-    let domain = builder.build(Kernel).map_err(said)?;
+) -> Result<WithDevice<Own<X, U>>> {
+    let builder = unit.domain(number).map_err(said)?.bounce(Memory, PoolConfig::default());
     // SAFETY: the device's memory, as firmware says; nothing else here uses it.
-    unsafe { Reserved::map(regions, domain.space().mapper(), &Kernel) }.map_err(said)?;
-    let to = Attachment::table(number, domain.space().mapper().table());
-    // SAFETY: the domain's own table; neither ends before the machine does.
-    unsafe { unit.attach(DeviceId(pci.0.into()), to) }.map_err(said)?;
-    Ok(domain)
-}
-
-fn attach<X: Machine>(domain: &DmaDomain<X>, pci: Pci) -> Result<Device<X>> {
-    domain.attach(DeviceId(pci.0.into()), DmaMask::BITS_64).map_err(said)
+    let builder = unsafe { builder.regions(regions.iter().copied()) };
+    let domain = builder.build(Kernel).map_err(said)?;
+    let device = domain.attach(DeviceId(pci.0.into()), DmaMask::BITS_64).map_err(said)?;
+    Ok((domain, device))
 }
 
 /// Maps a buffer and unmaps it, strictly.

@@ -32,7 +32,7 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum};
 use portcullis::addr::{DeviceId, DomainId, PhysSegment};
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{DmaBuffer, DmaMask, DomainBuilder, QueueConfig};
+use portcullis::dma::{DmaBuffer, DmaMask, QueueConfig};
 use portcullis::domain::Policy;
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
@@ -156,10 +156,9 @@ fn run<K: Kind>(way: Way) -> Result<()> {
     // The kernel's part: the unit, a domain, the device in it.
     let kind = K::start(&machine)?;
     kind.enable()?;
-    let (id, number) = (DeviceId(SLOT << 3), DomainId(1));
-    let builder = DomainBuilder::new(kind.mapper(machine.ram(), number)?).policy(way.policy());
+    let id = DeviceId(SLOT << 3);
+    let builder = kind.domain(DomainId(1))?.policy(way.policy());
     let domain = builder.bounce(machine.ram().clone(), PoolConfig::default()).build(StdPlatform::new())?;
-    kind.attach(id, number, domain.space().mapper())?;
     // The controller counts on offsets in pages.
     let device = domain.attach(id, DmaMask::BITS_64)?.keeping_offsets(4095);
 
@@ -243,7 +242,7 @@ fn run<K: Kind>(way: Way) -> Result<()> {
     }
     drop(back);
     nvme.shut_down()?;
-    kind.detach(id)?;
+    domain.detach(id)?;
     Ok(())
 }
 

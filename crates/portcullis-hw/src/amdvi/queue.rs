@@ -72,11 +72,13 @@ impl<H: Host> Port for Bell<'_, H> {
 /// Sets bits of the control register, or clears them.
 pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
     let registers = host.registers();
-    let _one_at_a_time = control.lock();
-    let value = registers.read64(reg::CONTROL);
-    if value != u64::MAX {
-        registers.write64(reg::CONTROL, if on { value | bits } else { value & !bits });
-    }
+    host.undisturbed(|| {
+        let _one_at_a_time = control.lock();
+        let value = registers.read64(reg::CONTROL);
+        if value != u64::MAX {
+            registers.write64(reg::CONTROL, if on { value | bits } else { value & !bits });
+        }
+    });
 }
 
 /// Adds what `request` asks for to `out`. Nothing, and `false`, where there is no room.

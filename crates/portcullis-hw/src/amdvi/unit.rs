@@ -16,6 +16,7 @@ use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
+use crate::numbers::Numbers;
 use crate::queue::{Command, Commands, Queue};
 use crate::switch::Switch;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -109,6 +110,7 @@ pub struct Unit<H: Host> {
     switch: Switch,
     /// See [`Bell`].
     should_run: AtomicBool,
+    numbers: Numbers,
 }
 
 impl<H: Host> Unit<H> {
@@ -155,6 +157,7 @@ impl<H: Host> Unit<H> {
             control: Mutex::new(()),
             switch: Switch::new(),
             should_run: AtomicBool::new(false),
+            numbers: Numbers::new(),
         };
         // After an error the unit may have been told of the rings' memory: it stays allocated.
         unit.take_rings()?;
@@ -251,7 +254,19 @@ fn device_words<F: Frames>(frames: &F, last: u16) -> Result<Words, UnitError> {
     Ok(words)
 }
 
-impl<H: Host> Iommu<AmdV1> for Unit<H> {
+// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
+// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
+    type Frames = H::Frames;
+
+    fn frames(&self) -> &H::Frames {
+        self.host.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
     /// Four levels, with every size of page: all units walk these.
     fn layout(&self) -> Result<AmdV1, UnitError> {
         Ok(AmdV1::four_level())
@@ -282,12 +297,12 @@ impl<H: Host> Iommu<AmdV1> for Unit<H> {
             registers.write64(reg::EXCLUSION_BASE, 0);
         }
         registers.write64(reg::DEVICE_TABLE_BASE, device_table(table, frames));
-        {
+        self.host.undisturbed(|| {
             let _one_at_a_time = self.control.lock();
             let kept = registers.read64(reg::CONTROL) & control::FIRMWARES;
             let rings = control::CMD_BUF_EN | control::EVENT_LOG_EN;
             registers.write64(reg::CONTROL, kept | rings | control::COHERENT | control::IOMMU_EN);
-        }
+        });
         let runs = wait_until(&self.host, "turn its command buffer on", || {
             let status = registers.read64(reg::STATUS);
             status != u64::MAX && status & status::CMD_BUF_RUN != 0

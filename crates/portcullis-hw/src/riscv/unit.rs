@@ -15,6 +15,7 @@ use super::queue::{Bell, all_of, describe};
 use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
+use crate::numbers::Numbers;
 use crate::queue::{Command, Queue};
 use crate::sync::Mutex;
 
@@ -36,6 +37,7 @@ pub struct Unit<H: Host> {
     faults: Mutex<FaultQueue>,
     /// Held while contexts change and the unit is waited for, and for `ddtp`.
     contexts: Mutex<Contexts>,
+    numbers: Numbers,
 }
 
 #[derive(Debug)]
@@ -124,6 +126,7 @@ impl<H: Host> Unit<H> {
             queue,
             faults: Mutex::new(faults),
             contexts: Mutex::new(Contexts { directory, levels: None }),
+            numbers: Numbers::new(),
         };
         // After an error the unit may have been told of the queues' memory: it stays allocated.
         unit.turn_on_queues()?;
@@ -249,7 +252,19 @@ fn turn<H: Host>(host: &H, register: usize, on: bool, what: &'static str) -> Res
     })
 }
 
-impl<H: Host> Iommu<Riscv> for Unit<H> {
+// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
+// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
+    type Frames = H::Frames;
+
+    fn frames(&self) -> &H::Frames {
+        self.host.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
     fn layout(&self) -> Result<Riscv, UnitError> {
         self.capabilities.layout(self.stage)
     }

@@ -13,6 +13,7 @@ use super::streams::{Held, Stream, Streams};
 use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
+use crate::numbers::Numbers;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
 /// What a unit can do, as four of its identification registers say.
@@ -124,6 +125,7 @@ pub struct Unit<H: Host, const GRANULE: u32> {
     stages: AtomicU64,
     /// Held for one change of CR0, or of GBPA, which the unit acknowledges.
     control: Mutex<()>,
+    numbers: Numbers,
 }
 
 impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
@@ -190,6 +192,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
             streams: Mutex::new(streams),
             stages: AtomicU64::new(0),
             control: Mutex::new(()),
+            numbers: Numbers::new(),
         };
         // After an error the unit may have been told of the queues' memory: it stays allocated.
         unit.turn_on_queues()?;
@@ -319,7 +322,19 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
     }
 }
 
-impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
+// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
+// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
+    type Frames = H::Frames;
+
+    fn frames(&self) -> &H::Frames {
+        self.host.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
     /// Of the first stage, where the unit has that. [`Capabilities::layout`] has both.
     fn layout(&self) -> Result<Arm<GRANULE>, UnitError> {
         self.capabilities.layout(self.capabilities.stage())

@@ -1,6 +1,7 @@
 //! The translations of a domain, by request.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions, PhysAddr};
@@ -14,6 +15,7 @@ use super::pci::NarrowRegisters;
 use super::requests::{BATCH, Failure};
 use super::space::{Entered, Piece, Runs, Space};
 use super::unit::Unit;
+use crate::domain::UnitMapper;
 use crate::host::{Host, UnitError};
 
 /// What requests cost, whose source is `portcullis-trace`'s profile `virtio-iommu`: 4.9 us for an
@@ -76,7 +78,7 @@ where
     /// changed. [`UnitError::TimedOut`], [`UnitError::Incomplete`]: the device counts as attached,
     /// and may be refused.
     pub fn attach(&self, device: DeviceId) -> Result<(), UnitError> {
-        self.unit.attach(device, &self.space, &self.geometry)
+        self.unit.attach(device, &self.space, (&self.geometry, &[]))
     }
 
     /// Enters pieces, and has the device map them. `entered` then says up to which address the
@@ -227,6 +229,25 @@ where
             }
             host.relax();
         }
+    }
+}
+
+// SAFETY: `Unit::attach` and `Unit::detach` lead an endpoint to this mapper's domain and away. The unit reads nothing of the mapper's:
+// it has been sent all that it maps, and keeps the account of that itself.
+unsafe impl<H: Host> UnitMapper for RequestMapper<H>
+where
+    H::Registers: NarrowRegisters,
+{
+    unsafe fn attach_device(&self, device: DeviceId, kept: &[IovaRange]) -> Result<(), UnitError> {
+        self.unit.attach(device, &self.space, (&self.geometry, kept))
+    }
+
+    fn detach_device(&self, device: DeviceId) -> Result<(), UnitError> {
+        self.unit.detach(device)
+    }
+
+    fn kept_by(&self, device: DeviceId) -> Result<Vec<IovaRange>, UnitError> {
+        Ok(self.unit.regions(device)?.iter().map(|region| region.range).collect())
     }
 }
 

@@ -121,13 +121,15 @@ pub(super) fn parse(bytes: &[u8]) -> Vec<Region> {
     regions
 }
 
-/// Whether a domain of this geometry never maps an address of `region`.
-pub(super) fn is_kept_free(region: IovaRange, geometry: &Geometry) -> bool {
+/// Whether a domain of this geometry, which hands out nothing of `kept` either, never maps an address of `region`.
+pub(super) fn is_kept_free(region: IovaRange, geometry: &Geometry, kept: &[IovaRange]) -> bool {
     let aperture = geometry.aperture;
     let last = region.last().min(aperture.last());
     let mut next = Some(region.start().max(aperture.start()));
     while let Some(at) = next.filter(|at| *at <= last) {
-        let Some(kept) = geometry.reserved.iter().find(|kept| kept.contains(at)) else { return false };
+        let Some(kept) = geometry.reserved.iter().chain(kept).find(|kept| kept.contains(at)) else {
+            return false;
+        };
         next = kept.last().checked_add(1);
     }
     true

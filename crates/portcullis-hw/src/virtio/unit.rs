@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use portcullis::addr::{DeviceId, DomainId, IovaRange, PageSizes};
 use portcullis::mapper::Geometry;
+use portcullis::platform::Platform;
 
 use super::events::Events;
 use super::layout::{EVENTS, REQUESTS, answer, common, config, feature, request, ring, status};
@@ -15,6 +16,7 @@ use super::requests::{BATCH, Failure, Requests};
 use super::ring::{Ring, write_halves};
 use super::settings::{Region, Settings, is_kept_free, parse};
 use super::space::Space;
+use crate::domain::{DomainError, UnitDomainBuilder};
 use crate::fault::Fault;
 use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
@@ -246,6 +248,18 @@ where
         (DomainId(self.numbers.0), DomainId(self.numbers.1 - 2))
     }
 
+    /// Begins the domain `number`, which no other has. It hands out the addresses that the unit translates. Name the devices that
+    /// are to be attached ([`for_device`](UnitDomainBuilder::for_device)), as each may keep addresses for itself.
+    ///
+    /// # Errors
+    /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`].
+    pub fn domain<P: Platform>(
+        self: &Arc<Self>,
+        number: DomainId,
+    ) -> Result<UnitDomainBuilder<RequestMapper<H>, P>, DomainError> {
+        Ok(UnitDomainBuilder::new(self.mapper(number, Vec::new())?))
+    }
+
     /// The mapper of the domain `number`, to which no endpoint is attached yet, and which has no
     /// other mapper. It maps nothing in `reserved`: give it at least the [regions](Self::regions)
     /// of the devices that are to be attached.
@@ -300,7 +314,7 @@ where
         &self,
         device: DeviceId,
         space: &Arc<Space>,
-        geometry: &Geometry,
+        (geometry, kept): (&Geometry, &[IovaRange]),
     ) -> Result<(), UnitError> {
         let mut endpoints = self.endpoints.lock();
         if endpoints.contains_key(&device.0) {
@@ -308,7 +322,7 @@ where
         }
         self.end_detaching(&mut endpoints, space)?;
         let regions = self.probe(device)?;
-        if let Some(region) = regions.iter().find(|region| !is_kept_free(region.range, geometry)) {
+        if let Some(region) = regions.iter().find(|region| !is_kept_free(region.range, geometry, kept)) {
             return Err(UnitError::Reserved { device: device.0, range: region.range });
         }
         space.attaching();

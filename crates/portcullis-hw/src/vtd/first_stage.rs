@@ -12,6 +12,7 @@ use super::unit::Unit;
 use crate::fault::Fault;
 use crate::host::{Host, UnitError};
 use crate::iommu::{Attachment, Iommu};
+use crate::numbers::Numbers;
 
 /// The same unit for domains with tables of the first stage: devices are attached to these by it,
 /// and it is the [`InvalidationQueue`] of these. Domains of both stages may be there at once, each
@@ -34,7 +35,18 @@ impl<H: Host> FirstStage<H> {
     }
 }
 
-impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
+// SAFETY: as the unit's, whose numbers it has, and whose structures lead to tables of either stage.
+unsafe impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
+    type Frames = H::Frames;
+
+    fn frames(&self) -> &H::Frames {
+        self.0.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        self.0.numbers()
+    }
+
     fn layout(&self) -> Result<X86FirstStage, UnitError> {
         self.0.capabilities().first_stage(self.0.mode())
     }
@@ -81,7 +93,7 @@ impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
 
     /// Shuts the unit down, where this is the last that has it: [`UnitError::Shared`] else.
     fn shut_down(self) -> Result<(), UnitError> {
-        Arc::into_inner(self.0).ok_or(UnitError::Shared)?.shut_down()
+        self.0.shut_down()
     }
 }
 

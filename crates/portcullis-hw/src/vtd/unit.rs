@@ -16,6 +16,7 @@ use super::tables::{Lead, Tables, everything};
 use crate::fault::Fault;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
+use crate::numbers::Numbers;
 use crate::queue::{Command, Queue};
 use crate::switch::Switch;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -41,6 +42,7 @@ pub struct Unit<H: Host> {
     commands: Mutex<()>,
     /// Where the next fault record is looked for.
     next_record: Mutex<usize>,
+    numbers: Numbers,
 }
 
 impl<H: Host> Unit<H> {
@@ -126,6 +128,7 @@ impl<H: Host> Unit<H> {
             took_root: AtomicBool::new(false),
             commands: Mutex::new(()),
             next_record: Mutex::new(0),
+            numbers: Numbers::new(),
         };
         // After an error the unit may have been told of the queue's memory: it stays allocated.
         unit.turn_on_queue()?;
@@ -179,17 +182,32 @@ impl<H: Host> Unit<H> {
 
     /// Gives a global command, and waits until its status says that it is carried out.
     fn command(&self, bit: u32, on: bool, what: &'static str) -> Result<(), UnitError> {
+        self.commanded(
+            |states| if on { states | bit } else { states & !bit },
+            what,
+            |status| (status & bit != 0) == on,
+        )
+    }
+
+    /// Writes the global command register, and waits until its status says that what was asked for is done.
+    fn commanded(
+        &self,
+        change: impl FnOnce(u32) -> u32,
+        what: &'static str,
+        is_done: impl Fn(u32) -> bool,
+    ) -> Result<(), UnitError> {
         let registers = self.host.registers();
-        let _one_at_a_time = self.commands.lock();
-        let status = registers.read32(reg::GSTS);
-        if status == u32::MAX {
-            return Err(UnitError::NotThere { register: "GSTS", value: u64::from(status) });
-        }
-        let states = status & global::STATES;
-        registers.write32(reg::GCMD, if on { states | bit } else { states & !bit });
-        wait_until(&self.host, what, || {
+        self.host.undisturbed(|| {
+            let _one_at_a_time = self.commands.lock();
             let status = registers.read32(reg::GSTS);
-            status != u32::MAX && (status & bit != 0) == on
+            if status == u32::MAX {
+                return Err(UnitError::NotThere { register: "GSTS", value: u64::from(status) });
+            }
+            registers.write32(reg::GCMD, change(status & global::STATES));
+            wait_until(&self.host, what, || {
+                let status = registers.read32(reg::GSTS);
+                status != u32::MAX && is_done(status)
+            })
         })
     }
 
@@ -232,14 +250,8 @@ impl<H: Host> Unit<H> {
         if self.capabilities.cap() & cap::RWBF == 0 {
             return Ok(());
         }
-        let registers = self.host.registers();
-        let _one_at_a_time = self.commands.lock();
-        let status = registers.read32(reg::GSTS);
-        if status == u32::MAX {
-            return Err(UnitError::NotThere { register: "GSTS", value: u64::from(status) });
-        }
-        registers.write32(reg::GCMD, status & global::STATES | global::WBF);
-        wait_until(&self.host, "flush its write buffer", || registers.read32(reg::GSTS) & global::WBF == 0)
+        let flush = |states| states | global::WBF;
+        self.commanded(flush, "flush its write buffer", |status| status & global::WBF == 0)
     }
 }
 
@@ -294,7 +306,19 @@ impl<H: Host> Unit<H> {
     }
 }
 
-impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
+// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
+// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
+    type Frames = H::Frames;
+
+    fn frames(&self) -> &H::Frames {
+        self.host.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
     fn layout(&self) -> Result<VtdSecondStage, UnitError> {
         self.capabilities.second_stage(self.mode)
     }

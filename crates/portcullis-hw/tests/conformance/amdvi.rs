@@ -4,12 +4,13 @@
 use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{InvalidationQueue, Request};
 use portcullis::pgtable::AmdV1;
+use portcullis::std_platform::StdPlatform;
 use portcullis_hw::acpi::{Ivrs, Reserved};
 use portcullis_hw::amdvi::{Config, Unit};
-use portcullis_hw::{Fault, Iommu, Registers};
+use portcullis_hw::{Fault, Iommu, Registers, UnitDomainBuilder, UnitTables};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables, table};
-use super::machine::{Machine, QemuHost, Ram, Result};
+use super::kind::{Careless, Kind, Tables, kind_with_tables, table};
+use super::machine::{Machine, QemuHost, Result};
 
 /// Where QEMU has the unit's registers.
 pub const REGISTERS: u64 = 0xfed8_0000;

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use portcullis::addr::{
     DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment,
 };
-use portcullis::dma::{DmaDomain, DmaMask, DomainBuilder, Ended, Queue, QueueConfig, RawMapping};
+use portcullis::dma::{CoherentMemory, DmaMask, Ended, Queue, QueueConfig, RawMapping};
 use portcullis::domain::Policy;
 use portcullis::invalidation::{Gather, Invalidation, Request};
 use portcullis::mapper::Mapper;
 use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
-use portcullis_hw::acpi::Reserved;
-use portcullis_hw::{Access, Fault, Reason};
+use portcullis_hw::{Access, Fault, Reason, UnitDomain};
 
 use super::kind::Kind;
 use super::machine::{EDU, Edu, Machine, Ram, Result};
@@ -28,10 +27,9 @@ struct Rig<K> {
     machine: Machine,
 }
 
-/// A domain and its number.
+/// A domain.
 struct Space<K: Kind> {
-    number: DomainId,
-    domain: DmaDomain<Kernel<K>>,
+    domain: UnitDomain<Kernel<K>>,
 }
 
 /// A device in a domain: one queue, each mapping by itself.
@@ -73,16 +71,13 @@ impl<K: Kind> Rig<K> {
 
     /// A domain that no device is attached to.
     fn space(&self, number: u16, policy: Policy) -> Result<Space<K>> {
-        let number = DomainId(number);
-        let mapper = self.kind.mapper(self.ram(), number)?;
-        let domain = DomainBuilder::new(mapper).policy(policy).build(StdPlatform::new())?;
-        Ok(Space { number, domain })
+        let domain = self.kind.domain(DomainId(number))?.policy(policy).build(StdPlatform::new())?;
+        Ok(Space { domain })
     }
 
     /// Leads a device to a domain.
     fn attach(&self, device: usize, space: &Space<K>, mask: DmaMask) -> Result<Card<K>> {
-        self.lead(device, space)?;
-        space.card(device, mask)
+        Ok(Card { queue: space.domain.attach(id(device), mask)?.queue(QueueConfig::direct())? })
     }
 
     /// Leads a device to a domain of its own, with a [window](Card::window) there.
@@ -94,7 +89,8 @@ impl<K: Kind> Rig<K> {
     }
 
     fn lead(&self, device: usize, space: &Space<K>) -> Result<()> {
-        self.kind.attach(id(device), space.number, space.domain.space().mapper())
+        space.domain.attach(id(device), DmaMask::BITS_64)?;
+        Ok(())
     }
 
     /// Memory whose first granule, at least, has nothing else in it.
@@ -160,7 +156,7 @@ impl<K: Kind> Rig<K> {
 impl<K: Kind> Space<K> {
     /// What maps for a device in this domain, which the device need not be led to.
     fn card(&self, device: usize, mask: DmaMask) -> Result<Card<K>> {
-        Ok(Card { queue: self.domain.attach(id(device), mask)?.queue(QueueConfig::direct())? })
+        Ok(Card { queue: self.domain.dma().attach(id(device), mask)?.queue(QueueConfig::direct())? })
     }
 }
 
@@ -303,7 +299,7 @@ pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
         assert_eq!(card.unmap(mapping)?, Ended::Done(()));
         rig.store(0, *b"too late", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"too late", "inside the window");
-        space.domain.space().flush()?;
+        space.domain.dma().space().flush()?;
         rig.store(0, *b"too much", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"too late", "after the flush");
 
@@ -364,12 +360,12 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
             (huge, [0, (2 << 20) - 8, 2 << 20, (4 << 20) - 8]),
             (giant, [16 << 20, 40 << 20, 100 << 20, (256 << 20) - 8]),
         ] {
-            let tables = K::table_bytes(space.domain.space().mapper());
+            let tables = K::table_bytes(space.domain.dma().space().mapper());
             let (mapping, iova) = card.map(segment, Direction::Bidirectional)?;
             let grown =
-                K::table_bytes(space.domain.space().mapper()).zip(tables).map(|(now, then)| now - then);
+                K::table_bytes(space.domain.dma().space().mapper()).zip(tables).map(|(now, then)| now - then);
             // A page of 1 GiB needs no table beside the window's own.
-            let sizes = space.domain.space().mapper().geometry().page_sizes;
+            let sizes = space.domain.dma().space().mapper().geometry().page_sizes;
             let gib = PageSize::SIZE_1G;
             let is_one = segment.len == gib.bytes() && sizes.contains(gib) && segment.phys.is_aligned(gib);
             let most = if is_one { 0 } else { 2 * 4096 };
@@ -394,7 +390,8 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
 pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
     on_each::<K>(|rig| {
         let (platform, granule) = (StdPlatform::new(), K::GRANULE);
-        let mapper = rig.kind.mapper(rig.ram(), DomainId(1))?;
+        let space = rig.space(1, Policy::Strict)?;
+        let mapper = space.domain.dma().space().mapper();
         let sizes = mapper.geometry().page_sizes;
         let large = (21..40).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
         let large = large.ok_or("large pages")?.bytes();
@@ -413,7 +410,7 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
         };
         map(window.0, window.1, granule)?;
         map(place(0).0, phys, large)?;
-        rig.kind.attach(id(0), DomainId(1), &mapper)?;
+        rig.lead(0, &space)?;
         let reaches = |offset: u64, bytes: &[u8; 8]| {
             rig.store(0, *bytes, window, place(offset).0);
             rig.ram().read(place(offset).1) == *bytes
@@ -451,7 +448,8 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
 pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
     on_each::<K>(|rig| {
         let (platform, granule) = (StdPlatform::new(), K::GRANULE);
-        let mapper = rig.kind.mapper(rig.ram(), DomainId(1))?;
+        let space = rig.space(1, Policy::Strict)?;
+        let mapper = space.domain.dma().space().mapper();
         let sizes = mapper.geometry().page_sizes;
         let large = (21..40).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
         let border = 2 * large.ok_or("large pages")?.bytes();
@@ -470,7 +468,7 @@ pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
         };
         map(window, granule)?;
         [0, 65].into_iter().try_for_each(|beside| map(place(beside), granule).map(drop))?;
-        rig.kind.attach(id(0), DomainId(1), &mapper)?;
+        rig.lead(0, &space)?;
         let reaches = |page: u64, bytes: &[u8; 8]| {
             rig.store(0, *bytes, window, place(page).0);
             rig.ram().read(place(page).1) == *bytes
@@ -582,12 +580,14 @@ pub fn a_device_moves_between_domains_and_leaves_nothing_behind<K: Kind>() {
         assert!(
             matches!(rig.attach(0, &new, DmaMask::BITS_64), Err(error) if error.to_string().contains("attached already"))
         );
-        rig.kind.detach(id(0))?;
+        assert!(new.domain.detach(id(0)).is_err(), "it is none of its devices");
+        old.domain.detach(id(0))?;
         rig.store(0, *b"nowhere.", window, iova);
         assert_eq!(&rig.ram().read(page.phys), b"in first", "detached");
         let access = K::UNATTACHED_WRITE.and(Some(Access::Read));
         rig.assert_fault_of(0, access, None, &[K::NOT_ATTACHED]);
-        assert!(rig.kind.detach(id(0)).is_err(), "it is detached already");
+        assert!(old.domain.detach(id(0)).is_err(), "it is detached already");
+        assert!(rig.kind.detach(id(0)).is_err(), "and the unit knows");
         let mut card = rig.attach(0, &new, DmaMask::BITS_64)?;
         let window = card.window(rig)?;
         rig.store(0, *b"nowhere.", window, iova);
@@ -629,7 +629,7 @@ pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>()
         rig.ram().write(PhysAddr::new(memory[0].phys.get() + granule), &vec![0xa5; LEN as usize]);
         rig.lead(0, &spaces[0])?;
         rig.devices[0].fetch(places[0], 0, LEN);
-        rig.kind.detach(id(0))?;
+        spaces[0].domain.detach(id(0))?;
         clear();
         let (written, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -656,7 +656,7 @@ pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>()
                 writes(2);
                 let found = reached();
                 assert!(found[now] == landed && found[1 - now] == nothing, "round {round}: attached");
-                rig.kind.detach(id(0))?;
+                spaces[now].domain.detach(id(0))?;
                 clear();
                 writes(2);
                 assert!(reached() == [nothing.clone(), nothing.clone()], "round {round}: detached");
@@ -683,17 +683,14 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
         let (window, page) = (card.window(rig)?, rig.memory(4096));
         let (_, iova) = card.map(page, Direction::Bidirectional)?;
         rig.store(0, *b"in first", window, iova);
-        rig.kind.detach(id(0))?;
+        assert!(
+            matches!(rig.space(1, Policy::Strict), Err(error) if error.to_string().contains("is in use")),
+            "one number is one domain"
+        );
+        // It detaches its device.
+        drop((old, card));
 
-        let (mut old, mut new) = (Some((old, card)), rig.space(1, Policy::Strict));
-        if let Err(error) = &new
-            && error.to_string().contains("is in use")
-        {
-            not_covered::<K>("two domains of one number", &error.to_string());
-            old = None;
-            new = rig.space(1, Policy::Strict);
-        }
-        let new = new?;
+        let new = rig.space(1, Policy::Strict)?;
         let mut card = rig.attach(0, &new, DmaMask::BITS_64)?;
         let (window, other) = (card.window(rig)?, rig.memory(4096));
         rig.store(0, *b"nowhere.", window, iova);
@@ -704,12 +701,13 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
 
         let second = K::start(&rig.machine)?;
         second.enable()?;
-        let mapper = second.mapper(rig.ram(), DomainId(1))?;
-        second.attach(id(0), DomainId(1), &mapper)?;
+        let next = second.domain(DomainId(1))?.build(StdPlatform::new())?;
+        next.attach(id(0), DmaMask::BITS_64)?;
         rig.ram().write(other.phys, b"it stays");
         rig.devices[0].store(0, iova, 8);
         assert_eq!(&rig.ram().read(other.phys), b"it stays", "the next driver's domain has the number");
-        drop(old);
+        // The first driver has the unit no more.
+        std::mem::forget(new);
         Ok(())
     });
 }
@@ -755,6 +753,42 @@ pub fn addresses_stay_within_what_a_device_can_say<K: Kind>() {
     );
 }
 
+/// A device of 64 bits gets addresses from the top of what its domain has: the unit translates the first byte and the last of all
+/// mappings, of rings, and of memory that stays mapped, however few bits it has of what its tables could say.
+pub fn the_highest_addresses_of_a_64_bit_device_are_translated<K: Kind>() {
+    on_each::<K>(|rig| {
+        let (space, granule) = (rig.space(1, Policy::Strict)?, K::GRANULE);
+        let device = space.domain.attach(id(0), DmaMask::BITS_64)?;
+        let window = Card::<K> { queue: device.queue(QueueConfig::direct())? }.window(rig)?;
+        let reaches = |iova: Iova, phys: PhysAddr, len: u64, byte: u8| {
+            for offset in [0, len - 8] {
+                rig.store(0, [byte; 8], window, Iova::new(iova.get() + offset));
+                let landed = rig.ram().read(PhysAddr::new(phys.get() + offset));
+                assert_eq!(landed, [byte; 8], "{iova:?} and {offset:#x}: {:?}", rig.faults());
+            }
+        };
+        for config in
+            [QueueConfig::direct(), QueueConfig::batched(4), QueueConfig::ring(64, 2 * granule).batch(4)]
+        {
+            let (mut card, mut held) = (Card::<K> { queue: device.queue(config)? }, Vec::new());
+            for round in 1..24 {
+                let memory = rig.memory(2 * granule);
+                let (mapping, iova) = card.map(memory, Direction::FromDevice)?;
+                reaches(iova, memory.phys, memory.len, round);
+                held.push(mapping);
+            }
+            for mapping in held {
+                let _ = card.unmap(mapping)?;
+            }
+            card.queue.commit_raw()?;
+        }
+        let ring = CoherentMemory::new(device.dma(), rig.ram().clone(), 64 << 10)?;
+        reaches(ring.iova(), ring.phys(), 64 << 10, 0x77);
+        rig.assert_no_fault();
+        Ok(())
+    });
+}
+
 /// Regions that firmware reserves for a device are there from the moment that the unit is on.
 /// Everything else of 32 bits is handed out: these are not, nor is what the unit, or a device
 /// behind it, keeps from translation.
@@ -771,12 +805,10 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             let range = IovaRange::new(at(granule).0, granule + 4096)?;
             let region = K::firmware(id(0), range)?;
             assert_eq!((region.range, region.permissions), (range, Permissions::READ_WRITE));
-            let (number, platform) = (DomainId(1), StdPlatform::new());
-            let mapper = rig.kind.mapper_without(rig.ram(), number, &[range])?;
-            let domain = DomainBuilder::new(mapper).build(platform.clone())?;
+            let builder = rig.kind.domain(DomainId(1))?;
             // SAFETY: QEMU's memory, which this process reaches as atomics only.
-            unsafe { Reserved::map(&[region], domain.space().mapper(), &platform) }?;
-            let space = Space { number, domain };
+            let builder = unsafe { builder.regions([region]) };
+            let space = Space { domain: builder.build(StdPlatform::new())? };
             rig.lead(0, &space)?;
             rig.kind.enable()?;
             let works = |round: u8| {
@@ -891,7 +923,7 @@ pub fn a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried
 pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
     on_each::<K>(|rig| {
         let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
-        let empty = K::table_bytes(space.domain.space().mapper()).unwrap_or(0);
+        let empty = K::table_bytes(space.domain.dma().space().mapper()).unwrap_or(0);
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = |below: u64| {
             random ^= random << 13;
@@ -942,14 +974,14 @@ pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
                 }
             }
             if step % 100 == 0 {
-                space.domain.space().reclaim()?;
+                space.domain.dma().space().reclaim()?;
             }
         }
         for (mapping, ..) in live {
             assert_eq!(card.unmap(mapping)?, Ended::Done(()));
         }
-        space.domain.space().reclaim()?;
-        let tables = K::table_bytes(space.domain.space().mapper());
+        space.domain.dma().space().reclaim()?;
+        let tables = K::table_bytes(space.domain.dma().space().mapper());
         assert!(tables.is_none_or(|tables| tables <= empty), "{tables:?} bytes of tables, {empty} at first");
         let found = rig.ram().read_all(memory.phys, memory.len);
         let differs = || found.iter().zip(&shadow).position(|(found, wanted)| found != wanted);
@@ -967,11 +999,12 @@ pub fn a_unit_that_was_left_on_is_taken_over_and_shut_down<K: Kind>() {
 
 fn take_over<K: Kind>(unit: &str) -> Result<()> {
     let rig = Rig::<K>::new(unit)?;
-    let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
+    let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
     let page = rig.memory(4096);
     let (_, iova) = card.map(page, Direction::Bidirectional)?;
     rig.store(0, *b"of first", window, iova);
-    // As a kernel that was started by another finds it.
+    // As a kernel that was started by another finds it, which detaches nothing any more.
+    std::mem::forget(space);
     let taken = rig.ram().taken();
     let second = K::start(&rig.machine)?;
     rig.store(0, *b"meantime", window, iova);

@@ -4,19 +4,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions};
+use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, Permissions};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
-use portcullis::mapper::{Mapper, TableMapper};
-use portcullis::pgtable::{Format, PageTable};
+use portcullis::pgtable::Format;
+use portcullis::std_platform::StdPlatform;
 use portcullis_hw::acpi::Reserved;
-use portcullis_hw::{Access, Attachment, Fault, Iommu, Reason};
+use portcullis_hw::{
+    Access, Attachment, Fault, Iommu, Numbers, Reason, UnitDomainBuilder, UnitError, UnitMapper, UnitTables,
+};
 
 use super::machine::{Machine, Ram, Result};
 
 /// An IOMMU of QEMU's, with its driver.
 pub trait Kind: Sized + Sync {
     /// What changes translations.
-    type Mapper: Mapper;
+    type Mapper: UnitMapper;
     /// Configurations, as the machine's options make them.
     const UNITS: &[&str];
     /// Whether the model records refused accesses; if not, why not.
@@ -54,14 +56,8 @@ pub trait Kind: Sized + Sync {
     /// Enables it.
     fn enable(&self) -> Result<()>;
 
-    /// The translations of a domain that no device is attached to, with only the unit's addresses
-    /// reserved.
-    fn mapper(&self, ram: &Ram, domain: DomainId) -> Result<Self::Mapper> {
-        self.mapper_without(ram, domain, &[])
-    }
-
-    /// The same, and these addresses reserved.
-    fn mapper_without(&self, ram: &Ram, domain: DomainId, reserved: &[IovaRange]) -> Result<Self::Mapper>;
+    /// Begins a domain of the unit, which may have all of the machine's devices.
+    fn domain(&self, number: DomainId) -> Result<UnitDomainBuilder<Self::Mapper, StdPlatform>>;
 
     /// The addresses that the unit translates for no device, or that devices keep for themselves.
     fn reserved(&self) -> Result<Vec<IovaRange>>;
@@ -69,13 +65,10 @@ pub trait Kind: Sized + Sync {
     /// How much memory the mapper's tables take, where they are in memory.
     fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
 
-    /// Leads a device to a domain, which exists until it is detached, or the machine ends.
-    fn attach(&self, device: DeviceId, domain: DomainId, mapper: &Self::Mapper) -> Result<()>;
-
     /// Lets a device reach all memory.
     fn pass_through(&self, device: DeviceId) -> Result<()>;
 
-    /// Leads a device to nothing.
+    /// Leads a device to nothing that is attached by no domain.
     fn detach(&self, device: DeviceId) -> Result<()>;
 
     /// What was refused since the last call.
@@ -115,15 +108,15 @@ pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
     table
 }
 
-/// A unit's queue that can be told to neglect its work: `Ok`, and nothing done.
+/// A unit that can be told to neglect invalidations: `Ok`, and nothing done.
 /// Its type does not name the unit's, so that the domains above are compiled once for each format.
-pub struct Careless {
-    unit: Arc<dyn InvalidationQueue>,
+pub struct Careless<X> {
+    unit: Arc<dyn Iommu<X, Frames = Ram>>,
     neglect: Arc<AtomicBool>,
 }
 
 // SAFETY: not kept while `neglect` is set, which is what a case is about: it looks at memory that nothing else uses.
-unsafe impl InvalidationQueue for Careless {
+unsafe impl<X: Format> InvalidationQueue for Careless<X> {
     fn invalidate(
         &self,
         domain: DomainId,
@@ -145,6 +138,56 @@ unsafe impl InvalidationQueue for Careless {
     }
 }
 
+// SAFETY: the unit's own answers.
+unsafe impl<X: Format> Iommu<X> for Careless<X> {
+    type Frames = Ram;
+
+    fn frames(&self) -> &Ram {
+        self.unit.frames()
+    }
+
+    fn numbers(&self) -> &Numbers {
+        self.unit.numbers()
+    }
+
+    fn layout(&self) -> std::result::Result<X, UnitError> {
+        self.unit.layout()
+    }
+
+    fn domains(&self) -> (DomainId, DomainId) {
+        self.unit.domains()
+    }
+
+    fn last_iova(&self) -> Iova {
+        self.unit.last_iova()
+    }
+
+    fn reserved(&self) -> &'static [IovaRange] {
+        self.unit.reserved()
+    }
+
+    fn enable(&self) -> std::result::Result<(), UnitError> {
+        self.unit.enable()
+    }
+
+    unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> std::result::Result<(), UnitError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.attach(device, to) }
+    }
+
+    fn detach(&self, device: DeviceId) -> std::result::Result<(), UnitError> {
+        self.unit.detach(device)
+    }
+
+    fn next_fault(&self) -> Option<Fault> {
+        self.unit.next_fault()
+    }
+
+    fn shut_down(self) -> std::result::Result<(), UnitError> {
+        Err(UnitError::Shared)
+    }
+}
+
 /// A unit with tables in memory.
 #[derive(Debug)]
 pub struct Tables<U> {
@@ -153,40 +196,19 @@ pub struct Tables<U> {
 }
 
 /// The mapper of its domains.
-pub type TablesMapper<X> = TableMapper<Ram, Careless, X>;
+type Own<X> = UnitTables<X, Careless<X>>;
 
 impl<U> Tables<U> {
     pub fn new(unit: U) -> Self {
         Self { unit: Arc::new(unit), neglect: Arc::default() }
     }
 
-    pub fn mapper<X: Format + Copy>(
-        &self,
-        ram: &Ram,
-        domain: DomainId,
-        reserved: &[IovaRange],
-    ) -> Result<TablesMapper<X>>
+    pub fn domain<X: Format>(&self, number: DomainId) -> Result<UnitDomainBuilder<Own<X>, StdPlatform>>
     where
-        U: Iommu<X>,
+        U: Iommu<X, Frames = Ram>,
     {
-        let table = PageTable::new(ram.clone(), self.unit.layout()?)?;
-        let unit: Arc<dyn InvalidationQueue> = Arc::clone(&self.unit) as _;
-        let queue = Careless { unit, neglect: Arc::clone(&self.neglect) };
-        let reserved = [self.unit.reserved(), reserved].concat();
-        Ok(TableMapper::new(table, queue, domain, reserved))
-    }
-
-    pub fn attach<X: Format + Copy>(
-        &self,
-        device: DeviceId,
-        domain: DomainId,
-        mapper: &TablesMapper<X>,
-    ) -> Result<()>
-    where
-        U: Iommu<X>,
-    {
-        // SAFETY: the domain's own table, which exists until the device is detached, or the machine has ended.
-        Ok(unsafe { self.unit.attach(device, Attachment::table(domain, mapper.table())) }?)
+        let (unit, neglect) = (Arc::clone(&self.unit) as _, Arc::clone(&self.neglect));
+        Ok(Arc::new(Careless { unit, neglect }).domain(number)?)
     }
 
     pub fn pass_through<X: Format>(&self, device: DeviceId) -> Result<()>
@@ -215,20 +237,15 @@ impl<U> Tables<U> {
 macro_rules! kind_with_tables {
     ($unit:ty, $layout:ty, { $($rest:item)* }) => {
         impl Kind for Tables<$unit> {
-            type Mapper = TablesMapper<$layout>;
+            type Mapper = UnitTables<$layout, Careless<$layout>>;
             $($rest)*
 
             fn enable(&self) -> Result<()> {
                 Ok(Iommu::<$layout>::enable(&*self.unit)?)
             }
 
-            fn mapper_without(
-                &self,
-                ram: &Ram,
-                domain: DomainId,
-                reserved: &[portcullis::addr::IovaRange],
-            ) -> Result<Self::Mapper> {
-                Tables::mapper(self, ram, domain, reserved)
+            fn domain(&self, number: DomainId) -> Result<UnitDomainBuilder<Self::Mapper, StdPlatform>> {
+                Tables::domain(self, number)
             }
 
             fn reserved(&self) -> Result<Vec<portcullis::addr::IovaRange>> {
@@ -241,10 +258,6 @@ macro_rules! kind_with_tables {
 
             fn table_bytes(mapper: &Self::Mapper) -> Option<usize> {
                 Some(mapper.table().table_bytes())
-            }
-
-            fn attach(&self, device: DeviceId, domain: DomainId, mapper: &Self::Mapper) -> Result<()> {
-                Tables::attach(self, device, domain, mapper)
             }
 
             fn pass_through(&self, device: DeviceId) -> Result<()> {

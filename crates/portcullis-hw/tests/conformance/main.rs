@@ -37,6 +37,7 @@ macro_rules! every_case {
             a_number_that_is_used_again_brings_nothing_back
             a_trusted_device_passes_through
             addresses_stay_within_what_a_device_can_say
+            the_highest_addresses_of_a_64_bit_device_are_translated
             what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out
             the_invalidation_queue_wraps_and_many_cpus_share_it
             a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried_out

@@ -4,11 +4,12 @@
 use portcullis::addr::{DeviceId, DomainId, PhysAddr};
 use portcullis::invalidation::{InvalidationQueue, Request};
 use portcullis::pgtable::Riscv;
+use portcullis::std_platform::StdPlatform;
 use portcullis_hw::riscv::Unit;
-use portcullis_hw::{Access, Fault, Iommu, Registers};
+use portcullis_hw::{Access, Fault, Iommu, Registers, UnitDomainBuilder, UnitTables};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables};
-use super::machine::{Machine, QemuHost, Ram, Result};
+use super::kind::{Careless, Kind, Tables, kind_with_tables};
+use super::machine::{Machine, QemuHost, Result};
 
 /// The slot of the unit on bus 0, where it is on PCI, and where it has its registers where it is
 /// not.

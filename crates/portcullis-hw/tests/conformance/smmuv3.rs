@@ -18,9 +18,11 @@ use portcullis::platform::Frames;
 use portcullis::std_platform::StdPlatform;
 use portcullis_hw::acpi::{Iort, Reserved};
 use portcullis_hw::smmuv3::{Stage, Unit};
-use portcullis_hw::{Access, Attachment, Fault, Host, Iommu, Reason, Registers};
+use portcullis_hw::{
+    Access, Attachment, Fault, Host, Iommu, Reason, Registers, UnitDomainBuilder, UnitTables,
+};
 
-use super::kind::{Kind, Tables, TablesMapper, kind_with_tables, table};
+use super::kind::{Careless, Kind, Tables, kind_with_tables, table};
 use super::machine::{EDU, Edu, Machine, QemuHost, Ram, Result, Window};
 
 /// Where `virt` has the unit's registers.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::Request;
+use portcullis::std_platform::StdPlatform;
 use portcullis_hw::virtio::{RequestMapper, Structures, Unit};
-use portcullis_hw::{Fault, Reason};
+use portcullis_hw::{Fault, Reason, UnitDomainBuilder};
 
 use super::kind::Kind;
 use super::machine::{EDU, Machine, QemuHost, Ram, Result};
@@ -79,9 +80,9 @@ impl Kind for VirtioIommu {
         Ok(self.0.enable()?)
     }
 
-    fn mapper_without(&self, _: &Ram, domain: DomainId, reserved: &[IovaRange]) -> Result<Self::Mapper> {
-        let reserved = [self.reserved()?, reserved.to_vec()].concat();
-        Ok(self.0.mapper(domain, reserved)?)
+    fn domain(&self, number: DomainId) -> Result<UnitDomainBuilder<Self::Mapper, StdPlatform>> {
+        let builder = self.0.domain(number)?;
+        Ok(self.1.iter().try_fold(builder, |builder, device| builder.for_device(*device))?)
     }
 
     fn reserved(&self) -> Result<Vec<IovaRange>> {
@@ -98,10 +99,6 @@ impl Kind for VirtioIommu {
 
     fn table_bytes(_: &Self::Mapper) -> Option<usize> {
         None
-    }
-
-    fn attach(&self, device: DeviceId, _: DomainId, mapper: &Self::Mapper) -> Result<()> {
-        Ok(mapper.attach(device)?)
     }
 
     fn pass_through(&self, device: DeviceId) -> Result<()> {
@@ -139,7 +136,6 @@ mod own {
     use portcullis::invalidation::Gather;
     use portcullis::mapper::Mapper;
     use portcullis::platform::Frames;
-    use portcullis::std_platform::StdPlatform;
     use portcullis_hw::UnitError;
 
     use super::super::machine::Edu;
@@ -147,6 +143,11 @@ mod own {
 
     /// The first of the two devices.
     const FIRST: DeviceId = DeviceId(EDU[0] << 3);
+
+    /// The mapper of a domain that all devices may be attached to, and what reserves its addresses.
+    fn mapper(kind: &VirtioIommu, number: u16) -> Result<RequestMapper<QemuHost>> {
+        Ok(kind.0.mapper(DomainId(number), kind.reserved()?)?)
+    }
 
     /// A machine with this unit and two devices.
     fn rig(unit: &str) -> Result<(Machine, VirtioIommu, [Edu; 2])> {
@@ -192,9 +193,9 @@ mod own {
     pub fn granules_of_64_kib_are_mapped_by_their_size() {
         let (machine, kind, [edu, _]) =
             rig("virtio-iommu-pci,addr=03.0,disable-legacy=on,granule=64k").unwrap();
-        let mapper = kind.mapper(machine.ram(), DomainId(1)).unwrap();
+        let mapper = mapper(&kind, 1).unwrap();
         assert_eq!(mapper.geometry().page_sizes.smallest(), PageSize::from_shift(16));
-        kind.attach(FIRST, DomainId(1), &mapper).unwrap();
+        mapper.attach(FIRST).unwrap();
         let mut memory: Vec<_> = (0..3).map(|_| machine.ram().alloc(16).unwrap()).collect();
         memory.reverse();
         let range = map(&mapper, (0x10_0000, 0x1_0000), &memory).unwrap();
@@ -212,11 +213,11 @@ mod own {
 
     pub fn what_is_mapped_before_a_device_comes_is_there_when_it_comes_again() {
         let (machine, kind, [edu, _]) = rig(VirtioIommu::UNITS[0]).unwrap();
-        let mapper = kind.mapper(machine.ram(), DomainId(1)).unwrap();
+        let mapper = mapper(&kind, 1).unwrap();
         let memory: Vec<_> = (0..200).map(|_| machine.ram().alloc(1).unwrap()).step_by(2).collect();
         let range = map(&mapper, (0x10_0000, 4096), &memory).unwrap();
         for round in 1..3_u8 {
-            kind.attach(FIRST, DomainId(1), &mapper).unwrap();
+            mapper.attach(FIRST).unwrap();
             machine.ram().write(memory[0], &[round; 8]);
             edu.fetch(range.start(), 0, 8);
             edu.store(0, Iova::new(range.last().get() - 7), 8);
@@ -234,7 +235,7 @@ mod own {
     /// others that are recorded only.
     pub fn many_cpus_share_the_queue_until_its_index_wraps() {
         let (machine, kind, edus) = rig(VirtioIommu::UNITS[0]).unwrap();
-        let mappers = [1, 2].map(|number| kind.mapper(machine.ram(), DomainId(number)).unwrap());
+        let mappers = [1, 2].map(|number| mapper(&kind, number).unwrap());
         for (mapper, device) in mappers.iter().zip(EDU.map(|slot| DeviceId(slot << 3))) {
             mapper.attach(device).unwrap();
         }

@@ -29,8 +29,8 @@ const ON: u32 = 1 << 31;
 const TAKE_ROOT: u32 = 1 << 30;
 const QUEUE: u32 = 1 << 26;
 
-/// 16 bits of domains; four levels, 48 bits; large pages; blocks of 2 MiB; drains; fault record at 0x220.
-const CAPABILITIES: u64 = 6 | 1 << 10 | 47 << 16 | 0x22 << 24 | 3 << 34 | 1 << 39 | 9 << 48 | 3 << 54;
+/// 16 bits of domains; four levels; large pages; blocks of 2 MiB; drains; fault record at 0x220.
+const CAPABILITIES: u64 = 6 | 1 << 10 | 0x22 << 24 | 3 << 34 | 1 << 39 | 9 << 48 | 3 << 54;
 /// Coherent; queued invalidation; pass-through.
 const EXTENDED: u64 = 1 | 1 << 1 | 1 << 6;
 const CACHES_ABSENT: u64 = 1 << 7;
@@ -44,10 +44,12 @@ const SCALABLE_ROOT: u64 = 1 << 10;
 const WIDE: u64 = 1 << 11;
 
 /// What a unit has.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Manners {
     pub caches_absent: bool,
     pub scalable: bool,
+    /// Bits of the addresses that it translates, in either stage, whatever its tables have (MGAW).
+    pub bits: u32,
 }
 
 /// The unit.
@@ -96,7 +98,8 @@ impl SoftwareVtd {
     /// A device reads memory into `bytes`; they stay where it is refused.
     pub fn read(&self, source: u16, from: Iova, bytes: &mut [u8]) {
         if self.translates(source) {
-            let result = self.iommu.dma_read(DeviceId(source.into()), from, bytes);
+            let takes = self.takes(source, from, bytes.len(), Permissions::READ);
+            let result = takes.and_then(|()| self.iommu.dma_read(DeviceId(source.into()), from, bytes));
             self.note(source, result);
         } else {
             let _ = self.memory.read(PhysAddr::new(from.get()), bytes);
@@ -106,11 +109,21 @@ impl SoftwareVtd {
     /// A device writes `bytes` to memory, unless it is refused.
     pub fn write(&self, source: u16, to: Iova, bytes: &[u8]) {
         if self.translates(source) {
-            let result = self.iommu.dma_write(DeviceId(source.into()), to, bytes);
+            let takes = self.takes(source, to, bytes.len(), Permissions::WRITE);
+            let result = takes.and_then(|()| self.iommu.dma_write(DeviceId(source.into()), to, bytes));
             self.note(source, result);
         } else {
             let _ = self.memory.write(PhysAddr::new(to.get()), bytes);
         }
+    }
+
+    /// Refuses what is beyond the addresses that the unit has, before it looks at any table.
+    fn takes(&self, source: u16, iova: Iova, len: usize, access: Permissions) -> Result<(), Fault> {
+        let last = iova.get().checked_add((len as u64).saturating_sub(1));
+        if last.is_some_and(|last| last >> self.manners.bits == 0) {
+            return Ok(());
+        }
+        Err(Fault { device: DeviceId(source.into()), iova, access, reason: FaultReason::BeyondWidth })
     }
 
     fn word(&self, at: u64) -> u64 {
@@ -359,7 +372,7 @@ unsafe impl Registers for SoftwareVtd {
             CAP => {
                 let absent = if self.manners.caches_absent { CACHES_ABSENT } else { 0 };
                 let gib = if self.manners.scalable { FIRST_STAGE_GIB } else { 0 };
-                CAPABILITIES | absent | gib
+                CAPABILITIES | u64::from(self.manners.bits - 1) << 16 | absent | gib
             }
             ECAP => EXTENDED | if self.manners.scalable { SCALABLE } else { 0 },
             RTADDR => self.state().root_to_take,

@@ -155,7 +155,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// What lends the domain its CPUs.
     #[inline]
-    pub(crate) fn platform(&self) -> &P {
+    pub fn platform(&self) -> &P {
         &self.platform
     }
 

@@ -111,6 +111,11 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         &self.queue
     }
 
+    /// Gives the queue back.
+    pub fn into_inner(self) -> Q {
+        self.queue
+    }
+
     /// How many batches were submitted, and submissions beside them: the number of hardware waits,
     /// however many callers waited for each.
     pub fn submissions(&self) -> u64 {

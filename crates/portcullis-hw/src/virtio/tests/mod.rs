@@ -3,6 +3,7 @@
 extern crate std;
 
 mod device;
+mod domains;
 mod fake;
 mod mapping;
 

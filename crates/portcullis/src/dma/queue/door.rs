@@ -135,6 +135,11 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
+    /// The mapper that the domain will have.
+    pub fn mapper(&self) -> &M {
+        &self.mapper
+    }
+
     /// Sets how long devices may reach what is unmapped. Without this call it is
     /// [`Policy::Strict`].
     pub fn policy(self, policy: Policy) -> Self {

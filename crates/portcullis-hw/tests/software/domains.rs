@@ -1,0 +1,282 @@
+//! Domains that units make: their numbers, their limits, the devices that are attached to them, and what becomes of their tables
+//! where a unit does not confirm.
+
+use std::sync::Arc;
+
+use portcullis::addr::{
+    DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
+};
+use portcullis::dma::{DmaMask, Queue, QueueConfig};
+use portcullis::domain::Policy;
+use portcullis::invalidation::SharedQueue;
+use portcullis::pgtable::Format;
+use portcullis::std_platform::StdPlatform;
+use portcullis_hw::acpi::Reserved;
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
+use portcullis_hw::{DomainError, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_model::Memory;
+
+use crate::{Behind, DEVICE, MEMORY, host};
+
+const OTHER: DeviceId = DeviceId(0x30);
+
+/// A unit that is on, its memory, and how much of that was taken before it was started.
+struct Bench<U> {
+    unit: Arc<U>,
+    memory: Arc<Memory>,
+    before: u64,
+}
+
+impl<U> Bench<U> {
+    fn new<X: Format, K: Kind>(start: impl Fn(Behind<K>) -> Result<U, UnitError>) -> Self
+    where
+        U: Iommu<X>,
+    {
+        let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+        let before = memory.frames_in_use();
+        let unit = Arc::new(start(host(&memory)).unwrap());
+        unit.enable().unwrap();
+        Self { unit, memory, before }
+    }
+
+    /// The unit and its domains are gone.
+    fn end<X: Format>(self)
+    where
+        U: Iommu<X>,
+    {
+        self.unit.shut_down().unwrap();
+        assert_eq!(self.memory.frames_in_use(), self.before);
+    }
+}
+
+fn numbers_and_devices<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
+where
+    X: Format,
+    U: Iommu<X, Frames = Arc<Memory>>,
+    K: Kind,
+{
+    let bench = Bench::new(start);
+    let unit = &bench.unit;
+    let domain = |number| unit.domain(DomainId(number)).and_then(|builder| builder.build(StdPlatform::new()));
+    let refused = |number| domain(number).map(drop).expect_err("no such domain");
+    let (first, last) = unit.domains();
+    for beyond in [first.0.checked_sub(1), last.0.checked_add(1)].into_iter().flatten() {
+        let none = UnitError::NoSuchDomain { domain: beyond, first: first.0, last: last.0 };
+        assert_eq!(refused(beyond), DomainError::Unit(none));
+    }
+    let in_use = DomainError::Unit(UnitError::DomainInUse { domain: 7 });
+    let one = domain(7).unwrap();
+    assert_eq!(refused(7), in_use);
+    let device = one.attach(DEVICE, DmaMask::BITS_64).unwrap();
+
+    // A device is attached once, and its domain alone detaches it.
+    let attached = Some(DomainError::Unit(UnitError::Attached { device: DEVICE.0 }));
+    assert_eq!(one.attach(DEVICE, DmaMask::BITS_64).err(), attached);
+    let two = domain(8).unwrap();
+    assert_eq!(two.attach(DEVICE, DmaMask::BITS_64).err(), attached);
+    assert_eq!(two.detach(DEVICE), Err(UnitError::NotAttached { device: DEVICE.0 }));
+    two.attach(OTHER, DmaMask::BITS_64).unwrap();
+    drop(two);
+    let two = domain(8).unwrap();
+    assert_eq!(two.attach(DEVICE, DmaMask::BITS_64).err(), attached, "the drop has detached its own alone");
+    two.attach(OTHER, DmaMask::BITS_64).unwrap();
+    one.detach(DEVICE).unwrap();
+    assert_eq!(one.detach(DEVICE), Err(UnitError::NotAttached { device: DEVICE.0 }));
+    two.attach(DEVICE, DmaMask::BITS_64).unwrap();
+
+    // Its number is in use as long as its table is there: a device of it keeps that.
+    drop(one);
+    assert_eq!(refused(7), in_use);
+    drop(device);
+    let one = domain(7).unwrap();
+    // One that was detached behind its back is gone.
+    unit.detach(DEVICE).unwrap();
+    one.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    assert_eq!(two.detach(DEVICE), Ok(()));
+    drop((one, two));
+    bench.end();
+}
+
+fn limits_and_regions<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
+where
+    X: Format,
+    U: Iommu<X, Frames = Arc<Memory>>,
+    K: Kind,
+{
+    let bench = Bench::new(start);
+    let unit = &bench.unit;
+    let builder = || unit.domain(DomainId(7)).unwrap();
+    let last = unit.last_iova();
+    let pages = |first: u64| IovaRange::new(Iova::new(first), 0x1800).unwrap();
+    let region = |range| Reserved { range, permissions: Permissions::READ };
+
+    // What firmware reserves is mapped before a device is there, and not handed out; what the unit does not translate is an error.
+    let reserved = [region(pages(0x9000_0800)), region(pages(0x9000_1000))];
+    // SAFETY: the unit walks no tables.
+    let domain = unsafe { builder().regions(reserved) }.build(StdPlatform::new()).unwrap();
+    let table = domain.dma().space().mapper().table();
+    for (at, mapped) in [(0x8fff_ffff, false), (0x9000_0000, true), (0x9000_2fff, true), (0x9000_3000, false)]
+    {
+        let found = table.iova_to_phys(domain.dma().space().platform(), Iova::new(at));
+        assert_eq!(found.map(PhysAddr::get), mapped.then_some(at), "{at:#x}");
+    }
+    drop(domain);
+    let behind = (last.get() + 1) & !0xfff;
+    let windows = unit
+        .reserved()
+        .iter()
+        .flat_map(|window| [window.start().get() - 0x1000, window.last().get() & !0xfff]);
+    for at in [behind - 0x1000, behind].into_iter().chain(windows) {
+        // SAFETY: as above.
+        let built = unsafe { builder().regions([region(pages(at))]) }.build(StdPlatform::new());
+        assert_eq!(built.err(), Some(DomainError::Untranslated { range: pages(at), last }), "{at:#x}");
+    }
+    let low = Iova::new(0x9000_0fff);
+    // SAFETY: as above.
+    let built = unsafe { builder().last_iova(low).regions(reserved) }.build(StdPlatform::new());
+    assert_eq!(built.err(), Some(DomainError::Untranslated { range: reserved[0].range, last: low }));
+    let passes = builder().policy(Policy::Passthrough).build(StdPlatform::new());
+    assert_eq!(passes.err(), Some(DomainError::PassThrough));
+
+    // A device of 64 bits gets the highest addresses that the unit translates, and none in its windows.
+    let domain = builder().last_iova(Iova::new(u64::MAX)).build(StdPlatform::new()).unwrap();
+    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let (mut queue, mut view): (Queue<_>, _) =
+        (device.queue(QueueConfig::direct()).unwrap(), [DmaSegment::default()]);
+    let page = [PhysSegment { phys: PhysAddr::new(0x5000), len: 4096 }];
+    // SAFETY: the unit walks no tables.
+    let (mapping, _) = unsafe { queue.map_raw(&page, Direction::FromDevice, &mut view) }.unwrap();
+    let top = domain.dma().space().mapper().table().last_iova().min(last);
+    assert!(view[0].iova.get() + 4095 <= top.get() && view[0].iova.get() > top.get() / 2, "{:?}", view[0]);
+    let _ = queue.unmap_raw(mapping).unwrap();
+    drop((queue, device));
+    let all = all_of_32_bits(domain, unit);
+    assert!(unit.reserved().iter().all(|window| {
+        all.iter().all(|range| range.last() < window.start() || range.start() > window.last())
+    }));
+    bench.end();
+
+    /// All of 32 bits that a domain hands out, in pieces of 1 MiB.
+    fn all_of_32_bits<X, U>(
+        domain: portcullis_hw::UnitDomain<(
+            portcullis_hw::UnitTables<X, U>,
+            StdPlatform,
+            core::convert::Infallible,
+        )>,
+        unit: &Arc<U>,
+    ) -> Vec<IovaRange>
+    where
+        X: Format,
+        U: Iommu<X, Frames = Arc<Memory>>,
+    {
+        let space = domain.dma().space();
+        let (limit, mut all) = (Iova::new(u32::MAX.into()), Vec::new());
+        while let Ok(reserved) = space.reserve(1 << 20, limit) {
+            all.push(reserved.range());
+            std::mem::forget(reserved);
+        }
+        assert!(all.len() > 4000, "{} of {:?}", all.len(), unit.reserved());
+        all
+    }
+}
+
+/// A unit that does not confirm keeps what it may still walk.
+fn unconfirmed<X, U, K>(
+    start: impl Fn(Behind<K>) -> Result<U, UnitError>,
+    stop: impl Fn(&Software<K, Arc<Memory>>),
+    of: fn(&U) -> &Behind<K>,
+) where
+    X: Format,
+    U: Iommu<X, Frames = Arc<Memory>>,
+    K: Kind,
+{
+    let bench = Bench::new(start);
+    let (unit, memory) = (&bench.unit, &bench.memory);
+    let domain = unit.domain(DomainId(7)).unwrap().build(StdPlatform::new()).unwrap();
+    // A device that was not attached for certain is attached to nothing, or is detached by another call.
+    stop(&of(unit).unit);
+    if let Err(error) = domain.attach(DEVICE, DmaMask::BITS_64) {
+        assert!(matches!(error, DomainError::Unit(UnitError::Unconfirmed(_))), "{error}");
+        assert_eq!(domain.detach(DEVICE), Err(UnitError::NotAttached { device: DEVICE.0 }));
+        domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    }
+    // As another may have been the one that met the stop.
+    while unit.submit(&[]).is_err() {}
+    stop(&of(unit).unit);
+    assert!(matches!(domain.detach(DEVICE), Err(UnitError::Unconfirmed(_))));
+    assert!(matches!(
+        domain.attach(DEVICE, DmaMask::BITS_64),
+        Err(DomainError::Unit(UnitError::Attached { .. }))
+    ));
+    domain.detach(DEVICE).unwrap();
+
+    domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let taken = memory.frames_in_use();
+    stop(&of(unit).unit);
+    drop(domain);
+    assert_eq!(memory.frames_in_use(), taken, "the unit may walk the table");
+    let in_use = DomainError::Unit(UnitError::DomainInUse { domain: 7 });
+    assert_eq!(unit.domain::<StdPlatform>(DomainId(7)).map(drop), Err(in_use));
+    assert_eq!(bench.unit.shut_down(), Err(UnitError::Shared), "the domain has it");
+}
+
+/// CPUs share their waits where the queue around the unit is its stand-in.
+fn shared<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
+where
+    X: Format,
+    U: Iommu<X, Frames = Arc<Memory>>,
+    K: Kind,
+{
+    let bench = Bench::new(|host| start(host).map(SharedQueue::new));
+    let domain = bench.unit.domain(DomainId(7)).unwrap().build(StdPlatform::new()).unwrap();
+    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let mut queue: Queue<_> = device.queue(QueueConfig::direct()).unwrap();
+    let (before, page) = (bench.unit.submissions(), [PhysSegment { phys: PhysAddr::new(0x5000), len: 4096 }]);
+    for _ in 0..10 {
+        // SAFETY: the unit walks no tables.
+        let (mapping, _) =
+            unsafe { queue.map_raw(&page, Direction::FromDevice, &mut [DmaSegment::default()]) }.unwrap();
+        let _ = queue.unmap_raw(mapping).unwrap();
+    }
+    assert_eq!(bench.unit.submissions() - before, 10);
+    drop((queue, device, domain));
+    bench.end();
+}
+
+/// The four, for each unit with tables.
+macro_rules! of_each {
+    ($($unit:ident: $kind:ty, $start:expr, $stop:expr, $of:expr;)*) => {
+        $(mod $unit {
+            use super::*;
+
+            #[test]
+            fn a_number_is_one_domains_and_a_device_is_in_one_domain() {
+                numbers_and_devices::<_, _, $kind>($start);
+            }
+
+            #[test]
+            fn a_domain_has_the_units_addresses_and_firmwares_regions() {
+                limits_and_regions::<_, _, $kind>($start);
+            }
+
+            #[test]
+            fn a_table_stays_where_the_unit_may_walk_it() {
+                unconfirmed::<_, _, $kind>($start, $stop, $of);
+            }
+
+            #[test]
+            fn waits_are_shared_around_a_unit() {
+                shared::<_, _, $kind>($start);
+            }
+        })*
+    };
+}
+
+const AMDVI: amdvi::Config = amdvi::Config { last_device: 0xff, capability: None };
+
+of_each! {
+    of_vtd: VtD, vtd::Unit::start, |unit| unit.set(0x34, 1 << 4), vtd::Unit::host;
+    of_amdvi: AmdVi, |host| amdvi::Unit::start(host, AMDVI), |unit| unit.set(0x2020, 1 << 3), amdvi::Unit::host;
+    of_riscv: RiscV, riscv::Unit::start, |unit| unit.set(0x48, unit.get(0x48) | 1 << 10), riscv::Unit::host;
+    of_smmuv3: SmmuV3, smmuv3::Unit::<_, 12>::start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host;
+}
