@@ -18,6 +18,8 @@ pub const BATCH: usize = 4;
 pub struct Typed<X: Format> {
     pub mapped: Vec<(usize, Mapping<Buffer>)>,
     pub queues: [Queue<Machine<X>, Buffer>; 3],
+    /// Mappings that a commit of the queue of batches has ended which could not say so.
+    pub untold: usize,
 }
 
 impl<X: Format> World<X> {
@@ -64,17 +66,20 @@ impl<X: Format> World<X> {
             ended.for_each(|buffer| back.push(buffer));
         });
         let comes_again = matches!(&ended, Err(NotUnmapped { mapping: Some(_), .. }));
-        if number == BATCHED && waiting == BATCH && !comes_again {
+        let mut in_batch = waiting - if number == BATCHED { self.typed.untold } else { 0 };
+        if number == BATCHED && in_batch == BATCH && !comes_again {
             // There was no room, and a commit before.
             self.model.committed(End::Typed);
+            (self.typed.untold, in_batch) = (waiting, 0);
         }
         match ended {
             Ok(()) if number == BATCHED => {
-                assert_eq!(is_flushed, waiting + 1 == BATCH);
+                assert_eq!(is_flushed, in_batch + 1 == BATCH);
                 assert!(if is_flushed { back.len() >= BATCH } else { back.is_empty() });
                 self.free.append(&mut back);
                 self.model.unmap(place.0, place.1, waits);
                 if is_flushed {
+                    self.typed.untold = 0;
                     self.model.committed(End::Typed);
                 }
             }
@@ -113,6 +118,7 @@ impl<X: Format> World<X> {
             Ok(()) => {
                 assert_eq!(queue.waiting(), 0);
                 if number == BATCHED {
+                    self.typed.untold = 0;
                     self.model.committed(End::Typed);
                 }
             }

@@ -19,6 +19,10 @@ type Platform = Arc<Clocked>;
 pub struct Raw<X: Format> {
     pub batch: RawBatch<Mapper<X>, Platform>,
     pub ring: StrictRing<Mapper<X>, Platform>,
+    /// How many descriptors of the ring are a batch.
+    pub ring_batch: usize,
+    /// Descriptors that a commit has ended which could not say so.
+    pub ring_untold: usize,
     pub registrations: RegistrationCache<Mapper<X>, Platform>,
     /// Device, address and length.
     pub singles: Vec<(usize, u64, u64)>,
@@ -214,13 +218,19 @@ impl<X: Format> World<X> {
         let before = self.raw.ring.waiting();
         let result = self.raw.ring.unmap(mapping);
         let taken = result.as_ref().err().is_none_or(|failed| failed.mapping.is_none());
-        if taken && self.raw.ring.waiting() <= before {
+        if taken && before - self.raw.ring_untold >= self.raw.ring_batch {
             // A whole batch waited, and was committed first.
             self.model.committed(End::Ring);
+            self.raw.ring_untold = before;
+        }
+        if result != Ok(RingUnmap::Committed) {
+            assert_eq!(self.raw.ring.waiting(), before + usize::from(taken), "all of them are to be told of");
         }
         match result {
             Ok(RingUnmap::Waiting) => self.model.unmap(iova, len, waits),
             Ok(RingUnmap::Committed) => {
+                assert_eq!(self.raw.ring.waiting(), 0);
+                self.raw.ring_untold = 0;
                 self.model.unmap(iova, len, waits);
                 self.model.committed(End::Ring);
             }
@@ -235,8 +245,13 @@ impl<X: Format> World<X> {
     }
 
     fn commit_ring(&mut self) {
+        let waiting = self.raw.ring.waiting();
         match self.raw.ring.commit() {
-            Ok(_) => self.model.committed(End::Ring),
+            Ok(count) => {
+                assert_eq!(count, waiting);
+                self.raw.ring_untold = 0;
+                self.model.committed(End::Ring);
+            }
             Err(error) => assert!(self.weak && matches!(error, RingError::Unconfirmed { .. }), "{error}"),
         }
     }

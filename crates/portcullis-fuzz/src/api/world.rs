@@ -85,7 +85,8 @@ impl<X: Format> World<X> {
         let queues = [queue(0, one_by_one), queue(1, one_by_one), queue(0, QueueConfig::batched(BATCH))];
         let free: Vec<_> = (0..16).map(|n| memory.buffer((1 + n % 3) * PAGE).unwrap()).collect();
         let user = free.iter().map(|buffer| (buffer.phys().get(), buffer.len())).collect();
-        let ring = StrictRing::new(&device, StrictRingConfig::new(8, 2 * PAGE, 1 + input.below(5) as usize));
+        let ring_batch = 1 + input.below(5) as usize;
+        let ring = StrictRing::new(&device, StrictRingConfig::new(8, 2 * PAGE, ring_batch));
         let pool = PoolConfig { threshold: 16 << 10, class_bytes: 64 << 10, ..PoolConfig::default() };
         let pool: Arc<Pool<X>> = BouncePool::new(Arc::clone(&domain), Arc::clone(&memory), pool).unwrap();
         let profile = DeviceProfile { mask, untrusted: input.flag(), ..DeviceProfile::default() };
@@ -99,6 +100,8 @@ impl<X: Format> World<X> {
         let raw = Raw {
             batch: RawBatch::new(&device, 4),
             ring: ring.unwrap(),
+            ring_batch,
+            ring_untold: 0,
             registrations: RegistrationCache::new(device.clone(), limits).unwrap(),
             singles: Vec::new(),
             lists: Vec::new(),
@@ -113,7 +116,7 @@ impl<X: Format> World<X> {
             live: Vec::new(),
             slots: Vec::new(),
         };
-        let typed = Typed { mapped: Vec::new(), queues };
+        let typed = Typed { mapped: Vec::new(), queues, untold: 0 };
         Self {
             flushes: domain.stats().flushes,
             devices: [device, other],

@@ -75,8 +75,9 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 
     /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on. When the call
-    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says. (Where that
-    /// takes a flush, it flushes the whole domain.)
+    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says, for every mapping of the device's
+    /// that ends by a policy: by this handle and its clones, or by a [queue](super::Queue). Those that end by a handle
+    /// [with a policy](Self::with_policy) keep to that. (Where it takes a flush, this flushes the whole domain.)
     ///
     /// # Errors
     /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
@@ -95,6 +96,12 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         handle.domain.allows(policy)?;
         handle.exception.swap(Some(policy));
         Ok(handle)
+    }
+
+    /// The policy of its own, if it has one, for those that end its mappings.
+    #[inline]
+    pub(super) fn exception(&self) -> &AtomicPolicy {
+        &self.exception
     }
 
     /// The device's domain.

@@ -55,6 +55,7 @@ mod layout;
 mod queue;
 mod raw_batch;
 mod ring;
+mod told;
 
 pub(crate) use adaptive::Choice;
 pub use adaptive::Explained;

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::DmaDevice;
 use super::device::bytes_of;
+use super::told::Told;
 use crate::addr::{DmaSegment, Iova, IovaRange};
 use crate::domain::{Domain, UnmapError};
 use crate::invalidation::{Gather, InvalidationError};
@@ -72,6 +73,7 @@ pub struct RawBatch<M: Mapper, P: Platform> {
     /// Bytes that were cleared of mappings that were not complete: their addresses are given up.
     parts: u64,
     gather: Gather,
+    told: Told,
 }
 
 impl<M: Mapper, P: Platform> RawBatch<M, P> {
@@ -82,18 +84,18 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let most = most.clamp(1, MOST_IN_BATCH);
         let domain = Arc::clone(device.domain());
         let ranges = Vec::with_capacity(most);
-        let gather = Gather::new();
-        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather }
+        let (gather, told) = (Gather::new(), Told::default());
+        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather, told }
     }
 
     /// Returns how many mappings wait for the commit.
     pub fn len(&self) -> usize {
-        self.mappings
+        self.mappings + self.told.untold()
     }
 
     /// Returns whether no mapping waits for the commit.
     pub fn is_empty(&self) -> bool {
-        self.mappings == 0
+        self.len() == 0
     }
 
     /// Returns whether the next mapping would be refused.
@@ -126,7 +128,12 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         self.gather.clear();
         self.settle();
-        Ok(core::mem::take(&mut self.mappings))
+        Ok(self.told.commit(core::mem::take(&mut self.mappings)))
+    }
+
+    /// What commits have ended, for a caller that cannot say so.
+    pub(super) fn told(&mut self) -> &mut Told {
+        &mut self.told
     }
 
     /// Checks that a mapping of `domain` can be taken.
@@ -160,6 +167,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         self.domain.lose(bytes);
         self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
+            // No commit ends it, so none counts it.
+            self.mappings -= 1;
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
         }
         Err(UnmapError::NotMapped { range, unmapped: bytes })

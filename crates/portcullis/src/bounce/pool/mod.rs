@@ -20,7 +20,7 @@
 //! |---|---|
 //! | up to the [threshold](PoolConfig::threshold) | through a slot; a list as a whole through one slot's buffer |
 //! | the same, where the class has no slot left, the device does not reach the slots, or the [offset that is kept](DeviceProfile::offset_mask) makes it too long for a slot | through a single-use buffer, unmapped strictly at the end |
-//! | larger | mapped directly, by the domain's policy |
+//! | larger | mapped directly, by the policy of its queue's device (the domain's, where [`unmap`](BouncePool::unmap) is called without a queue) |
 //! | larger, for an [untrusted](DeviceProfile::untrusted) device, and not of whole granules | head and tail bounced, the middle mapped, in one range; all of it bounced where [splitting](PoolConfig::split) is off, or where a piece ends or the next begins inside a granule |
 //! | [persistent](Attributes::persistent_streaming) | mapped directly; an error where an untrusted device would reach more than the mapping |
 //!
@@ -74,6 +74,7 @@ mod unlink;
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
 pub use mapping::{PoolMapping, Way};
+pub(crate) use own::Rule;
 pub(crate) use split::Cut;
 
 use alloc::boxed::Box;

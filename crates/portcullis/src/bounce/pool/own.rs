@@ -13,11 +13,20 @@ use super::single::{Parts, Phase, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
-use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, Policy};
+use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, UnmapError};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
+
+/// How what was mapped directly ends. (What has buffers ends strictly, as they go back to an allocator.)
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rule<'a> {
+    /// By the policy of its device, which is read when it ends; by the domain's where that has none.
+    Policy(Option<&'a AtomicPolicy>),
+    /// Strictly.
+    Strictly,
+}
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Maps `len` bytes, those of `list`, through a buffer of their own.
@@ -122,17 +131,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.look_later();
     }
 
-    /// Ends a mapping with addresses outside the slots', by `policy`; by the domain's where that is
-    /// `None`.
+    /// Ends a mapping with addresses outside the slots'.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
-    pub(super) unsafe fn unmap_own(
-        &self,
-        policy: Option<Policy>,
-        iova: Iova,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
+    pub(super) unsafe fn unmap_own(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         let range =
             IovaRange::of_pages(iova, len, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
         // Never addresses of slots, whatever the caller asks for.
@@ -147,14 +150,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             changing.done();
             if let Ok(Some(single)) = &found {
                 // SAFETY: the caller's promise.
-                return unsafe { self.end_single(policy, claim, single) };
+                return unsafe { self.end_single(rule, claim, single) };
             }
             claim.done();
             found?;
         }
-        let neighbours = range.len().saturating_sub(len);
-        let policy = policy.map(|policy| AtomicPolicy::new(Some(policy)));
-        Ok(self.domain.end(range, HowItEnds { neighbours, exception: policy.as_ref() })?)
+        Ok(self.end_direct(rule, range, range.len().saturating_sub(len))?)
+    }
+
+    /// Ends what was mapped directly, in granules of which `neighbours` bytes are not its own.
+    fn end_direct(&self, rule: Rule<'_>, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+        match rule {
+            Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }),
+            Rule::Strictly => self.domain.end_now(range, neighbours),
+        }
     }
 
     /// Ends a mapping of the map, which `claim` has in hand.
@@ -163,7 +172,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`unmap`](Self::unmap) of this mapping.
     unsafe fn end_single(
         &self,
-        policy: Option<Policy>,
+        rule: Rule<'_>,
         mut claim: Claim<'_, M, P, C>,
         single: &Single,
     ) -> Result<(), DmaUnmapError> {
@@ -173,10 +182,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let changing = claim.forget(start);
             changing.done();
             claim.done();
-            let policy = policy.map(|policy| AtomicPolicy::new(Some(policy)));
-            return Ok(self
-                .domain
-                .end(single.range, HowItEnds { neighbours, exception: policy.as_ref() })?);
+            return Ok(self.end_direct(rule, single.range, neighbours)?);
         }
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);

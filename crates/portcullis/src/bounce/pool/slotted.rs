@@ -8,11 +8,11 @@ use super::BouncePool;
 use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
+use super::own::Rule;
 use super::slot::{NO_GROUP, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::broken::broken;
-use crate::domain::Policy;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
@@ -119,23 +119,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline]
     pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
-        unsafe { self.unmap_by(None, iova, len) }
+        unsafe { self.unmap_by(Rule::Policy(None), iova, len) }
     }
 
-    /// As [`unmap`](Self::unmap), but what was mapped directly ends by `policy`; by the domain's
-    /// where that is `None`.
+    /// As [`unmap`](Self::unmap), but what was mapped directly ends by `rule`.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline]
-    pub(crate) unsafe fn unmap_by(
-        &self,
-        policy: Option<Policy>,
-        iova: Iova,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
+    pub(crate) unsafe fn unmap_by(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
-        unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(policy, iova, len) } }
+        unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(rule, iova, len) } }
     }
 
     /// Ends a mapping through a slot, if it is of one piece and asks for nothing else, as nearly
@@ -170,12 +164,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
-    unsafe fn unmap_slow(&self, policy: Option<Policy>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+    unsafe fn unmap_slow(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         match self.layout.find(iova) {
             // SAFETY: the caller's promise.
             Some(place) => unsafe { self.unmap_slot(place, iova, len) },
             // SAFETY: the caller's promise.
-            None => unsafe { self.unmap_own(policy, iova, len) },
+            None => unsafe { self.unmap_own(rule, iova, len) },
         }
     }
 
@@ -250,7 +244,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// No other unmap and no sync of the mapping runs now or later.
     pub(crate) unsafe fn give_slot_back(&self, iova: Iova) -> Result<(), DmaUnmapError> {
         // SAFETY: nothing is copied; for the rest the caller's promise.
-        unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(None, iova, 0)) }
+        unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(Rule::Strictly, iova, 0)) }
     }
 
     /// Copies to the original what the device has written of `len` bytes, from `offset` on, of the

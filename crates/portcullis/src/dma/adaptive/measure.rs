@@ -80,6 +80,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.begin();
         // A step that failed may have left something in the ring, whose users are to find it empty.
         let confirmed = self.commit_ring().is_ok();
+        // Or else to wait for nothing of theirs.
+        self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
     }
 

@@ -18,11 +18,12 @@ use self::commits::Commits;
 use self::ends::Ends;
 use self::mapping::Course;
 use self::measure::cost_of;
+use super::told::Told;
 use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, BounceDevice, Way};
-use crate::domain::{MapListError, Policy};
+use crate::bounce::pool::{Attributes, BounceDevice, Rule, Way};
+use crate::domain::MapListError;
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -465,7 +466,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             Course::Pool { iova, len, .. } => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
                 // sync runs now or later. Its original is as its maker promised until the unmap.
-                match unsafe { self.pool.pool().unmap_by(Some(Policy::Strict), iova, len) } {
+                match unsafe { self.pool.pool().unmap_by(Rule::Strictly, iova, len) } {
                     Ok(()) => Ok(AdaptiveUnmap::Done),
                     Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
                 }
@@ -538,7 +539,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub fn commit(&mut self) -> Result<usize, RingError> {
         self.commits.idle();
         let start = (self.clock)();
-        let committed = self.commit_ring()?;
+        let committed = match self.commit_ring() {
+            // What a measurement has left is no caller's; a later commit tries it again.
+            Err(_) if !self.ring.has_unconfirmed() => self.ring.told().commit(0),
+            result => result?,
+        };
         let ns = self.since(start);
         if committed > 0 {
             self.commits.note(ns);
@@ -550,6 +555,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let committed = self.ring.commit()?;
         self.ends.committed();
         Ok(committed)
+    }
+
+    /// What commits have ended, for a caller that cannot say so.
+    pub(super) fn told(&mut self) -> &mut Told {
+        self.ring.told()
     }
 
     /// How many descriptors are unmapped and wait for a commit.

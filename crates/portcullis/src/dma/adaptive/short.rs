@@ -7,9 +7,9 @@ use super::AdaptiveRing;
 use super::book::{Choice, class_of};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, PoolMapping};
+use crate::bounce::pool::{Attributes, PoolMapping, Rule};
 use crate::dma::{RingError, RingMapping};
-use crate::domain::{MapListError, Policy};
+use crate::domain::MapListError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -133,6 +133,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     pub(in crate::dma) unsafe fn end_fast(&mut self, first: Iova, len: u64) -> Result<(), DmaUnmapError> {
         self.commits.count();
         // SAFETY: the caller's promise.
-        unsafe { self.pool.pool().unmap_by(Some(Policy::Strict), first, len) }
+        unsafe { self.pool.pool().unmap_by(Rule::Strictly, first, len) }
     }
 }

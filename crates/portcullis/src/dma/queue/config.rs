@@ -79,7 +79,7 @@ impl QueueConfig {
     }
 
     /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and
-    /// protects to the byte. What is too large to copy is mapped, and ends by the domain's policy.
+    /// protects to the byte. What is too large to copy is mapped, and ends by the device's policy.
     /// But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
     /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without
     /// an IOMMU everything is copied, through the pool that the device reaches (swiotlb).

@@ -4,6 +4,8 @@ use super::mapping::Kind;
 use super::swiotlb::Copied;
 use super::{DmaUnmapError, Ended, Lane, Machine, NotUnmapped, Queue, RawMapping};
 use crate::addr::Iova;
+use crate::bounce::pool::Rule;
+use crate::dma::told::Told;
 use crate::dma::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingMapping, RingUnmap};
 use crate::domain::UnmapError;
 
@@ -71,11 +73,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         let kind = mapping.kind();
         let RawMapping { core } = mapping;
+        // As where a queue maps by itself: a policy that the device was given holds for all of its mappings.
+        let rule = Rule::Policy(Some(self.device.exception()));
         match (&mut self.lane, kind) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
                 // sync runs now or later. Its original is as its maker promised until this returns.
-                let ended = unsafe { device.pool().unmap(first, neighbours) };
+                let ended = unsafe { device.pool().unmap_by(rule, first, neighbours) };
                 self.ended_copy(ended)
             }
             // What the pool made has no pages.
@@ -138,10 +142,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
         let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
-        if batch.is_full()
-            && let Err(error) = batch.commit()
-        {
-            return Err(not_committed(Some(mapping.core), DmaUnmapError::of_batch(error)));
+        if batch.is_full() {
+            // A batch whose commit failed. This unmap can say nothing of it: a later commit does.
+            match batch.commit() {
+                Ok(_) => batch.told().take_back(),
+                Err(error) => return Err(not_committed(Some(mapping.core), DmaUnmapError::of_batch(error))),
+            }
         }
         let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
         if let Err(error) = batch.unlink(range, used) {
@@ -167,18 +173,31 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             && let Err(error) = self.pay()
         {
             // The commit of this mapping's batch is over, but its buffer waits with the others.
-            self.owed += 1;
             return Err(not_committed(None, error));
         }
         Ok(Ended::Flushed(()))
     }
 
-    /// Has the hardware confirm what ended by itself.
+    /// Has the hardware confirm what ended by itself, after a commit. Where it does not, what the commit has ended is told
+    /// with the next one.
     #[cold]
     fn pay(&mut self) -> Result<(), DmaUnmapError> {
+        // First, for a flush that panics.
+        self.told().into_iter().for_each(Told::take_back);
         self.device.domain().flush()?;
+        self.told().into_iter().for_each(|told| _ = told.commit(0));
         self.owed = 0;
         Ok(())
+    }
+
+    /// What commits of the lane have ended, where it has any that the driver is told of.
+    fn told(&mut self) -> Option<&mut Told> {
+        match &mut self.lane {
+            Lane::Batch(batch) => Some(batch.told()),
+            Lane::Ring(ring) => Some(ring.told()),
+            Lane::Auto(ring) => Some(ring.told()),
+            Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) | Lane::NotCoherent(_) => None,
+        }
     }
 
     /// Returns what became of a mapping that was copied.
@@ -220,8 +239,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, for a queue
-    /// that falls idle. Returns how many mappings there were. Where nothing waits, nothing is
-    /// waited for. What has ended by a lazy policy does not wait, and is not flushed by this.
+    /// that falls idle. Returns how many mappings there were: all that unmaps have said to wait, and that
+    /// neither an unmap nor a commit has said to be over since. Where nothing waits, nothing is
+    /// waited for, but for what a map or a measurement of [`auto`](super::QueueConfig::auto) has left unconfirmed.
+    /// What has ended by a lazy policy does not wait, and is not flushed by this.
     ///
     /// One submission to the hardware, and a flush of the domain where the hardware did not confirm
     /// an unmap before. The caller holds no lock and no CPU.

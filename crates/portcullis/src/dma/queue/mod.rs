@@ -63,9 +63,9 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 ///
 /// | strategy | the device loses its access to | hardware waits |
 /// |---|---|---|
-/// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, on a strict domain |
+/// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, by a strict policy |
 /// | [`batched`](QueueConfig::batched), [`ring`](QueueConfig::ring) | the batch, when it is complete or committed | one per batch |
-/// | [`bounce`](QueueConfig::bounce) | what is mapped because it is too large to copy, by the domain's policy; to a buffer that is copied it never had any | none for a copy through a buffer that stays mapped; else one, but for what is only mapped, on a lazy domain |
+/// | [`bounce`](QueueConfig::bounce) | what is mapped because it is too large to copy, by the device's policy; to a buffer that is copied it never had any | none for a copy through a buffer that stays mapped; else one, but for what is only mapped, by a lazy policy |
 /// | [`auto`](QueueConfig::auto) | what was copied, at once; what was mapped, with its batch | none; one per batch |
 ///
 /// A mapping that does not fit into a ring at all is mapped and ended by itself, strictly.
@@ -187,7 +187,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.lane.strategy()
     }
 
-    /// How many mappings are unmapped and wait for a [commit](Self::commit).
+    /// How many mappings are unmapped and wait for a [commit](Self::commit). Where a whole batch waits because its commit
+    /// failed, the next unmap commits it, and can say so of none but its own mapping: then all of them wait for the next
+    /// [`Ended::Flushed`] or commit, which says that they are over.
     #[inline]
     pub fn waiting(&self) -> usize {
         let waiting = match &self.lane {

@@ -3,6 +3,7 @@
 
 use super::{RingError, StrictRing};
 use crate::addr::IovaRange;
+use crate::dma::told::Told;
 use crate::domain::{Fate, LinkFailed, Tally};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
@@ -35,7 +36,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.clear_waiting()?;
         let domain = self.device.domain();
         if let Err(error) = domain.confirm(&self.unlinked) {
-            return Err(RingError::Unconfirmed { descriptors: self.waiting(), error });
+            return Err(RingError::Unconfirmed { descriptors: self.unmapped, error });
         }
         self.unlinked.clear();
         let unmaps = core::mem::take(&mut self.unmapped);
@@ -47,9 +48,27 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             }
             let tally = core::mem::take(&mut self.tally);
             let closed = core::mem::take(&mut self.closing);
-            domain.settle(Tally { unmaps: unmaps as u64, closed, ..tally });
+            domain.settle(Tally { unmaps: tally.unmaps + unmaps as u64, closed, ..tally });
         }
-        Ok(unmaps)
+        Ok(self.told.commit(unmaps))
+    }
+
+    /// What waits now is no caller's: no commit counts it. It is tried again all the same, and keeps its addresses until it is
+    /// confirmed.
+    pub(in crate::dma) fn disown(&mut self) {
+        self.tally.unmaps += core::mem::take(&mut self.unmapped) as u64;
+        // As an unmap allocates nothing.
+        self.waiting.reserve(self.batch);
+    }
+
+    /// Whether a caller has anything that a commit is to confirm.
+    pub(in crate::dma) fn has_unconfirmed(&self) -> bool {
+        self.unmapped > 0 || !self.unconfirmed.is_empty()
+    }
+
+    /// What commits have ended, for a caller that cannot say so.
+    pub(in crate::dma) fn told(&mut self) -> &mut Told {
+        &mut self.told
     }
 
     /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
@@ -59,7 +78,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let last = Last { ring: self, range };
         let result = last.ring.commit();
         core::mem::forget(last);
-        result.map(|_| ())
+        // `range` itself waits from now on, which is all that the unmap can say.
+        result.map(|_| self.told.take_back())
     }
 
     /// Decides what becomes of `range`, which was reserved for a list that was refused. Returns the

@@ -10,6 +10,7 @@ use core::num::NonZeroU64;
 
 use super::device::bytes_of;
 use super::layout::device_view;
+use super::told::Told;
 use super::{DmaDevice, MOST_IN_BATCH};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PageSize, PhysSegment};
 use crate::domain::{MapListError, Tally, last_byte};
@@ -188,6 +189,7 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     closing: u64,
     /// What the domain has not been told yet.
     tally: Tally,
+    told: Told,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
@@ -224,6 +226,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             unconfirmed: Vec::new(),
             closing: 0,
             tally: Tally::default(),
+            told: Told::default(),
         })
     }
 
@@ -395,6 +398,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     ///
     /// Otherwise O(1), without a wait. Allocates nothing. The caller holds no lock and no CPU.
     ///
+    /// Where a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of
+    /// the next batch, and the commit of that tells of both: until then all of them are [waiting](Self::waiting).
+    ///
     /// # Errors
     /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back as it
     /// was in two cases: it is another ring's; or a whole batch waits already, because its commit
@@ -478,10 +484,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         torn.done();
     }
 
-    /// How many descriptors are unmapped and wait for a commit.
+    /// How many descriptors are unmapped and wait for a commit. Those that one has ended which could not say so
+    /// (see [`unmap`](Self::unmap)) are among them.
     #[inline]
     pub fn waiting(&self) -> usize {
-        self.unmapped
+        self.unmapped + self.told.untold()
     }
 
     /// The number by which its descriptors are told from another ring's.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portcullis::addr::{DeviceId, DmaSegment, DomainId, Iova, Permissions, PhysSegment};
+use portcullis::addr::{DeviceId, DmaSegment, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{Device, DmaBuffer, DmaMask, DomainBuilder, QueueConfig};
@@ -11,7 +11,7 @@ use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
-use portcullis::platform::Platform;
+use portcullis::platform::{CacheMaintenance, Platform};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Context, DeviceId as ModelDevice, Iommu, IommuConfig, Memory, Queue};
 
@@ -50,8 +50,17 @@ impl World {
         Self::with(policy, |builder| builder)
     }
 
+    /// The same with a pool of these dimensions.
+    pub fn with_pool(policy: Policy, pool: PoolConfig) -> Self {
+        Self::made(policy, pool, |builder| builder)
+    }
+
     /// The same with a domain that `change` changes before it is built.
     pub fn with(policy: Policy, change: impl FnOnce(Builder) -> Builder) -> Self {
+        Self::made(policy, PoolConfig::default(), change)
+    }
+
+    fn made(policy: Policy, pool: PoolConfig, change: impl FnOnce(Builder) -> Builder) -> Self {
         let memory = Memory::new(64 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let platform = Arc::new(StdPlatform::new());
@@ -70,8 +79,9 @@ impl World {
                 let pool = Swiotlb::new(Arc::clone(&platform), Arc::clone(&memory), &config).unwrap();
                 builder.swiotlb(pool)
             }
-            _ => builder.bounce(Arc::clone(&memory), PoolConfig::default()),
+            _ => builder.bounce(Arc::clone(&memory), pool),
         };
+        let builder = builder.cache_maintenance(Arc::new(NoCache));
         let nic = builder.build(platform).unwrap().attach(DeviceId(7), DmaMask::BITS_64).unwrap();
         Self { memory, iommu, nic }
     }
@@ -113,6 +123,20 @@ impl World {
             assert!(self.writes(segment.iova, &vec![byte; segment.len as usize]), "{segment:?}");
         }
     }
+}
+
+/// There is nothing to maintain: the model's memory has no cache before it.
+struct NoCache;
+
+// SAFETY: neither method does anything, and none has to.
+unsafe impl CacheMaintenance for NoCache {
+    fn line_bytes(&self) -> u64 {
+        64
+    }
+
+    unsafe fn clean(&self, _: PhysAddr, _: u64) {}
+
+    unsafe fn invalidate(&self, _: PhysAddr, _: u64) {}
 }
 
 /// A driver's buffer, which counts its drops.
