@@ -43,7 +43,7 @@ macro_rules! watched {
     };
 }
 
-pub const TOOLS: [Tool; 3] = [
+pub const TOOLS: [Tool; 4] = [
     Tool {
         what: "Miri",
         component: Some(Component::Miri),
@@ -56,6 +56,19 @@ pub const TOOLS: [Tool; 3] = [
             ("CARGO_TARGET_DIR", "target/miri"),
         ],
         tests: &UNSAFE,
+    },
+    Tool {
+        what: "Miri, over memory that is known by its address",
+        component: Some(Component::Miri),
+        command: &["miri", "test"],
+        sanitizes: false,
+        environment: &[
+            // A "physical" address is a number. So whose memory it leads to is not strict here.
+            ("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-ignore-leaks"),
+            ("RUSTFLAGS", watched!()),
+            ("CARGO_TARGET_DIR", "target/miri"),
+        ],
+        tests: &BY_ADDRESS,
     },
     Tool {
         what: "ThreadSanitizer",
@@ -126,6 +139,18 @@ const UNSAFE: [Tests; 4] = [
         ],
     ),
 ];
+
+/// Bytes that several threads reach by safe calls, in the process's own memory: accesses of different sizes that meet are undefined
+/// behaviour, which only Miri shows.
+const BY_ADDRESS: [Tests; 1] = [(
+    "registration",
+    &[
+        "shared::a_buffer_is_read_and_written_by_parts_on_many_threads",
+        "shared::a_mapping_is_synced_by_parts_while_its_buffer_is_used",
+        "shared::coherent_memory_is_read_and_written_by_parts_on_many_threads",
+        "shared::copies_for_several_threads_keep_to_their_bytes",
+    ],
+)];
 
 /// What threads do beside each other, in seconds. ThreadSanitizer knows no fence that stands alone, and no barrier of all
 /// CPUs (`membarrier`): it sees what atomics and locks order. What fences order is for the model checker.

@@ -30,24 +30,31 @@
 //! # }
 //! ```
 
+mod given;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::Cell;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
+use portcullis::platform::words::{self, WORD};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 
 const FRAME: usize = FRAME_SIZE as usize;
-const WORD: usize = size_of::<u64>();
 /// The end of what an entry of a page table can name.
 const END: u64 = 1 << 52;
 
 /// Frames out of the process's heap, by the global allocator: page tables, coherent memory, bounce buffers.
 ///
-/// An allocation costs what the allocator takes, and the zeroing. It may wait for the allocator's lock, never for hardware.
-/// Copies and zeros go by words of 64 bits where both sides are aligned alike, and by bytes elsewhere.
+/// An allocation costs what the allocator takes, the zeroing, and a note for each frame. It may wait for the allocator's lock,
+/// never for hardware.
+///
+/// **Who may access what beside a copy.** In frames that this has given out, [`HeapBuffer`]'s among them, all access of the library
+/// is by [words], so whatever is done there by words at the same time is sound. Of other memory (a list that was mapped by
+/// number) a copy accesses the bytes named and no other: those of whole words as words, the others as bytes. Its owner
+/// accesses none of them meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Heap;
 
@@ -68,7 +75,8 @@ unsafe impl Frames for Heap {
         if first.is_null() {
             return None;
         }
-        if address.checked_add(layout.size() as u64).is_none_or(|end| end > END) {
+        let fits = address.checked_add(layout.size() as u64).is_some_and(|end| end <= END);
+        if !fits || given::give(address / FRAME_SIZE, count).is_none() {
             // SAFETY: the block from above, which nobody has seen.
             unsafe { dealloc(first, layout) };
             return None;
@@ -78,6 +86,8 @@ unsafe impl Frames for Heap {
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         if let Some(layout) = layout(count) {
+            // First, as the allocator may give the memory to anybody.
+            given::take_back(first.get() / FRAME_SIZE, count);
             // SAFETY: the caller's promise: of one `alloc` of as many frames, and nothing uses them.
             unsafe { dealloc(with_exposed_provenance_mut(first.get() as usize), layout) };
         }
@@ -90,92 +100,163 @@ unsafe impl Frames for Heap {
     }
 }
 
-/// The byte at an address.
-///
-/// # Safety
-/// It is memory of the process, of which nothing but devices and atomics touches anything while the reference lives.
-unsafe fn byte<'a>(at: usize) -> &'a AtomicU8 {
-    // SAFETY: the caller's promise.
-    unsafe { &*with_exposed_provenance(at) }
+/// A range of bytes that a copy may access.
+#[derive(Clone, Copy)]
+struct Bytes {
+    start: usize,
+    end: usize,
 }
 
 /// The word at an aligned address.
 ///
 /// # Safety
-/// As [`byte`], for each of its bytes.
+/// It is memory of the process, of which nothing but devices and words touches anything while the reference lives.
+#[inline]
 unsafe fn word<'a>(at: usize) -> &'a AtomicU64 {
     // SAFETY: the caller's promise.
     unsafe { &*with_exposed_provenance(at) }
 }
 
-/// Visits `len` bytes from address `at` on, each once, with its distance from the first: whole aligned words as such, the others alone.
+/// The byte at an address.
 ///
 /// # Safety
-/// As [`byte`], for each of them.
-unsafe fn each(
-    at: usize,
-    len: usize,
-    mut of_byte: impl FnMut(usize, &AtomicU8),
-    mut of_word: impl FnMut(usize, &AtomicU64),
-) {
-    let words = at.wrapping_neg() % WORD;
-    let words = words.min(len);
-    let tail = words + (len - words) / WORD * WORD;
-    for index in (0..words).chain(tail..len) {
-        // SAFETY: within the caller's range.
-        of_byte(index, unsafe { byte(at + index) });
+/// As [`word`], but that nothing touches it besides devices.
+#[inline]
+unsafe fn byte<'a>(at: usize) -> &'a AtomicU8 {
+    // SAFETY: the caller's promise.
+    unsafe { &*with_exposed_provenance(at) }
+}
+
+impl Bytes {
+    /// # Safety
+    /// They are memory that the CPU reaches, and meanwhile nothing accesses them but devices, and words in frames of the heap's.
+    unsafe fn new(start: PhysAddr, len: u64) -> Self {
+        let start = start.get() as usize;
+        Self { start, end: start + len as usize }
     }
-    for index in (words..tail).step_by(WORD) {
-        // SAFETY: within the caller's range, and aligned, as `at + words` is.
-        of_word(index, unsafe { word(at + index) });
+
+    /// The part of them that is in the word at `at`, as numbers of its bytes.
+    #[inline]
+    fn part(self, at: usize) -> std::ops::Range<usize> {
+        self.start.saturating_sub(at)..(self.end - at).min(WORD)
+    }
+
+    /// Whether all of the word at `at`, of which they have some, may be accessed.
+    #[inline]
+    fn has_word(self, at: usize) -> bool {
+        (self.start <= at && self.end - at >= WORD) || given::is_given((at / FRAME) as u64)
+    }
+
+    /// What they have of the word at `at`, in the places that it has there. Counts from the first byte as the lowest.
+    fn load(self, at: usize) -> u64 {
+        if self.has_word(at) {
+            // SAFETY: all of it is of the range, or of a frame of the heap's, whose bytes are all accessed as words.
+            return u64::from_le(unsafe { word(at) }.load(Ordering::Relaxed));
+        }
+        let mut bytes = [0; WORD];
+        for index in self.part(at) {
+            // SAFETY: it is of the range, outside of the heap's frames.
+            bytes[index] = unsafe { byte(at + index) }.load(Ordering::Relaxed);
+        }
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Stores what they have of the word at `at`: the bytes of `value` in those places, and no others.
+    fn store(self, at: usize, value: u64) {
+        let (part, bytes) = (self.part(at), value.to_le_bytes());
+        if self.has_word(at) {
+            // SAFETY: as in `load`.
+            return words::store_part(unsafe { word(at) }, part.start, &bytes[part]);
+        }
+        for index in part {
+            // SAFETY: as in `load`.
+            unsafe { byte(at + index) }.store(bytes[index], Ordering::Relaxed);
+        }
+    }
+
+    /// The address of the first word that has some of them.
+    fn first_word(self) -> usize {
+        self.start & !(WORD - 1)
     }
 }
 
-// SAFETY: each of the `len` bytes is written once, and no other.
+// SAFETY, by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
+// whole words only where all of them is named, or the heap's. 3: in frames that `given` knows, it accesses whole words only, by
+// atomics, and so does `HeapBuffer`.
 unsafe impl CopyMemory for Heap {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
-        let (from, to, len) = (from.get() as usize, to.get() as usize, len as usize);
-        let copy = |index: usize, to: &AtomicU8| {
-            // SAFETY: within the caller's range, of memory of the process.
-            let from = unsafe { byte(from + index) };
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-        };
-        if (from ^ to).is_multiple_of(WORD) {
-            let words = |index: usize, to: &AtomicU64| {
-                // SAFETY: as above, and aligned, as the two sides differ by whole words.
-                let from = unsafe { word(from + index) };
-                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        if len == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let (source, target) = unsafe { (Bytes::new(from, len), Bytes::new(to, len)) };
+        // From a byte of the target to the one of the source, and how far that is into a word where the target's begins one.
+        let distance = source.start.wrapping_sub(target.start);
+        let shift = distance % WORD;
+        let mut at = target.first_word();
+        if shift == 0 {
+            if source.part(at.wrapping_add(distance)).len() < WORD {
+                target.store(at, source.load(at.wrapping_add(distance)));
+                at += WORD;
+            }
+            while target.end.saturating_sub(at) >= WORD {
+                // SAFETY: all of both words is of the ranges.
+                unsafe {
+                    word(at).store(word(at.wrapping_add(distance)).load(Ordering::Relaxed), Ordering::Relaxed)
+                };
+                at += WORD;
+            }
+            if at < target.end {
+                target.store(at, source.load(at.wrapping_add(distance)));
+            }
+            return;
+        }
+        // Each word of the target has the end of one word of the source, and the beginning of the next.
+        let mut next = at.wrapping_add(distance) - shift;
+        let some = |at: usize| if at < source.end && at + WORD > source.start { source.load(at) } else { 0 };
+        let mut before = some(next);
+        while at < target.end {
+            next += WORD;
+            let is_whole =
+                at >= target.start && target.end - at >= WORD && source.end.saturating_sub(next) >= WORD;
+            let after = if is_whole {
+                // SAFETY: all of it is of the range, which has the word before it, too.
+                u64::from_le(unsafe { word(next) }.load(Ordering::Relaxed))
+            } else {
+                some(next)
             };
-            // SAFETY: the caller's range.
-            unsafe { each(to, len, copy, words) };
-        } else {
-            // SAFETY: as above.
-            (0..len).for_each(|index| copy(index, unsafe { byte(to + index) }));
+            let value = before >> (8 * shift) | after << (8 * (WORD - shift));
+            if is_whole {
+                // SAFETY: all of it is of the range.
+                unsafe { word(at) }.store(value.to_le(), Ordering::Relaxed);
+            } else {
+                target.store(at, value);
+            }
+            before = after;
+            at += WORD;
         }
     }
 
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
-        let (byte, word) = (
-            |_, byte: &AtomicU8| byte.store(0, Ordering::Relaxed),
-            |_, word: &AtomicU64| {
-                word.store(0, Ordering::Relaxed);
-            },
-        );
-        // SAFETY: the caller's range.
-        unsafe { each(at.get() as usize, len as usize, byte, word) };
+        if len == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { Bytes::new(at, len) };
+        (bytes.first_word()..bytes.end).step_by(WORD).for_each(|at| bytes.store(at, 0));
     }
 }
 
 /// Bytes in frames of their own in the process's heap, for a mapping to own. Nothing else shares a page with them.
 ///
-/// A device may change them while it is mapped, so the CPU copies them in and out by atomics. All are zero at first. They are
-/// freed when the value is dropped.
+/// A device may change them while it is mapped, and so may other threads, so the CPU copies them in and out by [words]. All are
+/// zero at first. They are freed when the value is dropped.
 #[derive(Debug)]
 pub struct HeapBuffer {
     segment: PhysSegment,
 }
 
-// SAFETY: the frames are the value's own until it is dropped, wherever it is moved, and the CPU reaches them by atomics alone.
+// SAFETY: the frames are the value's own until it is dropped, wherever it is moved, and safe code reaches them by words alone.
 unsafe impl DmaBuffer for HeapBuffer {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(&self.segment)
@@ -201,40 +282,28 @@ impl HeapBuffer {
     }
 
     /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, where some of them do not exist. While a device
-    /// writes them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
+    /// or another thread writes them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
-        let from = self.at(offset, out.len())?;
-        let len = out.len();
-        let out = Cell::from_mut(out).as_slice_of_cells();
-        let byte = |index: usize, byte: &AtomicU8| out[index].set(byte.load(Ordering::Relaxed));
-        let word = |index: usize, word: &AtomicU64| {
-            let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-            out[index..].iter().zip(bytes).for_each(|(out, byte)| out.set(byte));
-        };
-        // SAFETY: the buffer's own bytes.
-        unsafe { each(from, len, byte, word) };
-        Some(())
+        self.holds(offset, out.len())?;
+        words::read(self.words(), offset, out)
     }
 
-    /// Copies `bytes` to the buffer from `offset` on; `None`, with nothing copied, where some of it does not exist.
-    /// O(`bytes.len()`); waits for nothing.
+    /// Copies `bytes` to the buffer from `offset` on, and changes no other; `None`, with nothing copied, where some of it does
+    /// not exist. O(`bytes.len()`); waits for nothing.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
-        let to = self.at(offset, bytes.len())?;
-        let byte = |index: usize, byte: &AtomicU8| byte.store(bytes[index], Ordering::Relaxed);
-        let word = |index: usize, word: &AtomicU64| {
-            let mut whole = [0; WORD];
-            whole.copy_from_slice(&bytes[index..index + WORD]);
-            word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
-        };
-        // SAFETY: the buffer's own bytes.
-        unsafe { each(to, bytes.len(), byte, word) };
-        Some(())
+        self.holds(offset, bytes.len())?;
+        words::write(self.words(), offset, bytes)
     }
 
-    /// The address of the byte at `offset`, if the `len` bytes from there on exist.
-    fn at(&self, offset: usize, len: usize) -> Option<usize> {
-        offset.checked_add(len).filter(|end| *end <= self.size())?;
-        Some(self.segment.phys.get() as usize + offset)
+    fn holds(&self, offset: usize, len: usize) -> Option<()> {
+        offset.checked_add(len).filter(|end| *end <= self.size()).map(|_| ())
+    }
+
+    /// All words of its frames.
+    fn words(&self) -> &[AtomicU64] {
+        let (first, frames) = (self.segment.phys.get() as usize, self.size().div_ceil(FRAME));
+        // SAFETY: the frames are of one `alloc`, and freed when the value is dropped. All access to them is by words.
+        unsafe { slice::from_raw_parts(with_exposed_provenance(first), frames * FRAME / WORD) }
     }
 }
 

@@ -10,6 +10,8 @@
 //! The three traits are separate because they have different users: an IOMMU that maps by request
 //! (iommufd, virtio-iommu) needs CPUs and a clock, but no table memory.
 
+pub mod words;
+
 use alloc::sync::{Arc, Weak};
 use core::marker::PhantomData;
 
@@ -330,15 +332,21 @@ pub unsafe trait Frames: Send + Sync + 'static {
 /// drivers name.
 ///
 /// # Safety
-/// All methods write the bytes named, all of them, and nothing else.
+/// 1. All methods change the bytes named, all of them, and nothing else.
+/// 2. Outside of frames of its own (those that its `alloc` has given out, and that are not freed) a call accesses the bytes named,
+///    and no other: what shares a word with them may be anybody's.
+/// 3. In frames of its own, a call is sound beside calls on other threads for other bytes, though of the same [word](words).
+/// 4. In frames of its own, a call is sound beside accesses of the same bytes by [words], as safe code of a
+///    [buffer](crate::dma::DmaBuffer) may make them while a queue syncs its mapping. An implementation that is not (`memcpy` is
+///    not) says so, and is given no buffers that safe code reaches while they are mapped.
 pub unsafe trait CopyMemory: Frames {
     /// Copies `len` bytes from `from` to `to`, of any alignment, across any number of frames. A
     /// device may be changing them meanwhile: the copy is then any mixture of old and new bytes.
     /// Never waits; O(len).
     ///
     /// # Safety
-    /// All bytes of both ranges are memory that the CPU reaches. The ranges do not overlap, and
-    /// meanwhile only devices, and code that uses atomics, touch either.
+    /// 1. All bytes of both ranges are memory that the CPU reaches, and the ranges do not overlap.
+    /// 2. Meanwhile nothing accesses a byte of either but devices, and by [words] in frames of this memory's own.
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64);
 
     /// Sets `len` bytes at `at` to 0.

@@ -237,8 +237,8 @@ fn use_disk<X: Machine>(pci: Pci, device: &Device<X>, config: QueueConfig) -> Re
     let writes = (0..64).map(|index| transfer(index, true, byte(index))).collect::<Result<Vec<_>>>()?;
     drop(nvme.run(writes).map_err(said)?);
     for index in 0..64 {
-        let back = nvme.run(alloc::vec![transfer(index, false, 0)?]).map_err(said)?;
-        if !back.iter().all(|buffer| buffer.is_all(byte(index))) || back.len() != 1 {
+        let mut back = nvme.run(alloc::vec![transfer(index, false, 0)?]).map_err(said)?;
+        if !back.iter_mut().all(|buffer| buffer.is_all(byte(index))) || back.len() != 1 {
             return Err(format!("block {} does not read as it was written", index * 16));
         }
     }

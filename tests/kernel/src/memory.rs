@@ -106,7 +106,8 @@ unsafe impl Frames for Memory {
     }
 }
 
-// SAFETY: all the bytes, and no others.
+// SAFETY, by clause. 1, 2 and 3: all the bytes, and no others. 4: it is not sound beside other accesses, so a `Buffer` lets nobody but
+// its owner reach its bytes, and a mapping is not that.
 unsafe impl CopyMemory for Memory {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         // SAFETY: the caller's ranges, which do not overlap.
@@ -122,7 +123,8 @@ unsafe impl CopyMemory for Memory {
 /// A buffer of whole frames for a device.
 pub struct Buffer([PhysSegment; 1]);
 
-// SAFETY: the frames are this value's alone until it is dropped, and the CPU reads and writes them as volatile bytes.
+// SAFETY: the frames are this value's alone until it is dropped. Its owner alone reads them, as volatile bytes; a reference to it
+// reaches none.
 unsafe impl DmaBuffer for Buffer {
     fn segments(&self) -> &[PhysSegment] {
         &self.0
@@ -145,7 +147,7 @@ impl Buffer {
     }
 
     /// Whether every byte is `byte`.
-    pub fn is_all(&self, byte: u8) -> bool {
+    pub fn is_all(&mut self, byte: u8) -> bool {
         (0..self.0[0].len).all(|at| peek(self.phys().get() + at) == byte)
     }
 }

@@ -109,7 +109,7 @@ struct Buffer {
     segment: [PhysSegment; 1],
 }
 
-// SAFETY: the frames are this value's alone until it is dropped, and this process reaches them as atomics only.
+// SAFETY: the frames are this value's alone until it is dropped, and a reference to it reaches no byte of them: `bytes` is for its owner.
 unsafe impl DmaBuffer for Buffer {
     fn segments(&self) -> &[PhysSegment] {
         &self.segment
@@ -123,7 +123,7 @@ impl Buffer {
         Ok(Self { ram: ram.clone(), segment: [PhysSegment { phys, len }] })
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    fn bytes(&mut self) -> Vec<u8> {
         self.ram.read_all(self.segment[0].phys, self.segment[0].len)
     }
 }
@@ -191,8 +191,8 @@ fn run<K: Kind>(way: Way) -> Result<()> {
     }
     println!("the image holds them");
     for index in 0..count {
-        let back = nvme.run(vec![transfer(index, false, 0)?])?;
-        let [buffer] = back.as_slice() else { return Err("a buffer did not come back".into()) };
+        let mut back = nvme.run(vec![transfer(index, false, 0)?])?;
+        let [buffer] = back.as_mut_slice() else { return Err("a buffer did not come back".into()) };
         if buffer.bytes().iter().any(|found| *found != byte(index)) {
             return Err(format!("block {} does not read as it was written", place(index)).into());
         }

@@ -223,7 +223,7 @@ impl<X: Format> World<X> {
             self.model.committed(End::Ring);
             self.raw.ring_untold = before;
         }
-        if result != Ok(RingUnmap::Committed) {
+        if !matches!(result, Ok(RingUnmap::Committed)) {
             assert_eq!(self.raw.ring.waiting(), before + usize::from(taken), "all of them are to be told of");
         }
         match result {

@@ -21,6 +21,7 @@ mod panics;
 mod played;
 #[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
+mod shared;
 #[cfg(not(watched))]
 mod steps;
 #[path = "../../../portcullis/tests/stuck/mod.rs"]

@@ -8,7 +8,7 @@ use super::Memory;
 
 const PAGE: usize = FRAME_SIZE as usize;
 
-// SAFETY: `read` and `write` check every address, and write the bytes that they are given where they are told.
+// SAFETY: `read` and `write` check every address, and change the bytes that they are given where they are told, by words.
 unsafe impl CopyMemory for Memory {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         let mut page = [0; PAGE];

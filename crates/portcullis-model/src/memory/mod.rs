@@ -1,6 +1,7 @@
 //! Simulated physical memory: frames of 4 KiB that the library, the IOMMU's walker and devices all reach.
 //!
-//! Every byte lives in an atomic word, so any of them may read and write at once without undefined behaviour.
+//! Every byte lives in an atomic word, and is accessed by [words], so any of them may read and write at once without undefined
+//! behaviour.
 //! Memory appears in chunks of 256 KiB as it is first used; until then each costs some 40 bytes. Mistakes of
 //! the code under test (a double free, the use of a freed table) are counted instead of doing damage.
 //!
@@ -17,7 +18,7 @@ pub use buffer::Buffer;
 use std::sync::{Arc, OnceLock};
 
 use portcullis::addr::PhysAddr;
-use portcullis::platform::{FRAME_SIZE, Frames, Table};
+use portcullis::platform::{FRAME_SIZE, Frames, Table, words};
 use portcullis::sync::{AtomicU64, Mutex, Ordering};
 
 use allocator::Allocator;
@@ -198,7 +199,7 @@ impl Memory {
         while !rest.is_empty() {
             let (piece, after) = rest.split_at_mut(in_frame(at).min(rest.len()));
             match self.existing_frame(PhysAddr::new(at)) {
-                Some(table) => read_words(table, at % FRAME_SIZE, piece),
+                Some(table) => words::read(table, (at % FRAME_SIZE) as usize, piece).unwrap_or_default(),
                 // Never written since the memory came into being.
                 None => piece.fill(0),
             }
@@ -220,7 +221,8 @@ impl Memory {
             let (piece, after) = rest.split_at(in_frame(at).min(rest.len()));
             if let Some((chunk, frame)) = self.locate(PhysAddr::new(at)) {
                 let chunk = self.chunks[chunk].get_or_init(Chunk::new);
-                write_words(&chunk.frames[frame], at % FRAME_SIZE, piece);
+                // A piece of one frame.
+                let _ = words::write(&chunk.frames[frame], (at % FRAME_SIZE) as usize, piece);
             }
             at += piece.len() as u64;
             rest = after;
@@ -307,56 +309,4 @@ unsafe impl Frames for Memory {
 /// Bytes from `address` to the end of its frame.
 fn in_frame(address: u64) -> usize {
     (FRAME_SIZE - address % FRAME_SIZE) as usize
-}
-
-/// How many of `len` bytes from offset `start` on come before the first whole word.
-fn before_words(start: u64, len: usize) -> usize {
-    (start.next_multiple_of(WORD) - start).min(len as u64) as usize
-}
-
-// Relaxed: data carries no order of its own; code that needs one has a lock or a doorbell.
-
-fn read_words(table: &Table, start: u64, bytes: &mut [u8]) {
-    let read_part = |at: u64, part: &mut [u8]| {
-        let skip = (at % WORD) as usize;
-        let word = table[(at / WORD) as usize].load(Ordering::Relaxed);
-        part.copy_from_slice(&word.to_le_bytes()[skip..skip + part.len()]);
-    };
-    let (head, rest) = bytes.split_at_mut(before_words(start, bytes.len()));
-    if !head.is_empty() {
-        read_part(start, head);
-    }
-    let at = start + head.len() as u64;
-    let (words, tail) = rest.as_chunks_mut();
-    for (bytes, word) in words.iter_mut().zip(&table[(at / WORD) as usize..]) {
-        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-    }
-    if !tail.is_empty() {
-        read_part(at + words.len() as u64 * WORD, tail);
-    }
-}
-
-fn write_words(table: &Table, start: u64, bytes: &[u8]) {
-    let write_part = |at: u64, part: &[u8]| {
-        let skip = (at % WORD) as usize;
-        let (mut value, mut mask) = ([0; WORD as usize], [0; WORD as usize]);
-        value[skip..skip + part.len()].copy_from_slice(part);
-        mask[skip..skip + part.len()].fill(0xff);
-        let (value, mask) = (u64::from_le_bytes(value), u64::from_le_bytes(mask));
-        // The closure always answers `Some`, so there is no error to look at.
-        let _ = table[(at / WORD) as usize]
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !mask | value));
-    };
-    let (head, rest) = bytes.split_at(before_words(start, bytes.len()));
-    if !head.is_empty() {
-        write_part(start, head);
-    }
-    let at = start + head.len() as u64;
-    let (words, tail) = rest.as_chunks();
-    for (bytes, word) in words.iter().zip(&table[(at / WORD) as usize..]) {
-        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-    }
-    if !tail.is_empty() {
-        write_part(at + words.len() as u64 * WORD, tail);
-    }
 }

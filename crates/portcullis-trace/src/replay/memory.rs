@@ -281,7 +281,8 @@ unsafe impl Frames for TraceMemory {
     }
 }
 
-// SAFETY: each piece is written where the directory has it; what it does not have is a stray.
+// SAFETY: each piece is written where the directory has it; what it does not have is a stray. Clauses 3 and 4 hold as one thread runs a
+// replay, with its drivers and its devices; it has no buffers that a mapping owns.
 unsafe impl CopyMemory for TraceMemory {
     #[inline]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {

@@ -5,23 +5,25 @@
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU8;
 
 use super::DmaDevice;
 use crate::addr::{Direction, Iova, IovaRange, PhysAddr};
 use crate::domain::{MapListError, UnmapError};
 use crate::mapper::Mapper;
+use crate::platform::words::{WORD, load_part, store_part, with_part};
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Bytes of a word.
-const WORD: usize = size_of::<u64>();
+/// Bytes that are written with the lock held, at the most.
+const SLICE: usize = 64 * WORD;
 
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
 /// The device may read and write them at any time, so the CPU does it in atomic words
 /// ([`word`](Self::word), [`as_slice`](Self::as_slice)); [`read`](Self::read) and [`write`](Self::write) copy bytes out of these
-/// and into them. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
+/// and into them, by [words] too. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
+///
+/// [words]: crate::platform::words
 #[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     // Dropped in `release` only, once the device is known to be kept out.
@@ -30,6 +32,8 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     phys: PhysAddr,
     count: usize,
     iova: Iova,
+    /// Held by a CPU that writes, where a part of a word cannot be written in one step.
+    writing: Mutex<()>,
 }
 
 impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
@@ -61,7 +65,10 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         // SAFETY: the frames are this value's alone, in whole granules, accessed as atomics only, and freed after a strict
         // unmap or never.
         match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
-            Ok(iova) => Ok(Self { device: ManuallyDrop::new(device.clone()), frames, phys, count, iova }),
+            Ok(iova) => {
+                let (device, writing) = (ManuallyDrop::new(device.clone()), Mutex::default());
+                Ok(Self { device, frames, phys, count, iova, writing })
+            }
             // The device may reach them: they are never freed.
             Err(error @ MapListError::Unconfirmed { .. }) => Err(error),
             Err(error) => {
@@ -114,40 +121,46 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// this read after that one. O(`out.len()`); waits for nothing.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
-            out[at..at + part.len()].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[part]);
+            load_part(word, part.start, &mut out[at..at + part.len()]);
         })
     }
 
     /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied,
     /// where some of it does not exist. O(`bytes.len()`); waits for nothing.
     ///
-    /// The bytes of a word that are not written stay as they are, also where the device writes them
+    /// The bytes of a word that are not written stay as they are, also where the device or another CPU writes them
     /// meanwhile. Before the device is told, [`DmaDevice::sync_for_device`] orders that after this
     /// write.
+    ///
+    /// **Where the frames are [uncached](Frames::UNCACHED)**, a word of which a part is written is loaded and stored again, as no
+    /// atomic read-modify-write may be done there. Calls of this on several CPUs do not lose each other's bytes, but what the
+    /// device, or a store to a [`word`](Self::word), writes to the rest of the word in between is lost. There a word that the
+    /// device writes, too, is written by whole words, while it is the driver's turn. The caller holds no CPU there, as this takes
+    /// a lock with one lent, for 64 words at a time.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
-        self.each_word(offset, bytes.len(), |word, at, part| {
-            let new = &bytes[at..at + part.len()];
-            if let Ok(whole) = new.try_into() {
-                return word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
-            }
-            if F::UNCACHED {
-                let first = core::ptr::from_ref(word).cast_mut().cast::<AtomicU8>();
-                for (at, byte) in part.zip(new) {
-                    // SAFETY: byte `at` of the word, which may be written through the reference. A
-                    // CPU that loads the whole word meanwhile finds old and new bytes of it, as
-                    // where a device writes some of them.
-                    unsafe { (*first.add(at)).store(*byte, Ordering::Relaxed) };
-                }
-                return;
-            }
-            let changed = |old: u64| {
-                let mut all = old.to_ne_bytes();
-                all[part.clone()].copy_from_slice(new);
-                Some(u64::from_ne_bytes(all))
-            };
-            // Never an error: `changed` always returns a word.
-            let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
-        })
+        if !F::UNCACHED {
+            return self.each_word(offset, bytes.len(), |word, at, part| {
+                store_part(word, part.start, &bytes[at..at + part.len()]);
+            });
+        }
+        offset.checked_add(bytes.len()).filter(|end| *end <= self.size())?;
+        let platform = self.device.domain().platform();
+        let mut done = 0;
+        while done < bytes.len() {
+            let part = &bytes[done..bytes.len().min(done + SLICE)];
+            platform.with_cpu(|_| {
+                let writing = self.writing.lock();
+                let written = self.each_word(offset + done, part.len(), |word, at, range| {
+                    let new = &part[at..at + range.len()];
+                    let old = if new.len() < WORD { word.load(Ordering::Relaxed) } else { 0 };
+                    word.store(with_part(old, range.start, new), Ordering::Relaxed);
+                });
+                drop(writing);
+                written
+            })?;
+            done += part.len();
+        }
+        Some(())
     }
 
     /// The address at which the CPU finds the [`size`](Self::size) bytes, if all frames lie side by

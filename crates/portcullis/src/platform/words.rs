@@ -1,0 +1,112 @@
+//! Bytes that several CPUs and devices may reach at once, without undefined behaviour: a *word*, eight bytes at a multiple of
+//! eight, is accessed as a whole, always by an [`AtomicU64`].
+//!
+//! Atomic accesses that overlap, of which one is a write and neither is ordered before the other, must be of the same bytes: those
+//! of one byte beside those of eight are undefined behaviour ([`core::sync::atomic`], "Memory model for atomic accesses"). So what
+//! is shared has one size. It is eight bytes, as page tables have no other, and as a copy takes an eighth of the steps that it
+//! would take by bytes. A read of a part of a word loads all of it. A write to a part exchanges the word for one in which
+//! the other bytes are as they were: what another CPU or a device has written there meanwhile makes it try again, and is never
+//! written over.
+//!
+//! All of these are `Relaxed`. While somebody writes them, each byte that is read is an old or a new one, and the bytes of a word are
+//! of one moment. A caller that needs an order has a fence, a lock or a doorbell.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bytes of a word.
+pub const WORD: usize = size_of::<u64>();
+
+/// The bytes from `skip` on of a word, as many as `out` has, up to the end of the word.
+#[inline]
+pub fn load_part(word: &AtomicU64, skip: usize, out: &mut [u8]) {
+    let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+    out.iter_mut().zip(bytes.iter().skip(skip)).for_each(|(out, byte)| *out = *byte);
+}
+
+/// Returns the word `old` with `bytes` from its byte `skip` on, up to its end.
+#[inline]
+pub(crate) fn with_part(old: u64, skip: usize, bytes: &[u8]) -> u64 {
+    let mut all = old.to_ne_bytes();
+    all.iter_mut().skip(skip).zip(bytes).for_each(|(place, byte)| *place = *byte);
+    u64::from_ne_bytes(all)
+}
+
+/// Stores `bytes` from byte `skip` of a word on, up to its end. The others stay as they are, also where somebody writes them
+/// meanwhile: then it tries again.
+#[inline]
+pub fn store_part(word: &AtomicU64, skip: usize, bytes: &[u8]) {
+    if let (0, Ok(whole)) = (skip, bytes.try_into()) {
+        return word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+    }
+    let changed = |old| Some(with_part(old, skip, bytes));
+    // Never an error: `changed` always returns a word.
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+}
+
+/// The words that hold `len` bytes from `offset` on, and how many bytes of the first are before these; `None` where some of the
+/// bytes do not exist.
+fn around(words: &[AtomicU64], offset: usize, len: usize) -> Option<(&[AtomicU64], usize)> {
+    let end = offset.checked_add(len).filter(|end| *end <= size_of_val(words))?;
+    Some((&words[offset / WORD..end.div_ceil(WORD)], offset % WORD))
+}
+
+/// Copies the bytes from `offset` on of `words` to `out`; `None`, with nothing copied, where some of them do not exist.
+/// O(`out.len()`); waits for nothing.
+pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) -> Option<()> {
+    let (words, skip) = around(words, offset, out.len())?;
+    let (head, rest) = out.split_at_mut(((WORD - skip) % WORD).min(out.len()));
+    let (first, words) = words.split_at(usize::from(!head.is_empty()));
+    first.iter().for_each(|word| load_part(word, skip, head));
+    let (whole, tail) = rest.as_chunks_mut::<WORD>();
+    let (middle, last) = words.split_at(whole.len());
+    for (bytes, word) in whole.iter_mut().zip(middle) {
+        *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    last.iter().for_each(|word| load_part(word, 0, tail));
+    Some(())
+}
+
+/// Copies `bytes` to `words`, from the byte at `offset` on, and changes no other; `None`, with nothing copied, where some of them
+/// do not exist. O(`bytes.len()`); waits for nothing.
+pub fn write(words: &[AtomicU64], offset: usize, bytes: &[u8]) -> Option<()> {
+    let (words, skip) = around(words, offset, bytes.len())?;
+    let (head, rest) = bytes.split_at(((WORD - skip) % WORD).min(bytes.len()));
+    let (first, words) = words.split_at(usize::from(!head.is_empty()));
+    first.iter().for_each(|word| store_part(word, skip, head));
+    let (whole, tail) = rest.as_chunks::<WORD>();
+    let (middle, last) = words.split_at(whole.len());
+    for (bytes, word) in whole.iter().zip(middle) {
+        word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+    }
+    last.iter().for_each(|word| store_part(word, 0, tail));
+    Some(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_read_and_written_and_nothing_beside_it() {
+        let words = [const { AtomicU64::new(0) }; 4];
+        let source: [u8; 32] = core::array::from_fn(|at| at as u8 + 1);
+        for offset in 0..=32 {
+            for len in 0..=32 - offset {
+                write(&words, 0, &[0xee; 32]).unwrap();
+                write(&words, offset, &source[..len]).unwrap();
+                let mut expected = [0xee; 32];
+                expected[offset..offset + len].copy_from_slice(&source[..len]);
+                let mut all = [0; 32];
+                read(&words, 0, &mut all).unwrap();
+                assert_eq!(all, expected, "{len} bytes at {offset}");
+                let mut part = [0; 32];
+                read(&words, offset, &mut part[..len]).unwrap();
+                assert_eq!(part[..len], source[..len], "{len} bytes at {offset}");
+            }
+        }
+        for (offset, len) in [(32, 1), (33, 0), (0, 33), (usize::MAX, 1), (usize::MAX, 0)] {
+            assert_eq!(write(&words, offset, &[1; 40][..len]), None, "{len} bytes at {offset}");
+            assert_eq!(read(&words, offset, &mut [1; 40][..len]), None, "{len} bytes at {offset}");
+        }
+    }
+}
