@@ -131,6 +131,7 @@ impl One {
         Ranges {
             settled,
             rates: self.rates(),
+            union: live.iter().map(|live| live.span).collect(),
             live: live.into_iter().collect(),
             sources: source.into_iter().collect(),
         }

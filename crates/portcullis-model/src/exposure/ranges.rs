@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::page::{Links, Rates};
-use super::spans::{Span, covered};
+use super::spans::{Span, bytes, joined};
 
 /// Above this many ranges in one open translation, ranges that touch are joined and count as old as the oldest
 /// of them. What is exact is the byte-nanoseconds; the longest time may then be too long, never too short.
@@ -37,6 +37,8 @@ pub(super) struct Ranges {
     pub(super) settled: u64,
     pub(super) rates: Rates,
     pub(super) live: SmallVec<[Live; 2]>,
+    /// The bytes that are live, joined: of thousands of mappings that share bytes, few spans.
+    pub(super) union: SmallVec<[Span; 2]>,
     pub(super) sources: SmallVec<[Source; 1]>,
 }
 
@@ -52,6 +54,7 @@ impl Ranges {
         let source = self.sources.iter_mut().find(|source| source.iova_page == iova_page);
         let longest = source.map_or(0, |source| source.cut(span, now));
         self.live.push(Live { iova_page, span, neighbour });
+        self.union = joined(self.union.iter().copied().chain([span]));
         self.recount();
         longest
     }
@@ -61,6 +64,9 @@ impl Ranges {
     pub(super) fn end(&mut self, iova_page: u64, span: Span, now: u64, open: bool) -> u64 {
         let is_it = |live: &Live| live.iova_page == iova_page && live.span == span;
         let ended = self.live.iter().position(is_it).map(|at| self.live.swap_remove(at));
+        if ended.is_some() && !self.live.iter().any(|live| live.span.contains(span)) {
+            self.union = joined(self.live.iter().map(|live| live.span));
+        }
         if !open {
             return self.close(iova_page, now);
         }
@@ -106,10 +112,11 @@ impl Ranges {
     }
 
     fn recount(&mut self) {
-        let live = || self.live.iter().map(|live| live.span);
+        let live = || self.union.iter().copied();
         let ended = self.sources.iter().flat_map(|source| source.ended.iter().map(|ended| ended.span));
-        let live_bytes = covered(live());
-        let reached = if self.sources.is_empty() { live_bytes } else { covered(live().chain(ended)) };
+        let live_bytes = bytes(live());
+        let reached =
+            if self.sources.is_empty() { live_bytes } else { bytes(joined(live().chain(ended)).into_iter()) };
         let neighbour = self.live.iter().any(|live| live.neighbour)
             || self.sources.iter().any(|source| source.neighbour && !source.ended.is_empty());
         self.rates = Rates::of(reached - live_bytes, reached, neighbour);

@@ -37,17 +37,21 @@ impl Span {
     }
 }
 
-/// How many bytes at least one of `spans` covers.
-pub(super) fn covered(spans: impl Iterator<Item = Span>) -> u32 {
+/// The bytes that at least one of `spans` covers, as spans of which no two touch, in order.
+pub(super) fn joined(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 2]> {
     let mut spans: SmallVec<[Span; 8]> = spans.collect();
     spans.sort_unstable();
-    let mut total = 0;
-    let mut reached = 0;
+    let mut joined: SmallVec<[Span; 2]> = SmallVec::new();
     for span in spans {
-        if span.end > reached {
-            total += span.end - span.start.max(reached);
-            reached = span.end;
+        match joined.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => joined.push(span),
         }
     }
-    total
+    joined
+}
+
+/// How many bytes are in `spans`, of which no two overlap.
+pub(super) fn bytes(spans: impl Iterator<Item = Span>) -> u32 {
+    spans.map(Span::len).sum()
 }
