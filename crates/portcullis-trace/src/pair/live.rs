@@ -22,6 +22,13 @@ const PRINTED: usize = 128;
 /// How many mappings that begin below an address are looked at, nearest first, for one that holds it.
 const NEIGHBOURS: usize = 64;
 
+/// How many live mappings of one address or list are compared, the oldest first, for one that fits exactly. No driver maps the
+/// same memory as often, and the file of one that seems to would keep a reader busy.
+const ALIKE: usize = 1024;
+
+/// How many spans of mappings are looked at for the one that a sync is in: those of the neighbours' lists, as the kernel prints them.
+const SPANS: usize = 32_768;
+
 /// Which calls can end a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Class {
@@ -145,7 +152,7 @@ impl Live {
             };
             // Of several that fit the oldest: where an address is given out again before its unmap is recorded,
             // the unmap is for the older one.
-            let exact = old().find(|(_, slot)| slot.size == size && slot.dir == dir);
+            let exact = old().take(ALIKE).find(|(_, slot)| slot.size == size && slot.dir == dir);
             exact.or_else(|| old().next_back())?.0
         };
         self.remove(key.0, key.1, id, None);
@@ -160,7 +167,7 @@ impl Live {
     ) -> Option<(MapId, SmallVec<[Span; 1]>)> {
         let id = {
             let ids = self.by_list.get(&key)?;
-            let same = ids.iter().find(|&&id| self.slot(id).is_some_and(|slot| slot.dir == dir));
+            let same = ids.iter().take(ALIKE).find(|&&id| self.slot(id).is_some_and(|slot| slot.dir == dir));
             same.or_else(|| ids.last()).copied()?
         };
         let spans = self.remove(key.device, Class::List, id, Some(key))?;
@@ -190,6 +197,7 @@ impl Live {
     /// The mapping of `device` that holds the `len` bytes at `addr`.
     pub(super) fn find(&self, device: DeviceId, addr: u64, len: u64) -> Hit {
         let mut nearest = Hit::Nothing;
+        let mut spans_left = SPANS;
         for class in [Class::Single, Class::List, Class::Coherent] {
             let below = self.by_address.range((device, class, 0)..=(device, class, addr));
             for (&(_, _, start), ids) in below.rev().take(NEIGHBOURS) {
@@ -197,6 +205,10 @@ impl Live {
                     let Some(slot) = self.slot(id) else { continue };
                     let mut offset = 0u64;
                     for span in &slot.spans {
+                        if spans_left == 0 {
+                            return nearest;
+                        }
+                        spans_left -= 1;
                         let inside = addr - start;
                         if span.addr == start && inside < span.len {
                             let left = span.len - inside;
@@ -229,7 +241,7 @@ impl Live {
             let key = (device, class, span.addr);
             self.note_gone(key, span.len);
             if let Some(ids) = self.by_address.get_mut(&key) {
-                ids.retain(|other| *other != id);
+                forget(ids, id);
                 if ids.is_empty() {
                     self.by_address.remove(&key);
                 }
@@ -238,12 +250,19 @@ impl Live {
         if let Some(key) = list
             && let Some(ids) = self.by_list.get_mut(&key)
         {
-            ids.retain(|other| *other != id);
+            forget(ids, id);
             if ids.is_empty() {
                 self.by_list.remove(&key);
             }
         }
         self.free.push(id);
         Some(slot.spans)
+    }
+}
+
+/// Takes `id` out, one of the first as a rule.
+fn forget(ids: &mut Ids, id: MapId) {
+    if let Some(at) = ids.iter().position(|other| *other == id) {
+        ids.remove(at);
     }
 }

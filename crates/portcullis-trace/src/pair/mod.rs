@@ -41,12 +41,20 @@ struct Cpu {
     last_ns: Option<u64>,
     went_back: bool,
     waiting: Waiting,
+    /// It is among those whose maps wait.
+    listed: bool,
 }
+
+/// Maps that wait are compared with an unmap, where there is no `dma_*` event, up to this many. Where more wait, none of these
+/// events is going to come.
+const COMPARED: usize = 4096;
 
 /// Pairs the events of one trace.
 #[derive(Debug)]
 pub(crate) struct Pairer {
     cpus: Vec<Cpu>,
+    /// The CPUs whose maps may wait: of thousands only some.
+    with_maps: Vec<u32>,
     devices: Devices,
     live: Live,
     direct: Direct,
@@ -83,6 +91,7 @@ impl Pairer {
     pub(crate) fn new(only: Option<String>) -> Self {
         Self {
             cpus: Vec::new(),
+            with_maps: Vec::new(),
             devices: Devices::new(only),
             live: Live::default(),
             direct: Direct::default(),
@@ -196,7 +205,11 @@ impl Pairer {
             });
         }
         let run = Run { iova, phys, size, at: out.at };
-        if let Some(old) = self.waiting(out).and_then(|waiting| waiting.push_map(run)) {
+        let Some(cpu) = self.cpus.get_mut(out.at.cpu as usize) else { return };
+        if !std::mem::replace(&mut cpu.listed, true) {
+            self.with_maps.push(out.at.cpu);
+        }
+        if let Some(old) = cpu.waiting.push_map(run) {
             self.direct.keep(old, summary);
             self.direct.make_room(&mut self.live, summary, out);
         }
@@ -210,9 +223,7 @@ impl Pairer {
         };
         let unmap = Unmapped { first: iova, last, at: out.at };
         // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
-        let direct = !self.dma_seen
-            && (self.direct.touches(&unmap)
-                || self.cpus.iter().any(|cpu| cpu.waiting.has_map_in(iova, last)));
+        let direct = !self.dma_seen && (self.direct.touches(&unmap) || self.waits_for(iova, last));
         if direct {
             return self.unclaimed_unmap(unmap, summary, out);
         }
@@ -235,13 +246,23 @@ impl Pairer {
         self.direct.make_room(&mut self.live, summary, out);
     }
 
+    /// Whether a map that waits has a byte between `first` and `last`, or so many wait that none is going to be claimed.
+    fn waits_for(&self, first: u64, last: u64) -> bool {
+        let mut left = COMPARED;
+        let cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
+        cpus.into_iter().any(|cpu| cpu.waiting.has_map_in(first, last, &mut left))
+    }
+
     /// Gives up waiting for the `dma_*` events of maps older than event `seq`.
     fn release_maps(&mut self, seq: u64, summary: &mut Summary) {
-        for cpu in &mut self.cpus {
+        self.with_maps.retain(|&number| {
+            let Some(cpu) = self.cpus.get_mut(number as usize) else { return false };
             while let Some(run) = cpu.waiting.pop_map_before(seq) {
                 self.direct.keep(run, summary);
             }
-        }
+            cpu.listed = cpu.waiting.has_maps();
+            cpu.listed
+        });
     }
 
     fn dma(&mut self, kind: &EventKind<'_>, summary: &mut Summary, out: &mut Out<'_>) {

@@ -87,9 +87,18 @@ impl Waiting {
         runs.reverse();
     }
 
-    /// Whether a run that waits has a byte between `first` and `last`.
-    pub(super) fn has_map_in(&self, first: u64, last: u64) -> bool {
-        self.maps.iter().any(|run| run.iova <= last && run.last() >= first)
+    /// Whether a run that waits has a byte between `first` and `last`, or there are more than `left` to be looked at.
+    pub(super) fn has_map_in(&self, first: u64, last: u64, left: &mut usize) -> bool {
+        self.maps.iter().any(|run| {
+            let is_over = *left == 0;
+            *left = left.saturating_sub(1);
+            is_over || run.iova <= last && run.last() >= first
+        })
+    }
+
+    /// Whether any run waits.
+    pub(super) fn has_maps(&self) -> bool {
+        !self.maps.is_empty()
     }
 
     /// What becomes of `unmap`: taken by a free that came before it, or left to wait for what comes after.

@@ -9,7 +9,7 @@
 //! One copy of each line, and memory for a millisecond of them, [`MOST_BYTES`] at most: where these are not enough, lines go on
 //! early, and an event that should have come before them is an error.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::lines::{Lines, Raw};
 use crate::error::TraceError;
@@ -51,8 +51,10 @@ pub(super) struct Ordered<'a> {
     lines: Lines<'a>,
     /// Lines read.
     number: u64,
-    /// In the order of time.
+    /// In the order of time, and of the file.
     waiting: VecDeque<Line>,
+    /// Lines that stood below a later event, by time and number, so that none of many has to make room among the others.
+    late: BTreeMap<(u64, u64), Line>,
     /// Bytes that these take.
     bytes: usize,
     /// The line that went on last.
@@ -77,6 +79,7 @@ impl<'a> Ordered<'a> {
             lines: Lines::new(input),
             number: 0,
             waiting: VecDeque::new(),
+            late: BTreeMap::new(),
             bytes: 0,
             current: Line::default(),
             spare: Vec::new(),
@@ -103,7 +106,12 @@ impl<'a> Ordered<'a> {
                 (self.ended, self.error) = (true, Some(error));
             }
         }
-        let Some(line) = self.waiting.pop_front() else { return Ok(None) };
+        let line = if self.is_late_first() {
+            self.late.pop_first().map(|(_, line)| line)
+        } else {
+            self.waiting.pop_front()
+        };
+        let Some(line) = line else { return Ok(None) };
         self.bytes -= line.bytes();
         let gone = std::mem::replace(&mut self.current, line).text;
         if self.spare_bytes + gone.capacity() <= MOST_BYTES {
@@ -117,7 +125,20 @@ impl<'a> Ordered<'a> {
     fn is_due(&self) -> bool {
         let oldest_ns = self.latest.0.saturating_sub(MOST_DISORDER_NS);
         let due = |line: &Line| self.ended || line.time_ns <= oldest_ns || self.bytes >= MOST_BYTES;
-        self.waiting.front().is_some_and(due)
+        let first = if self.is_late_first() {
+            self.late.first_key_value().map(|(_, line)| line)
+        } else {
+            self.waiting.front()
+        };
+        first.is_some_and(due)
+    }
+
+    /// Whether the first line that waits is one that came late.
+    fn is_late_first(&self) -> bool {
+        match (self.late.first_key_value(), self.waiting.front()) {
+            (Some((late, _)), Some(line)) => *late < (line.time_ns, line.number),
+            (late, _) => late.is_some(),
+        }
     }
 
     /// Reads a line and puts it in its place.
@@ -163,8 +184,7 @@ impl<'a> Ordered<'a> {
         line.time_ns = self.time_ns.max(self.current.time_ns);
         self.bytes += line.bytes();
         if late {
-            let place = self.waiting.partition_point(|other| other.time_ns <= line.time_ns);
-            self.waiting.insert(place, line);
+            self.late.insert((line.time_ns, line.number), line);
         } else {
             self.waiting.push_back(line);
         }
