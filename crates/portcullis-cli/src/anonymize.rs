@@ -1,14 +1,14 @@
 //! `portcullis anonymize`.
 
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
 use portcullis_trace::anonymize::{AnonymizeError, anonymize};
-use portcullis_trace::{Input, TraceError};
+use portcullis_trace::{Input, Printable, TraceError};
 
-use crate::look::{number_of, wrap};
+use crate::look::{number_of, tell, wrap};
 
 /// Why a recording was not rewritten.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum CommandError {
     Anonymize(#[from] AnonymizeError),
     #[error("cannot read standard input: {0}")]
     Input(std::io::Error),
-    #[error("cannot write {name}: {source}")]
+    #[error("cannot write {}: {source}", Printable(name))]
     Output { name: String, source: std::io::Error },
 }
 
@@ -64,7 +64,6 @@ pub fn run(input: &Path, output: &Path) -> Result<ExitCode, CommandError> {
         number_of(done.devices, "device"),
         number_of(done.left_out, "line"),
     );
-    // The recording is written: a closed standard error is no failure.
-    let _ = write!(std::io::stderr(), "{}", wrap(&text, ""));
+    tell(&wrap(&text, ""));
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_model::scale::POLICIES;
+use portcullis_trace::budget;
 use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
 use serde::Serialize;
 
@@ -33,6 +34,9 @@ pub enum Command {
         input: PathBuf,
         /// The file to write, as plain text, which must not exist yet; `-` for standard output
         output: PathBuf,
+
+        #[command(flatten)]
+        memory: Memory,
     },
     /// Simulate what each policy costs a server with many CPUs, and what takes the most time there
     Scale(Scale),
@@ -61,12 +65,37 @@ pub enum Command {
     Man,
 }
 
+impl Command {
+    /// What it may take; `None` where it reads no file that could ask for much.
+    pub fn memory(&self) -> Option<Memory> {
+        match self {
+            Self::Replay(Replay { memory, .. })
+            | Self::Anonymize { memory, .. }
+            | Self::Scale(Scale { memory, .. })
+            | Self::Report(ReportOptions { memory, .. }) => Some(*memory),
+            Self::Bench(_) | Self::Completions { .. } | Self::Man => None,
+            #[cfg(feature = "bench")]
+            Self::Calibrate => None,
+            #[cfg(not(feature = "bench"))]
+            Self::Calibrate(_) => None,
+        }
+    }
+}
+
 /// What a command that this build lacks was given.
 #[cfg(not(feature = "bench"))]
 #[derive(Debug, Args)]
 pub struct Absent {
     #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
     ignored: Vec<std::ffi::OsString>,
+}
+
+/// What a command may take, whatever the files say that it reads.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Memory {
+    /// Memory to take at the most, such as 512M or 4G: what needs more ends with an error that says what to leave out
+    #[arg(long = "memory", value_name = "SIZE", default_value = "2G", value_parser = size)]
+    pub bytes: u64,
 }
 
 #[derive(Debug, Args)]
@@ -82,6 +111,9 @@ pub struct ReportOptions {
     /// Say what changed between two results of one command: the first is before, the second after
     #[arg(long)]
     pub compare: bool,
+
+    #[command(flatten)]
+    pub memory: Memory,
 }
 
 #[derive(Debug, Args)]
@@ -150,6 +182,9 @@ pub struct Replay {
     /// Fail at the first line or mapping of the trace that there would otherwise be a warning of
     #[arg(long)]
     pub strict_parse: bool,
+
+    #[command(flatten)]
+    pub memory: Memory,
 }
 
 #[derive(Debug, Args, Serialize)]
@@ -192,6 +227,10 @@ pub struct Scale {
     #[arg(long)]
     #[serde(skip)]
     pub json: bool,
+
+    #[command(flatten)]
+    #[serde(skip)]
+    pub memory: Memory,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -266,6 +305,21 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
     })
 }
 
+/// Units of memory, with the binary logarithm of their bytes.
+const SIZES: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+
+/// A number of bytes: a whole number with its unit, of 1,024 or of its powers.
+fn size(text: &str) -> Result<u64, String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let number = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
+    let of = |(unit, shift): (char, u32)| Some((number.strip_suffix(unit)?, shift));
+    let (number, shift) = SIZES.into_iter().find_map(of).unwrap_or((number, 0));
+    let bytes = number.trim_end().parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.filter(|bytes| *bytes >= budget::LEAST).ok_or_else(|| {
+        format!("expected a size from {}, such as 512M or 4G", crate::look::size(budget::LEAST))
+    })
+}
+
 /// Takes the name of a profile that ships with Portcullis, or of a file, which is what has a `.` or a `/` in it.
 #[derive(Debug, Clone)]
 pub struct ProfileName;
@@ -318,6 +372,20 @@ mod tests {
                 Some(Command::Replay(replay)) => replay,
                 _ => panic!("{words:?} ask for another command"),
             }
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let good =
+            [("64M", 64 << 20), ("512 MiB", 512 << 20), ("2g", 2 << 30), ("4GB", 4 << 30), ("1T", 1 << 40)];
+        for (text, bytes) in good {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        assert_eq!(size("67108864"), Ok(64 << 20));
+        assert_eq!(Arguments::replay(&[]).memory.bytes, budget::USUAL);
+        for text in ["", "M", "-1G", "1.5G", "63M", "99999999999T", "0", "2 G x", "inf"] {
+            assert!(size(text).is_err(), "{text}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use portcullis_trace::Printable;
 use serde::{Deserialize, Serialize};
 
 /// A figure and where it comes from.
@@ -34,11 +35,11 @@ pub struct Calibration {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrationError {
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", Printable(path.display()))]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is no calibration: {source}", path.display())]
+    #[error("{} is no calibration: {}", Printable(path.display()), Printable(source))]
     Parse { path: PathBuf, source: serde_json::Error },
-    #[error("{}: {name} is {value}, expected more than 0, up to 1,000,000", path.display())]
+    #[error("{}: {name} is {value}, expected more than 0, up to 1,000,000", Printable(path.display()))]
     Figure { path: PathBuf, name: &'static str, value: f64 },
 }
 
@@ -89,8 +90,8 @@ impl Calibration {
     /// Reads what `portcullis calibrate` has printed.
     pub fn load(path: &Path) -> Result<Self, CalibrationError> {
         let at = || path.to_path_buf();
-        let text =
-            std::fs::read_to_string(path).map_err(|source| CalibrationError::Read { path: at(), source })?;
+        let text = portcullis_trace::input::settings(path)
+            .map_err(|source| CalibrationError::Read { path: at(), source })?;
         let read: Self =
             serde_json::from_str(&text).map_err(|source| CalibrationError::Parse { path: at(), source })?;
         for (name, Figure { value, .. }) in read.named() {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use portcullis_trace::Printable;
 use portcullis_trace::replay::{Choice, Report};
 
 use crate::look::{count, size, wrap};
@@ -13,8 +14,9 @@ pub fn render(report: &Report) -> String {
         report.policies.iter().flat_map(|policy| policy.choices.iter().map(move |c| (policy.policy, c)));
     for (policy, choices) in chosen {
         let device = report.trace.devices.get(choices.device).map_or("?", String::as_str);
+        let (device, profile) = (Printable(device), Printable(&report.profile));
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "\n{device}, {policy}: what is cheaper, with the waits of {}", report.profile);
+        let _ = writeln!(text, "\n{device}, {policy}: what is cheaper, with the waits of {profile}");
         let _ = writeln!(
             text,
             "{:<9}{:<12}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>8}",

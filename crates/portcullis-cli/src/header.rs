@@ -1,19 +1,19 @@
 //! What was replayed, and what of the recording is to be known besides.
 
 use indicatif::HumanBytes;
-use portcullis_trace::Summary;
 use portcullis_trace::replay::Report;
+use portcullis_trace::{Printable, Summary};
 
 use crate::look::{count, number_of};
 
 /// A line each.
 pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
     let trace = &report.trace;
-    let devices = if trace.devices.is_empty() { "none".into() } else { trace.devices.join(", ") };
+    let devices = if trace.devices.is_empty() { "none".into() } else { some_of(&trace.devices) };
     let mut lines = vec![
         format!(
             "{}: {}, {}, {}, {} mapped in {:.1} s, {}",
-            trace.name,
+            Printable(&trace.name),
             number_of(trace.events, "event"),
             number_of(trace.maps, "map"),
             number_of(trace.unmaps, "unmap"),
@@ -25,6 +25,18 @@ pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
     ];
     lines.extend(notes(summary).into_iter().map(|note| format!("note: {note}")));
     lines
+}
+
+/// Names that are said; of more only the number.
+const NAMES: usize = 16;
+
+/// `names`, or the first of them and how many there are besides.
+pub fn some_of(names: &[String]) -> String {
+    let mut said: Vec<String> = names.iter().take(NAMES).map(|name| Printable(name).to_string()).collect();
+    if let more @ 1.. = names.len() - said.len() {
+        said.push(format!("and {} more", count(more as u64)));
+    }
+    said.join(", ")
 }
 
 /// How every event that is not in the figures is accounted for, and what of the recording is to be known besides.

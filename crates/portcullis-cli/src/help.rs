@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Arg, Command};
 
-use crate::look::{COLUMNS, wrap_at, wrap_lines};
+use crate::look::{COLUMNS, shown, wrap_at, wrap_lines};
 
 /// What stands before each line of an option's or a command's help.
 const INDENT: usize = 10;
@@ -58,7 +58,8 @@ pub fn exit(error: &clap::Error) -> ! {
     if !error.use_stderr() {
         error.exit()
     }
-    let text = wrap_lines(&error.render().ansi().to_string(), "  ");
+    // What was typed is in it.
+    let text = wrap_lines(&shown(&error.render().ansi().to_string()), "  ");
     // The program that read standard error may have ended.
     let _ = anstream::stderr().write_all(text.as_bytes());
     std::process::exit(error.exit_code())

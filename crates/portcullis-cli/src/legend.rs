@@ -1,5 +1,6 @@
 //! What `replay --legend` says: what each word of the tables means, and where the waits come from.
 
+use portcullis_trace::Printable;
 use portcullis_trace::replay::{Profile, built_in_names};
 
 use crate::look::{COLUMNS, wrap, wrap_at};
@@ -52,14 +53,18 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
         "maps and unmaps, above the table: those that were replayed. An unmap without a map in the file is in a note, and is \
          not among them",
     ));
-    text.push_str(&wrap(&format!("\nThe waits of profile {} ({})", profile.name, profile.about), ""));
+    let (name, about) = (Printable(&profile.name), Printable(&profile.about));
+    text.push_str(&wrap(&format!("\nThe waits of profile {name} ({about})"), ""));
     for (_, what, cost) in profile.waits.named() {
-        text.push_str(&item(&format!("{what}: {} ns - {}", cost.ns, cost.source)));
+        text.push_str(&item(&format!("{what}: {} ns - {}", cost.ns, Printable(&cost.source))));
     }
     let caches = &profile.caches;
     text.push_str(&item(&format!(
         "caches: IOTLB of {} entries, {} ways; {} table pointers a level - {}",
-        caches.iotlb_entries, caches.iotlb_ways, caches.walk_cache_entries, caches.source
+        caches.iotlb_entries,
+        caches.iotlb_ways,
+        caches.walk_cache_entries,
+        Printable(&caches.source)
     )));
     text.push_str(&item(&format!(
         "other profiles: {}, or a file of yours; for AMD's IOMMU see docs/replay.md#an-amd-machine",

@@ -4,6 +4,7 @@ use anstream::adapter::strip_str;
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Table, presets};
 use indicatif::HumanCount;
+use portcullis_trace::printable::{Printable, PrintableLines};
 
 /// What bars of progress are made of, on terminals of any kind: done, the end of that, and to do.
 pub const BAR: &str = "=> ";
@@ -114,8 +115,33 @@ pub fn percent(share: f64) -> String {
     if share < 0.0005 { "less than 0.1 %".into() } else { format!("{:.1} %", share * 100.0) }
 }
 
-/// Tells a person what goes beside the output. Nobody may listen any more, as behind `2>&1 | head`; that is no error.
+/// `text`, lines for a terminal, with its styles, and nothing else that a terminal takes for a command.
+pub fn shown(text: &str) -> String {
+    /// What begins a style, which ends with an `m`.
+    const STYLE: &str = "\x1b[";
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(STYLE) {
+        let (plain, style) = rest.split_at(at);
+        shown.push_str(&PrintableLines(plain).to_string());
+        let inside = style.get(STYLE.len()..).unwrap_or_default();
+        let len = inside.find(|c: char| !c.is_ascii_digit() && c != ';').unwrap_or(inside.len());
+        if inside.get(len..).is_some_and(|after| after.starts_with('m')) {
+            let (style, after) = style.split_at(STYLE.len() + len + 1);
+            shown.push_str(style);
+            rest = after;
+        } else {
+            shown.push_str(&Printable(STYLE).to_string());
+            rest = inside;
+        }
+    }
+    shown + &PrintableLines(rest).to_string()
+}
+
+/// Tells a person what goes beside the output: lines of plain text, of which a terminal takes nothing for a command. Nobody may
+/// listen any more, as behind `2>&1 | head`; that is no error.
 pub fn tell(text: &str) {
+    let text = PrintableLines(text).to_string();
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }
 
@@ -153,6 +179,14 @@ mod tests {
         // Colours are not seen, and take no room.
         let coloured = "\x1b[1m\x1b[31mred\x1b[0m ".repeat(20);
         assert_eq!(wrap_lines(&coloured, "  "), format!("{}\n", coloured.trim_end()));
+    }
+
+    #[test]
+    fn a_terminal_gets_styles_and_no_other_commands() {
+        let styled = format!("{BOLD}{GOOD}a{GOOD:#}b{BOLD:#}\nc");
+        assert_eq!(shown(&styled), styled);
+        assert_eq!(shown("\x1b[2Jx\x1b]0;t\x07\x1b[1"), r"\u{1b}[2Jx\u{1b}]0;t\u{7}\u{1b}[1");
+        assert_eq!(shown("\u{9b}2J\u{202e}"), r"\u{9b}2J\u{202e}");
     }
 
     #[test]

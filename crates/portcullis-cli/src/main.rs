@@ -28,6 +28,19 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
+use portcullis_trace::budget::{self, Counted, Over};
+use portcullis_trace::printable::PrintableLines;
+
+/// What files ask for is counted where it is taken.
+#[global_allocator]
+static MEMORY: Counted = Counted::new(full);
+
+/// Ends the program, which wants more memory than `--memory` allows. What was read until then is of no use by itself.
+fn full(over: Over) -> ! {
+    let at = budget::line().map_or(String::new(), |line| format!("by line {line} of the recording, "));
+    look::tell(&look::wrap(&format!("portcullis: {at}{over}"), "  "));
+    std::process::exit(1)
+}
 
 fn main() -> ExitCode {
     let mut command = help::fitted(args::Arguments::command());
@@ -38,7 +51,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
-            look::tell(&look::wrap_lines(&format!("portcullis: {error}"), "  "));
+            look::tell(&look::wrap_lines(&format!("portcullis: {}", PrintableLines(error)), "  "));
             ExitCode::FAILURE
         }
     }
@@ -57,6 +70,9 @@ fn lacking(command: &str) -> ExitCode {
 }
 
 fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    if let Some(memory) = arguments.command.as_ref().and_then(args::Command::memory) {
+        budget::set_limit(memory.bytes);
+    }
     Ok(match arguments.command {
         None => {
             print(&help::fitted(args::Arguments::command()).render_help().to_string())?;
@@ -71,7 +87,7 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         Some(args::Command::Bench(_)) => lacking("bench"),
         #[cfg(not(feature = "bench"))]
         Some(args::Command::Calibrate(_)) => lacking("calibrate"),
-        Some(args::Command::Anonymize { input, output }) => anonymize::run(&input, &output)?,
+        Some(args::Command::Anonymize { input, output, .. }) => anonymize::run(&input, &output)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
         Some(args::Command::Report(options)) => {
             report::run(&options)?;

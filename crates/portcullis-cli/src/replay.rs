@@ -9,9 +9,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use portcullis_trace::replay::{
     Mode, Options, Profile, ProfileError, ReplayError, Report, built_in_text, replay,
 };
-use portcullis_trace::{Input, ReadOptions, Summary, Trace, TraceError};
+use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError};
 
 use crate::args::{PolicyName, Replay, WORK_NS};
+use crate::header::some_of;
 use crate::look::number_of;
 use crate::runs::Runs;
 use crate::{explain, interrupt, look, machine, print, short, warnings};
@@ -31,7 +32,12 @@ pub enum CommandError {
     Profile(#[from] ProfileError),
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
-    #[error("{name}: no mapping of a device {device:?}; the trace has {}", list(devices))]
+    #[error(
+        "{}: no mapping of a device \"{}\"; the trace has {}",
+        Printable(name),
+        Printable(device),
+        list(devices)
+    )]
     NoSuchDevice { name: String, device: String, devices: Vec<String> },
     #[error("nothing was replayed")]
     NoRun,
@@ -42,7 +48,7 @@ pub enum CommandError {
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "no device at all".into() } else { names.join(", ") }
+    if names.is_empty() { "no device at all".into() } else { some_of(names) }
 }
 
 /// Runs the command and prints what it found.
@@ -78,7 +84,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     if arguments.explain {
         text.push_str(&explain::render(&runs.report));
     }
-    print(&text)?;
+    print(&if arguments.json { text } else { look::shown(&text) })?;
     for warning in warnings::of(&runs, &summary) {
         look::tell(&look::wrap(&format!("warning: {warning}"), "  "));
     }

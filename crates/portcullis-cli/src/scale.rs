@@ -12,7 +12,7 @@ use portcullis_model::scale::{
     Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
 };
 use portcullis_trace::replay::{Profile, ProfileError};
-use portcullis_trace::{Chunk, OpKind, ReadOptions, Trace, TraceError};
+use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Trace, TraceError};
 
 use crate::args::{Scale, WORK_NS};
 use crate::calibration::{Calibration, CalibrationError};
@@ -28,11 +28,11 @@ pub enum CommandError {
     Calibration(#[from] CalibrationError),
     #[error(transparent)]
     Trace(#[from] TraceError),
-    #[error("{workload} is neither a file nor a workload: name a recording, or {}", NAMES.join(", "))]
+    #[error("{} is neither a file nor a workload: name a recording, or {}", Printable(workload), NAMES.join(", "))]
     NoWorkload { workload: String },
     #[error("--work is for recordings: the workload {workload} says by itself what its CPUs do besides")]
     OwnWork { workload: String },
-    #[error("{0}: nothing is mapped in this recording")]
+    #[error("{}: nothing is mapped in this recording", Printable(.0))]
     Empty(String),
     #[error("{0}")]
     Simulation(String),
@@ -57,7 +57,7 @@ pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
     } else {
         report::render(&tables, &profile, &calibration, look::is_unicode())
     };
-    print(&text)?;
+    print(&if arguments.json { text } else { look::shown(&text) })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use indicatif::HumanCount;
-use portcullis_trace::Summary;
 use portcullis_trace::replay::{PolicyReport, Profile, TraceReport};
+use portcullis_trace::{Printable, Summary};
 
 use crate::args::LONGEST_NS;
 use crate::look::{BAD, BOLD, GOOD, bytes, count, wrap};
@@ -51,7 +51,9 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are those of {} ({}; --profile), page tables {} \
              (--format).",
-            profile.name, profile.about, parts.format
+            Printable(&profile.name),
+            Printable(&profile.about),
+            parts.format
         );
         text.push_str(&wrap(&conditions, ""));
         let busy = if parts.no_work { busy(&runs.report.trace, summary.seconds()) } else { None };

@@ -2,7 +2,7 @@
 //! is merely to be known of a recording stands in the report, as notes.
 
 use indicatif::HumanCount;
-use portcullis_trace::Summary;
+use portcullis_trace::{Printable, Summary};
 
 use crate::look::number_of;
 use crate::runs::{Cost, Runs};
@@ -15,11 +15,12 @@ const NAMES: usize = 4;
 
 /// The warnings, a sentence or two each.
 pub fn of(runs: &Runs, summary: &Summary) -> Vec<String> {
+    let name = Printable(&summary.name);
     let mut all: Vec<String> =
-        summary.kept_warnings.iter().map(|warning| format!("{}: {warning}", summary.name)).collect();
+        summary.kept_warnings.iter().map(|warning| format!("{name}: {warning}")).collect();
     let more = summary.warnings.saturating_sub(all.len() as u64);
     if more > 0 {
-        all.push(format!("{}: {}", summary.name, number_of(more, "more warning")));
+        all.push(format!("{name}: {}", number_of(more, "more warning")));
     }
     for policy in &runs.report.policies {
         if let Some(first) = &policy.first_failure {
@@ -78,7 +79,7 @@ fn unused(summary: &Summary) -> Option<String> {
     };
     Some(format!(
         "most of {} cannot be replayed: {} of its {} events are not used ({}).{advice}",
-        summary.name,
+        Printable(&summary.name),
         HumanCount(unused),
         HumanCount(all),
         parts.join(", ")

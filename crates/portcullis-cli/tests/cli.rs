@@ -2,6 +2,9 @@
 
 #[path = "cli/browser.rs"]
 mod browser;
+#[cfg(target_os = "linux")]
+#[path = "cli/hostile.rs"]
+mod hostile;
 #[path = "cli/report.rs"]
 mod report;
 #[path = "cli/shape.rs"]

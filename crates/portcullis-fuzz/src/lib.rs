@@ -5,6 +5,7 @@
 //! `fuzz/` let libFuzzer look for bytes that reach more of the code. `CONTRIBUTING.md` says how.
 
 pub mod api;
+mod budget;
 pub mod hw;
 mod input;
 pub mod iova;

@@ -3,8 +3,12 @@
 
 use std::collections::HashMap;
 
+use portcullis::domain::Policy;
+use portcullis_trace::printable::is_plain;
+use portcullis_trace::replay::{Mode, Options, Profile, replay};
 use portcullis_trace::{Chunk, OpKind, ReadOptions, Summary, Trace, TraceError};
 
+use crate::budget;
 use crate::input::Input;
 
 /// Reads `bytes` as a trace; the first of them are options.
@@ -17,12 +21,29 @@ pub fn run(bytes: &[u8]) {
         device: (options & 12 == 4).then(|| "nvme".into()),
         limit: (options & 48 == 16).then_some(u64::from(options >> 6)),
     };
+    budget::keep();
     let once = read(text, &options, usize::from(input.byte()) + 1);
     let again = read(text, &options, usize::MAX);
     match (once, again) {
         (Ok(once), Ok(again)) => assert_eq!(once, again, "chunks matter"),
         (Err(once), Err(again)) => assert_eq!(once.to_string(), again.to_string()),
         (once, again) => panic!("{once:?} in chunks, {again:?} as a whole"),
+    }
+    // One in some: a replay takes milliseconds before it begins.
+    if bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)) & 63 == 0 {
+        replayed(text, options);
+    }
+}
+
+/// Replays `text` under a policy that maps and one that copies: it ends, with figures or an error that can be printed, within
+/// the memory that there is.
+fn replayed(text: &[u8], options: ReadOptions) {
+    let Ok(mut trace) = Trace::from_bytes("fuzz", text, options) else { return };
+    let policies = vec![Policy::LAZY.into(), Mode::Bounce];
+    let profile = Profile::load("vtd").expect("it ships");
+    match replay(&mut trace, &Options { policies, ..Options::new(profile) }, |_| ()) {
+        Ok(report) => assert!(report.policies.iter().all(|policy| policy.violations == 0), "{report:#?}"),
+        Err(error) => assert!(error.to_string().chars().all(is_plain), "{error:?}"),
     }
 }
 

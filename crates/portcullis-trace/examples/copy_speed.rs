@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames};
-use portcullis_trace::replay::TraceMemory;
+use portcullis_trace::replay::{MOST_BYTES, TraceMemory};
 
 const SIZES: [u64; 6] = [64, 1500, 4096, 16 << 10, 64 << 10, 128 << 10];
 const ROUNDS: usize = 15;
@@ -33,7 +33,7 @@ fn time(count: u64, mut copy: impl FnMut(u64)) -> f64 {
 }
 
 fn main() {
-    let memory = TraceMemory::new();
+    let memory = TraceMemory::new(MOST_BYTES);
     let all = [PhysSegment { phys: PhysAddr::new(START), len: COLD }];
     assert!(memory.back(&all, |_| ()), "as many pages as fit");
     let buffer = memory.alloc((128 << 10) / FRAME_SIZE as usize).expect("as many frames as fit");

@@ -1,13 +1,15 @@
 //! What can go wrong with a trace: errors that end the reading, and warnings that do not.
 //!
-//! Both carry the numbers a person needs to find the place. Text taken from the file is shortened and its control
-//! characters are escaped, so a hostile file cannot write to the terminal through a message.
+//! Both carry the numbers a person needs to find the place. Text taken from the file is shortened, and it and names of files
+//! are [`Printable`], so neither can write to the terminal through a message.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 use std::path::PathBuf;
 
+use crate::budget::Over;
 use crate::input::Format;
+use crate::printable::{Printable, is_plain};
 
 /// How many characters of the file's own text a message may hold.
 const EXCERPT_CHARS: usize = 60;
@@ -21,7 +23,7 @@ const EXPECTED: &str = "Expected is the text of Linux's tracefs, `perf script` o
 #[non_exhaustive]
 pub enum TraceError {
     /// The operating system could not open or read the file.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}", Printable(path.display()))]
     Io {
         /// The file.
         path: PathBuf,
@@ -29,13 +31,13 @@ pub enum TraceError {
         source: io::Error,
     },
     /// It is a directory.
-    #[error("{} is a directory: name the recording itself", path.display())]
+    #[error("{} is a directory: name the recording itself", Printable(path.display()))]
     Directory {
         /// Where it is.
         path: PathBuf,
     },
     /// The file is in a form that another program turns into text.
-    #[error("{name} is {what}, which is not read: {instead} makes the text that is")]
+    #[error("{} is {what}, which is not read: {instead} makes the text that is", Printable(name))]
     Binary {
         /// The file.
         name: String,
@@ -45,7 +47,7 @@ pub enum TraceError {
         instead: &'static str,
     },
     /// The file holds nothing but blank lines and comments.
-    #[error("{name} is empty: it has no trace event in {lines} lines. {EXPECTED}")]
+    #[error("{} is empty: it has no trace event in {lines} lines. {EXPECTED}", Printable(name))]
     Empty {
         /// The file.
         name: String,
@@ -54,8 +56,9 @@ pub enum TraceError {
     },
     /// The file holds text, but no line of it is a trace event.
     #[error(
-        "{name} is not a trace: no line is an event (\"TASK-PID [CPU] TIME: EVENT: ...\"), and line {line} is \
-         \"{found}\". {EXPECTED}"
+        "{} is not a trace: no line is an event (\"TASK-PID [CPU] TIME: EVENT: ...\"), and line {line} is \
+         \"{found}\". {EXPECTED}",
+        Printable(name)
     )]
     NotATrace {
         /// The file.
@@ -67,8 +70,9 @@ pub enum TraceError {
     },
     /// The compressed file ends before its contents do.
     #[error(
-        "{name}: truncated {format} archive: it ends after {after_bytes} bytes, in line {line} of its text, where \
-         more must follow"
+        "{}: truncated {format} archive: it ends after {after_bytes} bytes, in line {line} of its text, where \
+         more must follow",
+        Printable(name)
     )]
     TruncatedArchive {
         /// The file.
@@ -84,7 +88,8 @@ pub enum TraceError {
     },
     /// The compressed file is damaged.
     #[error(
-        "{name}: damaged {format} archive within its first {after_bytes} bytes, line {line} of its text: {source}"
+        "{}: damaged {format} archive within its first {after_bytes} bytes, line {line} of its text: {source}",
+        Printable(name)
     )]
     CorruptArchive {
         /// The file.
@@ -100,8 +105,9 @@ pub enum TraceError {
     },
     /// The times are counts of a clock that does not count seconds.
     #[error(
-        "{name}: line {line}: the time \"{found}\" is a count without a unit, as of the trace clocks counter and \
-         x86-tsc: choose one that counts seconds before recording (echo mono > /sys/kernel/tracing/trace_clock)"
+        "{}: line {line}: the time \"{found}\" is a count without a unit, as of the trace clocks counter and \
+         x86-tsc: choose one that counts seconds before recording (echo mono > /sys/kernel/tracing/trace_clock)",
+        Printable(name)
     )]
     Clock {
         /// The file.
@@ -113,9 +119,10 @@ pub enum TraceError {
     },
     /// The events of several CPUs do not stand in the order of time, and are too far from it to be put there.
     #[error(
-        "{name}: line {line}: an event of CPU {cpu} is {:.3} ms older than one of CPU {before} that stands above it: \
+        "{}: line {line}: an event of CPU {cpu} is {:.3} ms older than one of CPU {before} that stands above it: \
          events must stand in the order of time, as /sys/kernel/tracing/trace has them, but for 1 ms (and 16 MiB of \
          lines); in the files of per_cpu, one behind the other, they do not",
+        Printable(name),
         *back_ns as f64 / 1e6
     )]
     Disorder {
@@ -130,8 +137,36 @@ pub enum TraceError {
         /// How much earlier it is, in nanoseconds.
         back_ns: u64,
     },
+    /// The recording wants more memory than there may be.
+    #[error("{}: line {line}: {over}", Printable(name))]
+    Memory {
+        /// The file.
+        name: String,
+        /// The line.
+        line: u64,
+        /// How much.
+        over: Over,
+    },
+    /// An archive of next to nothing becomes text without end.
+    #[error(
+        "{}: {after_bytes} bytes of this {format} archive become more than {text_bytes} bytes of text, by line {line}, as no \
+         recording's do: what it holds can be read from a file that is not packed",
+        Printable(name)
+    )]
+    Bomb {
+        /// The file.
+        name: String,
+        /// The kind of archive.
+        format: Format,
+        /// Compressed bytes read.
+        after_bytes: u64,
+        /// Bytes of text.
+        text_bytes: u64,
+        /// The line of the text.
+        line: u64,
+    },
     /// A warning, where the options ask that none be passed over.
-    #[error("{name}: {warning}")]
+    #[error("{}: {warning}", Printable(name))]
     Strict {
         /// The file.
         name: String,
@@ -157,7 +192,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// `text` shortened to what fits in a message, with control characters and broken UTF-8 made visible.
+/// `text` shortened to what fits in a message, [`Printable`] and with broken UTF-8 made visible.
 pub(crate) fn excerpt(text: &[u8]) -> String {
     // Four bytes make at most one character, so no more of a long line than this can show.
     let head = text.get(..EXCERPT_CHARS * 4).unwrap_or(text);
@@ -165,14 +200,14 @@ pub(crate) fn excerpt(text: &[u8]) -> String {
     let mut shown = 0;
     for c in String::from_utf8_lossy(head).chars() {
         // An escape counts at its printed width: that is what the limit is about.
-        let escaped = c.is_control();
-        let width = if escaped { c.escape_default().count() } else { 1 };
+        let width = if is_plain(c) { 1 } else { c.escape_unicode().count() };
         if shown + width > EXCERPT_CHARS {
             out.push_str("...");
             return out;
         }
         shown += width;
-        if escaped { out.extend(c.escape_default()) } else { out.push(c) }
+        // Writing to a string cannot fail.
+        let _ = write!(out, "{}", Printable(c));
     }
     if head.len() < text.len() {
         out.push_str("...");

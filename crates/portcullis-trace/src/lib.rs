@@ -15,11 +15,13 @@
 #![deny(unsafe_code)]
 
 pub mod anonymize;
+pub mod budget;
 pub mod error;
 pub mod event;
 pub mod input;
 pub mod pair;
 pub mod parse;
+pub mod printable;
 pub mod reader;
 pub mod replay;
 mod stretches;
@@ -29,5 +31,6 @@ mod trace;
 pub use error::{TraceError, Warning};
 pub use input::{Format, Input};
 pub use pair::{Chunk, DIRECT_DEVICE, DeviceId, MapId, Op, OpKind, Origin, Segment};
+pub use printable::Printable;
 pub use summary::Summary;
 pub use trace::{ReadOptions, Trace};

@@ -5,10 +5,11 @@
 mod lines;
 mod order;
 
+use crate::budget;
 use crate::error::{TraceError, excerpt};
 use crate::event::{Event, EventKind};
 use crate::input::Input;
-use crate::parse::{Head, Line, Lists, ParseError, event_name, parse_event, parse_other};
+use crate::parse::{Head, LATEST_NS, Line, Lists, ParseError, event_name, parse_event, parse_other};
 use crate::summary::Summary;
 pub use lines::MAX_LINE;
 use order::Ordered;
@@ -22,13 +23,22 @@ pub struct EventReader<'a> {
     /// The first line that should have been an event and was not.
     stray: Option<(u64, String)>,
     strict: bool,
+    /// It was told that times are no clock's.
+    told_late: bool,
 }
 
 impl<'a> EventReader<'a> {
     /// Reads from `input`; with `strict`, the first warning is an error.
     pub fn new(input: Input<'a>, strict: bool) -> Self {
         let summary = Summary { name: input.name().to_owned(), ..Summary::default() };
-        Self { lines: Ordered::new(input), lists: Lists::default(), summary, stray: None, strict }
+        Self {
+            lines: Ordered::new(input),
+            lists: Lists::default(),
+            summary,
+            stray: None,
+            strict,
+            told_late: false,
+        }
     }
 
     /// Where the text comes from.
@@ -60,6 +70,10 @@ impl<'a> EventReader<'a> {
         loop {
             let Some(line) = self.lines.next()? else { return self.end() };
             let (number, text) = (line.number, line.text.as_slice());
+            budget::at_line(number);
+            if let Err(over) = budget::check() {
+                return Err(TraceError::Memory { name: self.summary.name.clone(), line: number, over });
+            }
             self.summary.lines += 1;
             self.summary.text_bytes += line.length + 1;
             if line.length > MAX_LINE as u64 {
@@ -106,6 +120,12 @@ impl<'a> EventReader<'a> {
             self.summary.events += 1;
             self.summary.moved_events += u64::from(line.moved);
             self.summary.seen_at(event.time_ns);
+            if event.time_ns == LATEST_NS && !std::mem::replace(&mut self.told_late, true) {
+                self.summary.warn(number, || {
+                    let found = "a later one, which counts as that, as do all such times after it";
+                    (format!("a time up to {} s", LATEST_NS / 1_000_000_000), found.into())
+                });
+            }
             let (skipped, other) = (self.summary.skipped, self.summary.other_events);
             if let Some(error) = error {
                 self.summary.skip(number, || warning(error));

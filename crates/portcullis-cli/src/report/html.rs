@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use portcullis_trace::Printable;
+
 /// `text` with nothing in it that HTML would take for its own.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -15,12 +17,12 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // What turns the direction of writing would show a name as another one.
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                escaped.push('\u{fffd}')
+            '\n' => escaped.push('\n'),
+            // What would be a command, or show a name as another one, is made visible; all else stays.
+            c => {
+                // Writing to a string cannot fail.
+                let _ = write!(escaped, "{}", Printable(c));
             }
-            c if c.is_control() && c != '\n' => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
         }
     }
     escaped

@@ -17,6 +17,8 @@ use std::path::Path;
 
 use self::html::{element, escape, pairs};
 use self::read::{Origin, Outcome, ReadError, read};
+use portcullis_trace::Printable;
+
 use crate::args::ReportOptions;
 use crate::look::{self, count, number_of};
 use crate::print;
@@ -33,13 +35,21 @@ pub enum CommandError {
     Read(#[from] ReadError),
     #[error("--compare takes two results, the one before and the one after, and not {0}")]
     NotTwo(usize),
-    #[error("--compare takes two results of the same command: {before}, and {after}")]
+    #[error(
+        "--compare takes two results of the same command: {}, and {}",
+        Printable(before),
+        Printable(after)
+    )]
     Different { before: String, after: String },
-    #[error("nothing that was measured is in both {before} and {after}, so there is nothing to compare")]
+    #[error(
+        "nothing that was measured is in both {} and {}, so there is nothing to compare",
+        Printable(before),
+        Printable(after)
+    )]
     NothingCommon { before: String, after: String },
     #[error("{DEFAULT} exists: `--out {DEFAULT}` replaces it, and another name keeps it")]
     Exists,
-    #[error("{name}: {error}")]
+    #[error("{}: {error}", Printable(name))]
     Write { name: String, error: std::io::Error },
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
@@ -66,7 +76,7 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
         Err(error) => Err(CommandError::Write { name, error }),
         Ok(()) => {
             look::tell(&look::wrap(
-                &format!("{name}: {} bytes, for a browser", count(page.len() as u64)),
+                &format!("{}: {} bytes, for a browser", Printable(&name), count(page.len() as u64)),
                 "  ",
             ));
             Ok(())

@@ -1,8 +1,10 @@
 //! Reading results: what `replay`, `bench` and `scale` print with `--json`.
 
-use std::io::Read;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use portcullis_trace::Printable;
+use portcullis_trace::input::read_whole;
 use portcullis_trace::replay::Report;
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,20 +12,34 @@ use serde_json::Value;
 use crate::machine::schema;
 use crate::runs::{Cost, Runs};
 
+/// The largest result that is read: 16 MiB, of which ours have less than one.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The most results in one: policies, or measurements. Names in a plot are placed beside each other, which takes longer than
+/// in proportion.
+const MOST_RESULTS: usize = 8192;
+const MOST_POLICIES: usize = 64;
+
 /// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    #[error("{name}: {error}")]
+    #[error("{}: {error}", Printable(name))]
     Input { name: String, error: std::io::Error },
-    #[error("{name}: this is no JSON ({error}); `portcullis replay --json` prints what a report is made of")]
+    #[error(
+        "{}: this is no JSON ({error}); `portcullis replay --json` prints what a report is made of",
+        Printable(name)
+    )]
     Json { name: String, error: serde_json::Error },
     #[error(
-        "{name}: this is no result that a report is made of; it reads what `portcullis replay`, `portcullis bench` and \
-             `portcullis scale` print with --json"
+        "{}: this is no result that a report is made of; it reads what `portcullis replay`, `portcullis bench` and \
+             `portcullis scale` print with --json",
+        Printable(name)
     )]
     Unknown { name: String },
     #[error(
-        "{name}: this looks like a result of {tool}, but {error}; print it again with this version's `{tool} --json`"
+        "{}: this looks like a result of {tool}, but {}; print it again with this version's `{tool} --json`",
+        Printable(name),
+        Printable(error)
     )]
     Shape { name: String, tool: &'static str, error: String },
 }
@@ -182,13 +198,12 @@ impl Outcome {
 /// Reads one result; `-` is standard input. Its name, too.
 pub fn read(path: &Path) -> Result<(String, Outcome), ReadError> {
     let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
-    let mut text = Vec::new();
     let all = if path == Path::new("-") {
-        std::io::stdin().read_to_end(&mut text).map(drop)
+        read_whole(std::io::stdin(), MOST_BYTES)
     } else {
-        std::fs::read(path).map(|read| text = read)
+        File::open(path).and_then(|file| read_whole(file, MOST_BYTES))
     };
-    all.map_err(|error| ReadError::Input { name: name.clone(), error })?;
+    let text = all.map_err(|error| ReadError::Input { name: name.clone(), error })?;
     let value: Value =
         serde_json::from_slice(&text).map_err(|error| ReadError::Json { name: name.clone(), error })?;
     let outcome = outcome(value).map_err(|what| match what {
@@ -217,6 +232,12 @@ fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
     let wrong = |error: serde_json::Error| Some((tool, error.to_string()));
     if let Some(at) = negative(&value, "") {
         return Err(Some((tool, format!("{at} is less than 0"))));
+    }
+    for (name, most) in [("policies", MOST_POLICIES), ("results", MOST_RESULTS)] {
+        let number = value.get(name).and_then(Value::as_array).map_or(0, Vec::len);
+        if number > most {
+            return Err(Some((tool, format!("it has {number} `{name}`, of which {most} are the limit"))));
+        }
     }
     let origin = Origin::deserialize(&value).map_err(wrong)?;
     Ok(match tool {

@@ -177,11 +177,17 @@ pub struct Taken {
 /// How often names are placed anew, in other orders.
 const ROUNDS: u32 = 300;
 
+/// In a plot with more points none has its name beside it: there is no room, and to find that out takes long.
+const MOST_NAMES: usize = 256;
+
 /// Names near `points`: none over another, over a point or over a line. Names for which there is no room stand nowhere.
 ///
 /// A name may take the room of another. So names are placed in many orders, at random but the same each time, and the best of all
 /// these is taken: the most names, and those as near to their points as can be.
 pub fn beside(points: &[At], widths: &[f64], taken: &Taken) -> Vec<Option<Place>> {
+    if points.len() > MOST_NAMES {
+        return vec![None; points.len()];
+    }
     let around = |of: &At| Area { least: (of.0 - 7, of.1 - 7), most: (of.0 + 7, of.1 + 7) };
     let dots: Vec<Area> = points.iter().chain(&taken.points).map(around).collect();
     // What each name could have if it were alone.

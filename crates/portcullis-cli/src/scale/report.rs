@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
+use portcullis_trace::Printable;
 use portcullis_trace::replay::{Mode, Profile};
 use serde::Serialize;
 
@@ -97,7 +98,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     text.push_str(&wrap(
         &format!(
             "{} on {cpus} CPU{} of {sockets} socket{}, simulated",
-            workload.name,
+            Printable(&workload.name),
             plural(cpus),
             plural(sockets)
         ),
@@ -131,7 +132,9 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     text.push_str(&wrap(
         &format!(
             "Waits are those of {} ({}; --profile). Lines and copies: {}.",
-            profile.name, profile.about, calibration.machine
+            Printable(&profile.name),
+            Printable(&profile.about),
+            Printable(&calibration.machine)
         ),
         "",
     ));

@@ -3,7 +3,9 @@
 //! The format is told by the first bytes, never by the name. Archives of several members (gzip) or frames (zstd,
 //! skippable ones included) read as one text. An archive that ends early is an error, never a short trace.
 //!
-//! Cost: one buffer of 128 KiB, and for zstd the window that the archive asks for, which the decoder limits.
+//! Cost: one buffer of 128 KiB, and for zstd the window that the archive asks for, which the decoder limits. An archive of which a
+//! byte becomes more than [`MOST_OF_A_BYTE`] bytes of text is given up once that is more than [`ANYWAY`]: recordings pack to a
+//! twentieth, and what was made to keep a reader busy to a thirty-thousandth.
 
 mod zstd;
 
@@ -24,6 +26,38 @@ const STDIN: &str = "standard input";
 
 /// Read at once from the file.
 const BUFFER: usize = 128 << 10;
+
+/// Text that any archive may become.
+const ANYWAY: u64 = 16 << 20;
+
+/// Bytes of text that a byte of an archive becomes at most, beyond.
+const MOST_OF_A_BYTE: u64 = 200;
+
+/// The largest file of settings, such as a profile, that is read: 256 KiB.
+pub const MOST_SETTINGS: u64 = 256 << 10;
+
+/// Reads all of `source`, up to `most` bytes.
+///
+/// # Errors
+/// What the operating system says, and `FileTooLarge` where there are more bytes.
+pub fn read_whole(source: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let message = format!("it has more than {most} bytes, which are the limit");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
+}
+
+/// Reads a file of settings, which is text of [`MOST_SETTINGS`] bytes at the most.
+///
+/// # Errors
+/// As [`read_whole`], and `InvalidData` where it is no UTF-8.
+pub fn settings(path: impl AsRef<Path>) -> io::Result<String> {
+    let bytes = read_whole(File::open(path)?, MOST_SETTINGS)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text (UTF-8)"))
+}
 
 /// How the text is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,6 +146,8 @@ pub struct Input<'a> {
     format: Format,
     total: Option<u64>,
     gauge: Arc<Gauge>,
+    /// Bytes of text that were read.
+    text_bytes: u64,
     reader: Box<dyn Read + Send + 'a>,
 }
 
@@ -240,7 +276,7 @@ impl<'a> Input<'a> {
             Format::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, whole))),
             Format::Zstd => Box::new(zstd::Frames::new(BufReader::with_capacity(BUFFER, whole))),
         };
-        Ok(Self { name, format, total, gauge, reader })
+        Ok(Self { name, format, total, gauge, text_bytes: 0, reader })
     }
 
     /// What messages call it.
@@ -263,9 +299,18 @@ impl<'a> Input<'a> {
         self.total
     }
 
+    /// Whether it has become more text than any recording does.
+    fn is_bomb(&self) -> bool {
+        let most = self.bytes_read().saturating_mul(MOST_OF_A_BYTE).max(ANYWAY);
+        self.format != Format::Plain && self.text_bytes > most
+    }
+
     /// Says which error `error`, met in line `line` of the text, really is.
     pub(crate) fn explain(&self, error: io::Error, line: u64) -> TraceError {
         let (name, format, after_bytes) = (self.name.clone(), self.format, self.bytes_read());
+        if self.is_bomb() {
+            return TraceError::Bomb { name, format, after_bytes, text_bytes: self.text_bytes, line };
+        }
         if format == Format::Plain || self.gauge.failed.load(Ordering::Relaxed) {
             TraceError::Io { path: PathBuf::from(name), source: error }
         } else if self.gauge.ran_dry.load(Ordering::Relaxed) {
@@ -278,7 +323,9 @@ impl<'a> Input<'a> {
 
 impl Read for Input<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.reader.read(buf)
+        let n = self.reader.read(buf)?;
+        self.text_bytes += n as u64;
+        if self.is_bomb() { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(n) }
     }
 }
 

@@ -56,6 +56,10 @@ pub struct ParseError<'a> {
 /// The highest CPU number that is believed: Linux can be built for 8192 CPUs.
 pub const MAX_CPU: u32 = 8191;
 
+/// The latest time that is believed, in nanoseconds: 146 years after the machine was started. A later one counts as that, so that what
+/// is due some time after an event has a time, too.
+pub const LATEST_NS: u64 = 1 << 62;
+
 /// Reads line `number`, `line`, without its newline; what it lists goes into `lists`.
 ///
 /// # Errors
@@ -79,7 +83,11 @@ pub(crate) struct Head {
 /// The head of the event on `text`, a line without blanks at its ends; `None` where it is none, or its time is a count.
 pub(crate) fn head(text: &[u8]) -> Option<Head> {
     let prefix = prefix(text).filter(|_| !text.starts_with(b"#"))?;
-    Some(Head { cpu: prefix.cpu, time_ns: prefix.time_ns?, event: text.len() - prefix.event.len() })
+    Some(Head {
+        cpu: prefix.cpu,
+        time_ns: prefix.time_ns?.min(LATEST_NS),
+        event: text.len() - prefix.event.len(),
+    })
 }
 
 /// Reads the event on line `number`, `text`, whose head is known.

@@ -1,6 +1,7 @@
 //! One policy's replay: a domain, a device model and an account of exposure for each device of the trace.
 
 mod data;
+mod due;
 mod finish;
 mod map;
 mod pools;
@@ -17,7 +18,7 @@ use super::ReplayError;
 use super::driver::{Driver, Ground, ReplaySwiotlb, Side};
 use super::format::AnyFormat;
 use super::hostile::{Hostile, Retry};
-use super::live::{Copied, Live, Segments};
+use super::live::{Copied, Live, Segments, pages};
 use super::memory::TraceMemory;
 use super::mode::Mode;
 use super::painted::{Paint, Painter};
@@ -25,8 +26,10 @@ use super::platform::ReplayPlatform;
 use super::port::Port;
 use super::profile::Profile;
 use super::queue::ClockedQueue;
+use super::share::{Alive, Share};
 use super::timing::{Samples, Timer};
 use crate::{Chunk, OpKind};
+use due::{Due, Dues};
 
 /// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
 const TABLE_MEMORY: u64 = 1 << 30;
@@ -52,6 +55,16 @@ pub(super) struct Engine {
     iommu: Arc<Iommu>,
     queue: Arc<ClockedQueue>,
     ports: Vec<Port>,
+    /// Which port is each device of the trace, once it has mapped something.
+    port_of: Vec<Option<u16>>,
+    /// When what waits in a port's lane is to be committed.
+    dues: Dues,
+    /// What memory and time there are.
+    share: Share,
+    /// Why the replay cannot go on.
+    exceeded: Option<ReplayError>,
+    /// Mappings that are alive.
+    alive: usize,
     /// The bytes of the trace's memory, where somebody looks at them.
     bytes: Option<Arc<TraceMemory>>,
     swiotlb: Option<Arc<ReplaySwiotlb>>,
@@ -73,6 +86,8 @@ pub(super) struct Engine {
     first_failure: Option<ReplayError>,
     last_time_ns: u64,
     last_cpu: u32,
+    /// Of the event that is replayed.
+    line: u64,
     scratch: Segments,
     hostile: Option<Hostile>,
     painter: Option<Painter>,
@@ -85,6 +100,7 @@ impl Engine {
         profile: &Profile,
         timer: &Timer,
         cpus: usize,
+        share: &Share,
     ) -> Self {
         let memory = Memory::new(TABLE_MEMORY);
         let caches = &profile.caches;
@@ -111,7 +127,12 @@ impl Engine {
             iommu,
             queue,
             ports: Vec::new(),
-            bytes: mode.copies().then(TraceMemory::new),
+            port_of: Vec::new(),
+            dues: Dues::default(),
+            share: share.clone(),
+            exceeded: None,
+            alive: 0,
+            bytes: mode.copies().then(|| TraceMemory::new(share.bytes)),
             swiotlb: None,
             startup: Startup::default(),
             transfers: 0,
@@ -127,6 +148,7 @@ impl Engine {
             first_failure: None,
             last_time_ns: 0,
             last_cpu: 0,
+            line: 0,
             scratch: Segments::new(),
             hostile: None,
             painter: None,
@@ -141,7 +163,7 @@ impl Engine {
     /// Has it read and write whatever it reaches, too, in memory that is painted.
     pub(super) fn paint(&mut self, paint: Paint) {
         if self.policy != Policy::Passthrough {
-            self.bytes.get_or_insert_with(TraceMemory::new);
+            self.bytes.get_or_insert_with(|| TraceMemory::new(self.share.bytes));
             self.painter = Some(Painter::new(paint));
         }
     }
@@ -161,10 +183,12 @@ impl Engine {
     /// Replays the operations of `chunk`.
     pub(super) fn run(&mut self, chunk: &Chunk) -> Result<(), ReplayError> {
         for op in &chunk.ops {
+            let alive = Alive { line: op.line, devices: self.ports.len(), mappings: self.alive };
+            self.share.event(|| alive)?;
+            self.line = op.line;
             self.commit_due(op.time_ns);
             self.go_to(op.cpu, op.time_ns);
             self.last_time_ns = op.time_ns;
-            let device = self.device(op.device.0)?;
             if self.hostile.as_mut().is_some_and(Hostile::is_due) {
                 self.retry_all(true);
             }
@@ -178,6 +202,8 @@ impl Engine {
                     self.scratch.extend(
                         list.iter().map(|part| PhysSegment { phys: PhysAddr::new(part.phys), len: part.len }),
                     );
+                    self.share.map(pages(&self.scratch), || alive)?;
+                    let device = self.device(op.device.0)?;
                     self.map(op, device, *id, *dir, *origin)?;
                 }
                 OpKind::Unmap { id } => self.unmap(op, *id),
@@ -186,6 +212,9 @@ impl Engine {
                     self.sync(op, *id, Side::Device, (*offset, *len));
                 }
             }
+            if let Some(error) = self.exceeded.take() {
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -193,9 +222,26 @@ impl Engine {
     /// It is `time_ns`, and `cpu` acts. Timers that end before are run first.
     fn go_to(&mut self, cpu: u32, time_ns: u64) {
         let iommu = &self.iommu;
-        self.platform.at(cpu, time_ns, |time| iommu.set_time(time));
+        let looks = self.platform.at(cpu, time_ns, |time| iommu.set_time(time));
         self.iommu.set_time(time_ns);
         self.last_cpu = cpu;
+        if looks > 0 {
+            let looked = self.share.look(self.line, looks);
+            self.note(looked);
+        }
+    }
+
+    /// `pages` pages are followed one by one: too many are an error.
+    fn follow(&mut self, pages: u64) {
+        let followed = self.share.follow(self.line, pages);
+        self.note(followed);
+    }
+
+    /// Keeps an error that ends the replay behind this event.
+    fn note(&mut self, result: Result<(), ReplayError>) {
+        if let Err(error) = result {
+            self.exceeded.get_or_insert(error);
+        }
     }
 
     /// Commits, each at its own time, what has waited as long as it may by `time_ns`.
@@ -205,19 +251,16 @@ impl Engine {
 
     /// Commits what has waited as long as it may by `due_ns`: each at its own time, or at `end_ns` where that comes before.
     fn commit_by(&mut self, end_ns: u64, due_ns: u64) {
-        loop {
-            let dues = self.ports.iter().enumerate();
-            let next = dues.filter_map(|(device, port)| Some((port.next_due()?, device))).min();
-            match next {
-                Some(((due, lane), device)) if due <= due_ns => {
-                    let due = due.min(end_ns);
-                    self.go_to(self.last_cpu, due);
-                    let ticks = self.commit(device, lane, due);
-                    // A part of what the unmaps before it cost.
-                    self.unmap.add_to_all(ticks.saturating_sub(self.timer.overhead_ticks()));
-                }
-                _ => return,
+        while let Some(Due { due_ns: due, lane, device }) = self.dues.next(due_ns) {
+            if self.ports[device].due(lane) != Some(due) {
+                // It was committed before.
+                continue;
             }
+            let due = due.min(end_ns);
+            self.go_to(self.last_cpu, due);
+            let ticks = self.commit(device, lane, due);
+            // A part of what the unmaps before it cost.
+            self.unmap.add_to_all(ticks.saturating_sub(self.timer.overhead_ticks()));
         }
     }
 
@@ -282,27 +325,33 @@ impl Engine {
         (0..self.ports.len()).for_each(|device| painter.look(&self.iommu, bytes, device));
     }
 
-    /// The engine's device for the trace's `index`, made when it is first seen.
+    /// The engine's device for the trace's `index`, made when it first maps something.
     fn device(&mut self, index: u32) -> Result<usize, ReplayError> {
-        let index = index as usize;
-        while self.ports.len() <= index {
-            let number = self.ports.len();
-            let id = u16::try_from(number + 1).map_err(|_| ReplayError::TooManyDevices { number })?;
-            let ground = Ground {
-                copies: self.copies()?,
-                platform: &self.platform,
-                memory: &self.memory,
-                iommu: &self.iommu,
-                queue: &self.queue,
-                timer: &self.timer,
-                policy: self.policy,
-            };
-            let driver = Driver::new(&*self.format, &ground, number as u32, DomainId(id))?;
-            let port = Port::new(driver, self.mode, self.granule.bytes())
-                .map_err(|error| ReplayError::Queue { line: 0, error })?;
-            self.ports.push(port);
+        if let Some(Some(port)) = self.port_of.get(index as usize) {
+            return Ok(usize::from(*port));
         }
-        Ok(index)
+        let number = self.ports.len();
+        let too_many = |_| ReplayError::TooManyDevices { number };
+        let id = u16::try_from(number + 1).map_err(too_many)?;
+        let ground = Ground {
+            copies: self.copies()?,
+            platform: &self.platform,
+            memory: &self.memory,
+            iommu: &self.iommu,
+            queue: &self.queue,
+            timer: &self.timer,
+            policy: self.policy,
+        };
+        let driver = Driver::new(&*self.format, &ground, u32::from(id - 1), DomainId(id))?;
+        let port = Port::new(driver, index, self.mode, self.granule.bytes())
+            .map_err(|error| ReplayError::Queue { line: 0, error })?;
+        self.ports.push(port);
+        let at = index as usize;
+        if self.port_of.len() <= at {
+            self.port_of.resize(at + 1, None);
+        }
+        self.port_of[at] = Some(id - 1);
+        Ok(number)
     }
 
     fn fail(&mut self, error: ReplayError) {

@@ -1,17 +1,17 @@
 //! The bytes of the memory that a trace names, and those of bounce buffers.
 //!
-//! A trace names memory all over the 52 bits of physical addresses, a page here and there. A directory of three levels
+//! A trace names memory all over the 52 bits of physical addresses, a page here and there. A directory of four levels
 //! finds the frame behind an address; there is one for each page that was ever [backed](TraceMemory::back), until it is
 //! [let go](TraceMemory::keep_only) again. Frames of bounce buffers are found by the same directory, at addresses of
 //! their own: [`is_pool`].
 //!
-//! Cost: three dependent loads for each page of a copy, on top of the copy itself (`examples/copy_speed.rs` measures
-//! it). Memory: 4 KiB for a page, 8 KiB for each 2 MiB and 512 KiB for each 64 GiB in which there is one; in all at most
-//! [`MOST_BYTES`].
+//! Cost: four dependent loads for each page of a copy, on top of the copy itself (`examples/copy_speed.rs` measures
+//! it). Memory: 4 KiB for a page, 1 KiB for each 256 KiB, 32 KiB for each 512 MiB and 16 KiB for each 512 GiB in which there is
+//! one; in all as much as it was made for, [`MOST_BYTES`] at the most.
 #![allow(unsafe_code, reason = "the traits' signatures, and memory that is reached by its address")]
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use portcullis::addr::{PhysAddr, PhysSegment};
@@ -27,13 +27,15 @@ pub const MOST_BYTES: u64 = 4 << 30;
 /// no machine is that traces were recorded on.
 const POOL_START: u64 = 0xff00_0000_0000;
 
-/// Frames of bounce buffers that are there from the beginning, 32 MiB of them.
-const READY_FRAMES: usize = 8192;
+/// Frames of bounce buffers that are there from the beginning, 32 MiB of them, or a quarter of what there may be.
+const READY_FRAMES: u64 = 8192;
 
 const PAGE_SHIFT: u32 = 12;
-const LEAF_SHIFT: u32 = 9;
-const MIDDLE_SHIFT: u32 = 15;
-const TOP_SHIFT: u32 = 52 - PAGE_SHIFT - LEAF_SHIFT - MIDDLE_SHIFT;
+/// Small nodes below, where a page here and there would leave a large one empty, and large ones above, so that four levels do.
+const LEAF_SHIFT: u32 = 6;
+const LOWER_SHIFT: u32 = 11;
+const UPPER_SHIFT: u32 = 10;
+const TOP_SHIFT: u32 = 52 - PAGE_SHIFT - LEAF_SHIFT - LOWER_SHIFT - UPPER_SHIFT;
 
 /// A page's frame: its words, and the address by which its memory knows it. Null and 0 where there is none.
 #[derive(Default)]
@@ -42,14 +44,27 @@ struct Entry {
     frame: AtomicU64,
 }
 
-/// 2 MiB of addresses.
-type Leaf = Box<[Entry]>;
-/// 64 GiB of addresses.
-type Middle = Box<[OnceLock<Leaf>]>;
+/// 256 KiB of addresses.
+type Leaf = [Entry; 1 << LEAF_SHIFT];
+/// 512 MiB of addresses.
+type Lower = [OnceLock<Box<Leaf>>; 1 << LOWER_SHIFT];
+/// 512 GiB of addresses.
+type Upper = [OnceLock<Box<Lower>>; 1 << UPPER_SHIFT];
 
-/// What a node of the directory counts for, in pages.
-const LEAF_PAGES: u64 = ((size_of::<Entry>() as u64) << LEAF_SHIFT) / FRAME_SIZE;
-const MIDDLE_PAGES: u64 = ((size_of::<OnceLock<Leaf>>() as u64) << MIDDLE_SHIFT) / FRAME_SIZE;
+/// The number at each level of the entry of `page`; the top's may be too high.
+#[inline]
+fn places(page: u64) -> (usize, usize, usize, usize) {
+    let at = |shift: u32, bits: u32| (page >> shift) as usize & ((1 << bits) - 1);
+    let (lower, upper) = (LEAF_SHIFT, LEAF_SHIFT + LOWER_SHIFT);
+    let top = (page >> (upper + UPPER_SHIFT)) as usize;
+    (top, at(upper, UPPER_SHIFT), at(lower, LOWER_SHIFT), at(0, LEAF_SHIFT))
+}
+
+/// A node of empty entries, made where it is: it would be large for a stack.
+fn node<T: Default, const N: usize>() -> Box<[T; N]> {
+    let entries: Box<[T]> = (0..N).map(|_| T::default()).collect();
+    entries.try_into().unwrap_or_else(|_| unreachable!("as many as were made"))
+}
 
 /// The numbers of the pages that `list` touches.
 pub(super) fn pages_of(list: &[PhysSegment]) -> impl Iterator<Item = u64> {
@@ -70,13 +85,19 @@ pub struct TraceMemory {
     frames: Arc<Memory>,
     /// Frames of bounce buffers, at their own addresses.
     pool: Arc<Memory>,
-    top: Box<[OnceLock<Middle>]>,
+    /// All of them, with the directory, take no more bytes.
+    most: u64,
+    top: Box<[OnceLock<Box<Upper>>; 1 << TOP_SHIFT]>,
     /// The pages of the trace that have a frame.
     backed: Mutex<Vec<u64>>,
-    /// Pages that the directory takes.
-    directory_pages: AtomicU64,
+    /// How many had one when the last were let go of.
+    kept: AtomicUsize,
+    /// Bytes that the directory takes.
+    directory: AtomicU64,
     peak_pool_frames: AtomicU64,
     strays: AtomicU64,
+    /// A bounce buffer was refused for want of room.
+    refused: AtomicBool,
     /// Copies do nothing.
     broken: AtomicBool,
 }
@@ -89,21 +110,26 @@ impl std::fmt::Debug for TraceMemory {
 }
 
 impl TraceMemory {
-    /// Memory with no page in it.
-    pub fn new() -> Arc<Self> {
-        let pool = Memory::with_base(PhysAddr::new(POOL_START), MOST_BYTES);
+    /// Memory with no page in it, which will take up to `most` bytes, and never more than [`MOST_BYTES`].
+    pub fn new(most: u64) -> Arc<Self> {
+        let most = most.min(MOST_BYTES);
+        let pool = Memory::with_base(PhysAddr::new(POOL_START), most);
         // A machine has its memory before it boots: what buffers take first is not to be waited for.
-        if let Some(first) = pool.alloc(READY_FRAMES) {
-            pool.release(first, READY_FRAMES);
+        let ready = READY_FRAMES.min(most / 4 / FRAME_SIZE) as usize;
+        if let Some(first) = pool.alloc(ready) {
+            pool.release(first, ready);
         }
         Arc::new(Self {
-            frames: Memory::new(MOST_BYTES),
+            frames: Memory::new(most),
             pool,
-            top: (0..1 << TOP_SHIFT).map(|_| OnceLock::new()).collect(),
+            most,
+            top: node(),
             backed: Mutex::default(),
-            directory_pages: AtomicU64::new(0),
+            kept: AtomicUsize::new(0),
+            directory: AtomicU64::new(0),
             peak_pool_frames: AtomicU64::new(0),
             strays: AtomicU64::new(0),
+            refused: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         })
     }
@@ -111,13 +137,14 @@ impl TraceMemory {
     /// Gives each page of `list` a frame that has none yet, all zero; calls `fresh` with its number then. Whether there
     /// was memory enough; otherwise nothing has changed, or where the list names pages twice, nearly nothing.
     pub fn back(&self, list: &[PhysSegment], mut fresh: impl FnMut(u64)) -> bool {
-        if !Self::could_hold(list) {
+        if !self.could_hold(list) {
             return false;
         }
         let bare =
             |page: &u64| self.entry(*page).is_none_or(|entry| entry.frame.load(Ordering::Relaxed) == 0);
         let missing = pages_of(list).filter(bare).count() as u64;
-        if missing > 0 && !self.has_room(missing) {
+        // A quarter is left for bounce buffers.
+        if missing > 0 && !self.has_room(missing + self.pages() / 4) {
             return false;
         }
         for page in pages_of(list).filter(bare) {
@@ -133,19 +160,38 @@ impl TraceMemory {
     }
 
     /// Whether all memory would be enough for `list`. O(segments), however long they are said to be.
-    pub(super) fn could_hold(list: &[PhysSegment]) -> bool {
-        pages(list) <= MOST_BYTES / FRAME_SIZE
+    pub(super) fn could_hold(&self, list: &[PhysSegment]) -> bool {
+        pages(list) <= self.pages() / 4 * 3
+    }
+
+    /// Whether it is worth while to look for pages that are not needed: there are an eighth more than when they were let go of
+    /// last. So that takes no longer in all than giving pages their frames.
+    pub(super) fn may_forget(&self) -> bool {
+        let kept = self.kept.load(Ordering::Relaxed);
+        self.backed.lock().unwrap_or_else(PoisonError::into_inner).len() > kept + kept / 8
+    }
+
+    /// Whether a bounce buffer was refused for want of room since the last call.
+    pub(super) fn was_refused(&self) -> bool {
+        self.refused.swap(false, Ordering::Relaxed)
+    }
+
+    /// Pages that it could hold.
+    pub(super) fn pages(&self) -> u64 {
+        self.most / FRAME_SIZE
     }
 
     /// Lets go of the bytes of all pages of the trace but those for which `is_needed`. O(pages).
     pub(super) fn keep_only(&self, is_needed: impl Fn(u64) -> bool) {
-        self.backed.lock().unwrap_or_else(PoisonError::into_inner).retain(|&page| {
+        let mut backed = self.backed.lock().unwrap_or_else(PoisonError::into_inner);
+        backed.retain(|&page| {
             let needed = is_needed(page);
             if !needed && let Some(frame) = self.remove(page) {
                 self.frames.release(frame, 1);
             }
             needed
         });
+        self.kept.store(backed.len(), Ordering::Relaxed);
     }
 
     /// Reads bytes at `at`, across any number of pages. Those of pages without a frame stay as they are, and each such
@@ -202,9 +248,8 @@ impl TraceMemory {
 
     #[inline]
     fn entry(&self, page: u64) -> Option<&Entry> {
-        let middle = self.top.get((page >> (LEAF_SHIFT + MIDDLE_SHIFT)) as usize)?.get()?;
-        let leaf = middle.get((page >> LEAF_SHIFT) as usize % (1 << MIDDLE_SHIFT))?.get()?;
-        leaf.get(page as usize % (1 << LEAF_SHIFT))
+        let (top, upper, lower, leaf) = places(page);
+        Some(&self.top.get(top)?.get()?[upper].get()?[lower].get()?[leaf])
     }
 
     /// The words of the page that holds `phys`.
@@ -225,17 +270,21 @@ impl TraceMemory {
 
     /// Has `page` found at `frame` of `memory`; `None` where there is no such page.
     fn insert(&self, page: u64, frame: PhysAddr, memory: &Memory) -> Option<()> {
-        let count = |pages| self.directory_pages.fetch_add(pages, Ordering::Relaxed);
-        let top = self.top.get((page >> (LEAF_SHIFT + MIDDLE_SHIFT)) as usize)?;
-        let middle = top.get_or_init(|| {
-            count(MIDDLE_PAGES);
-            (0..1 << MIDDLE_SHIFT).map(|_| OnceLock::new()).collect()
+        let count = |bytes: usize| self.directory.fetch_add(bytes as u64, Ordering::Relaxed);
+        let (top, upper, lower, leaf) = places(page);
+        let uppers = self.top.get(top)?.get_or_init(|| {
+            count(size_of::<Upper>());
+            node()
         });
-        let leaf = middle[(page >> LEAF_SHIFT) as usize % (1 << MIDDLE_SHIFT)].get_or_init(|| {
-            count(LEAF_PAGES);
-            (0..1 << LEAF_SHIFT).map(|_| Entry::default()).collect()
+        let lowers = uppers[upper].get_or_init(|| {
+            count(size_of::<Lower>());
+            node()
         });
-        let entry = &leaf[page as usize % (1 << LEAF_SHIFT)];
+        let leaves = lowers[lower].get_or_init(|| {
+            count(size_of::<Leaf>());
+            node()
+        });
+        let entry = &leaves[leaf];
         entry.frame.store(frame.get(), Ordering::Relaxed);
         entry.table.store(ptr::from_ref(memory.table_at(frame)).cast_mut(), Ordering::Release);
         Some(())
@@ -252,15 +301,19 @@ impl TraceMemory {
     /// Whether `count` frames more are within the limit.
     fn has_room(&self, count: u64) -> bool {
         let frames = self.frames.frames_in_use() + self.pool.frames_in_use();
-        let pages = frames + self.directory_pages.load(Ordering::Relaxed);
-        pages.saturating_add(count) <= MOST_BYTES / FRAME_SIZE
+        let pages = frames + self.directory.load(Ordering::Relaxed).div_ceil(FRAME_SIZE);
+        pages.saturating_add(count) <= self.pages()
     }
 }
 
 // SAFETY: the frames of `pool` are as the trait wants them, and found at its addresses for as long as they are allocated.
 unsafe impl Frames for TraceMemory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
-        let first = if self.has_room(count as u64) { self.pool.alloc(count)? } else { return None };
+        if !self.has_room(count as u64) {
+            self.refused.store(true, Ordering::Relaxed);
+            return None;
+        }
+        let first = self.pool.alloc(count)?;
         for frame in (first.get()..).step_by(FRAME_SIZE as usize).take(count) {
             // An address that the directory has room for.
             self.insert(frame >> PAGE_SHIFT, PhysAddr::new(frame), &self.pool)?;
@@ -329,7 +382,7 @@ mod tests {
 
     #[test]
     fn copies_find_every_byte_and_nothing_beside_it() {
-        let memory = TraceMemory::new();
+        let memory = TraceMemory::new(MOST_BYTES);
         // Far apart, unaligned, across pages, and across nodes of the directory.
         let buffer = memory.alloc(4).unwrap().get();
         for (from, to, len) in [
@@ -359,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_is_let_go_of_is_gone_and_its_room_free_again() {
-        let memory = TraceMemory::new();
+        let memory = TraceMemory::new(MOST_BYTES);
         let mut fresh = Vec::new();
         assert!(memory.back(&[part(0x1800, 0x2000), part(FAR, 1)], |page| fresh.push(page)));
         assert_eq!(fresh, [1, 2, 3, FAR >> 12]);
@@ -385,7 +438,7 @@ mod tests {
 
     #[test]
     fn what_cannot_fit_takes_nothing() {
-        let memory = TraceMemory::new();
+        let memory = TraceMemory::new(MOST_BYTES);
         // As long as a trace may say.
         for len in [MOST_BYTES + 1, 1 << 52, u64::MAX] {
             assert!(!memory.back(&[part(0, len)], |_| panic!("not one page")));

@@ -26,6 +26,7 @@ mod profile;
 mod queue;
 mod report;
 mod requests;
+mod share;
 mod tables;
 mod timing;
 
@@ -48,7 +49,10 @@ use format::AnyFormat;
 use portcullis::SetupError;
 use portcullis::addr::PhysAddr;
 use portcullis::dma::{DmaMapError, DmaUnmapError};
+use share::Share;
 
+use crate::budget::Over;
+use crate::printable::Printable;
 use crate::{Chunk, Trace, TraceError};
 
 /// Events that are read before each policy replays them.
@@ -101,25 +105,52 @@ pub enum ReplayError {
         /// Why.
         error: SetupError,
     },
-    /// More memory than can be followed page by page.
-    #[error("line {line}: mapping: {pages} pages to follow at once, {most} are possible")]
-    TooMuchMemory {
+    /// More memory is wanted than there may be: each policy keeps account of each device, each live mapping and each of its
+    /// pages.
+    #[error("{name}: line {line}: with {devices} devices and {mappings} live mappings {over}", name = Printable(name))]
+    Memory {
+        /// The recording.
+        name: String,
         /// The event's line.
         line: u64,
-        /// Pages there would be with this mapping.
+        /// Devices that have mapped so far.
+        devices: usize,
+        /// Mappings that are alive.
+        mappings: usize,
+        /// How much.
+        over: Over,
+    },
+    /// More pages are mapped and synced, or more timers run, by few events, than can be followed one by one in bearable time.
+    #[error(
+        "{name}: line {line}: {pages} pages and timers would be followed one by one by now, {most} are possible for a recording of so \
+         few events: --device, --limit or --policy make it less",
+        name = Printable(name)
+    )]
+    TooManyPages {
+        /// The recording.
+        name: String,
+        /// The event's line.
+        line: u64,
+        /// Pages so far, each as often as it was mapped, synced or unmapped.
         pages: u64,
         /// Pages there can be.
         most: u64,
     },
     /// More bytes than the replay keeps, where mappings are copied.
     #[error(
-        "line {line}: mapping: bytes of {pages} pages beside what is in use, {most} pages are possible in all"
+        "{name}: line {line}: {policy} wants the bytes of {wanted} pages of 4 KiB beside those in use, and may have {most} in all: \
+         --device, --limit or --policy make it less, and --memory allows more",
+        name = Printable(name)
     )]
     TooManyBytes {
+        /// The recording.
+        name: String,
         /// The event's line.
         line: u64,
+        /// The policy that copies.
+        policy: &'static str,
         /// Pages of the mapping.
-        pages: u64,
+        wanted: u64,
         /// Pages there can be, with bounce buffers and the directory of pages.
         most: u64,
     },
@@ -227,7 +258,8 @@ fn replay_telling(
     // As many CPUs as act in the beginning, or have had events by then; should others join later, they share those.
     let recorded = usize::try_from(trace.summary().cpus).unwrap_or(usize::MAX);
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1).max(recorded);
-    let engine = |mode: &Mode| Engine::new(*mode, &format, &options.profile, &timer, cpus);
+    let share = Share::of(&asked, trace.summary());
+    let engine = |mode: &Mode| Engine::new(*mode, &format, &options.profile, &timer, cpus, &share);
     let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
     if let Some(retry) = options.retry {
         engines.iter_mut().for_each(|engine| engine.retry(retry));

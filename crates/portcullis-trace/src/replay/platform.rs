@@ -9,6 +9,10 @@ use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 /// The most CPUs that the platform has.
 const MOST_CPUS: usize = 256;
 
+/// Timers between two events, for each listener: its own two looks at what is idle, and a window's end, come at times of their
+/// own, and all listeners hear of each.
+const TIMERS: usize = 8;
+
 /// No timer is set.
 const NEVER: u64 = u64::MAX;
 
@@ -42,24 +46,38 @@ impl ReplayPlatform {
         }
     }
 
-    /// Goes to `time_ns` on `cpu`. Timers that end before are run first, each at its own time, after
-    /// `at_timer` was told that time.
-    pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) {
+    /// Goes to `time_ns` on `cpu`. Timers that end before are run first, each at its own time, after `at_timer` was told that
+    /// time. Returns how many listeners have heard of one.
+    ///
+    /// A timer that asks for itself again, as a pool's does as long as it has buffers, ran for ever in a recording whose time
+    /// leaps. Nothing happens meanwhile: by then each listener has flushed what it had, and given back what it keeps,
+    /// after a few timers of its own. So after [`TIMERS`] for each listener the rest of the time goes by at once, and what is due
+    /// by then is due at its end.
+    pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) -> u64 {
+        let (mut timers, mut told) = (0, 0);
         loop {
             let deadline = self.deadline();
             if deadline > time_ns || deadline == NEVER {
                 break;
             }
+            let listeners = self.listeners();
+            if timers > TIMERS * (listeners.len() + 1) {
+                // Not before its time: what is due runs when the next event comes.
+                break;
+            }
+            timers += 1;
+            told += listeners.len() as u64;
             self.deadline.store(0, Ordering::Relaxed);
             let due = deadline.max(self.now_ns());
             self.now_ns.store(due, Ordering::Relaxed);
             at_timer(due);
-            for listener in self.listeners() {
+            for listener in listeners {
                 listener.timer();
             }
         }
         self.now_ns.store(time_ns.max(self.now_ns()), Ordering::Relaxed);
         self.cpu.store(cpu as usize % self.cpus, Ordering::Relaxed);
+        told
     }
 
     fn deadline(&self) -> u64 {

@@ -21,6 +21,8 @@ struct Lane {
 /// A device of the trace.
 pub(super) struct Port {
     pub driver: Driver,
+    /// Its number in the trace.
+    pub device: u32,
     strategy: Strategy,
     copies: bool,
     /// One for all directions, or for rings one for each.
@@ -29,14 +31,14 @@ pub(super) struct Port {
 
 impl Port {
     /// A device in a domain with granules of `granule` bytes.
-    pub(super) fn new(mut driver: Driver, mode: Mode, granule: u64) -> Result<Self, SetupError> {
+    pub(super) fn new(mut driver: Driver, device: u32, mode: Mode, granule: u64) -> Result<Self, SetupError> {
         let mut lanes = [None, None, None];
         let strategy = mode.strategy(granule);
         if let Strategy::One(config) = strategy {
             driver.open(0, config)?;
             lanes[0] = Some(Lane::default());
         }
-        Ok(Self { driver, strategy, copies: mode.copies(), lanes })
+        Ok(Self { driver, device, strategy, copies: mode.copies(), lanes })
     }
 
     /// Whether there is all that a mapping will need.
@@ -96,14 +98,15 @@ impl Port {
         rows.filter(|row| row.copied + row.mapped > 0).collect()
     }
 
-    /// Keeps a mapping until its lane is committed.
-    pub(super) fn hold(&mut self, lane: usize, live: Live, now_ns: u64) {
-        if let Some(lane) = self.lanes[lane].as_mut() {
-            if lane.waiting.is_empty() {
-                lane.since_ns = now_ns;
-            }
-            lane.waiting.push(live);
+    /// Keeps a mapping until its lane is committed. When that must be, where it is the first that waits there.
+    pub(super) fn hold(&mut self, lane: usize, live: Live, now_ns: u64) -> Option<u64> {
+        let waits = self.lanes[lane].as_mut()?;
+        let is_first = waits.waiting.is_empty();
+        if is_first {
+            waits.since_ns = now_ns;
         }
+        waits.waiting.push(live);
+        self.due(lane).filter(|_| is_first)
     }
 
     /// Has all lanes tell the domain what they have counted. Nothing waits in them.
@@ -123,11 +126,9 @@ impl Port {
         self.lanes[lane].as_mut().map(|lane| std::mem::take(&mut lane.waiting)).unwrap_or_default()
     }
 
-    /// The lane that must be committed first, and when.
-    pub(super) fn next_due(&self) -> Option<(u64, usize)> {
-        let waits =
-            |lane: &Lane| (!lane.waiting.is_empty()).then(|| lane.since_ns.saturating_add(COMMIT_WITHIN_NS));
-        let due = self.lanes.iter().map(|lane| lane.as_ref().and_then(waits));
-        due.enumerate().filter_map(|(index, due)| Some((due?, index))).min()
+    /// When a lane must be committed; `None` where nothing waits in it.
+    pub(super) fn due(&self, lane: usize) -> Option<u64> {
+        let lane = self.lanes[lane].as_ref().filter(|lane| !lane.waiting.is_empty())?;
+        Some(lane.since_ns.saturating_add(COMMIT_WITHIN_NS))
     }
 }

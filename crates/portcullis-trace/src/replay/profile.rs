@@ -3,6 +3,9 @@
 use portcullis::invalidation::Costs;
 use serde::{Deserialize, Serialize};
 
+use crate::input;
+use crate::printable::{Printable, PrintableLines};
+
 /// A figure and where it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -102,7 +105,7 @@ pub enum ProfileError {
         name: String,
     },
     /// The file cannot be read.
-    #[error("profile {path}: {source}")]
+    #[error("profile {}: {source}", Printable(path))]
     Io {
         /// The file.
         path: String,
@@ -110,7 +113,7 @@ pub enum ProfileError {
         source: std::io::Error,
     },
     /// The file is not a profile.
-    #[error("profile {path} is not a profile: {source}")]
+    #[error("profile {} is not a profile: {}", Printable(path), PrintableLines(source))]
     Parse {
         /// The file.
         path: String,
@@ -118,7 +121,7 @@ pub enum ProfileError {
         source: Box<toml::de::Error>,
     },
     /// A figure that no hardware has.
-    #[error("profile {path}: {what} is {value}, expected {expected}")]
+    #[error("profile {}: {what} is {value}, expected {expected}", Printable(path))]
     Figure {
         /// The file.
         path: String,
@@ -130,6 +133,12 @@ pub enum ProfileError {
         expected: &'static str,
     },
 }
+
+/// The most entries of an IOTLB, and of each level of a walk cache.
+const MOST_ENTRIES: usize = 1 << 16;
+
+/// The most ways of a set, all of which are looked at for each access.
+const MOST_WAYS: usize = 256;
 
 const BUILT_IN: [(&str, &str); 4] = [
     ("none", include_str!("../../profiles/none.toml")),
@@ -160,8 +169,7 @@ impl Profile {
         if !name.contains(['.', '/', '\\']) {
             return Err(ProfileError::Unknown { name: name.into() });
         }
-        let text =
-            std::fs::read_to_string(name).map_err(|source| ProfileError::Io { path: name.into(), source })?;
+        let text = input::settings(name).map_err(|source| ProfileError::Io { path: name.into(), source })?;
         Self::parse(name, &text)
     }
 
@@ -180,13 +188,13 @@ impl Profile {
             }
         }
         let caches = &profile.caches;
-        for (what, entries) in [
-            ("caches.iotlb_entries", caches.iotlb_entries),
-            ("caches.iotlb_ways", caches.iotlb_ways),
-            ("caches.walk_cache_entries", caches.walk_cache_entries),
+        for (what, entries, most, expected) in [
+            ("caches.iotlb_entries", caches.iotlb_entries, MOST_ENTRIES, "1 to 65,536"),
+            ("caches.iotlb_ways", caches.iotlb_ways, MOST_WAYS, "1 to 256"),
+            ("caches.walk_cache_entries", caches.walk_cache_entries, MOST_ENTRIES, "1 to 65,536"),
         ] {
-            if !(1..=1 << 20).contains(&entries) {
-                return bad(what, entries as f64, "1 to 1,048,576");
+            if !(1..=most).contains(&entries) {
+                return bad(what, entries as f64, expected);
             }
         }
         if caches.iotlb_ways > caches.iotlb_entries {

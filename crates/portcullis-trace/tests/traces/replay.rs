@@ -7,9 +7,10 @@ use crate::common::{SHIPPED, policy, run};
 use portcullis::domain::Policy;
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_trace::replay::{
-    BATCH_UNMAPS, COMMIT_WITHIN_NS, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
-    Samples, Timer, built_in_names,
+    BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
+    Samples, Timer, built_in_names, replay,
 };
+use portcullis_trace::{ReadOptions, Trace};
 
 fn options(profile: &str) -> Options {
     Options::new(Profile::load(profile).unwrap())
@@ -133,19 +134,33 @@ fn a_pool_asks_an_iommu_that_maps_by_request_once_for_a_buffer() {
 }
 
 #[test]
-fn bytes_that_cannot_be_kept_are_counted_with_the_limit() {
-    let text = map(0, 1, 0x1000, 0x5000, 5 << 30)
-        + &map(0, 2, 0x2000, 0xff00_0000_0000, 64)
-        + &map(0, 3, 0x3000, 0x5000, 64)
-        + &unmap(0, 4, 0x3000, 64);
+fn bytes_that_cannot_be_kept_are_an_error_with_the_limit() {
+    let text = map(0, 1, 0x1000, 0x5000, 5 << 30);
+    for mode in [Mode::Bounce, Mode::Swiotlb, Mode::Adaptive] {
+        let options = Options { policies: vec![mode], ..options("none") };
+        let mut trace = Trace::from_bytes("much", text.as_bytes(), ReadOptions::default()).unwrap();
+        let error = replay(&mut trace, &options, |_| ()).unwrap_err().to_string();
+        let expected = format!(
+            "much: line 1: {} wants the bytes of 1310720 pages of 4 KiB beside those in use, and may have 1048576 in all: \
+             --device, --limit or --policy make it less, and --memory allows more",
+            mode.name()
+        );
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn memory_where_bounce_buffers_are_is_refused_and_counted() {
+    let text =
+        map(0, 2, 0x2000, 0xff00_0000_0000, 64) + &map(0, 3, 0x3000, 0x5000, 64) + &unmap(0, 4, 0x3000, 64);
     let report = run("much", text.as_bytes(), &options("none"));
     for name in ["bounce", "swiotlb"] {
         let policy = policy(&report, name);
-        assert_eq!((policy.failures, policy.operations, policy.faults, policy.violations), (2, 1, 0, 0));
+        assert_eq!((policy.failures, policy.operations, policy.faults, policy.violations), (1, 1, 0, 0));
         let first = policy.first_failure.as_deref().unwrap();
         assert_eq!(
             first,
-            "line 1: mapping: bytes of 1310720 pages beside what is in use, 1048576 pages are possible in all"
+            "line 1: mapping: memory at 0xff0000000000, where the replay has its bounce buffers"
         );
     }
     assert_eq!(policy(&report, "strict").failures, 0);
@@ -267,15 +282,22 @@ fn a_list_is_mapped_as_one_range_and_unmapped_with_one_invalidation() {
 }
 
 #[test]
-fn a_mapping_that_cannot_be_replayed_is_counted_with_its_line() {
-    // 64 TiB in a 48-bit space: the library has room, the replay does not follow so many pages.
-    let text = map(0, 1, 0x1000, 0x5000, 1 << 46) + &map(0, 2, 0x2000, 0x5000, 64) + &unmap(0, 3, 0x2000, 64);
-    let report = run("too large", text.as_bytes(), &options("none"));
-    for policy in &report.policies {
-        assert_eq!((policy.failures, policy.operations, policy.faults), (1, 1, 0));
-        let first = policy.first_failure.as_deref().unwrap();
-        assert_eq!(first, "line 1: mapping: 17179869184 pages to follow at once, 8388608 are possible");
+fn more_pages_than_can_be_followed_are_an_error_with_its_line() {
+    // The library would take some of these; none is looked at page by page.
+    for (size, pages) in [(1_u64 << 46, 17_179_869_185_u64), (1 << 50, 274_877_906_945)] {
+        refused_for_its_pages(size, pages);
     }
+}
+
+fn refused_for_its_pages(size: u64, pages: u64) {
+    let text = map(0, 1, 0x1000, 0x5000, 64) + &map(0, 2, 0x9000, 0x5000, size);
+    let mut trace = Trace::from_bytes("large", text.as_bytes(), ReadOptions::default()).unwrap();
+    let error = replay(&mut trace, &options("none"), |_| ()).unwrap_err().to_string();
+    let expected = format!(
+        "large: line 2: {pages} pages and timers would be followed one by one by now, 4196352 are possible for a recording of \
+         so few events: --device, --limit or --policy make it less"
+    );
+    assert_eq!(error, expected);
 }
 
 #[test]
@@ -361,24 +383,6 @@ fn the_share_of_passthrough_is_there_without_passthrough_being_shown() {
     let share = policy(&report, "strict").relative_to_passthrough.unwrap();
     // 710 ns of wait beside 1,000 ns of work: whatever the machine, about three fifths at the most.
     assert!(share > 0.0 && share < 0.7, "{share}");
-}
-
-/// Such a mapping is not looked at page by page.
-#[test]
-fn a_mapping_longer_than_all_memory_is_refused_by_policies_that_copy_and_the_rest_goes_on() {
-    let (good, bad) = (0x1_0000, 0x40_0000);
-    let text = [
-        map(0, 1, good, 0x20_0000, 4096),
-        map(0, 2, bad, 0x100_0000, 1 << 50),
-        unmap(0, 3, bad, 1 << 50),
-        unmap(0, 4, good, 4096),
-    ]
-    .concat();
-    let report = run("long", text.as_bytes(), &options("vtd"));
-    for name in ["bounce", "swiotlb", "adaptive"] {
-        let policy = policy(&report, name);
-        assert_eq!((policy.operations, policy.failures, policy.violations), (1, 1, 0), "{name}");
-    }
 }
 
 /// A buffer of 100 bytes in a page of 4, 16 or 64 KiB.

@@ -11,7 +11,7 @@ use super::{Engine, model_device};
 use crate::replay::data::{Bytes, Pattern, Places, colour};
 use crate::replay::driver::Side;
 use crate::replay::live::{Copied, Live};
-use crate::replay::memory::{TraceMemory, is_pool, pages_of};
+use crate::replay::memory::{is_pool, pages_of};
 use crate::replay::{ReplayError, painted};
 use crate::{MapId, Op};
 
@@ -89,6 +89,7 @@ impl Engine {
     /// A sync of a part of a mapping, by the pool or the device. The time of one by the pool is a part of what all maps
     /// (for the device) or unmaps (for the CPU) took.
     pub(super) fn sync(&mut self, op: &Op, id: MapId, side: Side, (offset, len): (u64, u64)) {
+        self.follow(len >> 12);
         let written = if side == Side::Cpu { self.access(id, offset, len) } else { None };
         let Some(live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
         if live.copied == Copied::No {
@@ -176,14 +177,20 @@ impl Engine {
         if back(&self.scratch) {
             return true;
         }
-        if !TraceMemory::could_hold(&self.scratch) {
-            return false;
-        }
+        bytes.could_hold(&self.scratch) && self.forget() && back(&self.scratch)
+    }
+
+    /// Forgets the bytes of memory that is in no live mapping, nor in `scratch`. Whether there was any to speak of.
+    pub(super) fn forget(&self) -> bool {
+        let Some(bytes) = self.bytes.as_ref().filter(|bytes| bytes.may_forget()) else { return false };
+        let in_paint = self.painter.is_some();
         let waiting = self.ports.iter().flat_map(|port| port.waiting());
-        let lists = self.live.iter().flatten().chain(waiting).map(|live| &live.memory);
+        // What belongs to no lane has bytes only where somebody paints.
+        let live = self.live.iter().flatten().filter(|live| live.lane.is_some() || in_paint);
+        let lists = live.chain(waiting).map(|live| &live.memory);
         let needed: FxHashSet<u64> =
             lists.chain(std::iter::once(&self.scratch)).flat_map(|list| pages_of(list)).collect();
         bytes.keep_only(|page| needed.contains(&page));
-        back(&self.scratch)
+        true
     }
 }

@@ -100,9 +100,10 @@ impl Engine {
 
     /// What was chosen for each device.
     fn choices(&self) -> Vec<Choices> {
-        let all = self.ports.iter().enumerate();
-        let all = all.map(|(device, port)| Choices::new(device, &port.explain()));
-        all.filter(|choices| !choices.rows.is_empty()).collect()
+        let mut all: Vec<Choices> =
+            self.ports.iter().map(|port| Choices::new(port.device as usize, &port.explain())).collect();
+        all.sort_by_key(|choices| choices.device);
+        all.into_iter().filter(|choices| !choices.rows.is_empty()).collect()
     }
 
     /// What the domains say that they have left exposed.

@@ -3,16 +3,14 @@
 use portcullis::addr::{Direction, DmaSegment, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMapError, Ended, RawMapping};
 
+use super::due::Due;
 use super::{Engine, end_failed, model_device};
 use crate::replay::ReplayError;
 use crate::replay::data::Pattern;
 use crate::replay::live::{Copied, Live, Segments, View, pages};
-use crate::replay::memory::{MOST_BYTES, is_pool};
+use crate::replay::memory::is_pool;
 use crate::replay::mode::Mode;
 use crate::{MapId, Op, Origin};
-
-/// Pages whose exposure is followed at once, of all devices, 32 GiB of memory: each takes some hundred bytes.
-const MOST_PAGES: u64 = 8 << 20;
 
 impl Engine {
     /// Makes the mapping of what is in `scratch`.
@@ -29,9 +27,8 @@ impl Engine {
             // Allocators of coherent memory give whole pages, whatever they are asked for.
             self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
         }
-        let pages = pages(&self.scratch).saturating_add(self.iommu.pages_observed());
-        if pages > MOST_PAGES {
-            self.fail(ReplayError::TooMuchMemory { line, pages, most: MOST_PAGES });
+        self.follow(pages(&self.scratch));
+        if self.exceeded.is_some() {
             return Ok(());
         }
         let prepared = self.prepare(device, direction, origin);
@@ -56,9 +53,21 @@ impl Engine {
                 (result, ticks) = (alone.0, ticks + alone.1);
             }
         }
+        let is_refused = |engine: &Self| engine.bytes.as_ref().is_some_and(|bytes| bytes.was_refused());
+        if result.is_err() && is_refused(self) {
+            // Bytes of the trace's memory have taken the room that bounce buffers want.
+            if !self.forget() {
+                return Err(self.share.no_bytes(line, self.mode.name(), pages(&self.scratch)));
+            }
+            let again = self.map_in(device, lane, direction, &mut view);
+            (result, ticks) = (again.0, ticks + again.1);
+        }
         let (mapping, used) = match result {
             Ok(mapped) => mapped,
             Err(error @ DmaMapError::OutOfMemory) => return Err(ReplayError::Map { line, error }),
+            Err(_) if is_refused(self) => {
+                return Err(self.share.no_bytes(line, self.mode.name(), pages(&self.scratch)));
+            }
             Err(error) => {
                 self.refused(line, error);
                 return Ok(());
@@ -87,6 +96,7 @@ impl Engine {
             self.live.resize_with(at + 1, || None);
         }
         self.live[at] = Some(live);
+        self.alive += 1;
         if origin == Origin::Coherent {
             // Rings are used as long as they exist; once shows that they can be.
             self.access(id, 0, u64::MAX);
@@ -137,8 +147,8 @@ impl Engine {
             return None;
         }
         if !self.back() {
-            let (pages, most) = (pages(&self.scratch), MOST_BYTES >> 12);
-            self.fail(ReplayError::TooManyBytes { line, pages, most });
+            let error = self.share.no_bytes(line, self.mode.name(), pages(&self.scratch));
+            self.note(Err(error));
             return None;
         }
         let pattern = self.next_pattern(device);
@@ -158,12 +168,17 @@ impl Engine {
     }
 
     pub(super) fn unmap(&mut self, op: &Op, id: MapId) {
-        // The transfer happens before the driver ends the mapping: here, as late as can be.
-        let written = self.access(id, 0, u64::MAX);
-        let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else {
+        let Some(Some(live)) = self.live.get(id as usize) else {
             // Its map failed, and was counted then.
             return;
         };
+        let pages = pages(&live.memory);
+        self.follow(pages);
+        self.share.unmap(pages);
+        // The transfer happens before the driver ends the mapping: here, as late as can be.
+        let written = self.access(id, 0, u64::MAX);
+        let Some(mut live) = self.live.get_mut(id as usize).and_then(Option::take) else { return };
+        self.alive -= 1;
         let Some(mapping) = live.mapping.take() else { return };
         let (device, lane) = (live.device, live.lane);
         self.measure_nothing();
@@ -176,9 +191,14 @@ impl Engine {
             self.violations += self.wrong_original(&live.memory, (0, u64::MAX), written);
         }
         match (result, lane) {
-            (Ok(Ended::Pending), Some(lane)) => self.ports[device].hold(lane, live, op.time_ns),
+            (Ok(Ended::Pending), Some(lane)) => {
+                if let Some(due_ns) = self.ports[device].hold(lane, live, op.time_ns) {
+                    self.dues.push(Due { due_ns, lane, device });
+                }
+            }
             (Ok(Ended::Flushed(())), Some(lane)) => {
-                self.ports[device].hold(lane, live, op.time_ns);
+                // It is over at once, so nothing becomes due.
+                let _ = self.ports[device].hold(lane, live, op.time_ns);
                 self.settle(device, lane, op.time_ns);
             }
             (Ok(_), _) => self.end(&live, op.time_ns, self.in_force(&live)),

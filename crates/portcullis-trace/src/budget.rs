@@ -1,0 +1,213 @@
+//! How much memory a program may take for what a file says, and what it has taken.
+//!
+//! A recording of a hundred bytes can name memory, devices and times without end, and each replayed policy keeps account of them.
+//! So memory is counted where it is taken, in the program's allocator: no structure can be forgotten. A program makes [`Counted`]
+//! its global allocator, and sets a limit with [`set_limit`]. Then
+//! - reading and replaying end with an error that names the line once less than a sixteenth of it is left ([`check`]), or before
+//!   they begin with what is known to need more ([`check_with`]);
+//! - an allocation that would exceed the limit all the same, such as a large table that grows, never returns: `full` ends the program.
+//!
+//! Bytes are counted as glibc's `malloc` lays them out: with 8 bytes before each allocation, rounded up to 16, and to whole pages
+//! from 128 KiB on. What is not counted is what no allocator gives out (the program's own code, its stacks), and what the
+//! operating system keeps because freed memory lies scattered.
+//!
+//! Cost: each thread counts by itself, and adds to what all share when that is more than [`STEP`] bytes away. So the count is
+//! exact to as much for each thread. No call takes a lock.
+#![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// What a program may take unless it is said otherwise: 2 GiB.
+pub const USUAL: u64 = 2 << 30;
+
+/// The least limit: below, the structures of one policy and one device do not fit.
+pub const LEAST: u64 = 64 << 20;
+
+/// How many bytes a thread counts by itself.
+pub const STEP: i64 = 64 << 10;
+
+/// From this size on the C library maps whole pages for an allocation.
+const MAPPED: usize = 128 << 10;
+
+static USED: AtomicI64 = AtomicI64::new(0);
+static PEAK: AtomicI64 = AtomicI64::new(0);
+static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
+static LINE: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Without a destructor, so that an allocator may use it at any time of a thread's life.
+    static OWN: Cell<i64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, with an account of what it gives out.
+#[derive(Debug)]
+pub struct Counted {
+    full: fn(Over) -> !,
+}
+
+impl Counted {
+    /// `full` is called in place of an allocation that would exceed the limit, which is off from then on. It must not unwind.
+    pub const fn new(full: fn(Over) -> !) -> Self {
+        Self { full }
+    }
+
+    fn take(&self, bytes: i64) {
+        let Some(own) = count(bytes) else { return };
+        let used = USED.fetch_add(own, Ordering::Relaxed) + own;
+        PEAK.fetch_max(used, Ordering::Relaxed);
+        let limit = LIMIT.load(Ordering::Relaxed);
+        if own > 0 && used as u64 > limit && used > 0 {
+            LIMIT.store(u64::MAX, Ordering::Relaxed);
+            (self.full)(Over { used: (used - bytes).max(0) as u64, wanted: bytes.max(0) as u64, limit });
+        }
+    }
+}
+
+/// Adds to what this thread has counted; all of it, once it is to be added to what all share.
+fn count(bytes: i64) -> Option<i64> {
+    OWN.try_with(|own| {
+        let sum = own.get() + bytes;
+        let enough = sum.abs() >= STEP;
+        own.set(if enough { 0 } else { sum });
+        enough.then_some(sum)
+    })
+    // The thread is about to end.
+    .unwrap_or(Some(bytes))
+}
+
+/// What an allocation of `size` bytes takes.
+fn taken(size: usize) -> i64 {
+    let granule = if size >= MAPPED { 4096 } else { 16 };
+    // No layout is larger than `isize::MAX`, and no allocation of more than the address space is tried.
+    (size.saturating_add(8).next_multiple_of(granule).max(32)) as i64
+}
+
+// SAFETY: all memory is the system's allocator's, which is asked for exactly what the caller asks for.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.take(taken(layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.take(taken(layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        self.take(-taken(layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.take(taken(size) - taken(layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+/// More memory is wanted than there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Over {
+    /// Bytes that are in use.
+    pub used: u64,
+    /// Bytes that are wanted besides, as far as that is known.
+    pub wanted: u64,
+    /// Bytes that may be in use.
+    pub limit: u64,
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        write!(f, "{} MiB of memory are in use", mib(self.used))?;
+        if self.wanted > 0 {
+            write!(f, ", {} MiB more are wanted", mib(self.wanted))?;
+        }
+        write!(
+            f,
+            ", and {} MiB are the limit: --device, --limit or --policy make it less, and --memory allows more",
+            mib(self.limit)
+        )
+    }
+}
+
+impl std::error::Error for Over {}
+
+/// Lets the program take `bytes`, [`LEAST`] at the least.
+pub fn set_limit(bytes: u64) {
+    LIMIT.store(bytes.max(LEAST), Ordering::Relaxed);
+}
+
+/// What the program may take; `u64::MAX` where nothing was said.
+pub fn limit() -> u64 {
+    LIMIT.load(Ordering::Relaxed)
+}
+
+/// Bytes in use; 0 where no [`Counted`] is the program's allocator.
+pub fn used() -> u64 {
+    USED.load(Ordering::Relaxed).max(0) as u64
+}
+
+/// The line of a recording that is being read is `line`.
+pub(crate) fn at_line(line: u64) {
+    LINE.store(line, Ordering::Relaxed);
+}
+
+/// The line of the recording that was read last; `None` where none was.
+pub fn line() -> Option<u64> {
+    Some(LINE.load(Ordering::Relaxed)).filter(|line| *line > 0)
+}
+
+/// The most bytes that were in use at once.
+pub fn peak() -> u64 {
+    PEAK.load(Ordering::Relaxed).max(0) as u64
+}
+
+/// Whether there is memory left to go on with.
+///
+/// # Errors
+/// [`Over`] where less than a sixteenth of the limit is left.
+#[inline]
+pub fn check() -> Result<(), Over> {
+    check_with(0)
+}
+
+/// Whether `bytes` more fit, and some are left then.
+///
+/// # Errors
+/// [`Over`] where less than a sixteenth of the limit would be left.
+#[inline]
+pub fn check_with(bytes: u64) -> Result<(), Over> {
+    let (used, limit) = (used(), limit());
+    if used.saturating_add(bytes) > limit - limit / 16 && limit != u64::MAX {
+        return Err(Over { used, wanted: bytes, limit });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_counted_as_the_c_library_takes_them() {
+        assert_eq!([0, 1, 24, 25, 40, 41].map(taken), [32, 32, 32, 48, 48, 64]);
+        assert_eq!(taken(128 << 10), (128 << 10) + 4096);
+    }
+
+    #[test]
+    fn over_says_what_is_in_use_wanted_and_possible() {
+        let over = Over { used: 5 << 20, wanted: 3 << 20, limit: 7 << 20 }.to_string();
+        assert!(over.starts_with("5 MiB of memory are in use, 3 MiB more are wanted, and 7 MiB"), "{over}");
+        for option in ["--device", "--limit", "--policy", "--memory"] {
+            assert!(over.contains(option), "{over}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What each policy of a replay may take of memory and of time, so that all of them stay within what there is.
+
+use super::ReplayError;
+use super::memory::MOST_BYTES;
+use super::mode::Mode;
+use crate::budget::{self, Over};
+use crate::summary::Summary;
+
+/// Pages that all policies together follow one by one, whatever the recording's length: 128 GiB, half a minute's work.
+const PAGES: u64 = 32 << 20;
+
+/// Pages that each event of a recording adds for each policy: 4 MiB, of which most recordings need a tenth.
+const EVENT_PAGES: u64 = 1 << 10;
+
+/// What the account of a live page takes under each policy, at the least: its place in a table, of which an eighth is empty.
+const PAGE_BYTES: u64 = 74;
+
+/// The part of one policy.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    /// The recording's name, for errors.
+    name: String,
+    /// What bytes of the recording's memory, and bounce buffers, may take.
+    pub(super) bytes: u64,
+    /// Pages that were followed, and those that may be.
+    pages: u64,
+    most: u64,
+    /// Things that were looked at because time went by.
+    looks: u64,
+    /// Policies.
+    policies: u64,
+    /// Pages of mappings that are alive.
+    live: u64,
+}
+
+/// What is alive, for errors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Alive {
+    pub(super) line: u64,
+    pub(super) devices: usize,
+    pub(super) mappings: usize,
+}
+
+impl Share {
+    /// An equal part for each of `modes`.
+    pub(super) fn of(modes: &[Mode], summary: &Summary) -> Self {
+        let copying = modes.iter().filter(|mode| mode.copies()).count().max(1) as u64;
+        // The other half is for the account of pages, devices and mappings.
+        let bytes = (budget::limit() / 2 / copying).min(MOST_BYTES);
+        let most = PAGES / modes.len().max(1) as u64;
+        Self {
+            name: summary.name.clone(),
+            bytes,
+            pages: 0,
+            most,
+            looks: 0,
+            policies: modes.len() as u64,
+            live: 0,
+        }
+    }
+
+    /// An event comes for which there must be memory.
+    #[inline]
+    pub(super) fn event(&mut self, alive: impl FnOnce() -> Alive) -> Result<(), ReplayError> {
+        self.most = self.most.saturating_add(EVENT_PAGES);
+        budget::check().map_err(|over| self.memory(alive(), over))
+    }
+
+    /// A mapping of `pages` pages is to be made, by this policy and by all others: whether there is memory for it is known before
+    /// the first of them spends its time on it.
+    #[inline]
+    pub(super) fn map(&mut self, pages: u64, alive: impl FnOnce() -> Alive) -> Result<(), ReplayError> {
+        self.live = self.live.saturating_add(pages);
+        let wanted = self.live.saturating_mul(PAGE_BYTES * self.policies);
+        if wanted <= budget::limit() {
+            return Ok(());
+        }
+        let over = Over { used: budget::used(), wanted, limit: budget::limit() };
+        Err(self.memory(alive(), over))
+    }
+
+    /// A mapping of `pages` pages is gone, or was not made.
+    #[inline]
+    pub(super) fn unmap(&mut self, pages: u64) {
+        self.live = self.live.saturating_sub(pages);
+    }
+
+    /// There is no room for the bytes of `wanted` pages.
+    pub(super) fn no_bytes(&self, line: u64, policy: &'static str, wanted: u64) -> ReplayError {
+        ReplayError::TooManyBytes { name: self.name.clone(), line, policy, wanted, most: self.bytes >> 12 }
+    }
+
+    /// `pages` pages are to be followed one by one.
+    #[inline]
+    pub(super) fn follow(&mut self, line: u64, pages: u64) -> Result<(), ReplayError> {
+        self.pages = self.pages.saturating_add(pages);
+        if self.pages <= self.most {
+            return Ok(());
+        }
+        Err(ReplayError::TooManyPages { name: self.name.clone(), line, pages: self.pages, most: self.most })
+    }
+
+    /// `number` things were looked at because time went by: eight take as long as a page.
+    pub(super) fn look(&mut self, line: u64, number: u64) -> Result<(), ReplayError> {
+        self.looks += number;
+        let pages = self.looks / 8;
+        self.looks %= 8;
+        self.follow(line, pages)
+    }
+
+    fn memory(&self, alive: Alive, over: Over) -> ReplayError {
+        let Alive { line, devices, mappings } = alive;
+        ReplayError::Memory { name: self.name.clone(), line, devices, mappings, over }
+    }
+}
