@@ -133,17 +133,21 @@ fn addresses(kind: &EventKind<'_>, mut see: impl FnMut(u64, u64)) -> bool {
         EventKind::UnmapSg { phys_addrs, .. } => {
             phys_addrs.iter().for_each(|&phys| within(phys, 1, phys_most));
         }
-        EventKind::Alloc { region, phys_addrs } => {
+        EventKind::Alloc { region, phys_addrs, .. } => {
             within(region.dma_addr, region.size, any);
             entries(phys_addrs, &[region.size], &mut within);
         }
         EventKind::SyncSg { dma_addrs, sizes, .. } => spans(dma_addrs, sizes, &mut within),
-        EventKind::IommuMap { iova, phys, size } => {
+        EventKind::IommuMap { iova, phys, size, .. } => {
             within(*iova, *size, any);
             within(*phys, *size, phys_most);
         }
-        EventKind::IommuUnmap { iova, size, .. } => within(*iova, *size, any),
-        EventKind::Attach { .. } | EventKind::NotMapping | EventKind::Other | EventKind::Unreadable => {}
+        EventKind::IommuUnmap { iova, size, unmapped } => within(*iova, *size.max(unmapped), any),
+        EventKind::Failed
+        | EventKind::Attach { .. }
+        | EventKind::NotMapping
+        | EventKind::Other
+        | EventKind::Unreadable => {}
     }
     all
 }
@@ -211,6 +215,11 @@ impl Writer {
     fn event(&mut self, event: &Event<'_>, out: &mut dyn Write) -> io::Result<()> {
         let (cpu, ns) = (event.cpu, event.time_ns - self.first_ns);
         write!(out, "t-0 [{cpu:03}] {}.{:09}: ", ns / 1_000_000_000, ns % 1_000_000_000)?;
+        if let EventKind::Map { region, phys, .. } = &event.kind
+            && region.is_error(*phys)
+        {
+            return writeln!(out, "dma_other_err:");
+        }
         if !addresses(&event.kind, |_, _| ()) {
             return writeln!(out, "other:");
         }
@@ -218,11 +227,12 @@ impl Writer {
             EventKind::Map { region, phys, resource } => {
                 let name = if *resource { "dma_map_resource" } else { "dma_map_phys" };
                 self.region(name, region, out)?;
-                writeln!(out, " phys_addr={:x}", self.address(*phys))
+                write!(out, " phys_addr={:x}", self.address(*phys))?;
+                attributes(region.attrs, out)
             }
             EventKind::Unmap { region } => {
                 self.region("dma_unmap_phys", region, out)?;
-                writeln!(out)
+                attributes(region.attrs, out)
             }
             EventKind::Free { region } => {
                 self.region("dma_free", region, out)?;
@@ -245,8 +255,11 @@ impl Writer {
                 self.entries(phys_addrs, out)?;
                 writeln!(out)
             }
-            EventKind::Alloc { region, phys_addrs } => {
-                self.region("dma_alloc", region, out)?;
+            EventKind::Alloc { region, phys_addrs, .. } => {
+                // What `dma_alloc` allocates is for both directions.
+                let name =
+                    if region.dir == Direction::Bidirectional { "dma_alloc" } else { "dma_alloc_pages" };
+                self.region(name, region, out)?;
                 if !phys_addrs.is_empty() {
                     self.entries(phys_addrs, out)?;
                 }
@@ -257,9 +270,13 @@ impl Writer {
                 self.spans(dma_addrs, sizes, out)?;
                 writeln!(out)
             }
-            EventKind::IommuMap { iova, phys, size } => {
+            EventKind::IommuMap { device, iova, phys, size } => {
                 let (iova, phys) = (self.address(*iova), self.address(*phys));
-                writeln!(out, "map: IOMMU: iova={iova:#x} paddr={phys:#x} size={size}")
+                write!(out, "map: IOMMU: ")?;
+                if !device.is_empty() {
+                    write!(out, "dev=device{} ", self.device(device))?;
+                }
+                writeln!(out, "iova={iova:#x} paddr={phys:#x} size={size}")
             }
             EventKind::IommuUnmap { iova, size, unmapped } => {
                 let iova = self.address(*iova);
@@ -268,8 +285,9 @@ impl Writer {
             EventKind::Attach { device } => {
                 writeln!(out, "attach_device_to_domain: IOMMU: device=device{}", self.device(device))
             }
-            // A reader counts it among those of the IOMMU that map nothing.
-            EventKind::NotMapping => writeln!(out, "dma_other_err:"),
+            EventKind::Failed => writeln!(out, "dma_other_err:"),
+            // A reader counts it among those that map nothing.
+            EventKind::NotMapping => writeln!(out, "swiotlb_bounced:"),
             EventKind::Other | EventKind::Unreadable => writeln!(out, "other:"),
         }
     }
@@ -322,6 +340,17 @@ impl Writer {
         let (first, to) = self.moved.range(..=block).next_back().map_or((0, 0), |(&first, &to)| (first, to));
         (to + (block - first)) << BLOCK_BITS | address & ((1 << BLOCK_BITS) - 1)
     }
+}
+
+/// Writes attributes, which are names as the kernel has them, and ends the line.
+fn attributes(attrs: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    if !attrs.is_empty()
+        && attrs.iter().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b"_|".contains(b))
+    {
+        out.write_all(b" attrs=")?;
+        out.write_all(attrs)?;
+    }
+    writeln!(out)
 }
 
 fn whom(target: SyncFor) -> &'static str {

@@ -33,6 +33,15 @@ pub struct Region<'a> {
     pub attrs: &'a [u8],
 }
 
+impl Region<'_> {
+    /// Whether the address is what the kernel returns, and records, for a mapping of the memory at `phys` that failed: all ones,
+    /// of 64 bits or, where addresses have no more, of 32.
+    pub fn is_error(&self, phys: u64) -> bool {
+        const ALL_32: u64 = u32::MAX as u64;
+        self.dma_addr == u64::MAX || self.dma_addr == ALL_32 && phys % 4096 != ALL_32 % 4096
+    }
+}
+
 /// A scatter-gather list as `dma_map_sg` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgMap<'a> {
@@ -67,6 +76,17 @@ pub enum SyncFor {
     Cpu,
     /// The device.
     Device,
+}
+
+/// Whether an allocation's event tells its direction. What `dma_alloc` allocates is for both, whatever is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Told {
+    /// It does.
+    Told,
+    /// It has no such field, as in Linux 6.12.
+    Missing,
+    /// What stands there cannot be: the kernel has not written the field, as in Linux 6.13 to 6.17.
+    Unreadable,
 }
 
 /// What an event says.
@@ -104,6 +124,8 @@ pub enum EventKind<'a> {
         region: Region<'a>,
         /// The physical address of each piece; only `dma_alloc_sgt` tells them.
         phys_addrs: &'a [u64],
+        /// Whether the direction is told.
+        dir: Told,
     },
     /// `dma_free`, `dma_free_pages`, `dma_free_sgt`.
     Free {
@@ -130,8 +152,10 @@ pub enum EventKind<'a> {
         /// Whose they become.
         target: SyncFor,
     },
-    /// `iommu:map`: one physically contiguous run, of a domain that it does not name.
+    /// `iommu:map`, or `intel_iommu:map_single` and its kin: one physically contiguous run, of a domain that it does not name.
     IommuMap {
+        /// The device that it is for, where the kernel tells: VT-d's own events do. Else empty.
+        device: &'a [u8],
         /// The first I/O virtual address.
         iova: u64,
         /// The first physical address.
@@ -139,13 +163,14 @@ pub enum EventKind<'a> {
         /// The length in bytes, whole pages.
         size: u64,
     },
-    /// `iommu:unmap`.
+    /// `iommu:unmap`, or `intel_iommu:unmap_single` and its kin.
     IommuUnmap {
         /// The first I/O virtual address.
         iova: u64,
         /// How many bytes should go.
         size: u64,
-        /// How many bytes went.
+        /// How many bytes went: fewer where the rest was not mapped, none where nothing was, and more where a large page went
+        /// as a whole.
         unmapped: u64,
     },
     /// `attach_device_to_domain`: from now on the device's addresses are translated by another domain.
@@ -153,7 +178,9 @@ pub enum EventKind<'a> {
         /// The device's name.
         device: &'a [u8],
     },
-    /// A known event that maps nothing: an invalidation, a detachment, a failed call.
+    /// A `dma_*` call that failed, and so maps nothing: `dma_map_sg_err`, an allocation without memory.
+    Failed,
+    /// A known event that maps nothing: an invalidation, a detachment.
     NotMapping,
     /// Any other event.
     Other,

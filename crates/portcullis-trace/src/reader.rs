@@ -86,7 +86,7 @@ impl<'a> EventReader<'a> {
             }
             let head = line.head;
             let parsed = match head {
-                Some(head) => parse_event(number, head, text, &mut self.lists).map(Line::Event),
+                Some(head) => parse_event(number, head, text, &mut self.lists),
                 None => parse_other(text),
             };
             let (event, error) = match parsed {
@@ -97,6 +97,10 @@ impl<'a> EventReader<'a> {
                 }
                 Ok(Line::Lost(count)) => {
                     self.summary.lost_events = self.summary.lost_events.saturating_add(count.max(1));
+                    continue;
+                }
+                Ok(Line::LostInAll(count)) => {
+                    self.summary.lost_events = self.summary.lost_events.max(count);
                     continue;
                 }
                 Ok(Line::Ticks(time)) => {

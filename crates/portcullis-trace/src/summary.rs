@@ -3,12 +3,18 @@
 use std::collections::BTreeMap;
 
 use crate::error::{TraceError, Warning, excerpt};
+use crate::recorded::Recorded;
 
 /// How many warnings are kept in full; the rest are only counted.
 pub const KEPT_WARNINGS: usize = 20;
 
 /// How many names of events are told apart; the rest count together.
 const KEPT_NAMES: usize = 32;
+
+/// Whether `part` is at most one in a hundred of `all`: so little changes no mean by more than what a simulation resolves.
+fn few(part: u64, all: u64) -> bool {
+    part <= all / 100
+}
 
 /// Counts `name`. Allocates for a new name only.
 fn count_name(names: &mut BTreeMap<String, u64>, name: &[u8]) {
@@ -82,6 +88,25 @@ pub struct Summary {
     pub direct_maps: u64,
     /// Those of them that ended.
     pub direct_unmaps: u64,
+    /// Bytes in them.
+    pub direct_bytes: u64,
+    /// `iommu:map` events of at least one byte.
+    pub iommu_maps: u64,
+    /// `iommu:unmap` events of at least one byte.
+    pub iommu_unmaps: u64,
+    /// `iommu:unmap` events that neither a `dma_*` event explains nor an `iommu:map` before them. They are among the
+    /// [unclaimed](Self::iommu_unclaimed).
+    pub ends_without_map: u64,
+    /// `iommu:map` events that are part of a `dma_*` event.
+    pub runs_claimed: u64,
+    /// Mappings by `dma_*` events that devices see at another address than the memory's.
+    pub translated: u64,
+    /// `iommu:map` events of no bytes.
+    pub empty_maps: u64,
+    /// Allocations whose events have no direction.
+    pub allocs_without_dir: u64,
+    /// Allocations whose events have a direction that cannot be.
+    pub allocs_unreadable_dir: u64,
     /// `iommu:` events of which nothing can be made, since their device is unknown.
     pub iommu_unclaimed: u64,
     /// Known events that map nothing.
@@ -90,7 +115,8 @@ pub struct Summary {
     pub other_events: u64,
     /// How many of them each event's name has.
     pub other_names: BTreeMap<String, u64>,
-    /// Events that did nothing: a free of nothing, a map that failed in the kernel.
+    /// Events that did nothing: a free of nothing, a map or an allocation that failed in the kernel, an unmap of what was not
+    /// mapped.
     pub ignored: u64,
     /// Events passed over with a warning.
     pub skipped: u64,
@@ -128,6 +154,28 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// What kinds of recording this is, the first of which says what mappings are known by.
+    pub fn recorded(&self) -> Vec<Recorded> {
+        Recorded::of(self)
+    }
+
+    /// Whether the recording tells what policies that copy would copy: the direction and the bytes of all mappings but for one in
+    /// a hundred.
+    pub fn copies_known(&self) -> bool {
+        few(self.direct_maps, self.mappings()) && few(self.direct_bytes, self.bytes_mapped)
+    }
+
+    /// Mappings that are known by their end alone, because the kernel records no `iommu:map`.
+    pub fn hidden(&self) -> u64 {
+        let no_maps = self.iommu_unmaps > 0 && self.runs_claimed == 0 && self.direct_maps == 0;
+        if no_maps && self.translated > 0 { self.ends_without_map } else { 0 }
+    }
+
+    /// Whether the recording has all mappings that it shows to be, but for one in a hundred.
+    pub fn costs_known(&self) -> bool {
+        few(self.hidden(), self.mappings().saturating_add(self.hidden()))
+    }
+
     /// From the earliest event to the latest, in seconds.
     pub fn seconds(&self) -> f64 {
         self.duration_ns() as f64 / 1e9

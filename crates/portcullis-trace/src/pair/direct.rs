@@ -188,6 +188,7 @@ impl Direct {
         }
         summary.iommu_direct += 1;
         summary.bytes_mapped = summary.bytes_mapped.saturating_add(run.size);
+        summary.direct_bytes = summary.direct_bytes.saturating_add(run.size);
         true
     }
 

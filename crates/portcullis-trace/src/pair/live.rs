@@ -137,7 +137,8 @@ impl Live {
         id
     }
 
-    /// Ends the mapping at `addr` that fits `size` and `dir` best among those made before event `before`.
+    /// Ends the mapping at `addr` that fits `size` and `dir` best among those made before event `before`. Of coherent memory the
+    /// direction is no part of it: kernels have printed a wrong one.
     pub(super) fn remove_at(
         &mut self,
         key: Address,
@@ -152,7 +153,8 @@ impl Live {
             };
             // Of several that fit the oldest: where an address is given out again before its unmap is recorded,
             // the unmap is for the older one.
-            let exact = old().take(ALIKE).find(|(_, slot)| slot.size == size && slot.dir == dir);
+            let any = key.1 == Class::Coherent;
+            let exact = old().take(ALIKE).find(|(_, slot)| slot.size == size && (any || slot.dir == dir));
             exact.or_else(|| old().next_back())?.0
         };
         self.remove(key.0, key.1, id, None);

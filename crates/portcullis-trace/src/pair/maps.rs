@@ -9,9 +9,6 @@ use super::{MAX_PHYS, NewMap, Pairer, Segment};
 use crate::event::{Region, SgMap};
 use crate::summary::Summary;
 
-/// What the kernel returns, and records, for a mapping that failed.
-const MAPPING_ERROR: u64 = u64::MAX;
-
 impl Pairer {
     /// A map or alloc of one stretch, whose physical addresses are `phys` as far as the event tells them.
     pub(super) fn map(
@@ -28,11 +25,12 @@ impl Pairer {
         let (device, wanted) = self.devices.intern(region.device, &mut summary.devices);
         if !wanted {
             summary.filtered += 1;
-        } else if span.addr == MAPPING_ERROR {
+        } else if phys.first().is_some_and(|&phys| region.is_error(phys)) {
             summary.ignored += 1;
         } else if span.len == 0 {
             summary.skip(out.at.line, || ("a size of 1 byte or more".into(), "0 bytes".into()));
         } else if let Some(source) = self.pieces_of(span, phys, class) {
+            summary.translated += u64::from(phys.first().is_some_and(|&phys| phys != span.addr));
             let spans = smallvec![span];
             self.enter(
                 device,
@@ -111,6 +109,7 @@ impl Pairer {
             None => self.runs.clear(),
         }
         summary.iommu_claimed += self.runs.len() as u64;
+        summary.runs_claimed += self.runs.len() as u64;
     }
 
     /// Enters a mapping whose pieces stand ready, if all its addresses can exist.

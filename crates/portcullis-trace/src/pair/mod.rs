@@ -16,17 +16,20 @@ mod maps;
 mod op;
 mod runs;
 mod segments;
+mod unclaimed;
+
+use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use crate::event::{Direction, Event, EventKind};
+use crate::event::{Direction, Event, EventKind, Told};
 use crate::summary::{Summary, Unpaired};
 use devices::Devices;
 use direct::Direct;
 use live::{Class, ListKey, Live, Span};
 use op::{At, Out};
 pub use op::{Chunk, DeviceId, MapId, Op, OpKind, Origin, Segment};
-use runs::{Fate, Run, Unmapped, Waiting};
+use runs::{Run, Waiting};
 use segments::Source;
 
 /// The name under which mappings made without a `dma_*` call appear, unless one device was attached to a domain.
@@ -39,15 +42,13 @@ const MAX_PHYS: u64 = 1 << 52;
 #[derive(Debug, Default)]
 struct Cpu {
     last_ns: Option<u64>,
+    /// Its latest event.
+    last_seq: u64,
     went_back: bool,
     waiting: Waiting,
     /// It is among those whose maps wait.
     listed: bool,
 }
-
-/// Maps that wait are compared with an unmap, where there is no `dma_*` event, up to this many. Where more wait, none of these
-/// events is going to come.
-const COMPARED: usize = 4096;
 
 /// Pairs the events of one trace.
 #[derive(Debug)]
@@ -66,6 +67,8 @@ pub(crate) struct Pairer {
     attached: Attached,
     runs: Vec<Run>,
     pieces: Vec<Segment>,
+    /// Unmaps that were left to wait: their CPUs, events and times.
+    waiting: VecDeque<(u32, u64, u64)>,
 }
 
 /// The devices that were attached to domains so far.
@@ -101,18 +104,27 @@ impl Pairer {
             attached: Attached::None,
             runs: Vec::new(),
             pieces: Vec::new(),
+            waiting: VecDeque::new(),
         }
     }
 
     /// Takes in one event; what it amounts to goes to the end of `chunk`.
     pub(crate) fn event(&mut self, event: &Event<'_>, summary: &mut Summary, chunk: &mut Chunk) {
+        self.settle_unmaps(event, summary, chunk);
         self.seq += 1;
         self.clock(event, summary);
         let at = At { seq: self.seq, time_ns: self.time_ns, line: event.line, cpu: event.cpu };
         let out = &mut Out { chunk, at };
         match &event.kind {
-            EventKind::IommuMap { iova, phys, size } => self.iommu_map(*iova, *phys, *size, summary, out),
-            EventKind::IommuUnmap { iova, size, .. } => self.iommu_unmap(*iova, *size, summary, out),
+            EventKind::IommuMap { device, iova, phys, size } => {
+                if !device.is_empty() {
+                    self.attach(device);
+                }
+                self.iommu_map(*iova, *phys, *size, summary, out);
+            }
+            EventKind::IommuUnmap { iova, unmapped, .. } => {
+                self.iommu_unmap(*iova, *unmapped, summary, out);
+            }
             EventKind::Attach { device } => {
                 summary.not_mapping_events += 1;
                 self.attach(device);
@@ -127,6 +139,7 @@ impl Pairer {
                     self.direct.hold_no_more(&mut self.live, out);
                 }
                 self.dma(kind, summary, out);
+                self.settle_behind(kind, summary, out);
             }
         }
     }
@@ -194,75 +207,9 @@ impl Pairer {
                 Some(_) => {}
             }
             cpu.last_ns = cpu.last_ns.max(Some(event.time_ns));
+            cpu.last_seq = self.seq;
         }
         self.time_ns = self.time_ns.max(event.time_ns);
-    }
-
-    fn iommu_map(&mut self, iova: u64, phys: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
-        if size == 0 || iova.checked_add(size - 1).is_none() {
-            return summary.skip(out.at.line, || {
-                ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
-            });
-        }
-        let run = Run { iova, phys, size, at: out.at };
-        let Some(cpu) = self.cpus.get_mut(out.at.cpu as usize) else { return };
-        if !std::mem::replace(&mut cpu.listed, true) {
-            self.with_maps.push(out.at.cpu);
-        }
-        if let Some(old) = cpu.waiting.push_map(run) {
-            self.direct.keep(old, summary);
-            self.direct.make_room(&mut self.live, summary, out);
-        }
-    }
-
-    fn iommu_unmap(&mut self, iova: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
-        let Some(last) = size.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
-            return summary.skip(out.at.line, || {
-                ("1 byte or more below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
-            });
-        };
-        let unmap = Unmapped { first: iova, last, at: out.at };
-        // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
-        let direct = !self.dma_seen && (self.direct.touches(&unmap) || self.waits_for(iova, last));
-        if direct {
-            return self.unclaimed_unmap(unmap, summary, out);
-        }
-        match self.waiting(out).map(|waiting| waiting.push_unmap(unmap)) {
-            Some(Fate::Claimed) => summary.iommu_claimed += 1,
-            Some(Fate::Displaces(old)) => self.unclaimed_unmap(old, summary, out),
-            Some(Fate::Waits) | None => {}
-        }
-    }
-
-    /// An unmap that no `dma_*` event has claimed: perhaps the maps before it were not claimed either.
-    fn unclaimed_unmap(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
-        self.release_maps(unmap.at.seq, summary);
-        // The pseudo-device appears only in traces that need it.
-        if !self.direct.touches(&unmap) || self.direct_device(summary).is_none() {
-            summary.iommu_unclaimed += 1;
-            return;
-        }
-        self.direct.unmap(&unmap, out.at, summary);
-        self.direct.make_room(&mut self.live, summary, out);
-    }
-
-    /// Whether a map that waits has a byte between `first` and `last`, or so many wait that none is going to be claimed.
-    fn waits_for(&self, first: u64, last: u64) -> bool {
-        let mut left = COMPARED;
-        let cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
-        cpus.into_iter().any(|cpu| cpu.waiting.has_map_in(first, last, &mut left))
-    }
-
-    /// Gives up waiting for the `dma_*` events of maps older than event `seq`.
-    fn release_maps(&mut self, seq: u64, summary: &mut Summary) {
-        self.with_maps.retain(|&number| {
-            let Some(cpu) = self.cpus.get_mut(number as usize) else { return false };
-            while let Some(run) = cpu.waiting.pop_map_before(seq) {
-                self.direct.keep(run, summary);
-            }
-            cpu.listed = cpu.waiting.has_maps();
-            cpu.listed
-        });
     }
 
     fn dma(&mut self, kind: &EventKind<'_>, summary: &mut Summary, out: &mut Out<'_>) {
@@ -271,11 +218,17 @@ impl Pairer {
                 let origin = if *resource { Origin::Resource } else { Origin::Single };
                 self.map(region, &[*phys], Class::Single, origin, summary, out);
             }
-            EventKind::Alloc { region, phys_addrs } => {
+            EventKind::Alloc { region, phys_addrs, dir } => {
+                match dir {
+                    Told::Told => {}
+                    Told::Missing => summary.allocs_without_dir += 1,
+                    Told::Unreadable => summary.allocs_unreadable_dir += 1,
+                }
                 self.map(region, phys_addrs, Class::Coherent, Origin::Coherent, summary, out);
             }
             EventKind::MapSg(sg) => self.map_sg(sg, summary, out),
             EventKind::Unmap { region } => self.unmap(region, Class::Single, summary, out),
+            EventKind::Failed => summary.ignored += 1,
             EventKind::Free { region } if region.size == 0 => summary.ignored += 1,
             EventKind::Free { region } => self.unmap(region, Class::Coherent, summary, out),
             EventKind::UnmapSg { device, dir, phys_addrs } => {

@@ -40,6 +40,8 @@ pub(super) struct Unmapped {
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) at: At,
+    /// It was looked at whether it ends a mapping of which only the IOMMU's events are known: it does not.
+    pub(super) tried: bool,
 }
 
 /// What is to happen to an `iommu:unmap`.
@@ -87,18 +89,40 @@ impl Waiting {
         runs.reverse();
     }
 
-    /// Whether a run that waits has a byte between `first` and `last`, or there are more than `left` to be looked at.
-    pub(super) fn has_map_in(&self, first: u64, last: u64, left: &mut usize) -> bool {
-        self.maps.iter().any(|run| {
-            let is_over = *left == 0;
-            *left = left.saturating_sub(1);
-            is_over || run.iova <= last && run.last() >= first
-        })
-    }
-
     /// Whether any run waits.
     pub(super) fn has_maps(&self) -> bool {
         !self.maps.is_empty()
+    }
+
+    /// Whether a run that waits is `wanted`. At most `budget` are looked at, newest first.
+    pub(super) fn has_map(&self, budget: &mut usize, wanted: impl Fn(&Run) -> bool) -> bool {
+        let looked_at = self.maps.len().min(*budget);
+        *budget -= looked_at;
+        self.maps.iter().rev().take(looked_at).any(wanted)
+    }
+
+    /// Shows the runs that are `wanted` to `take`, oldest first, and lets them wait no more.
+    pub(super) fn take_maps(&mut self, wanted: impl Fn(&Run) -> bool, mut take: impl FnMut(Run)) {
+        self.maps.retain(|run| {
+            let wanted = wanted(run);
+            if wanted {
+                take(*run);
+            }
+            !wanted
+        });
+    }
+
+    /// Marks an unmap as tried, if there is one that was not, and that is `wanted`.
+    pub(super) fn try_unmap(&mut self, wanted: impl Fn(&Unmapped) -> bool) -> Option<Unmapped> {
+        let unmap = self.unmaps.iter_mut().find(|unmap| !unmap.tried && wanted(unmap))?;
+        unmap.tried = true;
+        Some(*unmap)
+    }
+
+    /// Takes the unmap of event `seq`.
+    pub(super) fn take_unmap(&mut self, seq: u64) -> Option<Unmapped> {
+        let at = self.unmaps.iter().rposition(|unmap| unmap.at.seq == seq)?;
+        self.unmaps.remove(at)
     }
 
     /// What becomes of `unmap`: taken by a free that came before it, or left to wait for what comes after.

@@ -3,7 +3,7 @@
 mod raw;
 
 use super::{Lists, ParseError, number};
-use crate::event::{Direction, EventKind, Region, SgMap, SyncFor};
+use crate::event::{Direction, EventKind, Region, SgMap, SyncFor, Told};
 
 /// An event's text after its name, and where its lists go.
 pub(super) struct Text<'a> {
@@ -14,11 +14,12 @@ pub(super) struct Text<'a> {
 /// What a line of `KEY=VALUE` pairs said.
 #[derive(Default)]
 struct Fields<'a> {
-    dir: Option<Direction>,
+    dir: Dir<'a>,
     dma_addr: Option<u64>,
     size: Option<u64>,
     phys_addr: Option<u64>,
     iova: Option<u64>,
+    dev_addr: Option<u64>,
     unmapped: Option<u64>,
     nents: Option<(u64, u64)>,
     ents: Option<(u64, u64)>,
@@ -27,6 +28,35 @@ struct Fields<'a> {
     has_sizes: bool,
     has_phys_addrs: bool,
     attrs: &'a [u8],
+    /// The field `dev=`; empty where there is none.
+    device: &'a [u8],
+    /// There is a field `virt_addr=`, of nothing.
+    nowhere: bool,
+}
+
+/// What a field `dir=` says.
+#[derive(Default)]
+enum Dir<'a> {
+    #[default]
+    Missing,
+    Is(Direction),
+    /// No direction: this stands there.
+    Not(&'a [u8]),
+}
+
+impl<'a> Dir<'a> {
+    fn of(direction: Option<Direction>, word: &'a [u8]) -> Self {
+        direction.map_or(Self::Not(word), Self::Is)
+    }
+
+    /// The direction, where the event has to have one.
+    fn need(&self, text: &'a [u8]) -> Result<Direction, ParseError<'a>> {
+        match *self {
+            Self::Is(dir) => Ok(dir),
+            Self::Not(word) => Err(bad("a direction", word)),
+            Self::Missing => Err(bad("a field dir=", text)),
+        }
+    }
 }
 
 impl<'a> Text<'a> {
@@ -39,6 +69,8 @@ impl<'a> Text<'a> {
         match name {
             b"map" => self.iommu_map(),
             b"unmap" => self.iommu_unmap(),
+            b"map_single" | b"map_sg" | b"bounce_map_single" => self.vtd_map(),
+            b"unmap_single" | b"unmap_sg" | b"bounce_unmap_single" => self.vtd_unmap(),
             b"dma_map_page" | b"dma_map_phys" => self.map(false),
             b"dma_unmap_page" | b"dma_unmap_phys" | b"dma_unmap_resource" => {
                 Ok(EventKind::Unmap { region: self.region()?.0 })
@@ -54,9 +86,9 @@ impl<'a> Text<'a> {
             b"dma_sync_sg_for_cpu" => self.sync_sg(SyncFor::Cpu),
             b"dma_sync_sg_for_device" => self.sync_sg(SyncFor::Device),
             b"dma_map_resource" => self.map(true),
-            b"dma_alloc" | b"dma_alloc_pages" | b"dma_alloc_sgt" => self.alloc(),
+            b"dma_alloc" | b"dma_alloc_pages" | b"dma_alloc_sgt" => self.alloc(name == b"dma_alloc"),
             b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => {
-                Ok(EventKind::Free { region: self.region()?.0 })
+                Ok(EventKind::Free { region: self.coherent(name == b"dma_free")?.0 })
             }
             b"attach_device_to_domain" => match self.text.strip_prefix(b"IOMMU: device=") {
                 Some(device) if !device.is_empty() => Ok(EventKind::Attach { device }),
@@ -65,21 +97,38 @@ impl<'a> Text<'a> {
             b"qi_submit"
             | b"prq_report"
             | b"io_page_fault"
+            | b"swiotlb_bounced"
             | b"detach_device_from_domain"
             | b"add_device_to_group"
             | b"remove_device_from_group" => Ok(EventKind::NotMapping),
             _ if name.starts_with(b"cache_tag_") => Ok(EventKind::NotMapping),
-            _ if name.starts_with(b"dma_") && name.ends_with(b"_err") => Ok(EventKind::NotMapping),
+            _ if name.starts_with(b"dma_") && name.ends_with(b"_err") => Ok(EventKind::Failed),
             _ => Ok(EventKind::Other),
         }
     }
 
     fn region(self) -> Result<(Region<'a>, Fields<'a>, &'a Lists), ParseError<'a>> {
+        self.region_of(|fields, text| fields.dir.need(text))
+    }
+
+    /// A region of memory that was allocated for a device. Linux 6.12 prints no direction of it, and some later versions print
+    /// what lay in the buffer before. What `dma_alloc` allocates is for both directions, `always`.
+    fn coherent(self, always: bool) -> Result<(Region<'a>, Fields<'a>, &'a Lists), ParseError<'a>> {
+        self.region_of(|fields, _| match fields.dir {
+            Dir::Is(dir) if !always => Ok(dir),
+            _ => Ok(Direction::Bidirectional),
+        })
+    }
+
+    fn region_of(
+        self,
+        dir: impl FnOnce(&Fields<'a>, &'a [u8]) -> Result<Direction, ParseError<'a>>,
+    ) -> Result<(Region<'a>, Fields<'a>, &'a Lists), ParseError<'a>> {
         let text = self.text;
         let (device, fields, lists) = self.dma()?;
         let region = Region {
             device,
-            dir: need(fields.dir, "a field dir=", text)?,
+            dir: dir(&fields, text)?,
             dma_addr: need(fields.dma_addr, "a field dma_addr=", text)?,
             size: need(fields.size, "a field size=", text)?,
             attrs: fields.attrs,
@@ -90,18 +139,28 @@ impl<'a> Text<'a> {
     fn map(self, resource: bool) -> Result<EventKind<'a>, ParseError<'a>> {
         let text = self.text;
         let (region, fields, _) = self.region()?;
+        let resource = resource || is_mmio(region.attrs);
         Ok(EventKind::Map { region, phys: need(fields.phys_addr, "a field phys_addr=", text)?, resource })
     }
 
-    fn alloc(self) -> Result<EventKind<'a>, ParseError<'a>> {
-        let (region, _, lists) = self.region()?;
-        Ok(EventKind::Alloc { region, phys_addrs: &lists.phys_addrs })
+    fn alloc(self, always: bool) -> Result<EventKind<'a>, ParseError<'a>> {
+        let (region, fields, lists) = self.coherent(always)?;
+        if fields.nowhere {
+            return Ok(EventKind::Failed);
+        }
+        let dir = match fields.dir {
+            Dir::Missing => Told::Missing,
+            Dir::Not(_) => Told::Unreadable,
+            Dir::Is(dir) if dir != region.dir => Told::Unreadable,
+            Dir::Is(_) => Told::Told,
+        };
+        Ok(EventKind::Alloc { region, phys_addrs: &lists.phys_addrs, dir })
     }
 
     fn map_sg(self) -> Result<EventKind<'a>, ParseError<'a>> {
         let text = self.text;
         let (device, fields, lists) = self.dma()?;
-        let dir = need(fields.dir, "a field dir=", text)?;
+        let dir = fields.dir.need(text)?;
         present(fields.has_dma_addrs, "a list dma_addrs=", text)?;
         present(fields.has_sizes, "a list sizes=", text)?;
         present(fields.has_phys_addrs, "a list phys_addrs=", text)?;
@@ -129,7 +188,7 @@ impl<'a> Text<'a> {
     fn unmap_sg(self) -> Result<EventKind<'a>, ParseError<'a>> {
         let text = self.text;
         let (device, fields, lists) = self.dma()?;
-        let dir = need(fields.dir, "a field dir=", text)?;
+        let dir = fields.dir.need(text)?;
         present(fields.has_phys_addrs, "a list phys_addrs=", text)?;
         Ok(EventKind::UnmapSg { device, dir, phys_addrs: &lists.phys_addrs })
     }
@@ -137,7 +196,7 @@ impl<'a> Text<'a> {
     fn sync_sg(self, target: SyncFor) -> Result<EventKind<'a>, ParseError<'a>> {
         let text = self.text;
         let (device, fields, lists) = self.dma()?;
-        let dir = need(fields.dir, "a field dir=", text)?;
+        let dir = fields.dir.need(text)?;
         present(fields.has_dma_addrs, "a list dma_addrs=", text)?;
         present(fields.has_sizes, "a list sizes=", text)?;
         present(lists.dma_addrs.len() == lists.sizes.len(), "as many sizes= as dma_addrs=", text)?;
@@ -148,6 +207,7 @@ impl<'a> Text<'a> {
         let text = self.text;
         let (fields, _) = self.iommu()?;
         Ok(EventKind::IommuMap {
+            device: fields.device,
             iova: need(fields.iova, "a field iova=", text)?,
             phys: need(fields.phys_addr, "a field paddr=", text)?,
             size: need(fields.size, "a field size=", text)?,
@@ -165,7 +225,31 @@ impl<'a> Text<'a> {
         })
     }
 
-    /// The device, which is all that stands before `dir=`, and the fields.
+    /// `intel_iommu:map_single` and its kin, of Linux 5.4 to 5.10: the size is of whole pages.
+    fn vtd_map(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        let text = self.text;
+        let fields = read(text, self.lists)?.0;
+        Ok(EventKind::IommuMap {
+            device: fields.device,
+            iova: need(fields.dev_addr, "a field dev_addr=", text)?,
+            phys: need(fields.phys_addr, "a field phys_addr=", text)?,
+            size: need(fields.size, "a field size=", text)?,
+        })
+    }
+
+    /// `intel_iommu:unmap_single` and its kin: what goes is whole pages, and what the event says is not.
+    fn vtd_unmap(self) -> Result<EventKind<'a>, ParseError<'a>> {
+        const PAGE: u64 = 4096;
+        let text = self.text;
+        let fields = read(text, self.lists)?.0;
+        let at = need(fields.dev_addr, "a field dev_addr=", text)?;
+        let size = need(fields.size, "a field size=", text)?;
+        let inside = at % PAGE;
+        let size = inside.saturating_add(size).div_ceil(PAGE).saturating_mul(PAGE);
+        Ok(EventKind::IommuUnmap { iova: at - inside, size, unmapped: size })
+    }
+
+    /// The device, which is all that stands before the first field, `dir=` or, where that is left out, `dma_addr=`; and the fields.
     fn dma(self) -> Result<(&'a [u8], Fields<'a>, &'a Lists), ParseError<'a>> {
         let text = self.text;
         if let Some(fields) = text.strip_prefix(raw::MARK) {
@@ -177,7 +261,13 @@ impl<'a> Text<'a> {
             let after = text.get(from..).unwrap_or(&[]);
             match memchr::memchr(b' ', after) {
                 Some(0) if from == 0 => return Err(bad("a device and its fields", text)),
-                Some(at) if after.get(at + 1..).is_some_and(|t| t.starts_with(b"dir=")) => break from + at,
+                Some(at)
+                    if after
+                        .get(at + 1..)
+                        .is_some_and(|t| t.starts_with(b"dir=") || t.starts_with(b"dma_addr=")) =>
+                {
+                    break from + at;
+                }
                 Some(at) => from += at + 1,
                 None => return Err(bad("a device and a field dir=", text)),
             }
@@ -225,12 +315,15 @@ fn read<'a>(text: &'a [u8], lists: &'a mut Lists) -> Result<(Fields<'a>, &'a Lis
         let (key, value) = word.split_at(equals);
         let value = value.get(1..).unwrap_or(&[]);
         match key {
-            b"dir" => fields.dir = Some(direction(value).ok_or_else(|| bad("a direction", word))?),
+            b"dir" => fields.dir = Dir::of(direction(value), word),
             b"dma_addr" => fields.dma_addr = Some(hex(value, word)?),
             b"phys_addr" | b"paddr" => fields.phys_addr = Some(hex(value, word)?),
             b"iova" => fields.iova = Some(hex(value, word)?),
-            b"size" => fields.size = Some(decimal(value, word)?),
-            b"unmapped_size" => fields.unmapped = Some(decimal(value, word)?),
+            b"dev" => fields.device = value,
+            b"dev_addr" => fields.dev_addr = Some(hex(value, word)?),
+            b"size" => fields.size = Some(size(value, word)?),
+            b"unmapped_size" => fields.unmapped = Some(size(value, word)?),
+            b"virt_addr" => fields.nowhere = is_nowhere(value),
             b"attrs" => fields.attrs = value,
             b"nents" => fields.nents = Some(pair(value, word)?.0),
             b"ents" => {
@@ -283,6 +376,21 @@ fn hex<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
 
 fn decimal<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
     number::decimal(value).ok_or_else(|| bad("a decimal number of at most 64 bits", word))
+}
+
+/// A size: Linux 3.12 to 3.19 print `0x1000`.
+fn size<'a>(value: &[u8], word: &'a [u8]) -> Result<u64, ParseError<'a>> {
+    if value.starts_with(b"0x") { hex(value, word) } else { decimal(value, word) }
+}
+
+/// Whether this is no address: the kernel prints zeros, and libraries that print for it, `(nil)` or `(null)`.
+fn is_nowhere(value: &[u8]) -> bool {
+    matches!(value, b"(nil)" | b"(null)") || number::hex(value) == Some(0)
+}
+
+/// Whether the attributes say that it is another device's registers: what was `dma_map_resource` before.
+fn is_mmio(attrs: &[u8]) -> bool {
+    attrs.split(|&b| b == b'|').any(|attr| attr == b"MMIO")
 }
 
 /// `12/34`, and whether the mark of a cut list is glued to it.

@@ -9,6 +9,7 @@
 //!
 //! Cost: one scan of the line, no allocation; every number is checked.
 
+mod beside;
 mod fields;
 mod number;
 
@@ -34,6 +35,8 @@ pub enum Line<'a> {
     Promise(u64),
     /// The kernel's note that it dropped events, at least this many.
     Lost(u64),
+    /// perf's note that it has lost this much in all, or more.
+    LostInAll(u64),
     /// An event.
     Event(Event<'a>),
     /// An event whose time is a number without a decimal point, this one: the kernel prints so what is no time, such
@@ -67,7 +70,7 @@ pub const LATEST_NS: u64 = 1 << 62;
 pub fn parse_line<'a>(number: u64, line: &'a [u8], lists: &'a mut Lists) -> Result<Line<'a>, ParseError<'a>> {
     let text = line.trim_ascii();
     match head(text) {
-        Some(head) => parse_event(number, head, text, lists).map(Line::Event),
+        Some(head) => parse_event(number, head, text, lists),
         None => parse_other(text),
     }
 }
@@ -90,31 +93,25 @@ pub(crate) fn head(text: &[u8]) -> Option<Head> {
     })
 }
 
-/// Reads the event on line `number`, `text`, whose head is known.
+/// Reads line `number`, `text`, whose head is known: an event, or perf's note of a loss, which has a head as well.
 pub(crate) fn parse_event<'a>(
     number: u64,
     head: Head,
     text: &'a [u8],
     lists: &'a mut Lists,
-) -> Result<Event<'a>, ParseError<'a>> {
-    let kind = kind(text.get(head.event..).unwrap_or(&[]), lists)?;
-    Ok(Event { line: number, cpu: head.cpu, time_ns: head.time_ns, kind })
+) -> Result<Line<'a>, ParseError<'a>> {
+    let event = text.get(head.event..).unwrap_or(&[]);
+    if let Some(count) = beside::lost_by_perf(event.strip_prefix(b"unknown: ").unwrap_or(event)) {
+        return Ok(Line::Lost(count));
+    }
+    let kind = kind(event, lists)?;
+    Ok(Line::Event(Event { line: number, cpu: head.cpu, time_ns: head.time_ns, kind }))
 }
 
 /// Reads `text`, a line that has no head of an event.
 pub(crate) fn parse_other(text: &[u8]) -> Result<Line<'_>, ParseError<'_>> {
-    match text {
-        [] => return Ok(Line::Nothing),
-        [b'#', ..] => return Ok(comment(text)),
-        [b'C' | b'[', ..] => {
-            if let Some(count) = lost(text) {
-                return Ok(Line::Lost(count));
-            }
-        }
-        _ => {}
-    }
-    if is_heading(text) {
-        return Ok(Line::Nothing);
+    if let Some(line) = beside::read(text) {
+        return Ok(line);
     }
     match prefix(text) {
         Some(prefix) => Ok(Line::Ticks(prefix.time)),
@@ -173,39 +170,6 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
     let end = text.iter().take(WIDEST).position(|b| b.is_ascii_whitespace()).unwrap_or(text.len());
     text.split_at(end)
-}
-
-fn comment(text: &[u8]) -> Line<'_> {
-    text.strip_prefix(b"# entries-in-buffer/entries-written: ")
-        .and_then(number::leading_decimal)
-        .map_or(Line::Nothing, |(promised, _)| Line::Promise(promised))
-}
-
-/// What `trace-cmd report` prints before the events: `cpus=2`, `version = 7`, `CPU 0 is empty`.
-fn is_heading(text: &[u8]) -> bool {
-    let is_number = |rest: &[u8]| number::leading_decimal(rest).is_some_and(|(_, rest)| rest.is_empty());
-    let cpu = || text.strip_prefix(b"CPU ")?.strip_suffix(b" is empty");
-    text.strip_prefix(b"cpus=")
-        .or_else(|| text.strip_prefix(b"version = "))
-        .or_else(cpu)
-        .is_some_and(is_number)
-}
-
-/// `CPU:1 [LOST 12 EVENTS]`; the kernel leaves the number out where it does not know it. `trace-cmd` says `[12 EVENTS DROPPED]`.
-fn lost(text: &[u8]) -> Option<u64> {
-    let text = match text.strip_prefix(b"CPU:") {
-        Some(rest) => number::leading_decimal(rest)?.1.trim_ascii_start(),
-        None => text,
-    };
-    let inner = match text.strip_prefix(b"[LOST ") {
-        Some(rest) => rest.strip_suffix(b"EVENTS]")?.trim_ascii(),
-        None => text.strip_prefix(b"[")?.strip_suffix(b"EVENTS DROPPED]")?.trim_ascii(),
-    };
-    if inner.is_empty() {
-        return Some(1);
-    }
-    let (count, rest) = number::leading_decimal(inner)?;
-    rest.is_empty().then_some(count)
 }
 
 fn kind<'a>(event: &'a [u8], lists: &'a mut Lists) -> Result<EventKind<'a>, ParseError<'a>> {

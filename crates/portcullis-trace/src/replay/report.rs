@@ -10,7 +10,7 @@ use super::hostile::InForce;
 use super::mode::Mode;
 use super::painted::Painted;
 use super::timing::Figures;
-use crate::Summary;
+use crate::{Recorded, Summary};
 
 /// A name out of a list that the library has. (Serde's derive takes a field that it sees to be a reference for borrowed from
 /// the text; here the list's name is found instead.)
@@ -54,6 +54,38 @@ pub struct TraceReport {
     pub bytes_mapped: u64,
     /// It has events of the IOMMU alone, so nothing tells what would be copied: policies that copy copy nothing of it.
     pub iommu_only: bool,
+    /// What kinds of recording it is.
+    #[serde(default)]
+    pub recorded: Vec<Recorded>,
+    /// Mappings of which only events of the IOMMU are known: no direction.
+    #[serde(default)]
+    pub without_direction: u64,
+    /// Mappings that are not in it, but their ends are.
+    #[serde(default)]
+    pub hidden: u64,
+    /// It tells what policies that copy would copy, but for one mapping, and one byte, in a hundred.
+    #[serde(default = "yes")]
+    pub copies_known: bool,
+    /// It has all mappings that it shows to be, but for one in a hundred.
+    #[serde(default = "yes")]
+    pub costs_known: bool,
+}
+
+/// Earlier results do not say, and were taken for that.
+fn yes() -> bool {
+    true
+}
+
+impl TraceReport {
+    /// Whether the recording tells what `mode` costs its mappings.
+    pub fn tells_cost_of(&self, mode: Mode) -> bool {
+        self.tells_copies() || !mode.copies()
+    }
+
+    /// Whether the recording tells which bytes of which pages its mappings are.
+    pub fn tells_copies(&self) -> bool {
+        self.copies_known && !self.iommu_only
+    }
 }
 
 impl From<&Summary> for TraceReport {
@@ -68,6 +100,11 @@ impl From<&Summary> for TraceReport {
             cpus: summary.cpus,
             bytes_mapped: summary.bytes_mapped,
             iommu_only: summary.maps == 0 && summary.direct_maps > 0,
+            recorded: summary.recorded(),
+            without_direction: summary.direct_maps,
+            hidden: summary.hidden(),
+            copies_known: summary.copies_known(),
+            costs_known: summary.costs_known(),
         }
     }
 }

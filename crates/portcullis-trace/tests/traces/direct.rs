@@ -139,7 +139,7 @@ fn where_dma_events_come_direct_mappings_are_made_when_they_end() {
     ];
     events.extend((0..8).map(|n| (0, 8 + n, iommu_unmap(n << 20, 0x1000))));
     let (ops, summary) = read(&timed(&events));
-    let expected = [("M0", 2, 0), ("U0", 4, 0), ("M0", 5, 1), ("U0", 6, 1), ("M0", 15, 0), ("U0", 15, 0)];
+    let expected = [("M0", 2, 0), ("U0", 4, 0), ("M0", 5, 1), ("U0", 6, 1), ("M0", 7, 0), ("U0", 7, 0)];
     assert_eq!(times(&ops), expected.map(|(name, us, cpu)| at(name, us, cpu)));
     assert_eq!((summary.direct_maps, summary.direct_unmaps, summary.iommu_unclaimed), (2, 2, 8));
 }

@@ -125,7 +125,7 @@ fn lists_as_perf_and_trace_cmd_print_them() {
         "dma_alloc_sgt: [FAILED TO PARSE] device=0000:00:03.0 {bytes} dma_addr=4287217664 size=12288 dir=0 flags=0 attrs=0x0"
     );
     kind(&alloc, &|kind| {
-        let EventKind::Alloc { region, phys_addrs } = kind else { panic!("{kind:?}") };
+        let EventKind::Alloc { region, phys_addrs, .. } = kind else { panic!("{kind:?}") };
         assert_eq!((region.dma_addr, region.size, phys_addrs), (map[0], 12288, &phys[..]));
         assert_eq!(region.dir, Direction::Bidirectional);
     });
@@ -228,7 +228,7 @@ fn events_of_other_kinds() {
         ("detach_device_from_domain: IOMMU: device=x", true),
         ("qi_submit: iotlb_inv dmar0: 0x1", true),
         ("cache_tag_flush_all: dmar0/dmar0 type iotlb did 6 pasid 0 ref 1", true),
-        ("dma_map_sg_err: d dir=TO_DEVICE dma_addrs={0x1} err=-5 attrs=", true),
+        ("swiotlb_bounced: dev_name: d dma_mask=ffffffff dev_addr=1f000 size=4 FORCE", true),
         ("io_page_fault: IOMMU:x y iova=0x1 flags=0x1", true),
     ] {
         let line = format!("t-1 [000] ..... 1.0: {event}");

@@ -100,7 +100,7 @@ fn what_is_cheaper_exposes_nothing_and_says_why_it_was_chosen() {
 
 #[test]
 fn coherent_and_user_mapped_memory_is_never_copied() {
-    let coherent = "nvme dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=0";
+    let coherent = "nvme dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0ffee00";
     let runs = |what: &str, rest: &str| {
         format!("{what}: IOMMU: iova=0x{:016x} - 0x{:016x} {rest}", 0xfee1_0000_u64, 0xfee1_1000_u64)
     };

@@ -2,7 +2,7 @@
 //! value behind `[FAILED TO PARSE]`, and lists as the bytes that they have in memory, lowest first. libtraceevent 1.7 prints
 //! the events with lists of Linux 6.12 so.
 
-use super::{Fields, ParseError, bad, decimal, number};
+use super::{Dir, Fields, ParseError, bad, decimal, is_nowhere, number};
 use crate::event::Direction;
 use crate::parse::Lists;
 
@@ -25,7 +25,8 @@ pub(super) fn read<'a>(text: &'a [u8], lists: &mut Lists) -> Result<(&'a [u8], F
         rest = after;
         match key.trim_ascii_start() {
             b"device" => device = Some(value),
-            b"dir" => fields.dir = Some(direction(value).ok_or_else(|| bad("a direction", field))?),
+            b"dir" => fields.dir = Dir::of(direction(value), field),
+            b"virt_addr" => fields.nowhere = is_nowhere(value),
             b"dma_addr" | b"addr" => fields.dma_addr = Some(decimal(value, field)?),
             b"phys_addr" => fields.phys_addr = Some(decimal(value, field)?),
             b"size" => fields.size = Some(decimal(value, field)?),
