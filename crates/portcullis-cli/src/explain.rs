@@ -5,7 +5,7 @@ use std::fmt::Write;
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Choice, Report};
 
-use crate::look::{count, size, wrap};
+use crate::look::{count, number_of, size, wrap};
 
 /// A table for each device and policy that had a choice.
 pub fn render(report: &Report) -> String {
@@ -37,6 +37,14 @@ pub fn render(report: &Report) -> String {
          other data: of these, to map is to map the pages between, and to copy the ends."
     };
     text.push_str(&wrap(end, ""));
+    if !report.trace.tells_copies() {
+        let without = number_of(report.trace.without_direction, "mapping");
+        let text_of = format!(
+            "\n{without} of this recording have no direction: they were mapped without a choice and are in none of these rows. So \
+             what `adaptive` would choose for this workload, and what it would cost, is not known."
+        );
+        text.push_str(&wrap(&text_of, ""));
+    }
     text
 }
 

@@ -2,7 +2,7 @@
 
 use indicatif::HumanBytes;
 use portcullis_trace::replay::Report;
-use portcullis_trace::{Printable, Summary};
+use portcullis_trace::{Era, Printable, Recorded, Summary};
 
 use crate::look::{count, number_of};
 
@@ -22,6 +22,7 @@ pub fn lines(report: &Report, summary: &Summary) -> Vec<String> {
             number_of(trace.cpus, "CPU")
         ),
         format!("devices: {devices}"),
+        format!("recorded: {}", recorded(&trace.recorded)),
     ];
     lines.extend(notes(summary).into_iter().map(|note| format!("note: {note}")));
     lines
@@ -37,6 +38,43 @@ pub fn some_of(names: &[String]) -> String {
         said.push(format!("and {} more", count(more as u64)));
     }
     said.join(", ")
+}
+
+/// What kind of recording it is, and whether that hides anything: what, is one of the notes.
+pub fn recorded(all: &[Recorded]) -> String {
+    let kinds: Vec<String> = all.iter().map(kind).collect();
+    let hides = if all.iter().all(|one| one.hides.is_none()) { "; nothing is hidden" } else { "" };
+    kinds.join("; ") + hides
+}
+
+/// What it hides that a recording is of this kind.
+pub fn hidden(one: &Recorded) -> Option<String> {
+    one.hides.as_ref().map(|hides| format!("the recording has {}: {hides}", kind(one)))
+}
+
+fn kind(one: &Recorded) -> String {
+    let number = |thing| number_of(one.count, thing);
+    match one.era {
+        Era::DmaAndIommu => "a dma:* event of each mapping, and those of the IOMMU".into(),
+        Era::Untranslated => {
+            "a dma:* event of each mapping; devices use the memory's own addresses, without an IOMMU".into()
+        }
+        Era::DmaAlone => {
+            "dma:* events of mappings at other addresses than the memory's, and none of an IOMMU".into()
+        }
+        Era::IommuAlone => "events of the IOMMU alone".into(),
+        Era::Mixed => format!("dma:* events, and of {} events of the IOMMU alone", number("mapping")),
+        Era::UnmapsAlone => "dma:* events, and of the IOMMU unmaps without any map".into(),
+        Era::Nothing => "no mapping".into(),
+        Era::AllocationsWithoutDirection => {
+            format!("{} without a direction, which is both", number("allocation"))
+        }
+        Era::AllocationsUnreadable => {
+            format!("{} with a direction that cannot be, and is taken for both", number("allocation"))
+        }
+        Era::MapsWithoutSize => format!("{} of the IOMMU without a size", number("map")),
+        _ => format!("{:?}", one.era),
+    }
 }
 
 /// How every event that is not in the figures is accounted for, and what of the recording is to be known besides.
@@ -79,12 +117,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
     }
     if summary.mappings() == 0 {
         notes.push("nothing is mapped in this recording, so there is nothing to compare".into());
-    } else if summary.maps == 0 {
-        notes.push(
-            "the recording has events of the IOMMU alone: which driver mapped, in which direction, and which bytes of its pages, \
-             is not known. So bounce, adaptive and swiotlb copy nothing of it, and no verdict names them"
-                .into(),
-        );
     }
+    notes.extend(summary.recorded().iter().filter_map(hidden));
     notes
 }

@@ -145,6 +145,9 @@ pub fn tell(text: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
 }
 
+/// What stands for a figure that the recording does not tell.
+pub const NOT_KNOWN: &str = "not known";
+
 #[cfg(test)]
 mod tests {
     use super::*;

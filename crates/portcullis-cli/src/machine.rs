@@ -210,20 +210,27 @@ pub fn csv(runs: &Runs) -> String {
                     relative_to_passthrough,invalidations,stale_byte_s,neighbour_byte_s,faults,violations\n"
         .to_owned();
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
+        let costs = if cost.known {
+            format!(
+                "{:.2},{:.2},{:.2},{:.2},{:.2},{:.2},{:.0},{:.4}",
+                cost.median_ns,
+                cost.least_ns,
+                cost.most_ns,
+                policy.map_ns.mean,
+                policy.unmap_ns.mean,
+                policy.wait_ns_per_op,
+                policy.ops_per_s,
+                policy.relative_to_passthrough.unwrap_or_default(),
+            )
+        } else {
+            ",,,,,,,".into()
+        };
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{},{},{:.2},{:.2},{:.2},{:.2},{:.2},{:.2},{:.0},{:.4},{},{},{},{},{}",
+            "{},{},{costs},{},{},{},{},{}",
             policy.policy,
             policy.operations,
-            cost.median_ns,
-            cost.least_ns,
-            cost.most_ns,
-            policy.map_ns.mean,
-            policy.unmap_ns.mean,
-            policy.wait_ns_per_op,
-            policy.ops_per_s,
-            policy.relative_to_passthrough.unwrap_or_default(),
             policy.invalidations,
             policy.exposure.stale_byte_s,
             policy.exposure.neighbour_byte_s,

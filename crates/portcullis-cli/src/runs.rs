@@ -10,6 +10,8 @@ pub struct Cost {
     pub median_ns: f64,
     pub least_ns: f64,
     pub most_ns: f64,
+    /// The recording tells what it costs. If not, the other figures are of what is left without the copies.
+    pub known: bool,
 }
 
 impl Cost {
@@ -50,7 +52,8 @@ impl Runs {
             let ns = |run: &PolicyReport| cost_ns(run, report.work_ns);
             if median.operations > 0 {
                 let (median_ns, least_ns, most_ns) = (ns(median), ns(least), ns(most));
-                costs.push(Cost { policy: median.policy, median_ns, least_ns, most_ns });
+                let known = report.trace.tells_cost_of(median.mode);
+                costs.push(Cost { policy: median.policy, median_ns, least_ns, most_ns, known });
             }
             *policy = median.clone();
             // What is wrong in any run is wrong.

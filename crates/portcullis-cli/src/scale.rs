@@ -11,11 +11,12 @@ use std::process::ExitCode;
 use portcullis_model::scale::{
     Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
 };
-use portcullis_trace::replay::{Profile, ProfileError};
+use portcullis_trace::replay::{Mode, Profile, ProfileError};
 use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Trace, TraceError};
 
 use crate::args::{Scale, WORK_NS};
 use crate::calibration::{Calibration, CalibrationError};
+use crate::verdict::nothing_told;
 use crate::{look, print};
 use report::{Row, Table};
 
@@ -84,6 +85,11 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
     } else {
         Some(recording(Path::new(&arguments.workload), arguments.work.unwrap_or(WORK_NS))?)
     };
+    let (recorded, told) =
+        recorded.map_or((None, Told::default()), |(workload, told)| (Some(workload), told));
+    if !told.copies {
+        policies.retain(|policy| !COPYING.contains(&policy.name));
+    }
     let mut cpus: Vec<u32> = arguments.cpus.iter().map(|cpus| u32::from(*cpus)).collect();
     cpus.sort_unstable();
     cpus.dedup();
@@ -102,7 +108,13 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             Ok(Row::new(policy, outcome, &all))
         };
         let rows = policies.iter().map(row).collect::<Result<Vec<Row>, CommandError>>()?;
-        tables.push(Table { machine, workload, rows });
+        tables.push(Table {
+            machine,
+            workload,
+            rows,
+            copies_known: told.copies,
+            nothing_told: told.nothing.clone(),
+        });
     }
     Ok((tables, profile, calibration))
 }
@@ -131,8 +143,26 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
     }
 }
 
+/// The policies that copy.
+const COPYING: [&str; 3] = [Mode::Bounce.name(), Mode::Adaptive.name(), Mode::Swiotlb.name()];
+
+/// What a recording tells; all of it, where there is none.
+#[derive(Clone)]
+struct Told {
+    /// What policies that copy would copy.
+    copies: bool,
+    /// Why it tells no cost at all, if so.
+    nothing: Option<String>,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self { copies: true, nothing: None }
+    }
+}
+
 /// The mappings of a recording that end in it, each with `work_ns` of work around it, and a device that keeps up.
-fn recording(path: &Path, work_ns: u64) -> Result<Workload, CommandError> {
+fn recording(path: &Path, work_ns: u64) -> Result<(Workload, Told), CommandError> {
     let mut trace = Trace::open(path, ReadOptions::default())?;
     let (mut chunk, mut live, mut requests) = (Chunk::default(), HashMap::new(), Vec::new());
     let mut more = true;
@@ -172,5 +202,8 @@ fn recording(path: &Path, work_ns: u64) -> Result<Workload, CommandError> {
     );
     let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
     let device = keeps_up.ok_or_else(|| CommandError::Empty(name.clone()))?;
-    Ok(Workload { name, about, requests, depth: 32, device })
+    let summary = trace.summary();
+    let nothing = || nothing_told(summary.hidden(), summary.mappings());
+    let told = Told { copies: summary.copies_known(), nothing: (!summary.costs_known()).then(nothing) };
+    Ok((Workload { name, about, requests, depth: 32, device }, told))
 }

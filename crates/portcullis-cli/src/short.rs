@@ -8,7 +8,7 @@ use portcullis_trace::replay::{PolicyReport, Profile, TraceReport};
 use portcullis_trace::{Printable, Summary};
 
 use crate::args::LONGEST_NS;
-use crate::look::{BAD, BOLD, GOOD, bytes, count, wrap};
+use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, count, wrap};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::Verdict;
 use crate::{header, legend, table};
@@ -118,18 +118,27 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
     writeln!(text, "{}", rule.repeat(78))?;
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
-        let [(stale, a), (neighbour, b)] = open(policy, !runs.report.trace.iommu_only);
+        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
         writeln!(
             text,
             "{name}{:<13}{name:#}{:>9}{:>9}{:>10}{:>9}{a}{stale:>14}{a:#}{b}{neighbour:>14}{b:#}",
             policy.policy,
-            HumanCount(cost.median_ns.round() as u64).to_string(),
+            if_known(cost, || HumanCount(cost.median_ns.round() as u64).to_string()),
             spread_of(cost, runs.number),
-            HumanCount(policy.wait_ns_per_op.round() as u64).to_string(),
-            share(policy),
+            if cost.known {
+                HumanCount(policy.wait_ns_per_op.round() as u64).to_string()
+            } else {
+                "-".into()
+            },
+            if cost.known { share(policy) } else { "-".into() },
         )?;
     }
     writeln!(text)
+}
+
+/// A figure that depends on what `cost` is, in words.
+pub fn if_known(cost: &Cost, figure: impl FnOnce() -> String) -> String {
+    if cost.known { figure() } else { NOT_KNOWN.into() }
 }
 
 /// The share of the CPU's time that protection takes; a dash where nothing is mapped.
@@ -139,7 +148,7 @@ pub fn share(policy: &PolicyReport) -> String {
 
 /// Half of how far the runs lie apart, as a share of the median, where that is more than the timer's own error.
 fn spread_of(cost: &Cost, runs: usize) -> String {
-    if runs < 2 || cost.median_ns < 5.0 {
+    if runs < 2 || cost.median_ns < 5.0 || !cost.known {
         return "-".into();
     }
     format!("{:.0} %", (cost.most_ns - cost.least_ns) / 2.0 / cost.median_ns * 100.0)
@@ -156,7 +165,12 @@ fn open(policy: &PolicyReport, known: bool) -> [(String, Style); 2] {
         0.0 => ("none".into(), GOOD),
         _ => (bytes(open), BAD),
     };
-    let neighbour = if known { word(exposure.neighbour_byte_s) } else { ("not known".into(), Style::new()) };
+    let neighbour = match exposure.neighbour_byte_s {
+        open if known => word(open),
+        0.0 => (NOT_KNOWN.into(), Style::new()),
+        // That much is of the mappings of which the bytes are known.
+        open => (format!("> {}", bytes(open)), BAD),
+    };
     [word(exposure.stale_byte_s), neighbour]
 }
 

@@ -6,154 +6,157 @@ use comfy_table::CellAlignment;
 use indicatif::HumanBytes;
 use portcullis_trace::replay::PolicyReport;
 
-use crate::look::{self, count};
+use crate::look::{self, NOT_KNOWN, count};
 use crate::runs::{Cost, Runs};
-use crate::short::share;
+use crate::short::{if_known, share};
 
 /// One line of the table: what it is called, what it means, and how to print it.
 pub struct Line {
     pub label: &'static str,
     pub meaning: &'static str,
-    pub value: fn(&PolicyReport, &Cost) -> String,
+    /// Of a policy and its cost, and whether the recording tells which bytes of which pages its mappings are.
+    pub value: fn(&PolicyReport, &Cost, bool) -> String,
 }
 
 pub const LINES: [Line; 26] = [
     Line {
         label: "mappings",
         meaning: "mappings replayed; each is a map and, where the trace has it, an unmap",
-        value: |p, _| count(p.operations),
+        value: |p, _, _| count(p.operations),
     },
     Line {
         label: "cost, ns",
         meaning: "as in the short table: map + unmap + wait, per mapping, of the run in the middle",
-        value: |_, cost| ns(cost.median_ns),
+        value: |_, cost, _| if_known(cost, || ns(cost.median_ns)),
     },
     Line {
         label: "  of which wait, ns",
         meaning: "modelled by the profile: waiting for the IOMMU, spread over the mappings",
-        value: |p, _| ns(p.wait_ns_per_op),
+        value: |p, cost, _| if_known(cost, || ns(p.wait_ns_per_op)),
     },
     Line {
         label: "map, mean ns",
         meaning: "measured: one call of the library to map a buffer or a list, the timer's cost taken off",
-        value: |p, _| ns(p.map_ns.mean),
+        value: |p, _, _| ns(p.map_ns.mean),
     },
     Line {
         label: "  p50",
         meaning: "half of the maps took no longer",
-        value: |p, _| count(p.map_ns.p50.round() as u64),
+        value: |p, _, _| count(p.map_ns.p50.round() as u64),
     },
     Line {
         label: "  p99",
         meaning: "99 % of the maps took no longer",
-        value: |p, _| count(p.map_ns.p99.round() as u64),
+        value: |p, _, _| count(p.map_ns.p99.round() as u64),
     },
     Line {
         label: "  p99.99",
         meaning: "99.99 % of the maps took no longer",
-        value: |p, _| count(p.map_ns.p99_99.round() as u64),
+        value: |p, _, _| count(p.map_ns.p99_99.round() as u64),
     },
     Line {
         label: "unmap, mean ns",
         meaning: "measured: one call to unmap, without the time that the software IOMMU took in it",
-        value: |p, _| ns(p.unmap_ns.mean),
+        value: |p, _, _| ns(p.unmap_ns.mean),
     },
     Line {
         label: "  p50",
         meaning: "half of the unmaps took no longer",
-        value: |p, _| count(p.unmap_ns.p50.round() as u64),
+        value: |p, _, _| count(p.unmap_ns.p50.round() as u64),
     },
     Line {
         label: "  p99",
         meaning: "99 % of the unmaps took no longer",
-        value: |p, _| count(p.unmap_ns.p99.round() as u64),
+        value: |p, _, _| count(p.unmap_ns.p99.round() as u64),
     },
     Line {
         label: "  p99.99",
         meaning: "99.99 % of the unmaps took no longer",
-        value: |p, _| count(p.unmap_ns.p99_99.round() as u64),
+        value: |p, _, _| count(p.unmap_ns.p99_99.round() as u64),
     },
     Line {
         label: "calls interrupted",
         meaning: "map and unmap calls left out of the figures above, because this machine ran something else \
                   meanwhile: they seemed to take 100 us or more",
-        value: |p, _| count(p.interrupted_calls),
+        value: |p, _, _| count(p.interrupted_calls),
     },
     Line {
         label: "mappings/s, one CPU",
         meaning: "what one CPU can do: 1 s / (work + cost)",
-        value: |p, _| count(p.ops_per_s as u64),
+        value: |p, cost, _| if_known(cost, || count(p.ops_per_s as u64)),
     },
     Line {
         label: "CPU time",
         meaning: "the share of the CPU's time that protection takes: 100 % less mappings/s as a share of passthrough's",
-        value: |p, _| share(p),
+        value: |p, cost, _| if_known(cost, || share(p)),
     },
     Line {
         label: "invalidations",
         meaning: "descriptors that ask the IOMMU to forget a range or everything of a domain; several go in one submission, \
                   and how often a CPU waits is another line (wait)",
-        value: |p, _| count(p.invalidations),
+        value: |p, _, _| count(p.invalidations),
     },
     Line {
         label: "IOTLB misses/access",
         meaning: "page walks per access of a device; an access stays within one 4 KiB page",
-        value: |p, _| format!("{:.3}", p.iotlb_misses_per_access),
+        value: |p, _, _| format!("{:.3}", p.iotlb_misses_per_access),
     },
     Line {
         label: "walk-cache misses/access",
         meaning: "page walks per access that had to read more than the last table",
-        value: |p, _| format!("{:.4}", p.walk_cache_misses_per_access),
+        value: |p, _, _| format!("{:.4}", p.walk_cache_misses_per_access),
     },
     Line {
         label: "peak IOVA space",
         meaning: "the most address space taken at once: mapped, waiting for a flush, or cached per CPU",
-        value: |p, _| HumanBytes(p.peak_iova_bytes).to_string(),
+        value: |p, _, _| HumanBytes(p.peak_iova_bytes).to_string(),
     },
     Line {
         label: "peak page tables",
         meaning: "the most memory that page tables took",
-        value: |p, _| HumanBytes(p.peak_table_bytes).to_string(),
+        value: |p, _, _| HumanBytes(p.peak_table_bytes).to_string(),
     },
     Line {
         label: "peak bounce buffers",
         meaning: "the most memory that bounce buffers took, in use or waiting for it",
-        value: |p, _| HumanBytes(p.peak_bounce_bytes).to_string(),
+        value: |p, _, _| HumanBytes(p.peak_bounce_bytes).to_string(),
     },
     Line {
         label: "freed memory, byte-s",
         meaning: "bytes of unmapped buffers that a device still reached, times seconds, for each device by itself: what \
                   another device has mapped there is open all the same. Without translation: until the trace ends or the bytes \
                   are mapped again, of memory that the trace names; the rest of memory is not counted",
-        value: |p, _| byte_s(p.exposure.stale_byte_s),
+        value: |p, _, _| byte_s(p.exposure.stale_byte_s),
     },
     Line {
         label: "  as the domains counted",
         meaning: "the same by the library's own account at run time: what devices could have reached, had the IOTLB \
                   forgotten nothing by itself",
-        value: |p, _| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.stale_byte_s)),
+        value: |p, _, _| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.stale_byte_s)),
     },
     Line {
         label: "other data, byte-s",
         meaning: "bytes that no mapping covers but that a device reached because they share a page with a \
                   buffer, times seconds. Without translation this goes on after the unmap, as with the buffer's own bytes",
-        value: |p, _| byte_s(p.exposure.neighbour_byte_s),
+        value: |p, _, known| neighbours(p.exposure.neighbour_byte_s, known),
     },
     Line {
         label: "  as the domains counted",
         meaning: "the same by the library's own account; a page that several buffers share counts for each of them",
-        value: |p, _| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.neighbour_byte_s)),
+        value: |p, _, known| {
+            p.exposure_counted.map_or("-".into(), |counted| neighbours(counted.neighbour_byte_s, known))
+        },
     },
     Line {
         label: "faults",
         meaning: "accesses of a well-behaved device that were refused: must be 0",
-        value: |p, _| count(p.faults),
+        value: |p, _, _| count(p.faults),
     },
     Line {
         label: "violations",
         meaning: "broken promises: memory reached after a strict unmap (or its batch's commit) or past lazy's window, an access that \
                   ended in the wrong place, bytes that a copy lost or misplaced, or more exposure than the domains counted: must be 0",
-        value: |p, _| count(p.violations),
+        value: |p, _, _| count(p.violations),
     },
 ];
 
@@ -164,8 +167,9 @@ pub fn write(text: &mut String, runs: &Runs, unicode: bool) -> std::fmt::Result 
     table.set_header(
         std::iter::once("").chain(policies.iter().map(|policy| policy.policy)).collect::<Vec<_>>(),
     );
+    let known = runs.report.trace.tells_copies();
     for line in &LINES {
-        let values = policies.iter().zip(&runs.costs).map(|(policy, cost)| (line.value)(policy, cost));
+        let values = policies.iter().zip(&runs.costs).map(|(policy, cost)| (line.value)(policy, cost, known));
         table.add_row(std::iter::once(line.label.to_owned()).chain(values).collect::<Vec<_>>());
     }
     for column in table.column_iter_mut().skip(1) {
@@ -181,6 +185,15 @@ pub fn write(text: &mut String, runs: &Runs, unicode: bool) -> std::fmt::Result 
 
 fn ns(value: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { count(value.round() as u64) }
+}
+
+/// Other data that is open: all of it, or where the bytes of some mappings are not known, at least this much.
+fn neighbours(value: f64, known: bool) -> String {
+    match value {
+        _ if known => byte_s(value),
+        0.0 => NOT_KNOWN.into(),
+        _ => format!("> {}", byte_s(value)),
+    }
 }
 
 fn byte_s(value: f64) -> String {

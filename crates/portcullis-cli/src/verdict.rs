@@ -5,7 +5,7 @@ use indicatif::HumanCount;
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
-use crate::look::{bytes, percent};
+use crate::look::{bytes, count, number_of, percent};
 use crate::runs::{Cost, Runs, cpu_time};
 
 /// A strict policy, as a verdict may choose it.
@@ -59,7 +59,8 @@ impl Candidate for Row<'_> {
     }
 
     fn open_in_words(&self) -> Option<String> {
-        Some(format!(" (in sum, {} for one second)", bytes(self.open())))
+        let more = if self.open_is_known() { "" } else { "more than " };
+        Some(format!(" (in sum, {more}{} for one second)", bytes(self.open())))
     }
 
     fn open_is_known(&self) -> bool {
@@ -79,19 +80,36 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     pub fn of(runs: &'a Runs) -> Self {
-        let known = !runs.report.trace.iommu_only;
+        let trace = &runs.report.trace;
+        let known = trace.tells_copies();
         let rows = runs.report.policies.iter().zip(&runs.costs);
-        let rows: Vec<Row<'_>> = rows.map(|(policy, cost)| (policy, cost, known)).collect();
+        let rows: Vec<Row<'_>> =
+            rows.filter(|(_, cost)| cost.known).map(|(policy, cost)| (policy, cost, known)).collect();
+        if !trace.costs_known {
+            return Self { sentences: vec![nothing_told(trace.hidden, trace.maps)], choice: None };
+        }
         let is_strict = |row: &&Row<'_>| row.0.mode.is_strict() && row.0.exposure.stale_byte_s == 0.0;
-        let strict = rows.iter().filter(is_strict).filter(|row| known || !row.0.mode.copies());
-        let strict: Vec<Row<'_>> = strict.copied().collect();
+        let strict: Vec<Row<'_>> = rows.iter().filter(is_strict).copied().collect();
         let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
         sentences.extend(costs(&strict, runs.report.work_ns));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(rest(&rows));
+        sentences.extend((rows.len() < runs.costs.len()).then(|| NO_COPIES.to_owned()));
         Self { sentences, choice: choice.map(|(policy, ..)| policy.policy) }
     }
+}
+
+/// Why policies are not in a verdict.
+pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell the direction of mappings, and so not what they would copy.";
+
+/// Said in place of a verdict on a recording that has some mappings, and of `hidden` others the ends alone.
+pub fn nothing_told(hidden: u64, maps: u64) -> String {
+    format!(
+        "What protection costs this workload is not known: {} are in this recording by their ends alone, and {} as a whole.",
+        number_of(hidden, "mapping"),
+        count(maps)
+    )
 }
 
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
@@ -307,6 +325,7 @@ mod tests {
         let mut runs = runs(&costs);
         assert_eq!(Verdict::of(&runs).choice, Some("adaptive"));
         runs.report.trace.iommu_only = true;
+        runs.costs.iter_mut().for_each(|cost| cost.known = cost.policy == "strict");
         let verdict = Verdict::of(&runs);
         let said = verdict.sentences.join(" ");
         assert_eq!(verdict.choice, Some("strict"));

@@ -88,7 +88,7 @@ fn unused(summary: &Summary) -> Option<String> {
 
 /// Names the policies that the runs do not rank by cost; nothing where there was one run.
 fn noise(runs: &Runs) -> Option<String> {
-    let mut costs: Vec<&Cost> = runs.costs.iter().collect();
+    let mut costs: Vec<&Cost> = runs.costs.iter().filter(|cost| cost.known).collect();
     costs.sort_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
     let same = costs.windows(2).filter(|pair| runs.number > 1 && pair[0].overlaps(pair[1]));
     let pairs: Vec<String> = same.map(|pair| format!("{} and {}", pair[0].policy, pair[1].policy)).collect();

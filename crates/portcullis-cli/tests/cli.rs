@@ -5,6 +5,8 @@ mod browser;
 #[cfg(target_os = "linux")]
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/recorded.rs"]
+mod recorded;
 #[path = "cli/report.rs"]
 mod report;
 #[path = "cli/shape.rs"]

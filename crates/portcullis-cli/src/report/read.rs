@@ -266,6 +266,7 @@ impl ReplayJson {
             median_ns: cost.median_ns,
             least_ns: cost.least_ns,
             most_ns: cost.most_ns,
+            known: report.trace.tells_cost_of(policy.mode),
         });
         let runs = Runs { costs: costs.collect(), number: options.repeat, too_long: false, report };
         Ok(Replayed { origin, runs, format: options.format, notes, warnings })

@@ -9,9 +9,10 @@ use super::html::{details, element, escape, pairs, table, time};
 use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Shape};
 use super::read::Replayed;
 use super::{machine, warning};
-use crate::look::{bytes, count, percent};
+use crate::header;
+use crate::look::{NOT_KNOWN, bytes, count, percent};
 use crate::runs::{Cost, Runs, cpu_time};
-use crate::short;
+use crate::short::{self, if_known};
 use crate::table::LINES;
 use crate::verdict::Verdict;
 
@@ -42,6 +43,9 @@ pub fn section(replayed: &Replayed) -> String {
         html += &element("p", sentence);
     }
     html += "</div>\n";
+    for hidden in trace.recorded.iter().filter_map(|recorded| Some(header::hidden(recorded)? + ".")) {
+        html += &warning(&hidden);
+    }
     for sentence in &replayed.warnings {
         html += &warning(sentence);
     }
@@ -79,18 +83,30 @@ fn open(policy: &PolicyReport) -> Option<f64> {
     policy.exposure_counted.map(|_| policy.exposure.stale_byte_s)
 }
 
+/// The policies of which the recording tells the cost, and what that is.
+fn told(runs: &Runs) -> impl Iterator<Item = (&PolicyReport, &Cost)> {
+    runs.report.policies.iter().zip(&runs.costs).filter(|(_, cost)| cost.known)
+}
+
 /// What a policy leaves open for a second, in words: of freed memory, and of other data.
-pub fn said_open(policy: &PolicyReport) -> [String; 2] {
+pub fn said_open(policy: &PolicyReport, runs: &Runs) -> [String; 2] {
+    let words = |open: f64| if open > 0.0 { bytes(open) } else { "none".into() };
     match open(policy) {
         None => ["all memory".into(), "all memory".into()],
-        Some(_) => [policy.exposure.stale_byte_s, policy.exposure.neighbour_byte_s]
-            .map(|open| if open > 0.0 { bytes(open) } else { "none".into() }),
+        Some(stale) if runs.report.trace.tells_copies() => {
+            [words(stale), words(policy.exposure.neighbour_byte_s)]
+        }
+        Some(stale) => match policy.exposure.neighbour_byte_s {
+            0.0 => [words(stale), NOT_KNOWN.into()],
+            open => [words(stale), format!("more than {}", bytes(open))],
+        },
     }
 }
 
 /// Where policies stand between cost and exposure: `before` beside `runs`, where there are two.
 pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
-    let all = || runs.report.policies.iter().chain(before.iter().flat_map(|runs| &runs.report.policies));
+    // One of which the recording does not tell the cost has no place.
+    let all = || told(runs).chain(before.into_iter().flat_map(told)).map(|(policy, _)| policy);
     let most_open = all().filter_map(open).fold(0.0, f64::max);
     let most_time = all().map(cpu_time).fold(0.05, f64::max);
     let said = |at, _| if at == 0.0 { "none".into() } else { bytes(at) };
@@ -102,14 +118,15 @@ pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
     let mut x = around_zero("CPU time that protection takes", 0.0, most_time, share);
     x.range = (-0.02 * x.range.1, x.range.1);
     let at = |policy: &PolicyReport| (cpu_time(policy), open(policy).unwrap_or(everything));
-    let marks = runs.report.policies.iter().enumerate().map(|(number, policy)| {
+    let marks = runs.report.policies.iter().zip(&runs.costs).enumerate().filter(|(_, (_, cost))| cost.known);
+    let marks = marks.map(|(number, (policy, cost))| {
         // Without a count, all memory is open.
         let neighbours = policy.exposure_counted.is_none() || policy.exposure.neighbour_byte_s > 0.0;
         let shape = if neighbours { Shape::Ring } else { Shape::Dot };
-        let earlier =
-            before.and_then(|runs| runs.report.policies.iter().find(|other| other.policy == policy.policy));
-        let [freed, other] = said_open(policy);
-        let cost = runs.costs.get(number).map_or(0.0, |cost| cost.median_ns);
+        let earlier = before.and_then(|runs| told(runs).find(|(other, _)| other.policy == policy.policy));
+        let earlier = earlier.map(|(earlier, _)| earlier);
+        let [freed, other] = said_open(policy, runs);
+        let cost = cost.median_ns;
         let from =
             earlier.map_or(String::new(), |earlier| format!(" (before: {})", percent(cpu_time(earlier))));
         Mark {
@@ -157,9 +174,11 @@ fn short_table(runs: &Runs) -> String {
     ];
     let ns = |ns: f64| count(ns.round() as u64);
     let row = |(policy, cost): (&PolicyReport, &Cost)| {
-        let [freed, other] = said_open(policy);
-        let costs = [cost.median_ns, cost.least_ns, cost.most_ns, policy.wait_ns_per_op].map(ns);
-        [vec![policy.policy.to_owned()], costs.to_vec(), vec![short::share(policy), freed, other]].concat()
+        let [freed, other] = said_open(policy, runs);
+        let costs = [cost.median_ns, cost.least_ns, cost.most_ns, policy.wait_ns_per_op]
+            .map(|figure| if_known(cost, || ns(figure)));
+        let share = if_known(cost, || short::share(policy));
+        [vec![policy.policy.to_owned()], costs.to_vec(), vec![share, freed, other]].concat()
     };
     let rows: Vec<_> = runs.report.policies.iter().zip(&runs.costs).map(row).collect();
     table("Each policy, for each buffer", &head.map(String::from), &rows)
@@ -254,8 +273,9 @@ fn all_figures(runs: &Runs) -> String {
     let head: Vec<String> = std::iter::once(String::new())
         .chain(policies.iter().map(|policy| policy.policy.to_owned()))
         .collect();
+    let known = runs.report.trace.tells_copies();
     let row = |line: &crate::table::Line| {
-        let values = policies.iter().zip(&runs.costs).map(|(policy, cost)| (line.value)(policy, cost));
+        let values = policies.iter().zip(&runs.costs).map(|(policy, cost)| (line.value)(policy, cost, known));
         std::iter::once(line.label.trim().to_owned()).chain(values).collect::<Vec<_>>()
     };
     let mut inside = table("All figures", &head, &LINES.iter().map(row).collect::<Vec<_>>());
@@ -282,6 +302,7 @@ fn about(replayed: &Replayed) -> String {
     let rows = [
         ("recording", recording),
         ("devices", trace.devices.join(", ")),
+        ("recorded", header::recorded(&trace.recorded)),
         ("to be known", replayed.notes.join("; ")),
         ("waits of", report.profile.clone()),
         ("page tables", replayed.format.clone()),

@@ -12,7 +12,7 @@ use crate::args::Scale;
 use crate::calibration::Calibration;
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
-use crate::verdict::{Candidate, advice, choose, range};
+use crate::verdict::{Candidate, NO_COPIES, advice, choose, range};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -48,6 +48,8 @@ struct Strict<'a> {
     mode: Mode,
     /// Other data lies in pages that are mapped.
     open: bool,
+    /// Whether that is known.
+    open_is_known: bool,
 }
 
 impl Candidate for Strict<'_> {
@@ -66,6 +68,10 @@ impl Candidate for Strict<'_> {
     fn open(&self) -> f64 {
         f64::from(u8::from(self.open))
     }
+
+    fn open_is_known(&self) -> bool {
+        self.open_is_known
+    }
 }
 
 /// All policies on one machine.
@@ -73,6 +79,10 @@ pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
     pub rows: Vec<Row>,
+    /// The recording tells what policies that copy would copy; if not, they are not among the rows.
+    pub copies_known: bool,
+    /// Why the recording tells no policy's cost, where it does not.
+    pub nothing_told: Option<String>,
 }
 
 impl Table {
@@ -82,7 +92,8 @@ impl Table {
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
         let strict = self.rows.iter().filter(|row| row.policy.strict && !row.policy.old).filter_map(|row| {
             let mode = Mode::ALL.into_iter().find(|mode| mode.name() == row.policy.name)?;
-            Some(Strict { row, mode, open: shares && !mode.protects_bytes() })
+            let open = shares && !mode.protects_bytes();
+            Some(Strict { row, mode, open, open_is_known: self.copies_known })
         });
         strict.collect()
     }
@@ -92,7 +103,7 @@ impl Table {
 pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, unicode: bool) -> String {
     let mut text = String::new();
     let Some(table) = tables.last() else { return text };
-    let Table { machine, workload, rows } = table;
+    let Table { machine, workload, rows, .. } = table;
     let plural = |n: u32| if n == 1 { "" } else { "s" };
     let (cpus, sockets) = (machine.cpus, machine.sockets);
     text.push_str(&wrap(
@@ -173,6 +184,9 @@ fn setting(workload: &Workload) -> [String; 2] {
 
 /// What is to be known first.
 fn verdict(table: &Table) -> Vec<String> {
+    if let Some(why) = &table.nothing_told {
+        return vec![why.clone()];
+    }
     let strict = table.strict();
     let mut said = Vec::new();
     let cpus = table.machine.cpus;
@@ -195,6 +209,7 @@ fn verdict(table: &Table) -> Vec<String> {
     if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
         said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
     }
+    said.extend((!table.copies_known).then(|| NO_COPIES.to_owned()));
     said
 }
 
@@ -213,7 +228,10 @@ fn most(row: &Row) -> String {
 }
 
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
-    let best = choose(table.strict().into_iter()).map(|choice| choice.mode.name());
+    let best = match table.nothing_told {
+        Some(_) => None,
+        None => choose(table.strict().into_iter()).map(|choice| choice.mode.name()),
+    };
     writeln!(text)?;
     writeln!(
         text,

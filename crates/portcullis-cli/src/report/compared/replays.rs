@@ -1,11 +1,13 @@
 //! Two replays beside each other.
 
 use super::{Change, change_of, differences, machines, signed, verdict};
-use crate::look::count;
+use crate::look::{NOT_KNOWN, count};
 use crate::report::axes::class_of;
 use crate::report::html::{details, table};
 use crate::report::read::Replayed;
 use crate::report::replayed::{cost_and_exposure_of, distribution, mark, said_open, unmaps};
+use crate::runs::Cost;
+use crate::short::if_known;
 
 /// What changed; nothing where no policy is in both.
 pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
@@ -25,19 +27,22 @@ pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
             () if change > 0.0 => Change::Slower,
             () => Change::Faster,
         };
-        changes.push((policy.policy.to_owned(), share, kind));
-        let ns = |ns: f64| count(ns.round() as u64);
-        let (was, is) = (said_open(was), said_open(policy));
+        let told = cost.known && cost_was.known;
+        if told {
+            changes.push((policy.policy.to_owned(), share, kind));
+        }
+        let ns = |cost: &Cost| if_known(cost, || count(cost.median_ns.round() as u64));
+        let (was, is) = (said_open(was, old), said_open(policy, new));
         let [freed, other] = [0, 1].map(|at| match (&was[at], &is[at]) {
             (was, is) if was == is => is.clone(),
             (was, is) => format!("{was}, then {is}"),
         });
         rows.push(vec![
             policy.policy.to_owned(),
-            ns(cost_was.median_ns),
-            ns(cost.median_ns),
-            format!("{change:+.0} ns, {}", signed(share)),
-            kind.word().into(),
+            ns(cost_was),
+            ns(cost),
+            if told { format!("{change:+.0} ns, {}", signed(share)) } else { NOT_KNOWN.into() },
+            if told { kind.word().into() } else { NOT_KNOWN.into() },
             freed,
             other,
         ]);
@@ -88,6 +93,7 @@ fn others(before: &Replayed, after: &Replayed) -> Vec<(&'static str, String, Str
         [
             ("recordings", report.trace.name.clone()),
             ("number of events", count(report.trace.events)),
+            ("kind of recording", crate::header::recorded(&report.trace.recorded)),
             ("profiles", report.profile.clone()),
             ("page tables", one.format.clone()),
             ("work, ns", count(report.work_ns as u64)),
