@@ -93,3 +93,26 @@ impl fmt::Display for Fault {
 }
 
 impl core::error::Error for Fault {}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_says_who_did_what_where_and_why() {
+        let fault = Fault {
+            device: DeviceId(0x28),
+            pasid: Some(7),
+            address: Some(Iova::new(0x5000)),
+            access: Some(Access::Write),
+            reason: Reason::NotMapped,
+            code: 5,
+        };
+        let said = "device 0x28 was not let write 0x5000 in process address space 7: nothing is mapped there for this \
+            (code 0x5)";
+        assert_eq!(alloc::format!("{fault}"), said);
+        let unknown = Fault { pasid: None, address: None, access: None, reason: Reason::Other, ..fault };
+        let said = "device 0x28 was not let access memory: the code says why (code 0x5)";
+        assert_eq!(alloc::format!("{unknown}"), said);
+    }
+}

@@ -96,3 +96,40 @@ impl<Q: InvalidationQueue> Lane for Calls<Q> {
         self.ranges[index].map_or(0, |range| range.start().get())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use portcullis::invalidation::InvalidationError;
+
+    use super::*;
+    use crate::path::workload::workloads;
+
+    #[derive(Default)]
+    struct Counting(AtomicU64);
+
+    // SAFETY: nothing is cached by anything, so there is nothing to forget.
+    unsafe impl InvalidationQueue for Counting {
+        fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    /// What is measured beside lazy protection waits for nothing, and beside strict for each unmap.
+    #[test]
+    fn an_unmap_is_invalidated_where_the_workload_is_strict() {
+        let platform = StdPlatform::new();
+        for (name, expected) in [("raw-1", 5), ("lazy-1", 0)] {
+            let workload = *workloads().iter().find(|workload| workload.name == name).unwrap();
+            let queue = Arc::new(Counting::default());
+            let parts = Arc::new(Parts::new(&platform, Arc::clone(&queue)).unwrap());
+            let case = Case { workload, threads: 1, live: 1, own_domains: false, crowded: false };
+            let mut lane = Arc::clone(&parts).lane(&case, 0).unwrap();
+            assert!(lane.pairs(5));
+            assert_eq!(queue.0.load(Ordering::Relaxed), expected, "{name}");
+            parts.settle().unwrap();
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{DomainId, PhysAddr};
+use portcullis::addr::{DomainId, Iova, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis_hw::software::{Kind, RiscV, SmmuV3, Software, VtD};
 use portcullis_hw::{Attachment, Host, Iommu, Registers, riscv, smmuv3, vtd};
@@ -282,6 +282,41 @@ fn a_unit_that_had_stopped_is_told_of_what_came_meanwhile() {
         |host| Box::new(riscv::Unit::start(host).unwrap()),
         |unit| unit.set(0x48, unit.get(0x48) | 1 << 10),
     );
+}
+
+/// A unit that says what is wrong, and does not go on when it is told to: the caller hears what is wrong, and not that it
+/// has waited.
+#[test]
+fn what_a_unit_refused_is_said_also_where_it_stays_where_it_is() {
+    let host = Watching::<VtD>::new();
+    let unit = vtd::Unit::start(host.clone()).unwrap();
+    unit.enable().unwrap();
+    host.0.slow.store(u64::MAX, Ordering::Relaxed);
+    host.unit().set(0x34, 1 << 4);
+    host.unit().set(0xb0, 5);
+    let stuck = unit.invalidate(DomainId(7), Invalidation::Domain);
+    assert_eq!(stuck, Err(InvalidationError::Rejected { code: 5 }));
+    // The next has no error to report.
+    let silent = unit.invalidate(DomainId(7), Invalidation::Domain);
+    assert!(matches!(silent, Err(InvalidationError::TimedOut { .. })), "{silent:?}");
+}
+
+/// FSTS.PFO (section 11.4.7.1): a unit whose records had no room records no fault until it is cleared.
+#[test]
+fn a_unit_whose_fault_records_overflowed_records_again() {
+    const RECORD: usize = 0x220;
+    let host = Watching::<VtD>::new();
+    let driver = vtd::Unit::start(host.clone()).unwrap();
+    driver.enable().unwrap();
+    let unit = host.unit();
+    // A read of page 5 by device 0x28, reason 6; pending, and no room for another.
+    unit.set64(RECORD, 0x5000);
+    unit.set64(RECORD + 8, 1 << 63 | 1 << 62 | 6 << 32 | 0x28);
+    unit.set(0x34, 1 << 1 | 1);
+    let fault = driver.next_fault().unwrap();
+    assert_eq!((fault.device, fault.address.map(Iova::get)), (DEVICE, Some(0x5000)));
+    assert_eq!(unit.get(0x34) & 1, 0, "it records again");
+    assert_eq!(driver.next_fault(), None);
 }
 
 /// The queue is idle when it is turned off, with a wait as its last descriptor (section 6.5.2): also where the unit is late

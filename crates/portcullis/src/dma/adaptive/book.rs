@@ -354,6 +354,16 @@ mod tests {
     }
 
     #[test]
+    fn only_judgements_in_a_row_change_the_way() {
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (50, 50), 16);
+        feed(&mut cell, Choice::Map, (50, 50), 16);
+        cell.against = PATIENCE - 1;
+        feed(&mut cell, Choice::Copy, (50, 50), 1);
+        assert_eq!((cell.against, cell.choice), (0, Choice::Copy));
+    }
+
+    #[test]
     fn one_call_that_was_interrupted_changes_nothing() {
         let mut cell = Cell::default();
         feed(&mut cell, Choice::Copy, (50, 50), 64);

@@ -91,6 +91,16 @@ mod tests {
     }
 
     #[test]
+    fn a_commit_that_was_interrupted_counts_for_eight_usual_ones_at_most() {
+        let mut commits = Commits::new(1);
+        commits.note(100);
+        commits.note(1_000_000);
+        assert_eq!(commits.ns(), 100 / 2 + 8 * 100 / 2);
+        commits.note(0);
+        assert_eq!(commits.ns(), 225, "and is forgotten soon");
+    }
+
+    #[test]
     fn a_clock_that_leaps_overflows_nothing() {
         let mut commits = Commits::new(0);
         (0..3).for_each(|_| commits.note(u64::MAX));

@@ -114,6 +114,38 @@ fn what_is_beside_a_descriptor_is_counted_while_it_is_open() {
     drop((ring, live));
 }
 
+/// The first descriptor of a batch counts from when it was mapped, and not from when the last was.
+#[test]
+fn what_is_beside_a_descriptor_counts_from_its_own_map_on() {
+    const PAUSE_NS: u64 = 1_000_000_000;
+    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(16, PAGE, 16)).unwrap();
+    let _first = ring.open(&[part(0, 100)], Direction::ToDevice).unwrap();
+    rig.platform.take(PAUSE_NS);
+    let _second = ring.open(&[part(0, 100)], Direction::ToDevice).unwrap();
+    ring.commit().unwrap();
+    let counted = rig.domain.exposure().neighbour_byte_ns;
+    assert!(counted >= u128::from(PAGE - 100) * u128::from(PAUSE_NS), "{counted}");
+}
+
+/// What a ring leaves open counts for as long as nothing is confirmed.
+#[test]
+fn what_a_ring_that_is_dropped_leaves_open_is_counted() {
+    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+    let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(16, PAGE, 16)).unwrap();
+    let mapping = ring.open(&[page(0), page(2)], Direction::ToDevice).unwrap();
+    ring.unmap(mapping).map(drop).unwrap();
+    rig.iommu.queue().fail_next(1, BROKEN);
+    drop(ring);
+    let before = rig.domain.exposure().stale_byte_ns;
+    rig.platform.take(1000);
+    assert_eq!(rig.domain.exposure().stale_byte_ns - before, u128::from(2 * PAGE) * 1000);
+    rig.domain.flush().unwrap();
+    let open = rig.domain.exposure().stale_byte_ns;
+    rig.platform.take(1000);
+    assert_eq!(rig.domain.exposure().stale_byte_ns, open);
+}
+
 #[test]
 fn what_is_beside_a_buffer_is_counted_until_its_batch_ends() {
     let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);

@@ -1,8 +1,16 @@
 //! Hardware that does not confirm: buffers wait, and nobody has them.
 
-use portcullis::addr::Direction;
-use portcullis::dma::{DmaUnmapError, Ended, Mapping, Queue, QueueConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use portcullis::addr::{DeviceId, Direction, DmaSegment, PhysSegment};
+use portcullis::dma::{DmaDomain, DmaMask, DmaUnmapError, Ended, Mapping, Queue, QueueConfig};
 use portcullis::domain::{Policy, UnmapError};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::Memory;
+
+use crate::played::Played;
+use crate::rig::{self, Hooked, Rig, page};
 
 use crate::queue::world::{BATCH, BATCHES, BROKEN, Frame, Machine, PAGE, World};
 
@@ -59,8 +67,7 @@ fn a_mapping_by_itself_that_is_not_confirmed_waits_for_a_commit() {
     let ring = QueueConfig::ring(4, PAGE).batch(4);
     for (config, len) in [(QueueConfig::direct(), PAGE), (ring, 8 << 20)] {
         let mut queue = world.nic.queue(config).unwrap();
-        let mapping =
-            queue.map(world.frames(&[len], &std::sync::Arc::default()), Direction::FromDevice).unwrap();
+        let mapping = queue.map(world.frames(&[len], &Arc::default()), Direction::FromDevice).unwrap();
         let late = mapping.iova();
         assert!(world.writes(late, b"a packet"));
         world.iommu.queue().fail_next(1, BROKEN);
@@ -84,7 +91,7 @@ fn a_large_buffer_beside_copies_that_is_not_confirmed_waits_for_a_flush() {
     let world = World::new(Policy::Strict);
     for config in [QueueConfig::bounce(), QueueConfig::auto(16, PAGE).batch(BATCH)] {
         let mut queue = world.nic.queue(config).unwrap();
-        let large = world.frames(&[(4 << 20) + 100], &std::sync::Arc::default());
+        let large = world.frames(&[(4 << 20) + 100], &Arc::default());
         let mapping = queue.map(large, Direction::FromDevice).unwrap();
         let late = mapping.iova();
         assert!(world.writes(late, b"a packet"));
@@ -108,8 +115,7 @@ fn a_large_buffer_beside_copies_that_is_not_confirmed_waits_for_a_flush() {
 fn a_batch_is_not_over_while_one_beside_it_is_not_confirmed() {
     let world = World::new(Policy::Strict);
     let mut queue = world.nic.queue(QueueConfig::ring(4, PAGE).batch(2)).unwrap();
-    let large =
-        queue.map(world.frames(&[8 << 20], &std::sync::Arc::default()), Direction::FromDevice).unwrap();
+    let large = queue.map(world.frames(&[8 << 20], &Arc::default()), Direction::FromDevice).unwrap();
     let late = large.iova();
     assert!(world.writes(late, b"a packet"));
     world.iommu.queue().fail_next(1, BROKEN);
@@ -120,6 +126,38 @@ fn a_batch_is_not_over_while_one_beside_it_is_not_confirmed() {
     let Ok(Ended::Flushed(all)) = queue.unmap(second) else { panic!("two are a batch") };
     assert_eq!(all.len(), 3);
     assert!(!world.writes(late, b"too late"));
+}
+
+/// A batch is confirmed, and what is owed beside it is not: the buffer that made the batch complete waits as well.
+#[test]
+fn a_batch_that_is_confirmed_waits_for_what_is_owed_beside_it() {
+    let rig = Rig::new(Arc::new(StdPlatform::with_cpus(1)), Policy::Strict, Hooked::new);
+    type Numbers = (rig::Mapper, Played, Arc<Memory>);
+    let domain = DmaDomain::<Numbers>::over(Arc::clone(&rig.domain), None);
+    let nic = domain.attach(DeviceId(7), DmaMask::BITS_64).unwrap();
+    let mut queue: Queue<Numbers> = nic.queue(QueueConfig::ring(4, PAGE).batch(2)).unwrap();
+    let map = |queue: &mut Queue<Numbers>, len| {
+        let (list, mut out) = ([PhysSegment { len, ..page(0) }], [DmaSegment::default()]);
+        // SAFETY: no test reads or writes there.
+        unsafe { queue.map_raw(&list, Direction::FromDevice, &mut out) }.unwrap().0
+    };
+    let large = map(&mut queue, 8 << 20);
+    rig.iommu.queue().fail_next(1, BROKEN);
+    assert!(queue.unmap_raw(large).is_err());
+    assert_eq!(queue.waiting(), 1);
+    let [first, second] = [(); 2].map(|()| map(&mut queue, PAGE));
+    assert!(matches!(queue.unmap_raw(first), Ok(Ended::Pending)));
+    let (iommu, calls) = (Arc::clone(&rig.iommu), AtomicUsize::new(0));
+    rig.queue.set(move || {
+        if calls.fetch_add(1, Ordering::Relaxed) == 1 {
+            iommu.queue().fail_next(1, BROKEN);
+        }
+    });
+    let failed = queue.unmap_raw(second).unwrap_err();
+    assert!(failed.mapping.is_none() && failed.waits, "{failed}");
+    assert!(queue.waiting() > 1, "not for the first alone");
+    queue.commit_raw().unwrap();
+    assert_eq!(queue.waiting(), 0);
 }
 
 /// Somebody has unmapped it by number, and not waited: the flush of the next commit is its end.

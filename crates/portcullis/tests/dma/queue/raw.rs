@@ -1,7 +1,7 @@
 //! The half that deals in numbers, also behind a pointer.
 
 use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
-use portcullis::dma::{AnyQueue, Ended, Queue, Strategy};
+use portcullis::dma::{AnyQueue, DmaBuffer, Ended, Queue, QueueConfig, Strategy};
 use portcullis::domain::Policy;
 
 use crate::queue::world::{BATCH, Machine, PAGE, STRATEGIES, World};
@@ -87,4 +87,41 @@ fn what_is_unmapped_by_number_and_by_buffer_waits_together() {
     assert!(!world.writes(iova, b"too late"), "the typed one is unreachable");
     assert_eq!(queue.waiting(), 0);
     assert_eq!(queue.commit().unwrap().len(), 1, "and comes with the next commit");
+}
+
+/// Some devices want the low bits of an address to be those of the buffer, translated or not.
+#[test]
+fn copies_keep_the_low_bits_that_a_device_asks_for() {
+    for policy in [Policy::Strict, Policy::Passthrough] {
+        let world = World::new(policy);
+        let nic = world.nic.clone().keeping_offsets(0xfff);
+        let mut queue: Queue<Machine> = nic.queue(QueueConfig::bounce()).unwrap();
+        let memory = world.memory.buffer(PAGE).unwrap();
+        let list = [PhysSegment { phys: PhysAddr::new(memory.phys().get() + 0x764), len: 100 }];
+        let mut out = [DmaSegment::default()];
+        // SAFETY: the memory is the test's, all of it atomics.
+        let (mapping, _) = unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.unwrap();
+        assert_ne!(out[0].iova.get(), list[0].phys.get(), "it is a copy");
+        assert_eq!(out[0].iova.get() & 0xfff, 0x764, "{policy:?}");
+        assert!(matches!(queue.unmap_raw(mapping), Ok(Ended::Done(()))));
+    }
+}
+
+/// A list of which a piece cannot be copied leaves nothing in the pool.
+#[test]
+fn a_list_that_is_refused_takes_no_copies() {
+    let world = World::new(Policy::Passthrough);
+    let mut queue: Queue<Machine> = world.nic.queue(QueueConfig::bounce()).unwrap();
+    let pool = world.swiotlb.as_ref().unwrap();
+    let memory = world.memory.buffer(PAGE).unwrap();
+    let (piece, none) = (memory.segments()[0], PhysSegment { phys: memory.phys(), len: 0 });
+    let mut out = [DmaSegment::default(); 3];
+    // SAFETY: the memory is the test's, all of it atomics.
+    let mut map = |list: &[PhysSegment]| unsafe { queue.map_raw(list, Direction::ToDevice, &mut out) };
+    assert!(map(&[piece, piece, none]).is_err());
+    assert_eq!(pool.usage().mapped, 0);
+    let (mapping, _) = map(&[piece, piece]).unwrap();
+    assert!(pool.usage().mapped >= 2 * PAGE);
+    assert!(matches!(queue.unmap_raw(mapping), Ok(Ended::Done(()))));
+    assert_eq!(pool.usage().mapped, 0);
 }

@@ -12,7 +12,7 @@ use portcullis::dma::{
 };
 use portcullis::domain::{MapListError, Policy};
 
-use crate::queue::world::{BATCHES, BROKEN, CARD, Frame, Machine, PAGE, STRATEGIES, World};
+use crate::queue::world::{BATCH, BATCHES, BROKEN, CARD, Frame, Machine, PAGE, STRATEGIES, World};
 
 /// What every driver of a receive queue does: some buffers are always posted; the device fills the oldest, and is told of it.
 /// After each step it tries everything that was given back.
@@ -259,6 +259,21 @@ fn a_full_ring_says_so_and_has_room_after_a_commit() {
     assert!(queue.map(world.frame(), Direction::FromDevice).is_err(), "what waits has its address");
     assert_eq!(queue.commit().unwrap().len(), 1);
     let _mapped = queue.map(world.frame(), Direction::FromDevice).unwrap();
+}
+
+#[test]
+fn a_ring_has_room_for_what_waits_besides_what_was_asked_for() {
+    let world = World::new(Policy::Strict);
+    // A large page of descriptors, to which the ring is not rounded up.
+    let mut queue = world.nic.queue(QueueConfig::ring(512, PAGE).batch(BATCH)).unwrap();
+    let mut map =
+        |queue: &mut Queue<Machine, Frame>| queue.map(world.frame(), Direction::FromDevice).unwrap();
+    let mut live: Vec<_> = (0..512).map(|_| map(&mut queue)).collect();
+    for mapping in live.drain(..BATCH - 1).collect::<Vec<_>>() {
+        assert!(matches!(queue.unmap(mapping), Ok(Ended::Pending)));
+        live.push(map(&mut queue));
+    }
+    assert_eq!((queue.waiting(), live.len()), (BATCH - 1, 512));
 }
 
 #[test]

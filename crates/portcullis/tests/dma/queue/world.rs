@@ -43,6 +43,8 @@ pub struct World {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
     pub nic: Device<Machine>,
+    /// Where nothing is translated.
+    pub swiotlb: Option<Arc<Swiotlb<Arc<StdPlatform>, Arc<Memory>>>>,
 }
 
 impl World {
@@ -73,17 +75,19 @@ impl World {
         };
         iommu.attach(CARD, context);
         let builder = change(Domain::builder(table, iommu.queue(), id).policy(policy));
+        let mut swiotlb = None;
         let builder = match policy {
             Policy::Passthrough => {
                 let config = SwiotlbConfig::default();
                 let pool = Swiotlb::new(Arc::clone(&platform), Arc::clone(&memory), &config).unwrap();
+                swiotlb = Some(Arc::clone(&pool));
                 builder.swiotlb(pool)
             }
             _ => builder.bounce(Arc::clone(&memory), pool),
         };
         let builder = builder.cache_maintenance(Arc::new(NoCache));
         let nic = builder.build(platform).unwrap().attach(DeviceId(7), DmaMask::BITS_64).unwrap();
-        Self { memory, iommu, nic }
+        Self { memory, iommu, nic, swiotlb }
     }
 
     pub fn frame(&self) -> Frame {
