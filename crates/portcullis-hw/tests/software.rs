@@ -9,6 +9,8 @@ mod caches;
 mod domains;
 #[path = "software/faults.rs"]
 mod faults;
+#[path = "software/stops.rs"]
+mod stops;
 #[path = "software/told.rs"]
 mod told;
 

@@ -2,7 +2,7 @@
 
 use portcullis::platform::Frames;
 
-use super::{Kind, Software};
+use super::{Kind, Software, Watcher};
 use crate::amdvi::layout::{command, control, entry, feature, reg, ring_index, ring_place, status};
 
 /// A unit of AMD-Vi.
@@ -21,7 +21,7 @@ impl Kind for AmdVi {
         }
     }
 
-    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32) {
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
         if offset == reg::CONTROL {
             let told = unit.get64(reg::CONTROL);
             let runs = |enable: u64, runs: u64| {
@@ -40,6 +40,9 @@ impl Kind for AmdVi {
         let mut head = ring_index(unit.get64(reg::COMMAND_HEAD));
         while head != tail {
             let [first, second] = unit.command(base, head);
+            if watcher.is_some_and(|takes| !takes([first, second])) {
+                return unit.set64(reg::STATUS, unit.get64(reg::STATUS) & !status::CMD_BUF_RUN);
+            }
             let address = first & (entry::ADDRESS | 0xff8);
             if first ^ address == command::completion_wait(0, 0)[0] {
                 unit.confirm(second as u32, address);

@@ -7,7 +7,7 @@
 //! xtask coherence`); and fuzzers change its registers and its memory under a driver.
 //!
 //! Commands are read and confirmations stored where the driver has said that they are. A unit that
-//! has an error that is not acknowledged reads no more of them.
+//! has an error that is not acknowledged reads no more of them. A [watched](Software::watched) unit stops where its watcher says so.
 
 mod amdvi;
 mod riscv;
@@ -22,7 +22,7 @@ use portcullis::addr::PhysAddr;
 use portcullis::platform::{FRAME_SIZE, Frames};
 
 use crate::host::{Host, Registers};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 pub use amdvi::AmdVi;
 pub use riscv::RiscV;
@@ -42,14 +42,19 @@ pub trait Kind: Sized + Send + Sync + 'static {
     fn taken(offset: usize, old: u32, value: u32) -> u32;
 
     /// What the unit does when `offset` was written, where `bits` are 64 also the register after
-    /// it.
-    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, bits: u32);
+    /// it. It stops at a command that the watcher does not let it take.
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, bits: u32, watcher: Option<&Watcher>);
 }
+
+/// Is shown each command before that is carried out. Where it returns `false`, the unit stops there, with an error.
+pub type Watcher = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
 
 /// The registers of a unit of this kind, and the memory that it reads and writes.
 pub struct Software<K, F> {
     words: Box<[AtomicU64]>,
     frames: F,
+    /// Held for each write of a register, as the CPU that has the unit go on is not the one that rings.
+    watcher: Option<Mutex<Watcher>>,
     kind: PhantomData<K>,
 }
 
@@ -67,12 +72,21 @@ impl<K: Kind, F: Frames> Software<K, F> {
     /// of `frames`, and stay allocated while the unit may use them: so it is with a driver whose
     /// host has the same frames.
     pub unsafe fn new(frames: F) -> Self {
-        let unit =
-            Self { words: (0..2 * PAGE / 4).map(|_| AtomicU64::new(0)).collect(), frames, kind: PhantomData };
+        let words = (0..2 * PAGE / 4).map(|_| AtomicU64::new(0)).collect();
+        let unit = Self { words, frames, watcher: None, kind: PhantomData };
         for (offset, value) in K::RESET {
             unit.set(*offset, *value);
         }
         unit
+    }
+
+    /// The same, whose commands `watcher` is shown.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    pub unsafe fn watched(frames: F, watcher: Watcher) -> Self {
+        // SAFETY: the caller's promise.
+        Self { watcher: Some(Mutex::new(watcher)), ..unsafe { Self::new(frames) } }
     }
 
     /// Its memory.
@@ -129,6 +143,15 @@ impl<K: Kind, F: Frames> Software<K, F> {
     fn take(&self, offset: usize, value: u32) {
         self.set(offset, K::taken(offset, self.get(offset), value));
     }
+
+    fn write(&self, offset: usize, bits: u32, value: u64) {
+        let watcher = self.watcher.as_ref().map(|watcher| watcher.lock());
+        self.take(offset, value as u32);
+        if bits == 64 {
+            self.take(offset + 4, (value >> 32) as u32);
+        }
+        K::written(self, offset, bits, watcher.as_deref());
+    }
 }
 
 // SAFETY: each access is carried out before it returns, in the order of the calls; an offset beyond
@@ -141,8 +164,7 @@ unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
     }
 
     fn write32(&self, offset: usize, value: u32) {
-        self.take(offset, value);
-        K::written(self, offset, 32);
+        self.write(offset, 32, value.into());
     }
 
     fn read64(&self, offset: usize) -> u64 {
@@ -150,9 +172,7 @@ unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
     }
 
     fn write64(&self, offset: usize, value: u64) {
-        self.take(offset, value as u32);
-        self.take(offset + 4, (value >> 32) as u32);
-        K::written(self, offset, 64);
+        self.write(offset, 64, value);
     }
 }
 

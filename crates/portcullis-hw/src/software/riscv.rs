@@ -2,7 +2,7 @@
 
 use portcullis::platform::Frames;
 
-use super::{Kind, Software};
+use super::{Kind, Software, Watcher};
 use crate::riscv::layout::{NUMBER, cap, command, csr, ddtp, reg};
 
 /// A unit of the RISC-V IOMMU architecture.
@@ -31,7 +31,7 @@ impl Kind for RiscV {
         }
     }
 
-    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32) {
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
         let control = unit.get(reg::CQCSR);
         match offset {
             // As the indices are where the ring is turned off, they are 0 when it is on again.
@@ -45,6 +45,9 @@ impl Kind for RiscV {
                 let mut head = unit.get(reg::CQH) & (size - 1);
                 while head != tail {
                     let [first, second] = unit.command(address, head);
+                    if watcher.is_some_and(|takes| !takes([first, second])) {
+                        return unit.set(reg::CQCSR, control | csr::COMMAND_ILLEGAL);
+                    }
                     if first as u32 == command::fence(0, 0)[0] as u32 {
                         unit.confirm((first >> 32) as u32, second << 2);
                     }

@@ -2,8 +2,11 @@
 
 use portcullis::platform::Frames;
 
-use super::{Kind, Software};
-use crate::smmuv3::layout::{INDEX, cr0, gbpa, gerror, idr0, idr1, reg};
+use super::{Kind, Software, Watcher};
+use crate::smmuv3::layout::{BASE_ADDRESS, INDEX, cr0, gbpa, gerror, idr0, idr1, reg};
+
+/// CMDQ_CONS: an illegal command (CERROR_ILL).
+const ILLEGAL: u32 = 1 << 24;
 
 /// A unit of Arm's SMMUv3.
 #[derive(Debug)]
@@ -30,7 +33,7 @@ impl Kind for SmmuV3 {
         }
     }
 
-    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32) {
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
         match offset {
             reg::CR0 => unit.set(reg::CR0ACK, unit.get(reg::CR0)),
             reg::IRQ_CTRL => unit.set(reg::IRQ_CTRLACK, unit.get(reg::IRQ_CTRL)),
@@ -38,7 +41,21 @@ impl Kind for SmmuV3 {
                 let stopped = (unit.get(reg::GERROR) ^ unit.get(reg::GERRORN)) & gerror::CMDQ != 0;
                 if !stopped && unit.get(reg::CR0) & cr0::CMDQEN != 0 {
                     // A command is complete with those before it, so that the index alone confirms.
-                    unit.set(reg::CMDQ_CONS, unit.get(reg::CMDQ_PROD) & INDEX);
+                    let tail = unit.get(reg::CMDQ_PROD) & INDEX;
+                    if let Some(takes) = watcher {
+                        let base = unit.get64(reg::CMDQ_BASE);
+                        let size = 1_u32 << (base & 0x1f).min(19);
+                        let mut head = unit.get(reg::CMDQ_CONS) & INDEX;
+                        // An index that is none, as a test has set it, is where the unit was told to go.
+                        while head != tail && head.max(tail) < size * 2 {
+                            if !takes(unit.command(base & BASE_ADDRESS, head % size)) {
+                                unit.set(reg::CMDQ_CONS, head | ILLEGAL);
+                                return unit.set(reg::GERROR, unit.get(reg::GERROR) ^ gerror::CMDQ);
+                            }
+                            head = (head + 1) % (size * 2);
+                        }
+                    }
+                    unit.set(reg::CMDQ_CONS, tail);
                 }
             }
             _ => {}

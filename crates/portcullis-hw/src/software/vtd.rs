@@ -2,7 +2,7 @@
 
 use portcullis::platform::Frames;
 
-use super::{Kind, Software};
+use super::{Kind, Software, Watcher};
 use crate::vtd::layout::{
     IQA_WIDE, NARROW_SHIFT, WIDE_SHIFT, cap, descriptor, fsts, global, queue_index, reg,
 };
@@ -40,7 +40,7 @@ impl Kind for VtD {
         }
     }
 
-    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32) {
+    fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
         match offset {
             reg::GCMD => {
                 let command = unit.get(reg::GCMD);
@@ -64,6 +64,9 @@ impl Kind for VtD {
                 while head != tail {
                     // What it knows of lies in the lower half of a wide place.
                     let [low, high] = unit.command(queue & !0xfff, head << u32::from(is_wide));
+                    if watcher.is_some_and(|takes| !takes([low, high])) {
+                        return unit.set(reg::FSTS, unit.get(reg::FSTS) | fsts::IQE);
+                    }
                     if low as u32 == descriptor::wait(0, 0)[0] as u32 {
                         unit.confirm((low >> 32) as u32, high);
                     }

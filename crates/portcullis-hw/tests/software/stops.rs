@@ -1,0 +1,109 @@
+//! Units that stop again and again at commands that they do not take, while threads submit: what is confirmed was carried out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
+use portcullis::invalidation::{Invalidation, Request};
+use portcullis::pgtable::{Format, VtdSecondStage};
+use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
+use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_model::Memory;
+
+use super::{Behind, DEVICE, MEMORY, now};
+
+const THREADS: u64 = 3;
+const ROUNDS: u64 = 500;
+
+/// The pages that are named, behind all else that a second word may say.
+const PAGES: std::ops::Range<u64> = 1 << 20..1 << 21;
+
+/// Which pages were named by commands that a unit has carried out, by the second word, shifted by `shift`. A unit does not
+/// take one in 89 of these.
+fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
+    start: impl Fn(Behind<K>) -> Result<U, UnitError>,
+    shift: u32,
+) {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let done = Arc::new(Mutex::new(HashSet::new()));
+    let (watched, met) = (Arc::clone(&done), AtomicU64::new(0));
+    let watcher = move |command: [u64; 2]| {
+        let page = command[1] >> shift;
+        // A submission whose wait is not taken is over when the host's patience is.
+        if !PAGES.contains(&page) || met.fetch_add(1, Ordering::Relaxed) % 89 != 88 {
+            watched.lock().unwrap_or_else(PoisonError::into_inner).insert(page);
+            return true;
+        }
+        false
+    };
+    // SAFETY: the driver's host has the same frames.
+    let software = unsafe { Software::watched(Arc::clone(&memory), Box::new(watcher)) };
+    let patience = 60_000_000_000;
+    let host = SoftwareHost { unit: software, now, relax: std::hint::spin_loop, patience };
+    let unit = start(host).unwrap();
+    unit.enable().unwrap();
+    let to = Attachment::Table {
+        domain: DomainId(7),
+        root: PhysAddr::new(1 << 20),
+        format: unit.layout().unwrap(),
+    };
+    // SAFETY: the unit walks no tables.
+    unsafe { unit.attach(DEVICE, to) }.unwrap();
+    let failed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (unit, done, failed) = (&unit, &done, &failed);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let pages = [0, 1].map(|page| PAGES.start + (thread * ROUNDS + round) * 4 + page * 2);
+                    let requests = pages.map(|page| {
+                        let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
+                        let invalidation = Invalidation::Range { range, leaf_only: true };
+                        Request { domain: DomainId(7), invalidation }
+                    });
+                    match unit.submit(&requests) {
+                        Ok(()) => {
+                            let done = done.lock().unwrap();
+                            assert!(
+                                pages.iter().all(|page| done.contains(page)),
+                                "{pages:x?}, which is confirmed"
+                            );
+                        }
+                        Err(_) => {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (failed, all) = (failed.into_inner(), THREADS * ROUNDS);
+    assert!((all / 89..all).contains(&failed), "{failed} of {all} failed: some, and not all");
+    unit.detach(DEVICE).unwrap();
+    unit.shut_down().unwrap();
+    assert_eq!(memory.frames_in_use(), 0);
+}
+
+#[test]
+fn vtd_that_stops() {
+    confirmed_is_carried_out::<VtD, VtdSecondStage, _>(vtd::Unit::start, 12);
+}
+
+#[test]
+fn amdvi_that_stops() {
+    let config = amdvi::Config { last_device: 0xff, capability: None };
+    confirmed_is_carried_out::<AmdVi, _, _>(|host| amdvi::Unit::start(host, config), 12);
+}
+
+#[test]
+fn riscv_that_stops() {
+    confirmed_is_carried_out::<RiscV, _, _>(riscv::Unit::start, 10);
+}
+
+#[test]
+fn smmuv3_that_stops() {
+    let start = smmuv3::Unit::<Behind<SmmuV3>, 12>::start;
+    confirmed_is_carried_out::<SmmuV3, _, _>(start, 12);
+}
