@@ -180,6 +180,45 @@ impl Bytes {
     }
 }
 
+/// `count` words from an aligned address on.
+///
+/// # Safety
+/// As [`word`], for each of them.
+#[inline]
+unsafe fn run<'a>(at: usize, count: usize) -> &'a [AtomicU64] {
+    // SAFETY: the caller's promise. A run of none may be anywhere that is aligned.
+    unsafe { slice::from_raw_parts(with_exposed_provenance(if count > 0 { at } else { WORD }), count) }
+}
+
+/// Copies words to as many others. In groups, as the compiler puts no atomics together.
+fn copy_run(from: &[AtomicU64], to: &[AtomicU64]) {
+    let ((groups, from), (places, to)) = (from.as_chunks::<8>(), to.as_chunks::<8>());
+    let copy = |(from, to): (&AtomicU64, &AtomicU64)| {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    };
+    for (group, place) in groups.iter().zip(places) {
+        group.iter().zip(place).for_each(copy);
+    }
+    from.iter().zip(to).for_each(copy);
+}
+
+/// The bytes from number `shift` on of a word, and as many of the next as make up a word.
+#[inline]
+fn joined(before: u64, after: u64, shift: usize) -> u64 {
+    before >> (8 * shift) | after << (8 * (WORD - shift))
+}
+
+/// Stores to each word of `to` what the end of one word and the beginning of the next in `from` are [joined] to; `before` comes
+/// before the first. Returns the last word of all.
+fn shift_run(mut before: u64, from: &[AtomicU64], to: &[AtomicU64], shift: usize) -> u64 {
+    for (from, to) in from.iter().zip(to) {
+        let after = u64::from_le(from.load(Ordering::Relaxed));
+        to.store(joined(before, after, shift).to_le(), Ordering::Relaxed);
+        before = after;
+    }
+    before
+}
+
 // SAFETY, by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
 // whole words only where all of them is named, or the heap's. 3: in frames that `given` knows, it accesses whole words only, by
 // atomics, and so does `HeapBuffer`.
@@ -199,13 +238,11 @@ unsafe impl CopyMemory for Heap {
                 target.store(at, source.load(at.wrapping_add(distance)));
                 at += WORD;
             }
-            while target.end.saturating_sub(at) >= WORD {
-                // SAFETY: all of both words is of the ranges.
-                unsafe {
-                    word(at).store(word(at.wrapping_add(distance)).load(Ordering::Relaxed), Ordering::Relaxed)
-                };
-                at += WORD;
-            }
+            let count = target.end.saturating_sub(at) / WORD;
+            // SAFETY: all of these words is of the ranges.
+            let (from, to) = unsafe { (run(at.wrapping_add(distance), count), run(at, count)) };
+            copy_run(from, to);
+            at += count * WORD;
             if at < target.end {
                 target.store(at, source.load(at.wrapping_add(distance)));
             }
@@ -215,25 +252,23 @@ unsafe impl CopyMemory for Heap {
         let mut next = at.wrapping_add(distance) - shift;
         let some = |at: usize| if at < source.end && at + WORD > source.start { source.load(at) } else { 0 };
         let mut before = some(next);
+        if at < target.start {
+            next += WORD;
+            let after = some(next);
+            target.store(at, joined(before, after, shift));
+            (before, at) = (after, at + WORD);
+        }
+        // Words of the target all of which are of the range, and all of those behind which are of the source's.
+        let count = (target.end.saturating_sub(at) / WORD).min(source.end.saturating_sub(next + WORD) / WORD);
+        // SAFETY: as above.
+        let (from, to) = unsafe { (run(next + WORD, count), run(at, count)) };
+        before = shift_run(before, from, to, shift);
+        (next, at) = (next + count * WORD, at + count * WORD);
         while at < target.end {
             next += WORD;
-            let is_whole =
-                at >= target.start && target.end - at >= WORD && source.end.saturating_sub(next) >= WORD;
-            let after = if is_whole {
-                // SAFETY: all of it is of the range, which has the word before it, too.
-                u64::from_le(unsafe { word(next) }.load(Ordering::Relaxed))
-            } else {
-                some(next)
-            };
-            let value = before >> (8 * shift) | after << (8 * (WORD - shift));
-            if is_whole {
-                // SAFETY: all of it is of the range.
-                unsafe { word(at) }.store(value.to_le(), Ordering::Relaxed);
-            } else {
-                target.store(at, value);
-            }
-            before = after;
-            at += WORD;
+            let after = some(next);
+            target.store(at, joined(before, after, shift));
+            (before, at) = (after, at + WORD);
         }
     }
 
