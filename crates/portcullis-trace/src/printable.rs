@@ -27,19 +27,22 @@ pub fn is_plain(c: char) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub struct Printable<T>(pub T);
 
-/// The same for a message of several lines, which stay apart.
+/// Characters of a line of a message that are shown: what stands in a file may be a megabyte without a blank.
+const MOST_SHOWN: usize = 2_000;
+
+/// The same for a message of several lines, which stay apart. Of each, what is beyond 2,000 characters is left out.
 #[derive(Debug, Clone, Copy)]
 pub struct PrintableLines<T>(pub T);
 
 impl<T: Display> Display for Printable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(Escaped { out: f, lines: false }, "{}", self.0)
+        write!(Escaped { out: f, lines: false, left: usize::MAX }, "{}", self.0)
     }
 }
 
 impl<T: Display> Display for PrintableLines<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(Escaped { out: f, lines: true }, "{}", self.0)
+        write!(Escaped { out: f, lines: true, left: MOST_SHOWN }, "{}", self.0)
     }
 }
 
@@ -47,19 +50,27 @@ impl<T: Display> Display for PrintableLines<T> {
 struct Escaped<'a, W> {
     out: &'a mut W,
     lines: bool,
+    /// Characters that are shown yet of this line.
+    left: usize,
 }
 
 impl<W: Write> Write for Escaped<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text;
-        let escaped = |c: char| !(is_plain(c) || self.lines && c == '\n');
-        while let Some((at, c)) = rest.char_indices().find(|(_, c)| escaped(*c)) {
-            let (plain, after) = rest.split_at(at);
-            self.out.write_str(plain)?;
-            write!(self.out, "{}", c.escape_unicode())?;
-            rest = after.get(c.len_utf8()..).unwrap_or_default();
+        for c in text.chars() {
+            if self.lines && c == '\n' {
+                self.left = MOST_SHOWN;
+                self.out.write_char('\n')?;
+                continue;
+            }
+            match self.left {
+                0 => continue,
+                1 => self.out.write_str("...")?,
+                _ if is_plain(c) => self.out.write_char(c)?,
+                _ => write!(self.out, "{}", c.escape_unicode())?,
+            }
+            self.left = self.left.saturating_sub(1);
         }
-        self.out.write_str(rest)
+        Ok(())
     }
 }
 
@@ -84,5 +95,7 @@ mod tests {
             assert!(!is_plain(c), "{}", c.escape_unicode());
         }
         assert_eq!(PrintableLines("a\nb\r\t").to_string(), "a\nb\\u{d}\\u{9}");
+        let long = PrintableLines(format!("{}\nb", "a".repeat(1 << 20))).to_string();
+        assert_eq!(long, format!("{}...\nb", "a".repeat(MOST_SHOWN - 1)));
     }
 }

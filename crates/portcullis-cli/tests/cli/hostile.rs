@@ -53,6 +53,11 @@ fn measured(arguments: &[&str]) -> Ran {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).map(|_| said)
+    });
     let (mut most, start) = (0, Instant::now());
     let status = loop {
         most = peak(child.id()).max(most);
@@ -65,8 +70,8 @@ fn measured(arguments: &[&str]) -> Ran {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let said = reader.join().unwrap().unwrap();
+    assert!(said.len() < 64 << 10, "{} bytes are said", said.len());
     Ran { code: status.code().unwrap_or(-1), said: super::flat(&said), peak: most }
 }
 

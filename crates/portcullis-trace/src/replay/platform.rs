@@ -13,6 +13,10 @@ const MOST_CPUS: usize = 256;
 /// own, and all listeners hear of each.
 const TIMERS: usize = 8;
 
+/// For how long timers have something to do when nothing else happens, in nanoseconds: windows end after 10 ms, and pools give back
+/// what they keep when they look for the second time, a second after the first.
+const BUSY_NS: u64 = 8_000_000_000;
+
 /// No timer is set.
 const NEVER: u64 = u64::MAX;
 
@@ -51,17 +55,18 @@ impl ReplayPlatform {
     ///
     /// A timer that asks for itself again, as a pool's does as long as it has buffers, ran for ever in a recording whose time
     /// leaps. Nothing happens meanwhile: by then each listener has flushed what it had, and given back what it keeps,
-    /// after a few timers of its own. So after [`TIMERS`] for each listener the rest of the time goes by at once, and what is due
-    /// by then is due at its end.
+    /// after a few timers of its own. So after [`TIMERS`] for each listener, or [`BUSY_NS`], the rest of the time goes by at once, and
+    /// what is due by then is due at its end.
     pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) -> u64 {
         let (mut timers, mut told) = (0, 0);
+        let busy_until = self.now_ns().saturating_add(BUSY_NS);
         loop {
             let deadline = self.deadline();
             if deadline > time_ns || deadline == NEVER {
                 break;
             }
             let listeners = self.listeners();
-            if timers > TIMERS * (listeners.len() + 1) {
+            if timers > TIMERS * (listeners.len() + 1) || timers > 0 && deadline > busy_until {
                 // Not before its time: what is due runs when the next event comes.
                 break;
             }
