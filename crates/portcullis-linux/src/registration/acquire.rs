@@ -102,10 +102,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                 Step::Wait => pause(),
                 Step::Evict => {
                     // This caller gets the room before any other caller sees it.
-                    if let Err(error) = self.end_evicted(&mut hands, |state| state.top_up(claim, bytes)) {
-                        self.with(|state| state.unclaim(claim));
-                        return Err(AcquireError::Eviction { error });
-                    }
+                    self.end_evicted(&mut hands, |state| state.top_up(claim, bytes))
+                        .map_err(|error| AcquireError::Eviction { error })?;
                 }
             }
         }

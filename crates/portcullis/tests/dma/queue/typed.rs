@@ -266,8 +266,7 @@ fn a_ring_has_room_for_what_waits_besides_what_was_asked_for() {
     let world = World::new(Policy::Strict);
     // A large page of descriptors, to which the ring is not rounded up.
     let mut queue = world.nic.queue(QueueConfig::ring(512, PAGE).batch(BATCH)).unwrap();
-    let mut map =
-        |queue: &mut Queue<Machine, Frame>| queue.map(world.frame(), Direction::FromDevice).unwrap();
+    let map = |queue: &mut Queue<Machine, Frame>| queue.map(world.frame(), Direction::FromDevice).unwrap();
     let mut live: Vec<_> = (0..512).map(|_| map(&mut queue)).collect();
     for mapping in live.drain(..BATCH - 1).collect::<Vec<_>>() {
         assert!(matches!(queue.unmap(mapping), Ok(Ended::Pending)));
