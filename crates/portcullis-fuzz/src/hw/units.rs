@@ -1,13 +1,16 @@
 //! Drivers over units whose registers and logs say anything. Whatever they say, a driver's calls
 //! return, and use no memory but the driver's; a shutdown that is confirmed gives all of it back.
 
-use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaMask, Queue, QueueConfig};
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::pgtable::Format;
+use portcullis::std_platform::StdPlatform;
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, VtD};
 use portcullis_hw::{Attachment, Host, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::lying::{Lie, Lying, LyingHost};
@@ -121,7 +124,7 @@ impl Known {
 }
 
 /// Starts a driver, and calls it as the input says.
-fn play<K: Kind, X: Format + Copy, U: Iommu<X>>(
+fn play<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
     input: &mut Input<'_>,
     known: &Known,
     start: impl FnOnce(Behind<K>, u8) -> Result<U, UnitError>,
@@ -141,7 +144,7 @@ fn play<K: Kind, X: Format + Copy, U: Iommu<X>>(
     }
     let started = start(LyingHost::new(registers, &memory), how);
     let unit = match started {
-        Ok(unit) => unit,
+        Ok(unit) => Arc::new(unit),
         Err(error) => {
             assert!(!error.to_string().is_empty());
             return is_sound(&memory);
@@ -157,6 +160,7 @@ fn play<K: Kind, X: Format + Copy, U: Iommu<X>>(
         is_sound(&memory);
     }
     host(&unit).registers().called();
+    // A domain that a device may still be led to keeps the unit: `Shared`.
     if unit.shut_down().is_ok() {
         assert_eq!(memory.frames_in_use(), 0, "a unit that is off keeps memory");
     }
@@ -170,15 +174,15 @@ fn change<K: Kind>(input: &mut Input<'_>, known: &Known, registers: &Lying<K>) {
     }
 }
 
-fn step<K: Kind, X: Format + Copy, U: Iommu<X>>(
+fn step<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
     input: &mut Input<'_>,
     known: &Known,
-    unit: &U,
+    unit: &Arc<U>,
     registers: &Lying<K>,
     memory: &Memory,
 ) {
     let device = |input: &mut Input<'_>| DeviceId(input.number() as u32);
-    match input.below(11) {
+    match input.below(12) {
         0 => {
             let _ = unit.enable();
         }
@@ -218,12 +222,49 @@ fn step<K: Kind, X: Format + Copy, U: Iommu<X>>(
                 .for_each(|(at, word)| write(known, registers, memory, index + at, word));
         }
         9 => report(input, known, registers, memory),
+        10 => {
+            let (device, number) = (device(input), DomainId(input.number() as u16));
+            in_a_domain(unit, device, number, input.flag());
+        }
         _ => {
             let most = input.byte();
             (0..most).take_while(|_| told(unit.next_fault())).for_each(drop);
             let (first, last) = unit.domains();
             assert!(first <= last && unit.last_iova() > Iova::new(0));
         }
+    }
+}
+
+/// A domain of the unit's own, whose device has 64 bits, and gets what the unit says that it translates. What then becomes of the
+/// domain is the unit's word: its table goes, or stays for ever.
+fn in_a_domain<X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
+    unit: &Arc<U>,
+    device: DeviceId,
+    number: DomainId,
+    detaches: bool,
+) {
+    let Ok(builder) = unit.domain(number) else { return };
+    assert!(unit.domain::<StdPlatform>(number).is_err(), "one number is two domains");
+    let Ok(domain) = builder.build(StdPlatform::with_cpus(1)) else { return };
+    let Ok(attached) = domain.attach(device, DmaMask::BITS_64) else { return };
+    assert!(domain.attach(device, DmaMask::BITS_64).is_err(), "a device is attached twice");
+    let Ok(mut queue): Result<Queue<_>, _> = attached.queue(QueueConfig::direct()) else { return };
+    for page in 0..3 {
+        let (list, mut view) =
+            ([PhysSegment { phys: PhysAddr::new(page << 12), len: 4096 }], [DmaSegment::default()]);
+        // SAFETY: the unit walks no tables.
+        let Ok((mapping, _)) = (unsafe { queue.map_raw(&list, Direction::FromDevice, &mut view) }) else {
+            return;
+        };
+        let used = IovaRange::new(view[0].iova, 4096).expect("a page has addresses");
+        assert!(used.last() <= unit.last_iova(), "{used} is beyond the unit's addresses");
+        let is_apart = |window: &IovaRange| used.last() < window.start() || used.start() > window.last();
+        assert!(unit.reserved().iter().all(is_apart), "{used} is in the unit's window");
+        let _ = queue.unmap_raw(mapping);
+    }
+    drop(queue);
+    if detaches {
+        let _ = domain.detach(device);
     }
 }
 
