@@ -142,7 +142,7 @@ fn addresses(kind: &EventKind<'_>, mut see: impl FnMut(u64, u64)) -> bool {
             within(*iova, *size, any);
             within(*phys, *size, phys_most);
         }
-        EventKind::IommuUnmap { iova, size, unmapped } => within(*iova, *size.max(unmapped), any),
+        EventKind::IommuUnmap { iova, size, unmapped, .. } => within(*iova, *size.max(unmapped), any),
         EventKind::Failed
         | EventKind::Attach { .. }
         | EventKind::NotMapping
@@ -273,14 +273,14 @@ impl Writer {
             EventKind::IommuMap { device, iova, phys, size } => {
                 let (iova, phys) = (self.address(*iova), self.address(*phys));
                 write!(out, "map: IOMMU: ")?;
-                if !device.is_empty() {
-                    write!(out, "dev=device{} ", self.device(device))?;
-                }
+                self.named(device, out)?;
                 writeln!(out, "iova={iova:#x} paddr={phys:#x} size={size}")
             }
-            EventKind::IommuUnmap { iova, size, unmapped } => {
+            EventKind::IommuUnmap { device, iova, size, unmapped } => {
                 let iova = self.address(*iova);
-                writeln!(out, "unmap: IOMMU: iova={iova:#x} size={size} unmapped_size={unmapped}")
+                write!(out, "unmap: IOMMU: ")?;
+                self.named(device, out)?;
+                writeln!(out, "iova={iova:#x} size={size} unmapped_size={unmapped}")
             }
             EventKind::Attach { device } => {
                 writeln!(out, "attach_device_to_domain: IOMMU: device=device{}", self.device(device))
@@ -299,6 +299,11 @@ impl Writer {
             Direction::Bidirectional => "BIDIRECTIONAL",
         };
         write!(out, "{name}: device{} dir={dir}", self.device(device))
+    }
+
+    /// Writes the device of an event of the IOMMU, where it has one.
+    fn named(&mut self, device: &[u8], out: &mut dyn Write) -> io::Result<()> {
+        if device.is_empty() { Ok(()) } else { write!(out, "dev=device{} ", self.device(device)) }
     }
 
     fn region(&mut self, name: &str, region: &Region<'_>, out: &mut dyn Write) -> io::Result<()> {

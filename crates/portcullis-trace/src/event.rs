@@ -165,6 +165,8 @@ pub enum EventKind<'a> {
     },
     /// `iommu:unmap`, or `intel_iommu:unmap_single` and its kin.
     IommuUnmap {
+        /// The device that it is for, where the kernel tells. Else empty.
+        device: &'a [u8],
         /// The first I/O virtual address.
         iova: u64,
         /// How many bytes should go.

@@ -48,6 +48,8 @@ struct Cpu {
     waiting: Waiting,
     /// It is among those whose maps wait.
     listed: bool,
+    /// The first and the last address of its latest `iommu:unmap`.
+    last_unmap: Option<(u64, u64)>,
 }
 
 /// Pairs the events of one trace.
@@ -122,8 +124,8 @@ impl Pairer {
                 }
                 self.iommu_map(*iova, *phys, *size, summary, out);
             }
-            EventKind::IommuUnmap { iova, unmapped, .. } => {
-                self.iommu_unmap(*iova, *unmapped, summary, out);
+            EventKind::IommuUnmap { device, iova, unmapped, .. } => {
+                self.iommu_unmap(*iova, *unmapped, !device.is_empty(), summary, out);
             }
             EventKind::Attach { device } => {
                 summary.not_mapping_events += 1;

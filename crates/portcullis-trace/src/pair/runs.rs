@@ -89,27 +89,35 @@ impl Waiting {
         runs.reverse();
     }
 
-    /// Whether any run waits.
-    pub(super) fn has_maps(&self) -> bool {
-        !self.maps.is_empty()
+    /// How many runs wait.
+    pub(super) fn maps(&self) -> usize {
+        self.maps.len()
     }
 
-    /// Whether a run that waits is `wanted`. At most `budget` are looked at, newest first.
-    pub(super) fn has_map(&self, budget: &mut usize, wanted: impl Fn(&Run) -> bool) -> bool {
-        let looked_at = self.maps.len().min(*budget);
-        *budget -= looked_at;
-        self.maps.iter().rev().take(looked_at).any(wanted)
+    /// Whether one of the newest `most` runs that wait is `wanted`.
+    pub(super) fn has_map(&self, most: usize, wanted: impl Fn(&Run) -> bool) -> bool {
+        self.maps.iter().rev().take(most).any(wanted)
     }
 
-    /// Shows the runs that are `wanted` to `take`, oldest first, and lets them wait no more.
-    pub(super) fn take_maps(&mut self, wanted: impl Fn(&Run) -> bool, mut take: impl FnMut(Run)) {
-        self.maps.retain(|run| {
-            let wanted = wanted(run);
-            if wanted {
-                take(*run);
+    /// Shows the runs that are `wanted`, of the newest `most`, to `take`, oldest first, and lets them wait no more.
+    pub(super) fn take_maps(
+        &mut self,
+        most: usize,
+        wanted: impl Fn(&Run) -> bool,
+        mut take: impl FnMut(Run),
+    ) {
+        let older = self.maps.len().saturating_sub(most);
+        let mut kept = older;
+        for at in older..self.maps.len() {
+            match self.maps.get(at) {
+                Some(run) if wanted(run) => take(*run),
+                _ => {
+                    self.maps.swap(kept, at);
+                    kept += 1;
+                }
             }
-            !wanted
-        });
+        }
+        self.maps.truncate(kept);
     }
 
     /// Marks an unmap as tried, if there is one that was not, and that is `wanted`.

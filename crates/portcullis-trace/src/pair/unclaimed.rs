@@ -19,7 +19,8 @@ const GRACE_NS: u64 = 100_000;
 /// Unmaps that wait for the grace period to end at most.
 const WAITING: usize = 4096;
 
-/// Runs that are looked at for one unmap at most: those of a request of 64 MiB.
+/// Runs that are looked at for one unmap at most: those of a request of 64 MiB. Where more wait, as a virtual machine's do, each CPU's
+/// newest have an equal part of these.
 const LOOKED_AT: usize = 16_384;
 
 impl Pairer {
@@ -52,8 +53,15 @@ impl Pairer {
         }
     }
 
-    /// An unmap of the `size` bytes that were mapped, of those that should go.
-    pub(super) fn iommu_unmap(&mut self, iova: u64, size: u64, summary: &mut Summary, out: &mut Out<'_>) {
+    /// An unmap of the `size` bytes that were mapped, of those that should go; `named` if its device is known.
+    pub(super) fn iommu_unmap(
+        &mut self,
+        iova: u64,
+        size: u64,
+        named: bool,
+        summary: &mut Summary,
+        out: &mut Out<'_>,
+    ) {
         let Some(more) = size.checked_sub(1) else {
             summary.ignored += 1;
             return;
@@ -63,9 +71,16 @@ impl Pairer {
         };
         summary.iommu_unmaps += 1;
         let unmap = Unmapped { first: iova, last, at: out.at, tried: false };
+        let cpu = self.cpus.get_mut(out.at.cpu as usize);
+        let before = cpu.and_then(|cpu| cpu.last_unmap.replace((iova, last)));
         // Where a recording holds no `dma_*` event (yet), waiting for one would only lose the time of the unmap.
         if !self.dma_seen && self.ends_unclaimed(&unmap) {
             return self.unclaimed_unmap(unmap, summary, out);
+        }
+        // VT-d's own events tell the unmap of a list twice, as `unmap_single` and as `unmap_sg`.
+        if named && !self.dma_seen && before == Some((iova, last)) {
+            summary.ignored += 1;
+            return;
         }
         match self.waiting(out).map(|waiting| waiting.push_unmap(unmap)) {
             Some(Fate::Claimed) => {
@@ -147,35 +162,46 @@ impl Pairer {
             && let Some(unmap) = cpu.waiting.take_unmap(cpu.last_seq)
         {
             summary.iommu_claimed += 1;
-            cpu.waiting.take_maps(|run| is_ended(run, &unmap), |_| summary.iommu_claimed += 1);
+            cpu.waiting.take_maps(LOOKED_AT, |run| is_ended(run, &unmap), |_| summary.iommu_claimed += 1);
         }
         failed
     }
 
     /// Whether `unmap` ends what no event has claimed.
     fn ends_unclaimed(&self, unmap: &Unmapped) -> bool {
-        let mut budget = LOOKED_AT;
+        let most = self.looked_at();
         let mut cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
         self.direct.touches(unmap)
             || cpus.any(|cpu| {
                 let latest = cpu.last_seq;
                 let claimed_yet = |run: &Run| self.dma_seen && is_new(run, latest, unmap);
-                cpu.waiting.has_map(&mut budget, |run| is_ended(run, unmap) && !claimed_yet(run))
+                cpu.waiting.has_map(most, |run| is_ended(run, unmap) && !claimed_yet(run))
             })
+    }
+
+    /// How many runs of each CPU are looked at for an unmap, the newest.
+    fn looked_at(&self) -> usize {
+        let cpus = self.with_maps.iter().filter_map(|&number| self.cpus.get(number as usize));
+        let waiting: usize = cpus.map(|cpu| cpu.waiting.maps()).sum();
+        if waiting > LOOKED_AT { LOOKED_AT / self.with_maps.len() } else { LOOKED_AT }
     }
 
     /// An unmap that no `dma_*` event has claimed: perhaps the maps before it were not claimed either.
     pub(super) fn unclaimed_unmap(&mut self, unmap: Unmapped, summary: &mut Summary, out: &mut Out<'_>) {
         if self.dma_seen {
             // Others that wait may be claimed yet.
-            for &number in &self.with_maps {
-                let Some(cpu) = self.cpus.get_mut(number as usize) else { continue };
+            let most = self.looked_at();
+            self.with_maps.retain(|&number| {
+                let Some(cpu) = self.cpus.get_mut(number as usize) else { return false };
                 let latest = cpu.last_seq;
                 cpu.waiting.take_maps(
+                    most,
                     |run| is_ended(run, &unmap) && !is_new(run, latest, &unmap),
                     |run| self.direct.keep(run, summary),
                 );
-            }
+                cpu.listed = cpu.waiting.maps() > 0;
+                cpu.listed
+            });
         } else {
             self.release_maps(unmap.at.seq, summary);
         }
@@ -196,7 +222,7 @@ impl Pairer {
             while let Some(run) = cpu.waiting.pop_map_before(seq) {
                 self.direct.keep(run, summary);
             }
-            cpu.listed = cpu.waiting.has_maps();
+            cpu.listed = cpu.waiting.maps() > 0;
             cpu.listed
         });
     }

@@ -1,6 +1,7 @@
 //! The fields of the events that matter, found by their names.
 
 mod raw;
+mod vtd;
 
 use super::{Lists, ParseError, number};
 use crate::event::{Direction, EventKind, Region, SgMap, SyncFor, Told};
@@ -69,7 +70,7 @@ impl<'a> Text<'a> {
         match name {
             b"map" => self.iommu_map(),
             b"unmap" => self.iommu_unmap(),
-            b"map_single" | b"map_sg" | b"bounce_map_single" => self.vtd_map(),
+            b"map_single" | b"map_sg" | b"bounce_map_single" => self.vtd_map(name == b"map_single"),
             b"unmap_single" | b"unmap_sg" | b"bounce_unmap_single" => self.vtd_unmap(),
             b"dma_map_page" | b"dma_map_phys" => self.map(false),
             b"dma_unmap_page" | b"dma_unmap_phys" | b"dma_unmap_resource" => {
@@ -87,15 +88,15 @@ impl<'a> Text<'a> {
             b"dma_sync_sg_for_device" => self.sync_sg(SyncFor::Device),
             b"dma_map_resource" => self.map(true),
             b"dma_alloc" | b"dma_alloc_pages" | b"dma_alloc_sgt" => self.alloc(name == b"dma_alloc"),
-            b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => {
-                Ok(EventKind::Free { region: self.coherent(name == b"dma_free")?.0 })
-            }
+            b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => self.free(name == b"dma_free"),
             b"attach_device_to_domain" => match self.text.strip_prefix(b"IOMMU: device=") {
                 Some(device) if !device.is_empty() => Ok(EventKind::Attach { device }),
                 _ => Err(bad("\"IOMMU: device=...\"", self.text)),
             },
+            // Each entry of a `bounce_map_sg` has a `bounce_map_single`, too.
             b"qi_submit"
             | b"prq_report"
+            | b"bounce_map_sg"
             | b"io_page_fault"
             | b"swiotlb_bounced"
             | b"detach_device_from_domain"
@@ -155,6 +156,13 @@ impl<'a> Text<'a> {
             Dir::Is(_) => Told::Told,
         };
         Ok(EventKind::Alloc { region, phys_addrs: &lists.phys_addrs, dir })
+    }
+
+    /// Since Linux 6.13 a free of no memory is recorded, too. Its address may be another allocation's by then.
+    fn free(self, always: bool) -> Result<EventKind<'a>, ParseError<'a>> {
+        let (region, fields, _) = self.coherent(always)?;
+        let size = if fields.nowhere { 0 } else { region.size };
+        Ok(EventKind::Free { region: Region { size, ..region } })
     }
 
     fn map_sg(self) -> Result<EventKind<'a>, ParseError<'a>> {
@@ -219,34 +227,11 @@ impl<'a> Text<'a> {
         let (fields, _) = self.iommu()?;
         let size = need(fields.size, "a field size=", text)?;
         Ok(EventKind::IommuUnmap {
+            device: fields.device,
             iova: need(fields.iova, "a field iova=", text)?,
             size,
             unmapped: fields.unmapped.unwrap_or(size),
         })
-    }
-
-    /// `intel_iommu:map_single` and its kin, of Linux 5.4 to 5.10: the size is of whole pages.
-    fn vtd_map(self) -> Result<EventKind<'a>, ParseError<'a>> {
-        let text = self.text;
-        let fields = read(text, self.lists)?.0;
-        Ok(EventKind::IommuMap {
-            device: fields.device,
-            iova: need(fields.dev_addr, "a field dev_addr=", text)?,
-            phys: need(fields.phys_addr, "a field phys_addr=", text)?,
-            size: need(fields.size, "a field size=", text)?,
-        })
-    }
-
-    /// `intel_iommu:unmap_single` and its kin: what goes is whole pages, and what the event says is not.
-    fn vtd_unmap(self) -> Result<EventKind<'a>, ParseError<'a>> {
-        const PAGE: u64 = 4096;
-        let text = self.text;
-        let fields = read(text, self.lists)?.0;
-        let at = need(fields.dev_addr, "a field dev_addr=", text)?;
-        let size = need(fields.size, "a field size=", text)?;
-        let inside = at % PAGE;
-        let size = inside.saturating_add(size).div_ceil(PAGE).saturating_mul(PAGE);
-        Ok(EventKind::IommuUnmap { iova: at - inside, size, unmapped: size })
     }
 
     /// The device, which is all that stands before the first field, `dir=` or, where that is left out, `dma_addr=`; and the fields.

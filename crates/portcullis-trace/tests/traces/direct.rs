@@ -169,6 +169,27 @@ proptest! {
     }
 }
 
+/// A virtual machine's memory is mapped run by run, and waits for good for `dma_*` events that do not come.
+#[test]
+fn what_waits_on_one_cpu_hides_nothing_of_another() {
+    let mut events = vec![(0, 1, map(0x9_0000, 64, 0x9_0000)), (0, 2, unmap(0x9_0000, 64))];
+    events.extend((0..20_000).map(|at| (0, 3, iommu_map(0x1_0000_0000 + at * 0x4000, at * 0x4000, 0x2000))));
+    for at in 0..8 {
+        let us = 10 + at * 1000;
+        events.extend([
+            (1, us, iommu_map(0x1000, 0x50_0000, 0x1000)),
+            (1, us + 1, map(0x7_0000, 64, 0x7_0000)),
+            (2, us + 500, iommu_unmap(0x1000, 0x1000)),
+            (2, us + 501, unmap(0x7_0000, 64)),
+        ]);
+    }
+    let (ops, summary) = read(&timed(&events));
+    assert_eq!((summary.direct_maps, summary.direct_unmaps, summary.maps, summary.unmaps), (8, 8, 9, 9));
+    let ends = times(&ops).into_iter().filter(|(name, ..)| name.starts_with('U')).map(|(_, us, _)| us);
+    let expected = (0..8).flat_map(|at| [at * 1000 + 510, at * 1000 + 511]);
+    assert_eq!(ends.collect::<Vec<_>>(), std::iter::once(2).chain(expected).collect::<Vec<_>>());
+}
+
 #[test]
 fn iommu_events_on_their_own_are_direct_mappings() {
     let (ops, summary) = read(&lines(&[

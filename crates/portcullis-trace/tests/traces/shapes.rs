@@ -3,7 +3,7 @@
 use super::pairing::{iommu_map, iommu_unmap, lines, map, shape, unmap};
 use crate::common::{read, trace};
 use portcullis_trace::parse::{Line, Lists, parse_line};
-use portcullis_trace::{OpKind, Segment};
+use portcullis_trace::{OpKind, Origin, Segment};
 
 #[test]
 fn lines_of_bug_reports_are_read() {
@@ -58,6 +58,106 @@ fn events_of_the_iommu_may_name_their_device() {
     let other = "map_single: dev=b dev_addr=0x9000 phys_addr=0x9000 size=4096".to_owned();
     let end = "unmap_single: dev=a dev_addr=0x1000 size=4096".to_owned();
     assert_eq!(read(&lines(&[one, other, end])).1.devices, ["iommu"]);
+}
+
+/// Linux 5.4 to 5.10 round the size of `map_single` to whole pages and leave the offset in the addresses; newer versions of `map_sg`
+/// have one event for each entry and round neither; those of bounce buffers have an aligned address of the device alone.
+#[test]
+fn mappings_by_vtd_s_own_events_are_whole_pages() {
+    let of = |maps: &[&str], unmap: &str| {
+        let events: Vec<String> = maps.iter().chain([&unmap]).map(|event| (*event).to_owned()).collect();
+        let (ops, summary) = read(&lines(&events));
+        assert_eq!((summary.warnings, summary.iommu_unclaimed, summary.other_events), (0, 0, 0));
+        (shape(&ops), ops[0].1.iter().map(|piece| (piece.phys, piece.len)).collect::<Vec<_>>())
+    };
+    let ends = |pieces: &[(u64, u64)]| (vec!["M0".to_owned(), "U0".to_owned()], pieces.to_vec());
+    assert_eq!(
+        of(
+            &["map_single: dev=d dev_addr=0xfffff200 phys_addr=0x123456200 size=4096"],
+            "unmap_single: dev=d dev_addr=0xfffff200 size=1500"
+        ),
+        ends(&[(0x1_2345_6000, 4096)])
+    );
+    assert_eq!(
+        of(
+            &[
+                "map_sg: dev=d [1/2] dev_addr=0xffffc200 phys_addr=0x300000200 size=4096",
+                "map_sg: dev=d [2/2] dev_addr=0xffffe000 phys_addr=0x310000000 size=512"
+            ],
+            "unmap_single: dev=d dev_addr=0xffffc000 size=12288"
+        ),
+        ends(&[(0x3_0000_0000, 8192), (0x3_1000_0000, 4096)])
+    );
+    // Such an unmap is told twice, and so is each of a bounce buffer.
+    assert_eq!(
+        of(
+            &[
+                "map_sg: dev=d dev_addr=0xffffc000 phys_addr=0x300000200 size=8192",
+                "unmap_single: dev=d dev_addr=0xffffc000 size=8192"
+            ],
+            "unmap_sg: dev=d dev_addr=0xffffc000 size=8192"
+        ),
+        ends(&[(0x3_0000_0000, 8192)])
+    );
+    assert_eq!(
+        of(
+            &[
+                "bounce_map_single: dev=d dev_addr=0xffffa000 phys_addr=0x300000ff0 size=1500",
+                "bounce_map_sg: dev=d [1/1] dev_addr=0xffffa000 phys_addr=0x300000ff0 size=1500"
+            ],
+            "bounce_unmap_single: dev=d dev_addr=0xffffa000 size=1500"
+        ),
+        ends(&[(0x3_0000_0000, 4096)])
+    );
+}
+
+/// Since 6.13 the kernel records a `dma_free` of no memory, whose address may be another's by now.
+#[test]
+fn a_free_of_nothing_ends_nothing() {
+    for nowhere in ["0000000000000000", "(nil)"] {
+        let events = [
+            "dma_alloc: d dir=BIDIRECTIONAL dma_addr=100000 size=4096 virt_addr=c0de flags=X attrs="
+                .to_owned(),
+            format!("dma_free: d dir=BIDIRECTIONAL dma_addr=100000 size=4096 virt_addr={nowhere} attrs="),
+            "dma_free: d dir=BIDIRECTIONAL dma_addr=900000 size=4096 virt_addr=0 attrs=".to_owned(),
+            "dma_free: d dir=BIDIRECTIONAL dma_addr=100000 size=4096 virt_addr=c0de attrs=".to_owned(),
+        ];
+        let (ops, summary) = read(&lines(&events));
+        assert_eq!(
+            (shape(&ops), summary.ignored, summary.unpaired.total()),
+            (vec!["M0".into(), "U0".into()], 2, 0)
+        );
+        assert_eq!(ops[1].0.line, 6, "the last of them");
+    }
+}
+
+/// Also beside other attributes, and where a library prints these as a number.
+#[test]
+fn registers_are_known_by_their_attribute() {
+    let words = |attrs: &str| {
+        format!(
+            "dma_map_phys: d dir=BIDIRECTIONAL dma_addr=e0000000 size=4096 phys_addr=e0000000 attrs={attrs}"
+        )
+    };
+    let number = |attrs: &str| {
+        format!(
+            "dma_map_phys: [FAILED TO PARSE] device=d phys_addr=3758096384 dma_addr=3758096384 size=4096 dir=0 attrs={attrs}"
+        )
+    };
+    for (event, registers) in [
+        (words("MMIO|SKIP_CPU_SYNC"), true),
+        (words("SKIP_CPU_SYNC|MMIO|0x8000"), true),
+        (words("MMIO_OF_ANOTHER_KIND"), false),
+        (words(""), false),
+        (number("0x420"), true),
+        (number("1056"), true),
+        (number("0x20"), false),
+    ] {
+        let (ops, summary) = read(&lines(std::slice::from_ref(&event)));
+        assert_eq!(summary.warnings, 0, "{event}");
+        let OpKind::Map { origin, .. } = &ops[0].0.kind else { panic!("{event}") };
+        assert_eq!(*origin == Origin::Resource, registers, "{event}");
+    }
 }
 
 #[test]

@@ -2,12 +2,15 @@
 //! value behind `[FAILED TO PARSE]`, and lists as the bytes that they have in memory, lowest first. libtraceevent 1.7 prints
 //! the events with lists of Linux 6.12 so.
 
-use super::{Dir, Fields, ParseError, bad, decimal, is_nowhere, number};
+use super::{Dir, Fields, ParseError, bad, decimal, is_nowhere, number, size};
 use crate::event::Direction;
 use crate::parse::Lists;
 
 /// What stands before the fields.
 pub(super) const MARK: &[u8] = b"[FAILED TO PARSE] ";
+
+/// The attribute of other devices' registers, since Linux 6.18.
+const MMIO: u64 = 1 << 10;
 
 /// Entries of a list that the kernel records at most.
 const MOST_ENTRIES: u64 = 128;
@@ -30,6 +33,8 @@ pub(super) fn read<'a>(text: &'a [u8], lists: &mut Lists) -> Result<(&'a [u8], F
             b"dma_addr" | b"addr" => fields.dma_addr = Some(decimal(value, field)?),
             b"phys_addr" => fields.phys_addr = Some(decimal(value, field)?),
             b"size" => fields.size = Some(decimal(value, field)?),
+            // Libtraceevent prints a `long` in hexadecimal.
+            b"attrs" if size(value, field)? & MMIO != 0 => fields.attrs = b"MMIO",
             b"full_nents" => fields.nents = Some(counts(value, field)?),
             b"full_ents" => fields.ents = Some(counts(value, field)?),
             b"truncated" => fields.truncated = value != b"0",
