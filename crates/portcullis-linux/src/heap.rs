@@ -219,7 +219,7 @@ fn shift_run(mut before: u64, from: &[AtomicU64], to: &[AtomicU64], shift: usize
     before
 }
 
-// SAFETY, by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
+// SAFETY: by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
 // whole words only where all of them is named, or the heap's. 3: in frames that `given` knows, it accesses whole words only, by
 // atomics, and so does `HeapBuffer`.
 unsafe impl CopyMemory for Heap {

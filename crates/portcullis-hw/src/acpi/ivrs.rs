@@ -125,9 +125,9 @@ impl Ivrs {
     /// The number that the unit sees in the accesses of `device` (bus, device and function as 16 bits) of a PCI segment.
     pub fn alias(&self, segment: u16, device: u16) -> u16 {
         let aliases = self.units.iter().filter(|unit| unit.segment == segment).flat_map(|unit| &unit.aliases);
-        let of_device = aliases.filter(|((first, last), _)| (*first..=*last).contains(&device));
         // The last one, as for Linux.
-        of_device.last().map_or(device, |(_, alias)| *alias)
+        let mut of_device = aliases.rev().filter(|((first, last), _)| (*first..=*last).contains(&device));
+        of_device.next().map_or(device, |(_, alias)| *alias)
     }
 
     /// What firmware reserves for `device` of a PCI segment, and for all that the unit cannot tell from it, as these have one domain:

@@ -185,8 +185,8 @@ fn copies_for_several_threads_keep_to_their_bytes() {
     assert_eq!(all, [9; 16]);
 
     // Eleven bytes, and two of them at the ends that are another thread's.
-    let mut bytes = vec![1_u8; 11];
-    let [first, middle @ .., last] = &mut bytes[..] else { unreachable!() };
+    let mut bytes = [1_u8; 11];
+    let [first, middle @ .., last] = &mut bytes;
     let at = PhysAddr::new(middle.as_mut_ptr().expose_provenance() as u64);
     thread::scope(|scope| {
         scope.spawn(|| (0..TURNS).for_each(|turn| (*first, *last) = (turn, turn)));

@@ -260,9 +260,9 @@ mod tests {
             // What lay behind a place that is left is found as before.
             for gone in 0..4 {
                 directory.remove(keys[gone], gone);
-                for area in 0..4 {
+                for (area, key) in keys.into_iter().enumerate() {
                     let there = (area > gone).then_some((area, at(area)));
-                    assert_eq!(found(&directory, keys[area]), there, "round {round}, without {gone}");
+                    assert_eq!(found(&directory, key), there, "round {round}, without {gone}");
                 }
             }
         }
