@@ -103,12 +103,12 @@ impl<'a> Verdict<'a> {
 /// Why policies are not in a verdict.
 pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell the direction of mappings, and so not what they would copy.";
 
-/// Said in place of a verdict on a recording that has some mappings, and of `hidden` others the ends alone.
+/// Said in place of a verdict on a recording that has some mappings, and of `hidden` others not enough.
 pub fn nothing_told(hidden: u64, maps: u64) -> String {
     format!(
-        "What protection costs this workload is not known: {} are in this recording by their ends alone, and {} as a whole.",
-        number_of(hidden, "mapping"),
-        count(maps)
+        "What protection costs this workload is not known: the recording has {}, and of {} more too little.",
+        number_of(maps, "mapping"),
+        count(hidden)
     )
 }
 

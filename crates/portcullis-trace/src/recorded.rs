@@ -72,6 +72,9 @@ impl Recorded {
     fn base(summary: &Summary) -> Self {
         let (maps, direct) = (summary.maps, summary.direct_maps);
         let of = |era, count, hides: Option<String>| Self { era, count, hides };
+        if summary.nameless > 0 {
+            return of(Era::Mixed, summary.nameless, Some(hidden_where_nameless(summary)));
+        }
         if maps == 0 && direct == 0 {
             return of(Era::Nothing, 0, None);
         }
@@ -115,6 +118,18 @@ fn hidden_where_mixed(summary: &Summary) -> String {
     }
 }
 
+fn hidden_where_nameless(summary: &Summary) -> String {
+    format!(
+        "which device they are of is not known, so those of the one that was asked for may be missing. {}Boot with `iommu=pt` for the \
+         recording: then `dma:*` has all that drivers of the kernel map",
+        no_verdict(summary)
+    )
+}
+
+fn no_verdict(summary: &Summary) -> &'static str {
+    if summary.costs_known() { "" } else { "So no verdict is given. " }
+}
+
 fn hidden_where_unmaps_alone(summary: &Summary) -> String {
     let what = "as Linux 7.0 has, and later stable versions have not. Which memory lies behind an allocation, and how long the entries \
                 of merged lists are, is guessed";
@@ -123,7 +138,7 @@ fn hidden_where_unmaps_alone(summary: &Summary) -> String {
         hidden => format!(
             "{what}. {hidden} unmaps are of mappings that are not there at all, such as NVMe's. {}Boot with `iommu=pt` for the recording: \
              then `dma:*` has all that drivers of the kernel map",
-            if summary.costs_known() { "" } else { "So no verdict is given. " }
+            no_verdict(summary)
         ),
     }
 }

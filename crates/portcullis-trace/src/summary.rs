@@ -97,6 +97,9 @@ pub struct Summary {
     /// `iommu:unmap` events that neither a `dma_*` event explains nor an `iommu:map` before them. They are among the
     /// [unclaimed](Self::iommu_unclaimed).
     pub ends_without_map: u64,
+    /// Mappings of which only the IOMMU's events are known, and not the device, where one device was asked for, whose they may be.
+    /// Their events are among the [unclaimed](Self::iommu_unclaimed).
+    pub nameless: u64,
     /// `iommu:map` events that are part of a `dma_*` event.
     pub runs_claimed: u64,
     /// Mappings by `dma_*` events that devices see at another address than the memory's.
@@ -162,13 +165,17 @@ impl Summary {
     /// Whether the recording tells what policies that copy would copy: the direction and the bytes of all mappings but for one in
     /// a hundred.
     pub fn copies_known(&self) -> bool {
-        few(self.direct_maps, self.mappings()) && few(self.direct_bytes, self.bytes_mapped)
+        let without = self.direct_maps.saturating_add(self.nameless);
+        few(without, self.mappings().saturating_add(self.nameless))
+            && few(self.direct_bytes, self.bytes_mapped)
     }
 
-    /// Mappings that are known by their end alone, because the kernel records no `iommu:map`.
+    /// Mappings that are known by their end alone, because the kernel records no `iommu:map`, and those that may be of the device
+    /// that was asked for, or of another.
     pub fn hidden(&self) -> u64 {
         let no_maps = self.iommu_unmaps > 0 && self.runs_claimed == 0 && self.direct_maps == 0;
-        if no_maps && self.translated > 0 { self.ends_without_map } else { 0 }
+        let ends = if no_maps && self.translated > 0 { self.ends_without_map } else { 0 };
+        ends.saturating_add(self.nameless)
     }
 
     /// Whether the recording has all mappings that it shows to be, but for one in a hundred.

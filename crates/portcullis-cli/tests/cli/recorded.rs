@@ -104,16 +104,26 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
 #[test]
 fn where_mappings_are_known_by_their_ends_alone_there_is_no_verdict() {
     let text = replay("7.0-unmaps-alone", &[]);
-    let expected = "What protection costs this workload is not known: 8 mappings are in this recording by their ends alone, and 8 as a \
-                    whole.";
+    let expected = "What protection costs this workload is not known: the recording has 8 mappings, and of 8 more too little.";
     assert_eq!(verdict(&text), expected);
     assert!(text.contains("recorded: dma:* events, and of the IOMMU unmaps without any map"), "{text}");
     let page = page("7.0-unmaps-alone");
     assert!(page.contains(expected) && !page.contains("Choose "), "{page}");
     let path = recording("7.0-unmaps-alone");
     let scaled = stdout(&portcullis(&["scale", "--workload", path.to_str().unwrap(), "--cpus", "2"]));
-    assert!(flat(&scaled).contains("is not known: 8 mappings") && !scaled.contains("Choose "), "{scaled}");
+    assert!(
+        flat(&scaled).contains("is not known: the recording has 8 mappings") && !scaled.contains("Choose "),
+        "{scaled}"
+    );
     assert_eq!(json("7.0-unmaps-alone")["trace"]["hidden"], 8);
+    // So where the device of some is not known, and one device was asked for.
+    let text = replay("6.17-nvme-linked", &["--device", "0000:04:00.0"]);
+    assert_eq!(verdict(&text), expected);
+    assert!(
+        !text.contains("nothing is hidden")
+            && flat(&text).contains("may be missing. So no verdict is given."),
+        "{text}"
+    );
     // A card of which all is there.
     assert!(verdict(&replay("7.0-network-card", &[])).contains("Choose "));
 }

@@ -122,6 +122,14 @@ impl Direct {
         runs
     }
 
+    /// Forgets the runs that `unmap` touches, which nobody wants.
+    pub(super) fn forget(&mut self, unmap: &Unmapped, summary: &mut Summary) {
+        while let Some(run) = self.overlapping_run(unmap) {
+            self.take(run);
+            summary.iommu_unclaimed += 1;
+        }
+    }
+
     /// Whether there are runs that no unmap has touched.
     pub(super) fn has_runs(&self) -> bool {
         !self.runs.is_empty()

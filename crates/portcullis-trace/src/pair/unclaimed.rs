@@ -8,7 +8,7 @@
 
 use super::op::Out;
 use super::runs::{Fate, Run, Unmapped};
-use super::{At, Chunk, Pairer};
+use super::{At, Attached, Chunk, Pairer};
 use crate::event::{Event, EventKind, Region};
 use crate::summary::Summary;
 
@@ -206,9 +206,16 @@ impl Pairer {
             self.release_maps(unmap.at.seq, summary);
         }
         // The pseudo-device appears only in traces that need it.
-        if !self.direct.touches(&unmap) || self.direct_device(summary).is_none() {
+        if !self.direct.touches(&unmap) {
             summary.iommu_unclaimed += 1;
             summary.ends_without_map += 1;
+            return;
+        }
+        if self.direct_device(summary).is_none() {
+            self.direct.forget(&unmap, summary);
+            summary.iommu_unclaimed += 1;
+            // It may be of the device that is wanted.
+            summary.nameless += u64::from(self.dma_seen && !matches!(self.attached, Attached::One(_)));
             return;
         }
         self.direct.unmap(&unmap, out.at, summary);

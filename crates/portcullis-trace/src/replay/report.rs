@@ -60,7 +60,7 @@ pub struct TraceReport {
     /// Mappings of which only events of the IOMMU are known: no direction.
     #[serde(default)]
     pub without_direction: u64,
-    /// Mappings that are not in it, but their ends are.
+    /// Mappings that are not in it, but their ends are, or, where one device was asked for, may be of another.
     #[serde(default)]
     pub hidden: u64,
     /// It tells what policies that copy would copy, but for one mapping, and one byte, in a hundred.

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use portcullis_trace::anonymize::anonymize;
 use portcullis_trace::event::Direction;
 use portcullis_trace::replay::{Mode, Options, Profile};
-use portcullis_trace::{Era, Input, OpKind, Origin, Summary};
+use portcullis_trace::{Era, Input, OpKind, Origin, ReadOptions, Summary};
 
-use crate::common::{Played, policy, read, run};
+use crate::common::{Played, policy, read, read_in, run};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eras")
@@ -143,6 +143,21 @@ fn each_row_of_the_documented_table_has_its_recording() {
     let tested: BTreeSet<_> = ROWS.iter().map(|row| row.name.to_owned()).collect();
     assert_eq!(files, tested, "each recording has a test");
     assert_eq!(named, files.iter().map(String::as_str).collect(), "each recording is in the table");
+}
+
+/// What a device maps by `dma_iova_link` is not known to be its own, so `--device` leaves it out, and nothing may look complete then.
+#[test]
+fn what_may_be_of_the_device_that_is_asked_for_is_not_nothing() {
+    let of = |name: &str, device: &str| {
+        let options = ReadOptions { device: Some(device.into()), ..ReadOptions::default() };
+        let (_, summary) = read_in(text(name).as_bytes(), options, 1000).unwrap();
+        let known = (summary.copies_known(), summary.costs_known());
+        (summary.recorded()[0].era, summary.mappings(), summary.hidden(), known)
+    };
+    assert_eq!(of("6.17-nvme-linked", "0000:04:00.0"), (Era::Mixed, 8, 8, (false, false)));
+    assert_eq!(of("6.17-nvme-linked", "iommu"), (Era::IommuAlone, 8, 0, NO_COPIES));
+    // The one that was attached is another.
+    assert_eq!(of("6.12-vfio-beside", "0000:00:05.0").2, 0);
 }
 
 fn options() -> Options {
