@@ -13,7 +13,7 @@ use portcullis::platform::Platform;
 use super::layout::{answer, request};
 use super::pci::NarrowRegisters;
 use super::requests::{BATCH, Failure};
-use super::space::{Entered, Piece, Runs, Space};
+use super::space::{Asked, Entered, Leaving, Piece, Runs, Space};
 use super::unit::Unit;
 use crate::domain::UnitMapper;
 use crate::host::{Host, UnitError};
@@ -118,8 +118,9 @@ where
     ) -> Result<(), MapError> {
         let map =
             |piece: &Piece| request::map(self.space.number, piece.first, piece.last, piece.phys, piece.flags);
+        let asked = Asked(&self.space, batch);
         let mapped = self.unit.requests.carry_out(&self.unit.host, batch.iter().map(map), &[answer::OK]);
-        platform.with_cpu(|_| self.space.answered(batch));
+        platform.with_cpu(|_| drop(asked));
         mapped.map_err(|failure| match failure {
             Failure::Refused { status: answer::NOMEM, .. } => MapError::OutOfMemory,
             Failure::Refused { status: answer::RANGE, .. } => {
@@ -211,8 +212,10 @@ where
                 }
                 let unmap = |(first, last): &(u64, u64)| request::unmap(self.space.number, *first, *last);
                 // Without the domain nothing is mapped there.
+                let leaving = Leaving(&self.space, &runs);
                 let unmapped =
                     self.unit.requests.carry_out(host, runs.iter().map(unmap), &[answer::OK, answer::NOENT]);
+                core::mem::forget(leaving);
                 self.space.removed(&runs, unmapped.is_ok());
                 unmapped.map_err(|failure| match failure {
                     Failure::TimedOut { waited_ns } => InvalidationError::TimedOut { waited_ns },

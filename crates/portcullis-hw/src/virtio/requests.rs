@@ -11,7 +11,7 @@
 //!
 //! **Time-outs.** What was not answered in time is *overdue*: the device may still carry it out. So
 //! nothing more is sent until it has answered that: what it does late is always before what is sent
-//! later.
+//! later. A batch whose sender the host's panic has unwound is overdue, too: nobody looks for its answers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -71,6 +71,27 @@ struct State {
     seen: u16,
     free: Vec<u16>,
     overdue: usize,
+    /// The device may not have been told of all that was made available, as the host panicked.
+    is_unrung: bool,
+}
+
+/// A batch that is sent. Dropped where the host panics: then what is not answered is overdue.
+struct Sent<'a, F: Frames> {
+    requests: &'a Requests,
+    frames: &'a F,
+    slots: ArrayVec<u16, BATCH>,
+}
+
+impl<F: Frames> Drop for Sent<'_, F> {
+    fn drop(&mut self) {
+        if self.slots.is_empty() {
+            // Nothing was sent.
+            return;
+        }
+        // Whatever the answers are, nobody is told.
+        let _ = self.requests.finish(self.frames, &self.slots, Ok(()), &[]);
+        self.requests.state.lock().is_unrung = true;
+    }
 }
 
 impl Requests {
@@ -88,7 +109,13 @@ impl Requests {
                 return Err(error);
             }
         };
-        let state = State { available: 0, seen: 0, free: (0..count as u16).rev().collect(), overdue: 0 };
+        let state = State {
+            available: 0,
+            seen: 0,
+            free: (0..count as u16).rev().collect(),
+            overdue: 0,
+            is_unrung: false,
+        };
         Ok(Self {
             ring,
             slots,
@@ -132,11 +159,12 @@ impl Requests {
         let mut before = 0;
         while requests.peek().is_some() {
             let batch = self.send(host, None, &mut requests)?;
-            self.wait(host, &batch, fine).map_err(|failure| match failure {
+            let len = batch.slots.len();
+            self.wait(host, batch, fine).map_err(|failure| match failure {
                 Failure::Refused { index, status } => Failure::Refused { index: before + index, status },
                 timed_out @ Failure::TimedOut { .. } => timed_out,
             })?;
-            before += batch.len();
+            before += len;
         }
         Ok(())
     }
@@ -148,28 +176,28 @@ impl Requests {
         H::Registers: NarrowRegisters,
     {
         let batch = self.send(host, Some(properties), &mut [probe].into_iter().peekable())?;
-        self.wait(host, &batch, &[answer::OK])
+        self.wait(host, batch, &[answer::OK])
     }
 
     /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot,
     /// and until nothing is overdue.
-    fn send<H: Host>(
-        &self,
-        host: &H,
+    fn send<'a, H: Host>(
+        &'a self,
+        host: &'a H,
         properties: Option<(u64, u32)>,
         requests: &mut core::iter::Peekable<impl Iterator<Item = Request>>,
-    ) -> Result<ArrayVec<u16, BATCH>, Failure>
+    ) -> Result<Sent<'a, H::Frames>, Failure>
     where
         H::Registers: NarrowRegisters,
     {
         let (frames, began) = (host.frames(), host.now_ns());
-        let mut batch = ArrayVec::new();
+        let mut batch = Sent { requests: self, frames, slots: ArrayVec::new() };
         loop {
-            {
+            let is_unrung = {
                 let mut state = self.state.lock();
                 self.note_answers(frames, &mut state);
                 if state.overdue == 0 && !state.free.is_empty() {
-                    while !batch.is_full()
+                    while !batch.slots.is_full()
                         && requests.peek().is_some()
                         && let Some(slot) = state.free.pop()
                     {
@@ -177,11 +205,18 @@ impl Requests {
                         self.write(frames, slot, &request, properties);
                         self.ring.offer(frames, state.available, slot * 2);
                         state.available = state.available.wrapping_add(1);
-                        batch.push(slot);
+                        batch.slots.push(slot);
                     }
                     self.ring.publish(frames, state.available);
                     break;
                 }
+                if state.is_unrung {
+                    self.ring.publish(frames, state.available);
+                }
+                core::mem::take(&mut state.is_unrung)
+            };
+            if is_unrung {
+                self.ring.notify(host.registers());
             }
             let waited_ns = host.now_ns().saturating_sub(began);
             if waited_ns > host.patience_ns() {
@@ -244,12 +279,12 @@ impl Requests {
     }
 
     /// Waits for the answers of a batch.
-    fn wait<H: Host>(&self, host: &H, batch: &[u16], fine: &[u8]) -> Result<(), Failure> {
+    fn wait<H: Host>(&self, host: &H, batch: Sent<'_, H::Frames>, fine: &[u8]) -> Result<(), Failure> {
         let (frames, began) = (host.frames(), host.now_ns());
         let is_answered =
             |slot: &u16| self.states[usize::from(*slot)].load(Ordering::Acquire) & ANSWERED != 0;
         let mut looks = 0_u32;
-        let mut waiting = batch.iter().rev().copied().collect::<ArrayVec<u16, BATCH>>();
+        let mut waiting = batch.slots.iter().rev().copied().collect::<ArrayVec<u16, BATCH>>();
         let result = loop {
             while waiting.last().is_some_and(is_answered) {
                 waiting.pop();
@@ -273,7 +308,8 @@ impl Requests {
             }
             host.relax();
         };
-        self.finish(frames, batch, result, fine)
+        let batch = core::mem::ManuallyDrop::new(batch);
+        self.finish(frames, &batch.slots, result, fine)
     }
 
     /// Gives the slots of a batch back, but for those that are not answered, which are overdue.

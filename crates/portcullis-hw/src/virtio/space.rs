@@ -100,6 +100,24 @@ pub(super) struct Search {
     pub others: bool,
 }
 
+/// Pieces that the device is asked to map. When this is dropped, also where the host panics, it has answered, or may have mapped them.
+pub(super) struct Asked<'a>(pub &'a Space, pub &'a [Piece]);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.answered(self.1);
+    }
+}
+
+/// Runs that the device is asked to unmap. Dropped where the host panics: then they are stale, as it may not have.
+pub(super) struct Leaving<'a>(pub &'a Space, pub &'a Runs);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.removed(self.1, false);
+    }
+}
+
 /// The mappings of a domain.
 #[derive(Debug)]
 pub(super) struct Space {

@@ -15,7 +15,7 @@ use super::pci::{NarrowRegisters, Structures};
 use super::requests::{BATCH, Failure, Requests};
 use super::ring::{Ring, write_halves};
 use super::settings::{Region, Settings, is_kept_free, parse};
-use super::space::Space;
+use super::space::{Asked, Space};
 use crate::domain::{DomainError, UnitDomainBuilder};
 use crate::fault::Fault;
 use crate::frames::Words;
@@ -27,7 +27,7 @@ use crate::sync::Mutex;
 struct Attached {
     /// `None` for all memory.
     space: Option<Arc<Space>>,
-    /// A request to attach or detach it was not answered in time.
+    /// A request to attach or detach it was not answered in time, or nobody knows how, as the host panicked.
     is_unsure: bool,
     /// One to detach it was not, and may have been carried out since.
     is_leaving: bool,
@@ -326,13 +326,9 @@ where
             return Err(UnitError::Reserved { device: device.0, range: region.range });
         }
         space.attaching();
-        let attached =
-            self.requests.carry_out(&self.host, [request::attach(space.number, device.0, 0)], &[answer::OK]);
-        let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
-        if attached.is_ok() || is_unsure {
-            let attached = Attached { space: Some(Arc::clone(space)), is_unsure, is_leaving: false };
-            endpoints.insert(device.0, attached);
-        } else {
+        let request = request::attach(space.number, device.0, 0);
+        let attached = self.attach_to(&mut endpoints, device, Some(Arc::clone(space)), request);
+        if attached.is_err() && !endpoints.contains_key(&device.0) {
             space.detached();
         }
         attached.map_err(|failure| explain("attach a device", device.0, failure))?;
@@ -343,8 +339,9 @@ where
             let maps = recorded
                 .iter()
                 .map(|piece| request::map(space.number, piece.first, piece.last, piece.phys, piece.flags));
+            let asked = Asked(space, &recorded);
             let mapped = self.requests.carry_out(&self.host, maps, &[answer::OK]);
-            space.answered(&recorded);
+            drop(asked);
             mapped.map_err(|failure| match failure {
                 Failure::TimedOut { waited_ns } => {
                     UnitError::TimedOut { what: "map what is recorded of a domain", waited_ns }
@@ -355,6 +352,27 @@ where
             })?;
         }
         Ok(())
+    }
+
+    /// Has the device carry out a `request` to attach. It counts as attached from before that, so whatever becomes of the call, a detach
+    /// knows of it; until the unit says that it is not.
+    fn attach_to(
+        &self,
+        endpoints: &mut BTreeMap<u32, Attached>,
+        device: DeviceId,
+        space: Option<Arc<Space>>,
+        request: request::Request,
+    ) -> Result<(), Failure> {
+        endpoints.insert(device.0, Attached { space, is_unsure: true, is_leaving: false });
+        let attached = self.requests.carry_out(&self.host, [request], &[answer::OK]);
+        match (attached, endpoints.get_mut(&device.0)) {
+            (Ok(()), Some(endpoint)) => endpoint.is_unsure = false,
+            (Err(Failure::Refused { .. }), _) => {
+                endpoints.remove(&device.0);
+            }
+            _ => {}
+        }
+        attached
     }
 
     /// Detaches the endpoints of `space` of which it is not known whether they are: with its last endpoint the device has forgotten
@@ -405,11 +423,7 @@ where
             return Err(UnitError::Attached { device: device.0 });
         }
         let request = request::attach(self.bypass_number(), device.0, request::BYPASS);
-        let attached = self.requests.carry_out(&self.host, [request], &[answer::OK]);
-        let is_unsure = matches!(attached, Err(Failure::TimedOut { .. }));
-        if attached.is_ok() || is_unsure {
-            endpoints.insert(device.0, Attached { space: None, is_unsure, is_leaving: false });
-        }
+        let attached = self.attach_to(&mut endpoints, device, None, request);
         attached.map_err(|failure| explain("let a device pass through", device.0, failure))
     }
 
@@ -448,9 +462,13 @@ where
         // detached by a late answer.
         let detached: &[u8] = &[answer::OK, answer::NOENT, answer::INVAL];
         let detached = if attached.is_unsure { detached } else { &detached[..2] };
+        let before = (attached.is_leaving, attached.is_unsure);
+        // Also where the host panics.
+        (attached.is_leaving, attached.is_unsure) = (true, true);
         let answered = self.requests.carry_out(&self.host, [request::detach(number, device.0)], detached);
-        attached.is_leaving |= matches!(answered, Err(Failure::TimedOut { .. }));
-        attached.is_unsure |= attached.is_leaving;
+        if !matches!(answered, Err(Failure::TimedOut { .. })) {
+            (attached.is_leaving, attached.is_unsure) = before;
+        }
         answered.map_err(|failure| explain("detach a device", device.0, failure))?;
         if let Some(space) = space {
             space.detached();

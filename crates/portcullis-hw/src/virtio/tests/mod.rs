@@ -6,6 +6,7 @@ mod device;
 mod domains;
 mod fake;
 mod mapping;
+mod panics;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -47,7 +48,10 @@ fn bounds(page: u64, pages: u64) -> (u64, u64) {
 
 impl Bench {
     fn detached() -> Self {
-        let fake = Fake::new();
+        Self::of(Fake::new())
+    }
+
+    fn of(fake: Fake) -> Self {
         let unit = Arc::new(start(&fake).unwrap());
         unit.enable().unwrap();
         let kept = IovaRange::from_bounds(Iova::new(KEPT.0), Iova::new(KEPT.1)).unwrap();
