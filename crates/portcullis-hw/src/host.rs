@@ -21,6 +21,9 @@ use portcullis::platform::Frames;
 /// - Accesses of several CPUs, of which one comes before another by what the CPUs have stored and loaded, reach the unit in that
 ///   order.
 /// - An offset beyond the registers does no harm: such a read returns all ones.
+/// - From the start of a driver until it is shut down, or dropped for good, nothing else writes these registers, and no other driver
+///   is started on a host that reaches them. (An index that another driver's ring has come to would confirm commands of this one's
+///   that the unit has never seen.)
 pub unsafe trait Registers: Send + Sync + 'static {
     /// Reads the 32-bit register at `offset`, a multiple of 4.
     fn read32(&self, offset: usize) -> u32;
