@@ -119,7 +119,8 @@ impl Ivrs {
     /// **then nothing translates what the device does.** O(the table's length).
     pub fn unit_of(&self, segment: u16, device: u16) -> Option<&IvrsUnit> {
         let is_refused = self.refused.iter().any(|unit| unit.names(segment, device));
-        self.units.iter().find(|unit| !is_refused && unit.names(segment, device))
+        // The last one, as for Linux.
+        self.units.iter().rev().find(|unit| !is_refused && unit.names(segment, device))
     }
 
     /// The number that the unit sees in the accesses of `device` (bus, device and function as 16 bits) of a PCI segment.

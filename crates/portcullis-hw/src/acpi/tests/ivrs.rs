@@ -319,3 +319,15 @@ fn blocks_that_are_odd_are_told() {
         ]
     );
 }
+
+/// Linux notes the unit of each number block by block, and the last note counts.
+#[test]
+fn a_device_that_two_units_name_is_behind_the_last() {
+    let (ivrs, flaws) = told(&[
+        unit(0x11, 2, REGISTERS, &[&[1, 0, 0, 0]]),
+        unit(0x11, 0x4002, REGISTERS + 0x8_0000, &[&[3, 0, 0x40, 0, 4, 0xff, 0x7f, 0]]),
+    ]);
+    assert_eq!((ivrs.units.len(), flaws), (2, vec![]));
+    let units = [0x28, 0x4028, 0x8028].map(|device| unit_of(&ivrs, device));
+    assert_eq!(units, [REGISTERS, REGISTERS + 0x8_0000, REGISTERS].map(Some));
+}
