@@ -378,12 +378,8 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 
     fn shut_down(self) -> Result<(), UnitError> {
         // A command that waits for a device may be under way, and store when the ring is off: CmdBufRun says that no more
-        // are fetched.
-        let settled = if self.should_run.load(Ordering::Acquire) {
-            self.queue.settle(&self.host, &self.bell())
-        } else {
-            Ok(())
-        };
+        // are fetched. By the switch, as `enable` may have panicked with its rings on.
+        let settled = if self.switch.is_on() { self.queue.settle(&self.host, &self.bell()) } else { Ok(()) };
         let all = control::IOMMU_EN | control::CMD_BUF_EN | control::EVENT_LOG_EN;
         set(&self.host, &self.control, all, false);
         let registers = self.host.registers();
