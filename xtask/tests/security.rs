@@ -24,8 +24,9 @@ fn named(text: &str) -> Vec<&str> {
 /// Whether a function that is a test has this name in its file.
 fn exists(test: &str) -> bool {
     let Some((place, name)) = test.rsplit_once("::") else { return false };
-    let (of, place) =
-        place.strip_prefix("linux::").map_or(("portcullis", place), |place| ("portcullis-linux", place));
+    let crates = [("linux::", "portcullis-linux"), ("hw::", "portcullis-hw")];
+    let other = crates.iter().find_map(|(prefix, of)| Some((*of, place.strip_prefix(prefix)?)));
+    let (of, place) = other.unwrap_or(("portcullis", place));
     let place = root().join("crates").join(of).join("tests").join(place.replace("::", "/"));
     let files = [place.with_extension("rs"), place.join("main.rs")];
     let text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
