@@ -217,6 +217,25 @@ fn json_of_scale_has_the_documented_fields() {
     assert!(!json["results"][3]["lines"].as_array().unwrap().is_empty());
 }
 
+/// Buffers that fill their pages leave nothing beside them open, whether they are copied or not: then copies are not advised for
+/// that.
+#[test]
+fn the_advice_of_scale_knows_whether_buffers_share_pages() {
+    let advice = |workload: &str| {
+        let output = portcullis(&["scale", "--cpus", "16", "--workload", workload]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let said = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        said.split_once("Choose ").unwrap().1.to_owned()
+    };
+    assert!(
+        advice("nvme").starts_with("strict (less than 0.1 %): no device reaches a buffer after"),
+        "{}",
+        advice("nvme")
+    );
+    assert!(advice("nvme").contains("it leaves nothing open"));
+    assert!(!advice("memcached").contains("it leaves nothing open"), "{}", advice("memcached"));
+}
+
 /// A file may have a name that is not Unicode, and JSON has no bytes.
 #[cfg(unix)]
 #[test]

@@ -484,6 +484,8 @@ fn a_result_that_names_no_machine_has_no_cpus() {
 fn what_is_no_result_is_refused_with_what_to_do() {
     let good = std::fs::read(result("good.json", &["--policy", "lazy"])).unwrap();
     let good = String::from_utf8(good).unwrap();
+    let mut minus_step: serde_json::Value = serde_json::from_str(&good).unwrap();
+    minus_step["policies"][0]["unmap_latency"][0][0] = (-5.0).into();
     let cases = [
         ("prose.json", "what?".to_owned(), "this is no JSON"),
         ("empty.json", String::new(), "this is no JSON"),
@@ -496,6 +498,11 @@ fn what_is_no_result_is_refused_with_what_to_do() {
         ("policy.json", good.replace("\"lazy\"", "\"lax\""), "\"lax\" is none of strict, strict-batch"),
         ("costs.json", good.replace("\"median_ns\"", "\"mean_ns\""), "missing field `median_ns`"),
         ("minus.json", good.replace("\"work_ns\": 1000.0", "\"work_ns\": -1.0"), "work_ns is less than 0"),
+        (
+            "minus-step.json",
+            minus_step.to_string(),
+            "unmap_latency is less than 0",
+        ),
         (
             "old.json",
             r#"{"bench": "path", "command": "portcullis bench path --json", "results": [], "skipped": []}"#.into(),

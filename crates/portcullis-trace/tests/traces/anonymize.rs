@@ -101,3 +101,27 @@ fn what_a_reader_passes_over_keeps_its_place() {
     assert!(after.times_ns.unwrap().0 < 1 << 20);
     assert_eq!(after.duration_ns(), before.duration_ns());
 }
+
+/// A large page stays one: memory that begins at a multiple of 2 MiB, and is as long, does so wherever it goes.
+#[test]
+fn what_is_aligned_stays_so() {
+    let text = on_cpu0(&[
+        "dma_map_page: d dir=TO_DEVICE dma_addr=ff000100 size=512 phys_addr=7000100 attrs=",
+        "dma_map_page: d dir=TO_DEVICE dma_addr=c0200000 size=2097152 phys_addr=140200000 attrs=",
+        "dma_map_page: d dir=TO_DEVICE dma_addr=d0010000 size=65536 phys_addr=150010000 attrs=",
+    ]);
+    let written = String::from_utf8(anonymized(text.as_bytes())).unwrap();
+    let of = |line: &str, name: &str| {
+        let (_, rest) = line.split_once(name).unwrap();
+        u64::from_str_radix(rest.split(' ').next().unwrap(), 16).unwrap()
+    };
+    let maps: Vec<[u64; 2]> = written
+        .lines()
+        .filter(|line| line.contains("dma_map_phys"))
+        .map(|line| ["dma_addr=", " phys_addr="].map(|name| of(line, name)))
+        .collect();
+    assert_eq!(maps.len(), 3, "{written}");
+    assert!(maps[0].iter().all(|address| address % 0x1000 == 0x100), "{maps:x?}");
+    assert!(maps[1].iter().all(|address| address % (2 << 20) == 0), "{maps:x?}");
+    assert!(!written.contains("140200000") && !written.contains("c0200000"), "{written}");
+}

@@ -187,3 +187,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova, len, way: Way::Split, list: None })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The head is the first piece's, and the tail the last one's.
+    #[test]
+    fn the_middle_of_a_list_is_its_whole_granules() {
+        let piece = |phys, len| PhysSegment { phys: PhysAddr::new(phys), len };
+        let list = [piece(0x1f00, 0x1100), piece(0x5000, 0x2000), piece(0x9000, 0x1080)];
+        let cut = cut(&list, 0x4180, PageSize::SIZE_4K).unwrap();
+        assert_eq!((cut.head, cut.tail), (0x100, 0x80));
+        let mut linked = Vec::new();
+        cut.push_middle(&list, &mut linked);
+        assert_eq!(linked, [piece(0x2000, 0x1000), piece(0x5000, 0x2000), piece(0x9000, 0x1000)]);
+    }
+}

@@ -1,7 +1,7 @@
 //! A pool that is full says so, and says when to try again; what other CPUs keep is used first.
 
 use portcullis::addr::{Direction, Iova, PhysAddr};
-use portcullis::bounce::swiotlb::{Bounced, Constraints, Pressure};
+use portcullis::bounce::swiotlb::{Bounced, Constraints, Pressure, SwiotlbConfig};
 use portcullis::dma::{DmaMapError, DmaUnmapError};
 
 use super::support::*;
@@ -109,4 +109,23 @@ fn the_one_that_was_freed_last_comes_first() {
         assert_ne!(Some(&again), live.last());
     }
     assert_eq!(unmap(&pool, PhysAddr::new(1), 1), Err(DmaUnmapError::NotMapped { iova: Iova::new(1) }));
+}
+
+/// As under Linux, where drivers count on it: also a buffer that takes slots of several words, with the first free slot amid a
+/// page.
+#[test]
+fn buffers_of_a_page_or_more_begin_at_a_page() {
+    const LARGE: u64 = 100 * LEN;
+    let (_, _, pool) = machine(&SwiotlbConfig { max_bytes: AREA, ..config() });
+    let (mut live, _) = fill(&pool);
+    live.sort_unstable_by_key(|mapped| mapped.phys);
+    let first = live.iter().position(|mapped| !mapped.phys.get().is_multiple_of(4096)).unwrap();
+    // From one that begins amid a page on, as many slots as it takes, and one more.
+    let free: Vec<_> = live.drain(first..first + 101).collect();
+    free.iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    let large = one(&pool, LARGE).unwrap();
+    assert_eq!(large.phys, free[1].phys);
+    unmap(&pool, large.phys, LARGE).unwrap();
+    live.iter().for_each(|mapped| unmap(&pool, mapped.phys, LEN).unwrap());
+    assert_eq!(pool.usage().mapped, 0);
 }

@@ -210,3 +210,17 @@ fn a_batch_may_outlive_every_other_handle_of_the_domain() {
     assert!(memory.frames_in_use() < before - 1, "and the tables");
     assert_eq!(iommu.stats().submissions, 1);
 }
+
+#[test]
+fn the_error_of_a_commit_counts_what_waits() {
+    let bench = Bench::new(Policy::Strict);
+    let mut batch = RawBatch::new(&bench.device, 8);
+    let buffers = [(); 3].map(|()| bench.memory.buffer(PAGE).unwrap());
+    for buffer in &buffers {
+        let iova = bench.device.open_single(buffer.phys(), PAGE, Direction::FromDevice).unwrap();
+        bench.device.unmap_single_in(&mut batch, iova, PAGE).unwrap();
+    }
+    bench.iommu.queue().fail_next(1, BROKEN);
+    assert_eq!(batch.commit(), Err(BatchError::Unconfirmed { mappings: 3, error: BROKEN }));
+    assert_eq!((batch.len(), batch.commit(), batch.len()), (3, Ok(3), 0));
+}

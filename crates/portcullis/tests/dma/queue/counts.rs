@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
-use portcullis::dma::{Device, DmaMask, Ended, Machine, Queue, QueueConfig, RawMapping};
+use portcullis::dma::{Device, DmaMask, DmaUnmapError, Ended, Machine, Queue, QueueConfig, RawMapping};
 use portcullis::domain::{Domain, Policy};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::std_platform::StdPlatform;
@@ -100,6 +100,29 @@ fn what_a_measurement_leaves_is_no_mapping_of_the_driver_s() {
         drop(queue);
         let stats = world.nic.domain().space().stats();
         assert_eq!(stats.maps, stats.unmaps, "{coherent}");
+    }
+}
+
+/// A list of which a part was entered, and removed again, is refused; the hardware has not confirmed that. No mapping waits,
+/// and all the same a commit fails until it has.
+#[test]
+fn a_commit_fails_while_the_device_may_reach_what_was_refused() {
+    for config in [STRATEGIES[2], STRATEGIES[4]] {
+        let world = world();
+        let mut queue: Queue<_> = world.nic.queue(config).unwrap();
+        let buffer = world.memory.buffer(6 * PAGE).unwrap();
+        let list = [
+            PhysSegment { phys: buffer.phys(), len: 6 * PAGE },
+            PhysSegment { phys: PhysAddr::new(1 << 52), len: PAGE },
+        ];
+        world.iommu.queue().fail_next(1000, BROKEN);
+        // SAFETY: what the model's memory does not have is counted, not touched; all access to it is by atomics.
+        let mapped = unsafe { queue.map_raw(&list, Direction::FromDevice, &mut [DmaSegment::default(); 2]) };
+        assert!(mapped.unwrap_err().may_be_reached());
+        assert_eq!(queue.waiting(), 0);
+        assert_eq!(queue.commit_raw(), Err(DmaUnmapError::Unconfirmed { error: BROKEN }), "{config:?}");
+        world.iommu.queue().fail_next(0, BROKEN);
+        assert_eq!(queue.commit_raw(), Ok(0));
     }
 }
 
