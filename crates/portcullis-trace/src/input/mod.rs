@@ -4,7 +4,7 @@
 //! skippable ones included) read as one text. An archive that ends early is an error, never a short trace.
 //!
 //! Cost: one buffer of 128 KiB, and for zstd the window that the archive asks for, which the decoder limits. An archive of which a
-//! byte becomes more than [`MOST_OF_A_BYTE`] bytes of text is given up once that is more than [`ANYWAY`]: recordings pack to a
+//! byte becomes more than `MOST_OF_A_BYTE` bytes of text is given up once that is more than `ANYWAY`: recordings pack to a
 //! twentieth, and what was made to keep a reader busy to a thirty-thousandth.
 
 mod zstd;

@@ -55,7 +55,7 @@ impl ReplayPlatform {
     ///
     /// A timer that asks for itself again, as a pool's does as long as it has buffers, ran for ever in a recording whose time
     /// leaps. Nothing happens meanwhile: by then each listener has flushed what it had, and given back what it keeps,
-    /// after a few timers of its own. So after [`TIMERS`] for each listener, or [`BUSY_NS`], the rest of the time goes by at once, and
+    /// after a few timers of its own. So after `TIMERS` for each listener, or `BUSY_NS`, the rest of the time goes by at once, and
     /// what is due by then is due at its end.
     pub fn at(&self, cpu: u32, time_ns: u64, mut at_timer: impl FnMut(u64)) -> u64 {
         let (mut timers, mut told) = (0, 0);
