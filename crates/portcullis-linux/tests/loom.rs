@@ -6,5 +6,6 @@ mod loom {
     #[allow(dead_code, reason = "the core's models use all of it")]
     #[path = "../../../portcullis/tests/loom/frames.rs"]
     pub mod frames;
+    pub mod given;
     pub mod registration;
 }

@@ -438,9 +438,12 @@ fn a_log_that_was_full_goes_on() {
 fn an_entry_that_cannot_be_seen_yet_is_waited_for_and_not_for_ever() {
     let (unit, _) = enabled();
     let fake = || unit.host().unit();
-    fake().log([0, 0]);
-    fake().log([2 << 60 | DEVICE as u64, 0]);
-    assert_eq!(unit.next_fault(), None);
-    let looks = (1..1000).find(|_| unit.next_fault().is_some()).unwrap();
-    assert!((50..200).contains(&looks), "{looks}: the host's patience");
+    // Each of them, however long the one before was waited for.
+    for _ in 0..3 {
+        fake().log([0, 0]);
+        fake().log([2 << 60 | DEVICE as u64, 0]);
+        assert_eq!(unit.next_fault(), None);
+        let looks = (1..1000).find(|_| unit.next_fault().is_some()).unwrap();
+        assert!((50..200).contains(&looks), "{looks}: the host's patience");
+    }
 }
