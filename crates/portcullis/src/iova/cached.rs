@@ -216,6 +216,10 @@ impl Cached {
             0 => (0, end_page.min(self.low_end), None),
             _ => (self.low_end, end_page, self.homes.below(index, end_page)),
         };
+        // What a run leaves of the line above it goes to a CPU whose own home is taken, by a pool for example, and the two would
+        // share that line. (Lines of single pages are left: their homes are coloured by less than a line.)
+        let line = if Place::shift(Class::of(order)) == 0 { 1 } else { Self::line(order) };
+        let home = home.map(|home| home - home % line);
         let mut bitmap = bitmap.lock();
         // If there is no memory for the bits of a range below the home, another range may need
         // none.
@@ -227,13 +231,18 @@ impl Cached {
         Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut bitmap))
     }
 
+    /// The pages whose ranges of `order` have their words on one cache line.
+    const fn line(order: u32) -> u64 {
+        LINE_WORDS << Place::shift(Class::of(order))
+    }
+
     /// Gives back the last of the ranges in `fetched` where they begin a line of range metadata and do
     /// not fill it: the next CPU that fetches would take the rest of the line, and the two would share
     /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
     /// the last ones do not adjoin those before them, as the space is in pieces then. Under the lock
     /// under which they were fetched, so that the next CPU begins below the line.
     fn keep_whole_lines(order: u32, fetched: &[u64], bitmap: &mut Bitmap) -> usize {
-        let line = LINE_WORDS << Place::shift(Class::of(order));
+        let line = Self::line(order);
         let fills = |page: &u64| page.is_multiple_of(line);
         let (size, last) = (1 << order, fetched.len().saturating_sub(1));
         let Some(end) = fetched.iter().rposition(fills).filter(|end| *end < last) else {

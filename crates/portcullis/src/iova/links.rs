@@ -21,6 +21,12 @@ const LEAF_WORDS: usize = 1 << LEAF_BITS;
 const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
+/// Words that one CPU is given together ([`FETCH`](super::cached)), which lie alone on their cache lines: so a leaf begins where lines do.
+/// Where it began anywhere, two words in 16 lay on a line that another CPU writes.
+const GROUP: usize = if cfg!(loom) { 2 } else { 16 };
+type Group = CachePadded<[AtomicU64; GROUP]>;
+const GROUPS: usize = LEAF_WORDS / GROUP;
+
 /// There is no memory for a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OutOfMemory;
@@ -28,7 +34,7 @@ pub(super) struct OutOfMemory;
 /// Words that lie side by side.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct WordLeaf([AtomicU64; LEAF_WORDS]);
+pub(super) struct WordLeaf([Group; GROUPS]);
 
 /// Pointers to levels below, or, at the lowest level, to leaves.
 type Level = [AtomicPtr<Below>; LEVEL_ENTRIES];
@@ -57,7 +63,8 @@ impl WordLeaf {
     /// Returns the word of `index`, which lies in this leaf.
     #[inline]
     pub(super) fn word(&self, index: u64) -> &AtomicU64 {
-        &self.0[index as usize % LEAF_WORDS]
+        let at = index as usize % LEAF_WORDS;
+        &self.0[at / GROUP].0[at % GROUP]
     }
 }
 
@@ -102,8 +109,9 @@ impl Links {
             let level = unsafe { level(below) }.ok_or(OutOfMemory)?;
             pointer = &level[entry(index, height)];
         }
-        let below = self.make::<[AtomicU64; LEAF_WORDS]>(pointer, || boxed(|| AtomicU64::new(0)))?;
-        // SAFETY: what hangs under the lowest level is a leaf, which is nothing but these words.
+        let group = || CachePadded(core::array::from_fn(|_| AtomicU64::new(0)));
+        let below = self.make::<[Group; GROUPS]>(pointer, || boxed(group))?;
+        // SAFETY: what hangs under the lowest level is a leaf, which is nothing but these groups.
         Ok(unsafe { leaf(below) })
     }
 
