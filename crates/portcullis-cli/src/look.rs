@@ -138,8 +138,8 @@ pub fn shown(text: &str) -> String {
     shown + &PrintableLines(rest).to_string()
 }
 
-/// Tells a person what goes beside the output: lines of plain text, of which a terminal takes nothing for a command. Nobody may
-/// listen any more, as behind `2>&1 | head`; that is no error.
+/// Prints lines of plain text on standard error, with control characters made visible. A reader that has gone, as behind
+/// `2>&1 | head`, is no error.
 pub fn tell(text: &str) {
     let text = PrintableLines(text).to_string();
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());

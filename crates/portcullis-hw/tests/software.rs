@@ -43,6 +43,14 @@ fn host<K: Kind>(memory: &Arc<Memory>) -> Behind<K> {
     SoftwareHost { unit, now, relax: std::thread::yield_now, patience }
 }
 
+/// Attaches the device to domain 7, whose table nobody walks.
+fn lead_device<X: Format + Copy>(unit: &impl Iommu<X>) {
+    let format = unit.layout().unwrap();
+    let to = Attachment::Table { domain: DomainId(7), root: PhysAddr::new(1 << 20), format };
+    // SAFETY: the unit walks no tables.
+    unsafe { unit.attach(DEVICE, to) }.unwrap();
+}
+
 /// `stop` has a unit say that it has stopped at a command, and `head` says how many it has
 /// consumed.
 fn works<X, U, K>(
@@ -58,13 +66,7 @@ fn works<X, U, K>(
     let before = memory.frames_in_use();
     let unit = Arc::new(start(host(&memory)).unwrap());
     unit.enable().unwrap();
-    let to = Attachment::Table {
-        domain: DomainId(7),
-        root: PhysAddr::new(1 << 20),
-        format: unit.layout().unwrap(),
-    };
-    // SAFETY: the unit walks no tables.
-    unsafe { unit.attach(DEVICE, to) }.unwrap();
+    lead_device(&*unit);
     let page = |page: u64| {
         let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
         Request { domain: DomainId(7), invalidation: Invalidation::Range { range, leaf_only: true } }

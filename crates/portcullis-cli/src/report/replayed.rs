@@ -83,7 +83,7 @@ fn open(policy: &PolicyReport) -> Option<f64> {
     policy.exposure_counted.map(|_| policy.exposure.stale_byte_s)
 }
 
-/// The policies of which the recording tells the cost, and what that is.
+/// The policies whose cost the recording tells, each with its cost.
 fn told(runs: &Runs) -> impl Iterator<Item = (&PolicyReport, &Cost)> {
     runs.report.policies.iter().zip(&runs.costs).filter(|(_, cost)| cost.known)
 }

@@ -85,7 +85,7 @@ fn registers(at: u64) {
     assert!(at != 0 && at.is_multiple_of(4096), "{at:#x} is where no registers begin");
 }
 
-/// Regions are none of page 0 alone, and what is made of them is whole pages, each once, that hold all of them.
+/// No region lies in page 0 alone. Merged, regions become whole pages, each once, which cover all of them.
 fn regions(all: &[Reserved]) {
     for granule in [12, 14, 16].into_iter().filter_map(PageSize::from_shift) {
         let Ok(merged) = Reserved::merged(all.iter().copied(), granule) else { return };

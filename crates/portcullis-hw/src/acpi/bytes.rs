@@ -21,7 +21,7 @@ pub(super) struct Bytes<'a> {
 }
 
 impl<'a> Bytes<'a> {
-    /// A whole table, which has `least` bytes, and what is wrong with it: whether its checksum is right.
+    /// A whole table of at least `least` bytes, and the flaw of its checksum, if there is one.
     ///
     /// # Errors
     /// [`AcpiError`].

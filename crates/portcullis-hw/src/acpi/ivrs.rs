@@ -273,7 +273,7 @@ impl IvrsUnit {
         append(&mut self.named, &mut other.named)
     }
 
-    /// Reads an entry. `start` is the run that has begun: its first device, and what that is seen as.
+    /// Reads an entry. `start` is the run that has begun: its first device, and that device's alias.
     fn entry(
         &mut self,
         entry: &Bytes<'_>,

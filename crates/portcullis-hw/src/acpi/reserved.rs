@@ -49,7 +49,7 @@ impl Reserved {
         }
         edges.sort_unstable_by_key(|edge| edge.page);
         let mut merged: Vec<Self> = Vec::new();
-        // How many regions, of those that have begun and not ended, are read, and written.
+        // How many of the regions that cover this address the device reads, and how many it writes.
         let (mut readers, mut writers, mut from) = (0_usize, 0_usize, 0);
         for edge in edges {
             if let Some(permissions) = Permissions::of(readers > 0, writers > 0).filter(|_| edge.page > from)

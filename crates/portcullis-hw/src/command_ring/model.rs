@@ -98,7 +98,7 @@ fn a_unit_that_goes_on_is_told_again_whichever_cpu_rings() {
     });
 }
 
-/// A CPU that is told that its command was consumed sees what that did, whichever CPU has
+/// A CPU that learns that its command was consumed sees the effects of the command, whichever CPU has
 /// asked the unit.
 #[test]
 fn what_was_consumed_was_carried_out() {

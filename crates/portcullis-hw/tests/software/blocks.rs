@@ -9,10 +9,10 @@ use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationQueue, Request};
 use portcullis::pgtable::Format;
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
-use portcullis_hw::{Attachment, Iommu, amdvi, riscv, smmuv3, vtd};
+use portcullis_hw::{Iommu, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::{Descriptor, IommuConfig, Memory};
 
-use super::{Behind, DEVICE, MEMORY, host};
+use super::{Behind, DEVICE, MEMORY, host, lead_device};
 
 const DOMAIN: DomainId = DomainId(7);
 
@@ -53,10 +53,7 @@ impl<U, K: Kind> Rig<U, K> {
         change(&host.unit);
         let unit = start(host);
         unit.enable().unwrap();
-        let format = unit.layout().unwrap();
-        let to = Attachment::Table { domain: DOMAIN, root: PhysAddr::new(1 << 20), format };
-        // SAFETY: the unit walks no tables.
-        unsafe { unit.attach(DEVICE, to) }.unwrap();
+        lead_device(&unit);
         Self { unit, of, ring, memory }
     }
 

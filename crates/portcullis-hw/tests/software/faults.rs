@@ -8,12 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::lead_device;
 use portcullis::addr::{DomainId, PhysAddr};
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::pgtable::{Format, VtdSecondStage};
 use portcullis::platform::{Frames, Table};
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
-use portcullis_hw::{Attachment, Host, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_hw::{Host, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
 use crate::{DEVICE, MEMORY};
@@ -159,19 +160,9 @@ fn work<K: Kind, X: Format + Copy, U: Iommu<X>>(
     stop(&host.unit);
     assert!(unit.submit(&many[..3]).is_err());
     assert_eq!(unit.submit(&many[..1]), Ok(()));
-    attach(unit);
+    lead_device(unit);
     assert_eq!(unit.next_fault(), None);
     unit.detach(DEVICE).unwrap();
-}
-
-fn attach<X: Format + Copy>(unit: &impl Iommu<X>) {
-    let to = Attachment::Table {
-        domain: DomainId(7),
-        root: PhysAddr::new(1 << 20),
-        format: unit.layout().unwrap(),
-    };
-    // SAFETY: the unit walks no tables.
-    unsafe { unit.attach(DEVICE, to) }.unwrap();
 }
 
 /// It does all that it should, and as often as there are places and words in which it confirms.
@@ -184,7 +175,7 @@ fn is_well<X: Format + Copy>(unit: &impl Iommu<X>) {
     for round in 0..600 {
         assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()), "{round}");
     }
-    attach(unit);
+    lead_device(unit);
     unit.detach(DEVICE).unwrap();
 }
 
@@ -201,7 +192,7 @@ fn make<K: Kind, X: Format + Copy, U: Iommu<X>>(
     let unit = start(Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf }).unwrap();
     unit.enable().unwrap();
     // Tables for the device stay.
-    attach(&unit);
+    lead_device(&unit);
     unit.detach(DEVICE).unwrap();
     (unit, memory)
 }

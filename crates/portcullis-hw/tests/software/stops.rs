@@ -9,10 +9,10 @@ use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::{Invalidation, Request};
 use portcullis::pgtable::{Format, VtdSecondStage};
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
-use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_hw::{Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
-use super::{Behind, DEVICE, MEMORY, now};
+use super::{Behind, DEVICE, MEMORY, lead_device, now};
 
 const THREADS: u64 = 3;
 const ROUNDS: u64 = 500;
@@ -44,13 +44,7 @@ fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     let host = SoftwareHost { unit: software, now, relax: std::hint::spin_loop, patience };
     let unit = start(host).unwrap();
     unit.enable().unwrap();
-    let to = Attachment::Table {
-        domain: DomainId(7),
-        root: PhysAddr::new(1 << 20),
-        format: unit.layout().unwrap(),
-    };
-    // SAFETY: the unit walks no tables.
-    unsafe { unit.attach(DEVICE, to) }.unwrap();
+    lead_device(&unit);
     let failed = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use portcullis::addr::{DomainId, Iova, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis_hw::software::{Kind, RiscV, SmmuV3, Software, VtD};
-use portcullis_hw::{Attachment, Host, Iommu, Registers, riscv, smmuv3, vtd};
+use portcullis_hw::{Host, Iommu, Registers, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
 use super::{DEVICE, MEMORY};
@@ -220,13 +220,7 @@ fn a_fence_is_between_a_device_s_context_and_its_translations() {
         let host = Watching::<RiscV>::new();
         let unit = riscv::Unit::start_in(host.clone(), stage).unwrap();
         unit.enable().unwrap();
-        let to = Attachment::Table {
-            domain: DomainId(7),
-            root: PhysAddr::new(1 << 20),
-            format: unit.layout().unwrap(),
-        };
-        // SAFETY: the unit walks no tables.
-        unsafe { unit.attach(DEVICE, to) }.unwrap();
+        super::lead_device(&unit);
         host.told();
         unit.detach(DEVICE).unwrap();
         let told: Vec<u64> = host.told().iter().map(|[first, _]| first & 0x7f).collect();

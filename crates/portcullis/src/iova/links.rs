@@ -21,8 +21,8 @@ const LEAF_WORDS: usize = 1 << LEAF_BITS;
 const LEVEL_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 
-/// Words that one CPU is given together ([`FETCH`](super::cached)), which lie alone on their cache lines: so a leaf begins where lines do.
-/// Where it began anywhere, two words in 16 lay on a line that another CPU writes.
+/// Words of the fewest ranges that a CPU fetches at a time, on two cache lines of their own: a leaf is aligned to these. Leaves at any
+/// address put two words in 16 on a line that another CPU writes.
 const GROUP: usize = if cfg!(loom) { 2 } else { 16 };
 type Group = CachePadded<[AtomicU64; GROUP]>;
 const GROUPS: usize = LEAF_WORDS / GROUP;

@@ -181,7 +181,7 @@ fn the_newest_block_that_can_be_read_is_the_units() {
     let chosen = |ivrs: &Ivrs| ivrs.units.iter().map(|unit| unit.devices.clone()).collect::<Vec<_>>();
     let (ivrs, flaws) = told(&blocks);
     assert_eq!((chosen(&ivrs), flaws), (vec![vec![(0x40, 0x40)]], vec![]));
-    // An entry of which nobody knows how long it is: the rest of the block may say anything.
+    // An entry of unknown length: the rest of the block cannot be read.
     let unreadable = unit(0x40, 2, REGISTERS, &[&entry(2, 0x40), &entry(0xf1, 0)]);
     let at = AT + 44;
     let length = Flaw::Length { offset: at, len: 0, least: 4, left: 4 };
