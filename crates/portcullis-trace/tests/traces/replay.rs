@@ -312,6 +312,21 @@ fn every_profile_states_a_source_for_every_figure() {
     }
 }
 
+/// By which an adaptive queue and lazy protection choose.
+#[test]
+fn a_policy_is_told_all_that_a_submission_waits_for() {
+    for name in built_in_names() {
+        let waits = Profile::load(name).unwrap().waits;
+        let costs = waits.costs();
+        assert_eq!(
+            f64::from(costs.submission_ns),
+            (waits.doorbell.ns + waits.completion.ns).ceil(),
+            "{name}"
+        );
+        assert_eq!(f64::from(costs.request_ns), waits.descriptor.ns.ceil(), "{name}");
+    }
+}
+
 #[test]
 fn requests_cost_what_the_profile_says() {
     let text = map(0, 1, 0x1000, 0x5000, 8192) + &unmap(0, 2, 0x1000, 8192);

@@ -172,10 +172,13 @@ fn a_directory_is_as_deep_as_the_unit_walks_it() {
 fn a_device_beyond_the_width_that_was_attached_too_early_is_named() {
     let unit = Unit::start(host(BOTH, ddtp::OFF, 16)).unwrap();
     model(&unit).state(|state| state.levels = alloc::vec![1, 2]);
-    attach(&unit, 0x1_0003, Attachment::PassThrough).unwrap();
+    for device in [0x1_0003, 0xffff] {
+        attach(&unit, device, Attachment::PassThrough).unwrap();
+    }
     let beyond = UnitError::NoSuchDevice { device: 0x1_0003, last: 0xffff };
     assert_eq!(unit.enable(), Err(beyond));
     unit.detach(DeviceId(0x1_0003)).unwrap();
+    // There is room for the other, which is the last.
     assert_eq!(unit.enable(), Ok(()));
     // Its number is in no command.
     assert!(asked(&unit).iter().all(|command| *command != super::layout::command::directory(0x1_0003)));

@@ -1,10 +1,12 @@
 //! What a ring promises besides protection: access, reach, addresses and accounts, by its fast path as by the others.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
-use portcullis::domain::{Policy, PolicyError};
+use portcullis::dma::{BatchError, DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
+use portcullis::domain::{Policy, PolicyError, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenRing};
@@ -144,6 +146,48 @@ fn what_a_ring_that_is_dropped_leaves_open_is_counted() {
     let open = rig.domain.exposure().stale_byte_ns;
     rig.platform.take(1000);
     assert_eq!(rig.domain.exposure().stale_byte_ns, open);
+}
+
+/// What a batch leaves open that is dropped without a confirmation: what it has, what others had cut, and what a mapper has
+/// panicked at.
+#[test]
+fn what_a_batch_that_is_dropped_leaves_open_is_counted_until_a_flush() {
+    for panics in [false, true] {
+        let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+        let open =
+            |page: PhysSegment, len| rig.device.open_single(page.phys, len, Direction::ToDevice).unwrap();
+        let stale = || {
+            let before = rig.domain.exposure().stale_byte_ns;
+            // Longer than what the account takes for even.
+            rig.platform.take(1_000_000);
+            rig.domain.exposure().stale_byte_ns - before
+        };
+        let mut batch = RawBatch::new(&rig.device, 4);
+        let whole = open(page(0), PAGE);
+        rig.device.unmap_single_in(&mut batch, whole, PAGE).unwrap();
+        let cut = open(page(4), 4 * PAGE);
+        rig.device.unmap_single(cut, PAGE).unwrap();
+        let refused = rig.device.unmap_single_in(&mut batch, cut, 4 * PAGE);
+        assert!(matches!(refused, Err(BatchError::Unmap(UnmapError::NotMapped { .. }))), "{refused:?}");
+        let torn = open(page(16), 16 * PAGE);
+        let armed = Arc::new(AtomicBool::new(panics));
+        rig.platform.after_each_turn({
+            let armed = Arc::clone(&armed);
+            move || assert!(!armed.swap(false, Ordering::Relaxed), "as the test wants")
+        });
+        let unmapped = catch_unwind(AssertUnwindSafe(|| {
+            rig.device.unmap_single_in(&mut batch, torn, 16 * PAGE).unwrap();
+        }));
+        rig.platform.after_each_turn(|| ());
+        assert_eq!(unmapped.is_err(), panics);
+        assert_eq!((batch.len(), stale()), (3, 0), "the batch has them yet");
+        rig.iommu.queue().fail_next(u64::MAX, BROKEN);
+        drop(batch);
+        assert_eq!(stale(), u128::from((1 + 3 + 16) * PAGE) * 1_000_000, "{panics}");
+        rig.iommu.queue().fail_next(0, BROKEN);
+        rig.domain.flush().unwrap();
+        assert_eq!(stale(), 0);
+    }
 }
 
 #[test]
