@@ -75,6 +75,9 @@ pub enum SetupError {
     /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
     #[error("a device that is not coherent, of a domain without cache maintenance")]
     NoCacheMaintenance,
+    /// A device that is not coherent was to have mappings [by number](crate::dma::DmaOps): they know nothing of caches.
+    #[error("a device that is not coherent maps by queues, which know when to clean and when to invalidate")]
+    NotCoherent,
     /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or
     /// than a slot of the pool that a queue copies through.
     #[error("cache lines of {line:#x} bytes: a power of two up to {most:#x} is needed")]

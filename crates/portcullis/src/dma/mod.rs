@@ -9,6 +9,9 @@
 //! numbers, for kernels that keep account of their buffers themselves. The queue's [`QueueConfig`]
 //! says which of what follows protects it.
 //!
+//! A kernel whose drivers end a mapping by its address and length alone, from any CPU, has a
+//! [`DmaOps`] for each device in the place of queues.
+//!
 //! With the feature `parts`, the parts of queues can be used by themselves: [`DmaDevice`] with
 //! `RawBatch`, `StrictRing`, `AdaptiveRing`, all of which take and give numbers.
 //!
@@ -52,6 +55,7 @@ mod buffer;
 mod coherent;
 mod device;
 mod layout;
+pub mod ops;
 mod queue;
 mod raw_batch;
 mod ring;
@@ -70,6 +74,7 @@ pub(crate) use adaptive::{
 pub use buffer::DmaBuffer;
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
+pub use ops::{DmaOps, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{

@@ -29,12 +29,12 @@ const GROUPS: usize = LEAF_WORDS / GROUP;
 
 /// There is no memory for a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OutOfMemory;
+pub(crate) struct OutOfMemory;
 
 /// Words that lie side by side.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct WordLeaf([Group; GROUPS]);
+pub(crate) struct WordLeaf([Group; GROUPS]);
 
 /// Pointers to levels below, or, at the lowest level, to leaves.
 type Level = [AtomicPtr<Below>; LEVEL_ENTRIES];
@@ -45,7 +45,7 @@ enum Below {}
 
 /// A sparse array of words, 0 where nothing was written.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(crate) struct Links {
     /// The number of words.
     len: u64,
     /// The number of levels of pointers under the root; 0 if the root is the only leaf.
@@ -62,7 +62,7 @@ impl WordLeaf {
 
     /// Returns the word of `index`, which lies in this leaf.
     #[inline]
-    pub(super) fn word(&self, index: u64) -> &AtomicU64 {
+    pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         let at = index as usize % LEAF_WORDS;
         &self.0[at / GROUP].0[at % GROUP]
     }
@@ -70,7 +70,7 @@ impl WordLeaf {
 
 impl Links {
     /// Makes an array of `len` words. Allocates nothing yet.
-    pub(super) fn new(len: u64) -> Self {
+    pub(crate) fn new(len: u64) -> Self {
         let mut height = 0;
         // With 2^64 words, the loop ends when it has looked at all bits.
         while LEAF_BITS + height * LEVEL_BITS < u64::BITS
@@ -83,7 +83,7 @@ impl Links {
 
     /// Returns the leaf that has the word of `index`, if it exists. Costs one dependent load for
     /// each level and one for the root: nine at most for 2^52 words.
-    pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
+    pub(crate) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         if index >= self.len {
             return None;
         }
@@ -98,7 +98,7 @@ impl Links {
 
     /// Returns the leaf that has the word of `index`, and makes it if it does not exist, which
     /// allocates. Returns `None` outside the array.
-    pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&WordLeaf>, OutOfMemory> {
+    pub(crate) fn leaf_or_make(&self, index: u64) -> Result<Option<&WordLeaf>, OutOfMemory> {
         if index >= self.len {
             return Ok(None);
         }
@@ -116,7 +116,7 @@ impl Links {
     }
 
     /// Returns how many bytes of memory all levels and leaves take.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.0.load(Ordering::Relaxed)
     }
 

@@ -22,4 +22,6 @@ mod interface;
 #[cfg(not(watched))]
 mod kept;
 mod mishaps;
+#[cfg(not(watched))]
+mod ops;
 mod queue;

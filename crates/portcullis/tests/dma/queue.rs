@@ -11,4 +11,4 @@ mod policies;
 #[cfg(not(watched))]
 mod raw;
 mod typed;
-mod world;
+pub mod world;

@@ -19,6 +19,12 @@ use crate::setup::SetupError;
 #[derive(Debug)]
 pub struct BounceDevice<M: Mapper, P: Platform, C: CopyMemory> {
     pool: Arc<BouncePool<M, P, C>>,
+    client: Client,
+}
+
+/// A device as its pool sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client {
     profile: DeviceProfile,
     reaches_slots: bool,
     /// Bits of an address that are 0 where the device may be given what begins or ends there.
@@ -27,7 +33,7 @@ pub struct BounceDevice<M: Mapper, P: Platform, C: CopyMemory> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
     fn clone(&self) -> Self {
-        Self { pool: Arc::clone(&self.pool), ..*self }
+        Self { pool: Arc::clone(&self.pool), client: self.client }
     }
 }
 
@@ -38,21 +44,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// [`SetupError::OffsetMask`] where the bits to keep are not the lowest, or reach beyond a
     /// granule's offset.
     pub fn new(pool: Arc<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
-        let mask = profile.offset_mask;
-        if mask & mask.wrapping_add(1) != 0 || mask > pool.domain.granule().offset_mask() {
-            return Err(SetupError::OffsetMask { mask });
-        }
-        let reaches_slots = pool.region.last().get() <= profile.mask;
-        let inside = if profile.untrusted { pool.domain.granule().offset_mask() } else { 0 };
-        Ok(Self { pool, profile, reaches_slots, inside })
+        let client = pool.client(profile)?;
+        Ok(Self { pool, client })
     }
 
     /// The same device, with slots for the ends of lists that it reaches by other addresses than the slots' own: each byte is
     /// as far into its slot as it is into its granule.
     pub(crate) fn for_ends(&self) -> Self {
         let offset_mask = self.pool.domain.granule().offset_mask();
-        let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.profile };
-        Self { pool: Arc::clone(&self.pool), profile, reaches_slots: true, inside: self.inside }
+        let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.client.profile };
+        let client = Client { profile, reaches_slots: true, inside: self.client.inside };
+        Self { pool: Arc::clone(&self.pool), client }
     }
 
     /// Returns how a list that the device [may not be given](Self::look_at) is cut, so that it is
@@ -73,15 +75,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Option<Iova> {
-        let terms = self.terms(piece.phys, false, direction, attributes);
+        let terms = self.pool.terms(&self.client, piece.phys, false, direction, attributes);
         // SAFETY: the caller's promise.
-        let mapping = unsafe { self.map_slotted(&[piece], piece.len, terms) };
+        let mapping = unsafe { self.pool.map_slotted(&self.client, &[piece], piece.len, (terms, true)) };
         mapping.ok().flatten().map(|mapping| mapping.iova())
     }
 
     /// Whether the device is never given what shares a granule with a buffer.
     pub(crate) fn is_untrusted(&self) -> bool {
-        self.profile.untrusted
+        self.client.profile.untrusted
+    }
+
+    /// As [`Client::look_at`].
+    #[inline]
+    pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
+        self.client.look_at(list)
     }
 
     /// The pool.
@@ -121,98 +129,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        if let [piece] = list {
-            // SAFETY: the caller's promise.
-            if let Some(mapping) = unsafe { self.map_fast(*piece, direction, attributes) } {
-                return Ok(mapping);
-            }
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.map_slow(list, direction, attributes) }
+        unsafe { self.pool.map(&self.client, list, direction, attributes) }
     }
+}
 
-    /// Maps one piece through a slot that the CPU has at hand and whose buffer was this group's
-    /// before, as nearly all mappings are made. Otherwise returns `None`, with nothing changed.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[inline(always)]
-    unsafe fn map_fast<'a>(
-        &self,
-        piece: PhysSegment,
-        direction: Direction,
-        attributes: Attributes,
-    ) -> Option<PoolMapping<'a>> {
-        if attributes.persistent_streaming || !self.reaches_slots {
-            return None;
-        }
-        piece.last().ok()?;
-        let pool = &*self.pool;
-        let terms = self.terms(piece.phys, false, direction, attributes);
-        let bytes = piece.len.checked_add(terms.offset)?;
-        let (place, slot) = pool.take_fast(bytes, direction.index(), self.group())?;
-        // SAFETY: the caller's promise; the slot is in this caller's hands.
-        Some(unsafe { pool.fill(slot, place, piece, None, terms) })
-    }
-
-    /// Makes any mapping.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[inline(never)]
-    unsafe fn map_slow<'a>(
-        &self,
-        list: &'a [PhysSegment],
-        direction: Direction,
-        attributes: Attributes,
-    ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let len = total(list)?;
-        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
-        let terms = self.terms(first, list.len() > 1, direction, attributes);
-        if !attributes.persistent_streaming
-            && self.reaches_slots
-            // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_slotted(list, len, terms) }?
-        {
-            return Ok(mapping);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.map_otherwise(list, len, terms, attributes) }
-    }
-
-    /// Maps through a slot; `None` where there is none for as much.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    unsafe fn map_slotted<'a>(
-        &self,
-        list: &[PhysSegment],
-        len: u64,
-        terms: Terms,
-    ) -> Result<Option<PoolMapping<'a>>, DmaMapError> {
-        let pool = &*self.pool;
-        let bytes = len.checked_add(terms.offset);
-        let Some(class) = bytes.and_then(|bytes| pool.layout.class_of(bytes)) else { return Ok(None) };
-        let taken = pool.take(class, terms.direction.index());
-        let taken = if taken.is_some() { taken } else { pool.refill(class, terms.direction, self.group())? };
-        let Some(index) = taken else { return Ok(None) };
-        // SAFETY: the caller's promise.
-        unsafe { pool.map_slot(list, len, (class, index), terms, self.group()) }.map(Some)
+impl Client {
+    /// The highest address that the device can put on the bus.
+    pub(super) fn limit(&self) -> Iova {
+        Iova::new(self.profile.mask)
     }
 
     #[inline]
-    fn terms(&self, first: PhysAddr, listed: bool, direction: Direction, attributes: Attributes) -> Terms {
-        Terms {
-            direction,
-            copy_in: attributes.copy_in && direction == Direction::FromDevice,
-            wipe: attributes.wipe || self.pool.config.wipe,
-            listed,
-            offset: first.get() & self.profile.offset_mask,
-        }
-    }
-
-    #[inline]
-    fn group(&self) -> u64 {
+    pub(super) fn group(&self) -> u64 {
         self.profile.group.into()
     }
 
@@ -226,41 +155,169 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         let (len, bits) = list.iter().fold((0, 0), look);
         (len, bits & self.inside == 0)
     }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Returns a device with this profile, as this pool sees it.
+    ///
+    /// # Errors
+    /// As [`BounceDevice::new`].
+    pub(crate) fn client(&self, profile: DeviceProfile) -> Result<Client, SetupError> {
+        let mask = profile.offset_mask;
+        let inside = self.domain.granule().offset_mask();
+        if mask & mask.wrapping_add(1) != 0 || mask > inside {
+            return Err(SetupError::OffsetMask { mask });
+        }
+        let reaches_slots = self.region.last().get() <= profile.mask;
+        Ok(Client { profile, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
+    }
+
+    /// As [`BounceDevice::map`], for `client`.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    #[inline(always)]
+    pub(crate) unsafe fn map<'a>(
+        &self,
+        client: &Client,
+        list: &'a [PhysSegment],
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
+        if let [piece] = list {
+            // SAFETY: the caller's promise.
+            if let Some(mapping) = unsafe { self.map_fast(client, *piece, direction, attributes) } {
+                return Ok(mapping);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map_slow(client, list, direction, (attributes, true)) }
+    }
+
+    /// Maps one piece through a slot that the CPU has at hand and whose buffer was this group's
+    /// before, as nearly all mappings are made. Otherwise returns `None`, with nothing changed.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    #[inline(always)]
+    unsafe fn map_fast<'a>(
+        &self,
+        client: &Client,
+        piece: PhysSegment,
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Option<PoolMapping<'a>> {
+        if attributes.persistent_streaming || !client.reaches_slots {
+            return None;
+        }
+        piece.last().ok()?;
+        let terms = self.terms(client, piece.phys, false, direction, attributes);
+        let bytes = piece.len.checked_add(terms.offset)?;
+        let (place, slot) = self.take_fast(bytes, direction.index(), client.group())?;
+        // SAFETY: the caller's promise; the slot is in this caller's hands.
+        Some(unsafe { self.fill(slot, place, piece, None, (terms, true)) })
+    }
+
+    /// Makes any mapping. What goes through buffers gets the original's bytes now, unless the caller, who has
+    /// `copied` to say, leaves that to a later sync.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    #[inline(never)]
+    pub(crate) unsafe fn map_slow<'a>(
+        &self,
+        client: &Client,
+        list: &'a [PhysSegment],
+        direction: Direction,
+        (attributes, copied): (Attributes, bool),
+    ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let len = total(list)?;
+        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
+        let terms = self.terms(client, first, list.len() > 1, direction, attributes);
+        if !attributes.persistent_streaming
+            && client.reaches_slots
+            // SAFETY: the caller's promise.
+            && let Some(mapping) = unsafe { self.map_slotted(client, list, len, (terms, copied)) }?
+        {
+            return Ok(mapping);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.map_otherwise(client, list, len, (terms, copied), attributes) }
+    }
+
+    /// Maps through a slot; `None` where there is none for as much.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    unsafe fn map_slotted<'a>(
+        &self,
+        client: &Client,
+        list: &[PhysSegment],
+        len: u64,
+        (terms, copied): (Terms, bool),
+    ) -> Result<Option<PoolMapping<'a>>, DmaMapError> {
+        let bytes = len.checked_add(terms.offset);
+        let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
+        let taken = self.take(class, terms.direction.index());
+        let taken =
+            if taken.is_some() { taken } else { self.refill(class, terms.direction, client.group())? };
+        let Some(index) = taken else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        unsafe { self.map_slot(list, len, (class, index), (terms, copied), client.group()) }.map(Some)
+    }
+
+    #[inline]
+    fn terms(
+        &self,
+        client: &Client,
+        first: PhysAddr,
+        listed: bool,
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Terms {
+        Terms {
+            direction,
+            copy_in: attributes.copy_in && direction == Direction::FromDevice,
+            wipe: attributes.wipe || self.config.wipe,
+            listed,
+            offset: first.get() & client.profile.offset_mask,
+        }
+    }
 
     /// Makes a mapping that goes through no slot.
     ///
     /// # Safety
-    /// As [`map`](Self::map).
+    /// As [`BounceDevice::map`].
     #[cold]
     #[inline(never)]
     unsafe fn map_otherwise<'a>(
         &self,
+        client: &Client,
         list: &'a [PhysSegment],
         len: u64,
-        terms: Terms,
+        (terms, copied): (Terms, bool),
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let (pool, limit) = (&*self.pool, Iova::new(self.profile.mask));
-        let shape = shape(list, pool.domain.granule());
-        let opens_others = self.profile.untrusted && !shape.whole;
+        let shape = shape(list, self.domain.granule());
+        let opens_others = client.profile.untrusted && !shape.whole;
         if attributes.persistent_streaming {
             if opens_others {
                 return Err(DmaMapError::PersistentPart { len });
             }
             // SAFETY: the caller's promise.
-            return unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) };
+            return unsafe { self.map_direct(client, list, len, terms, shape.touches) };
         }
-        if len <= pool.threshold() {
+        if len <= self.threshold() {
             // SAFETY: the caller's promise.
-            return unsafe { pool.map_single_use(list, len, terms, limit) };
+            return unsafe { self.map_single_use(client, list, len, (terms, copied)) };
         }
-        match (opens_others, shape.touches && pool.config.split) {
+        match (opens_others, shape.touches && self.config.split) {
             // SAFETY: the caller's promise.
-            (false, _) => unsafe { pool.map_direct(list, len, terms, (limit, shape.touches)) },
+            (false, _) => unsafe { self.map_direct(client, list, len, terms, shape.touches) },
             // SAFETY: the caller's promise; a mapping above the threshold has more than a granule.
-            (true, true) => unsafe { pool.map_split(list, len, terms, limit) },
+            (true, true) => unsafe { self.map_split(client, list, len, (terms, copied)) },
             // SAFETY: the caller's promise.
-            (true, false) => unsafe { pool.map_single_use(list, len, terms, limit) },
+            (true, false) => unsafe { self.map_single_use(client, list, len, (terms, copied)) },
         }
     }
 }

@@ -49,7 +49,7 @@
 
 // What slots are: `layout`, `slot`, `cpu`, `depot`. What the pool's ordered map holds: `single`.
 // What one caller has in hand: `hands`. Each of the following uses those before it: `memory`,
-// `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `device`; `events` uses
+// `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `device`, `named`; `events` uses
 // `idle`, `claim` and `trim`.
 mod claim;
 mod config;
@@ -62,6 +62,7 @@ mod idle;
 mod layout;
 mod mapping;
 mod memory;
+mod named;
 mod own;
 mod refill;
 mod single;
@@ -73,8 +74,10 @@ mod unlink;
 
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
+pub(crate) use device::Client;
 pub use mapping::{PoolMapping, Way};
 pub(crate) use own::Rule;
+pub(crate) use slot::Toward;
 pub(crate) use split::Cut;
 
 use alloc::boxed::Box;

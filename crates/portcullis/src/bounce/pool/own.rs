@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
+use super::device::Client;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Single, find, remember};
@@ -18,6 +19,9 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
+
+/// A mapping of the map, and the caller that has it in hand.
+pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Arc<Single>);
 
 /// How what was mapped directly ends. (What has buffers ends strictly, as they go back to an allocator.)
 #[derive(Debug, Clone, Copy)]
@@ -35,10 +39,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`BounceDevice::map`](super::BounceDevice::map).
     pub(super) unsafe fn map_single_use<'a>(
         &self,
+        client: &Client,
         list: &'a [PhysSegment],
         len: u64,
-        terms: Terms,
-        limit: Iova,
+        (terms, copied): (Terms, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let phys = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
         let bytes = terms.offset.checked_add(len).and_then(|bytes| self.domain.granule().round_up(bytes));
@@ -50,13 +54,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.free_pieces(&buffer) };
         })?;
         let parts = Parts::Whole(buffer);
-        if terms.copies_in() {
+        if copied && terms.copies_in() {
             // SAFETY: the original is the caller's promise, and no one else has the buffer yet.
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: all of `linked` is the buffer that came from `alloc`.
-        let single = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova: single.iova, len, way: Way::SingleUse, list: None })
+        let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
+        Ok(PoolMapping { iova: single.iova(), len, way: Way::SingleUse, list: None })
     }
 
     /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. After an
@@ -67,9 +71,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// open, as for [`BounceDevice::map`](super::BounceDevice::map).
     pub(super) unsafe fn enter_single(
         &self,
-        linked: &[PhysSegment],
-        bytes: u64,
-        limit: Iova,
+        client: &Client,
+        (linked, bytes): (&[PhysSegment], u64),
         list: Vec<PhysSegment>,
         (len, terms): (u64, Terms),
         parts: Parts,
@@ -79,7 +82,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // Each round but the last gives up addresses of another mapping, which a caller has ended
         // by number before its owner did.
         let single = loop {
-            let range = match self.domain.reserve(bytes, limit) {
+            let range = match self.domain.reserve(bytes, client.limit()) {
                 Ok(reserved) => reserved.into_range(),
                 Err(error) => {
                     // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
@@ -88,9 +91,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     return Err(DmaMapError::List(error.into()));
                 }
             };
-            // The range begins at a granule, and the offset is below one.
-            let iova = Iova::new(range.start().get() | terms.offset);
-            match claim.enter(Single { range, iova, len, terms, list, parts }) {
+            match claim.enter(Single { range, len, group: client.group(), terms, list, parts }) {
                 Ok(single) => break single,
                 Err(single) => (list, parts) = (single.list, single.parts),
             }
@@ -142,20 +143,36 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if self.region.last() >= range.start() && range.last() >= self.region.start() {
             return Err(DmaUnmapError::NotMapped { iova });
         }
-        if self.singles.count() > 0 {
-            let claim = self.claim();
-            // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
-            let changing = self.domain.changing(range);
-            let found = self.find_single(range, iova, Some(len), Some(claim.number()));
-            changing.done();
-            if let Ok(Some(single)) = &found {
-                // SAFETY: the caller's promise.
-                return unsafe { self.end_single(rule, claim, single) };
-            }
-            claim.done();
-            found?;
+        if let Some((claim, single)) = self.take_single((range, iova, len), None)? {
+            // SAFETY: the caller's promise.
+            return unsafe { self.end_single(rule, claim, &single) };
         }
         Ok(self.end_direct(rule, range, range.len().saturating_sub(len))?)
+    }
+
+    /// Takes the mapping of `len` bytes at `iova`, in the granules `range`, in hand: of the group, if one is given. Returns
+    /// `None` where the map knows nothing of these addresses.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]: the map has another mapping there. Nothing is changed.
+    pub(super) fn take_single(
+        &self,
+        (range, iova, len): (IovaRange, Iova, u64),
+        group: Option<u64>,
+    ) -> Result<Option<Taken<'_, M, P, C>>, DmaUnmapError> {
+        if self.singles.count() == 0 {
+            return Ok(None);
+        }
+        let claim = self.claim();
+        // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
+        let changing = self.domain.changing(range);
+        let found = self.find_single(range, iova, Some(len), (Some(claim.number()), group));
+        changing.done();
+        if let Ok(Some(single)) = found {
+            return Ok(Some((claim, single)));
+        }
+        claim.done();
+        found.map(|_| None)
     }
 
     /// Ends what was mapped directly, in granules of which `neighbours` bytes are not its own.
@@ -173,7 +190,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     unsafe fn end_single(
         &self,
         rule: Rule<'_>,
-        mut claim: Claim<'_, M, P, C>,
+        claim: Claim<'_, M, P, C>,
         single: &Single,
     ) -> Result<(), DmaUnmapError> {
         let start = single.range.start();
@@ -184,10 +201,26 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             claim.done();
             return Ok(self.end_direct(rule, single.range, neighbours)?);
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.end_parts(claim, single, true) }
+    }
+
+    /// Ends a mapping of the map that has buffers, which `claim` has in hand. `copied` says whether the original gets what the
+    /// device wrote.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap) of this mapping.
+    pub(super) unsafe fn end_parts(
+        &self,
+        mut claim: Claim<'_, M, P, C>,
+        single: &Single,
+        copied: bool,
+    ) -> Result<(), DmaUnmapError> {
+        let start = single.range.start();
         let mut gather = Gather::new();
         let lost = !self.unlink(single.range, &mut gather);
         let confirmed = self.confirm(&gather);
-        if single.terms.copies_out() {
+        if copied && single.terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the caller's promise lasts until this returns; the buffers are the mapping's.
             unsafe { self.copy_single(single, 0, single.len, Toward::Original) };
@@ -226,7 +259,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let range =
             IovaRange::of_pages(iova, 1, self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
-        let Some(single) = self.find_single(range, iova, None, None)? else { return Ok(()) };
+        let Some(single) = self.find_single(range, iova, None, (None, None))? else { return Ok(()) };
         inside(iova, single.len, (offset, len))?;
         if single.terms.copies(into) {
             // SAFETY: the caller's promise.
@@ -240,17 +273,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         range: IovaRange,
         iova: Iova,
         len: Option<u64>,
-        number: Option<u64>,
+        by: (Option<u64>, Option<u64>),
     ) -> Result<Option<Arc<Single>>, DmaUnmapError> {
         if self.singles.count() == 0 {
             return Ok(None);
         }
-        self.domain.platform().with_cpu(|_| self.singles.with(|map| find(map, range, iova, len, number)))
+        self.domain.platform().with_cpu(|_| self.singles.with(|map| find(map, range, iova, len, by)))
     }
 
     /// Copies `len` bytes from `offset` on between a mapping's buffers and its original. See
     /// [`copy_parts`](Self::copy_parts).
-    unsafe fn copy_single(&self, single: &Single, offset: u64, len: u64, into: Toward) {
+    pub(super) unsafe fn copy_single(&self, single: &Single, offset: u64, len: u64, into: Toward) {
         let whole = (single.terms.offset, single.len);
         // SAFETY: the caller's promise.
         unsafe { self.copy_parts(&single.parts, &single.list, whole, (offset, len), into) };

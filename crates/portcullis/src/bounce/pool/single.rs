@@ -18,14 +18,22 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 pub(super) struct Single {
     /// The addresses of its granules, which no other mapping has.
     pub range: IovaRange,
-    /// The first byte.
-    pub iova: Iova,
     /// Bytes from the first to the last.
     pub len: u64,
+    /// The group of the device that it was made for.
+    pub group: u64,
     pub terms: Terms,
     /// The original.
     pub list: Vec<PhysSegment>,
     pub parts: Parts,
+}
+
+impl Single {
+    /// The address of the first byte.
+    pub(super) fn iova(&self) -> Iova {
+        // The range begins at a granule, and the offset is below one.
+        Iova::new(self.range.start().get() | self.terms.offset)
+    }
 }
 
 /// What stands between the device and the original.
@@ -149,17 +157,20 @@ pub(super) fn noted(map: &mut BTreeMap<Iova, Entry>, range: IovaRange) -> Option
 
 /// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`,
 /// among those that have not ended. Returns `None` where the map knows nothing of these addresses:
-/// the domain may. The caller with this `number`, if there is one, has the mapping in hand then.
+/// the domain may. The caller with this `number`, if there is one, has the mapping in hand then; one of a `group` gets no
+/// mapping of another.
 pub(super) fn find(
     map: &mut BTreeMap<Iova, Entry>,
     range: IovaRange,
     iova: Iova,
     len: Option<u64>,
-    number: Option<u64>,
+    (number, group): (Option<u64>, Option<u64>),
 ) -> Result<Option<Arc<Single>>, DmaUnmapError> {
     let Some(entry) = noted(map, range) else { return Ok(None) };
     // Its addresses are in use: only the whole of it may be named.
-    let is_named = entry.single.range.start() == range.start() && entry.single.iova == iova;
+    let is_named = entry.single.range.start() == range.start()
+        && entry.single.iova() == iova
+        && group.is_none_or(|group| group == entry.single.group);
     if !is_named || !matches!(entry.phase, Phase::Live(_)) {
         return Err(DmaUnmapError::NotMapped { iova });
     }

@@ -40,7 +40,7 @@ pub(super) enum Phase {
 
 /// Which way data goes between a buffer and the original.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Toward {
+pub(crate) enum Toward {
     Buffer,
     Original,
 }

@@ -27,7 +27,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: &[PhysSegment],
         len: u64,
         (class, index): (usize, usize),
-        terms: Terms,
+        (terms, copied): (Terms, bool),
         group: u64,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let (slot, kind) = (&self.slots[index], terms.direction.index());
@@ -46,11 +46,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         in_hand.done();
         let origin = PhysSegment { phys: list.first().map_or(PhysAddr::new(0), |piece| piece.phys), len };
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), terms) })
+        Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), (terms, copied)) })
     }
 
     /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at
-    /// `origin` and is as long. The slot is in this caller's hands, and its contents are of the
+    /// `origin` and is as long. `copied` says whether the buffer gets the bytes that it is to get now, or by a later
+    /// sync. The slot is in this caller's hands, and its contents are of the
     /// mapping's group.
     ///
     /// # Safety
@@ -63,7 +64,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (class, index): (usize, usize),
         origin: PhysSegment,
         list: Option<&[PhysSegment]>,
-        terms: Terms,
+        (terms, copied): (Terms, bool),
     ) -> PoolMapping<'a> {
         let PhysSegment { phys, len } = origin;
         let in_hand = self.in_hand(class, terms.direction.index(), index);
@@ -76,6 +77,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             // SAFETY: the original is the caller's promise, the buffer the slot's, with room for `offset + len` bytes.
             unsafe {
                 match list {
+                    _ if !copied => {}
                     Some(list) => {
                         let buffer = [PhysSegment { phys: at, len }];
                         copy_pieces(&*self.memory, (list, 0), (&buffer, 0), len, Toward::Buffer);
@@ -138,7 +140,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
-    unsafe fn unmap_fast(&self, iova: Iova, len: u64) -> bool {
+    pub(super) unsafe fn unmap_fast(&self, iova: Iova, len: u64) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
         let Some((kind, offset)) = slot.lent_plainly() else { return false };
@@ -167,15 +169,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     unsafe fn unmap_slow(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         match self.layout.find(iova) {
             // SAFETY: the caller's promise.
-            Some(place) => unsafe { self.unmap_slot(place, iova, len) },
+            Some(place) => unsafe { self.unmap_slot(place, iova, len, true) },
             // SAFETY: the caller's promise.
             None => unsafe { self.unmap_own(rule, iova, len) },
         }
     }
 
+    /// Ends a mapping through a slot. `copied` says whether the original gets what the device wrote.
+    ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
-    unsafe fn unmap_slot(&self, place: Place, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+    pub(super) unsafe fn unmap_slot(
+        &self,
+        place: Place,
+        iova: Iova,
+        len: u64,
+        copied: bool,
+    ) -> Result<(), DmaUnmapError> {
         let (slot, terms, at) = self.lent(place, iova)?;
         let origin = slot.origin();
         if origin.len != len {
@@ -185,7 +195,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         // As in `unmap_fast`, and so is what follows.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
-        if terms.copies_out() {
+        if copied && terms.copies_out() {
             fence(Ordering::Acquire);
             // SAFETY: the caller's promise.
             unsafe { self.copy_slot(at, origin.phys, list.as_deref(), (0, len), Toward::Original) };
@@ -290,7 +300,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
-    unsafe fn sync(&self, iova: Iova, offset: u64, len: u64, into: Toward) -> Result<(), DmaUnmapError> {
+    pub(super) unsafe fn sync(
+        &self,
+        iova: Iova,
+        offset: u64,
+        len: u64,
+        into: Toward,
+    ) -> Result<(), DmaUnmapError> {
         let Some(place) = self.layout.find(iova) else {
             // SAFETY: the caller's promise.
             return unsafe { self.sync_own(iova, offset, len, into) };

@@ -5,6 +5,7 @@
 use alloc::vec::Vec;
 
 use super::BouncePool;
+use super::device::Client;
 use super::mapping::{PoolMapping, Way};
 use super::single::{Ends, Parts, remember};
 use super::slot::{Terms, Toward};
@@ -79,10 +80,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`BounceDevice::map`](super::BounceDevice::map).
     pub(super) unsafe fn map_direct<'a>(
         &self,
+        client: &Client,
         list: &'a [PhysSegment],
         len: u64,
         terms: Terms,
-        (limit, touches): (Iova, bool),
+        touches: bool,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let granule = self.domain.granule();
         let (Some(first), Some(last)) = (list.first(), list.last()) else {
@@ -91,7 +93,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let offset = first.phys.page_offset(granule);
         if touches {
             // SAFETY: the caller's promise.
-            let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), limit) }?;
+            let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), client.limit()) }?;
             self.domain.count_neighbours(changing.range().len().saturating_sub(len).cast_signed());
             let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
@@ -103,13 +105,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (span, neighbours) = (bytes - offset - unused, bytes.saturating_sub(len));
         let (terms, parts) = (Terms { offset, ..terms }, Parts::Direct { neighbours });
         // SAFETY: the caller's promise; there are no buffers.
-        let single = unsafe { self.enter_single(list, bytes, limit, Vec::new(), (span, terms), parts) }?;
+        let single = unsafe { self.enter_single(client, (list, bytes), Vec::new(), (span, terms), parts) }?;
         // If a call below panics, the addresses are lost: no owner has them yet.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
         self.domain.count_neighbours(neighbours.cast_signed());
         changing.done();
-        Ok(PoolMapping { iova: single.iova, len: span, way: Way::Direct, list: Some((list, granule)) })
+        Ok(PoolMapping { iova: single.iova(), len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 
     /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has
@@ -145,10 +147,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`BounceDevice::map`](super::BounceDevice::map).
     pub(super) unsafe fn map_split<'a>(
         &self,
+        client: &Client,
         list: &'a [PhysSegment],
         len: u64,
-        terms: Terms,
-        limit: Iova,
+        (terms, copied): (Terms, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         let granule = self.domain.granule();
         let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
@@ -178,13 +180,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
         let terms = Terms { offset, ..terms };
         let parts = Parts::Split(Ends { head, tail });
-        if terms.copies_in() {
+        if copied && terms.copies_in() {
             // SAFETY: the original is the caller's promise; no one else has the ends' granules yet.
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
         // SAFETY: the ends came from `alloc`; what is between them is the caller's to open, in whole granules.
-        let single = unsafe { self.enter_single(&linked, bytes, limit, original, (len, terms), parts) }?;
-        Ok(PoolMapping { iova: single.iova, len, way: Way::Split, list: None })
+        let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
+        Ok(PoolMapping { iova: single.iova(), len, way: Way::Split, list: None })
     }
 }
 

@@ -16,7 +16,9 @@ use super::{Clock, Lane, Machine, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
 use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
-use crate::dma::{AdaptiveRing, DmaBuffer, DmaDevice, RawBatch, RingError, StrictRing, StrictRingConfig};
+use crate::dma::{
+    AdaptiveRing, DmaBuffer, DmaDevice, DmaOps, OpsConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
+};
 use crate::domain::{Domain, Policy};
 use crate::invalidation::InvalidationQueue;
 use crate::iova::ArenaError;
@@ -296,6 +298,15 @@ impl<X: Machine> DmaDomain<X> {
         BouncePool::new(Arc::clone(domain), memory, config)
     }
 
+    /// Returns the pool of bounce buffers for coherent devices, and makes it if there is none yet.
+    fn shared_pool(&self) -> Result<Arc<Pool<X, X::Memory>>, SetupError> {
+        let Parts { made, pool, .. } = &*self.parts;
+        match self.found(made) {
+            Some(found) => Ok(found),
+            None => Ok(self.keep(made, self.new_pool(|memory| memory, *pool)?)),
+        }
+    }
+
     /// Keeps `pool` in `made`, and returns the pool that is kept there: another call's, if that was
     /// first. (A pool is not made under the lock: it allocates, and calls the platform. Where two do
     /// it, one pool goes.)
@@ -447,6 +458,26 @@ impl<X: Machine> Device<X> {
         Ok(Queue::new(self.dma.clone(), lane, &config))
     }
 
+    /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel
+    /// makes one for each device, and calls nothing else for its mappings: the handle keeps account of its own alone.
+    ///
+    /// Where the domain has memory to copy through, its pool is made, too, so that the configuration may
+    /// [change](DmaOps::set_config) later. Allocates. The caller holds no lock and no CPU.
+    ///
+    /// # Errors
+    /// [`SetupError`]: [`NotTranslated`](SetupError::NotTranslated), [`NoCopyMemory`](SetupError::NoCopyMemory),
+    /// [`Threshold`](SetupError::Threshold) for more than the pool copies, [`NotCoherent`](SetupError::NotCoherent), or what a
+    /// pool cannot be made of.
+    pub fn ops(&self, config: OpsConfig) -> Result<DmaOps<X>, SetupError> {
+        if !self.dma.is_coherent() {
+            return Err(SetupError::NotCoherent);
+        }
+        let (domain, parts) = (&self.domain, &*self.domain.parts);
+        let has_pool = parts.memory.is_some() && parts.domain.is_translated();
+        let pool = if has_pool { Some(domain.shared_pool()?) } else { None };
+        DmaOps::new(&parts.domain, pool, self.profile, config)
+    }
+
     /// Makes a lane of a coherent device.
     fn coherent(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
         let translated = self.dma.is_translated();
@@ -479,12 +510,7 @@ impl<X: Machine> Device<X> {
     }
 
     fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
-        let (domain, Parts { made, pool, .. }) = (&self.domain, &*self.domain.parts);
-        let pool = match domain.found(made) {
-            Some(found) => found,
-            None => domain.keep(made, domain.new_pool(|memory| memory, *pool)?),
-        };
-        BounceDevice::new(pool, self.profile)
+        BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 
     fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, SetupError> {

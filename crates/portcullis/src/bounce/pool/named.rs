@@ -1,0 +1,126 @@
+//! Mappings through buffers for callers that have nothing but an address, anywhere in a mapping, and do not know which way the
+//! mapping went: its end, and syncs of any part. An address that is in no mapping of the caller's group through a buffer is
+//! the answer `None`, or an error, and changes nothing.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+
+use super::BouncePool;
+use super::device::Client;
+use super::single::{Entry, Phase, Single, noted};
+use super::slot::Toward;
+use crate::addr::{Iova, IovaRange};
+use crate::bounce::error::{DmaUnmapError, inside};
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap) does. `copied` says whether the original
+    /// gets what the device wrote. Returns `None` where the address is none of a slot.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[inline]
+    pub(crate) unsafe fn end_in_slot(
+        &self,
+        client: &Client,
+        iova: Iova,
+        len: u64,
+        copied: bool,
+    ) -> Option<Result<(), DmaUnmapError>> {
+        let place = self.layout.find(iova)?;
+        if self.slots[place.index].group() != client.group() {
+            return Some(Err(DmaUnmapError::NotMapped { iova }));
+        }
+        // SAFETY: the caller's promise.
+        if copied && unsafe { self.unmap_fast(iova, len) } {
+            return Some(Ok(()));
+        }
+        // SAFETY: the caller's promise.
+        Some(unsafe { self.unmap_slot(place, iova, len, copied) })
+    }
+
+    /// Ends a mapping of `client`'s group that has buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot).
+    /// Returns `None` where the pool has none at the address.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[cold]
+    pub(crate) unsafe fn end_single_use(
+        &self,
+        client: &Client,
+        iova: Iova,
+        len: u64,
+        copied: bool,
+    ) -> Option<Result<(), DmaUnmapError>> {
+        let range = IovaRange::of_pages(iova, len, self.domain.granule())?;
+        match self.take_single((range, iova, len), Some(client.group())) {
+            Ok(None) => None,
+            // SAFETY: the caller's promise.
+            Ok(Some((claim, single))) => Some(unsafe { self.end_parts(claim, &single, copied) }),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Copies `len` bytes from the address `at` on, which may lie anywhere in a mapping of `client`'s group, as
+    /// [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device) do. Returns `None` where the
+    /// pool has nothing at the address: the domain may.
+    ///
+    /// # Errors
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu), for the mapping that has the address.
+    pub(crate) unsafe fn sync_named(
+        &self,
+        client: &Client,
+        at: Iova,
+        len: u64,
+        into: Toward,
+    ) -> Option<Result<(), DmaUnmapError>> {
+        let nothing = DmaUnmapError::NotMapped { iova: at };
+        if let Some(place) = self.layout.find(at) {
+            let slot = &self.slots[place.index];
+            let Some(terms) = slot.lent().filter(|_| slot.group() == client.group()) else {
+                return Some(Err(nothing));
+            };
+            let begin = Iova::new(place.start + terms.offset);
+            // Before the mapping, this is more than any mapping has.
+            let offset = at.get().wrapping_sub(begin.get());
+            // SAFETY: the caller's promise.
+            return Some(unsafe { self.sync(begin, offset, len, into) });
+        }
+        let single = self.single_around(at)?;
+        if single.group != client.group() {
+            return Some(Err(nothing));
+        }
+        let offset = at.get().wrapping_sub(single.iova().get());
+        if let Err(error) = inside(single.iova(), single.len, (offset, len)) {
+            return Some(Err(error));
+        }
+        if single.terms.copies(into) {
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_single(&single, offset, len, into) };
+        }
+        Some(Ok(()))
+    }
+
+    /// The mapping of the map that has the granule of `at`, if it has not ended.
+    fn single_around(&self, at: Iova) -> Option<Arc<Single>> {
+        if self.singles.count() == 0 {
+            return None;
+        }
+        let range = IovaRange::of_pages(at, 1, self.domain.granule())?;
+        let around = |map: &mut BTreeMap<Iova, Entry>| {
+            let entry = noted(map, range).filter(|entry| matches!(entry.phase, Phase::Live(_)))?;
+            Some(Arc::clone(&entry.single))
+        };
+        self.domain.platform().with_cpu(|_| self.singles.with(around))
+    }
+}

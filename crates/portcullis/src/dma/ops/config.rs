@@ -1,0 +1,167 @@
+//! What a [`DmaOps`](super::DmaOps) is made for, what is special about one mapping or one unmap, and what a handle has done.
+
+use crate::bounce::pool::PoolUsage;
+use crate::domain::Policy;
+use crate::sync::{AtomicU64, Ordering};
+
+/// How a device is kept from memory, mapping by mapping, as its driver gives every buffer back at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpsConfig {
+    /// Every buffer is mapped, and its unmap waits for one invalidation.
+    Strict,
+    /// Every buffer is mapped, and after its unmap the device may reach it until the next flush: see
+    /// [`Policy::Lazy`](crate::domain::Policy::Lazy).
+    Lazy {
+        /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
+        window_ns: u64,
+    },
+    /// Buffers of up to `threshold` bytes are copied, so that the device never reaches them. Larger ones are mapped, and their
+    /// unmap waits; of these, a device that is not [trusted](crate::dma::Device::trusted) gets whole granules alone, and copies
+    /// of the ends.
+    Bounce {
+        /// The most bytes of a mapping that is copied as a whole. No more than the domain's pool
+        /// [copies](crate::bounce::pool::PoolConfig::threshold).
+        threshold: u64,
+    },
+}
+
+impl OpsConfig {
+    /// How what is mapped, and not copied, ends.
+    pub(super) const fn policy(self) -> Policy {
+        match self {
+            Self::Lazy { window_ns } => Policy::Lazy { window_ns },
+            Self::Strict | Self::Bounce { .. } => Policy::Strict,
+        }
+    }
+
+    /// The most bytes of a mapping that is copied; `None` where nothing is.
+    pub(super) const fn threshold(self) -> Option<u64> {
+        match self {
+            Self::Bounce { threshold } => Some(threshold),
+            Self::Strict | Self::Lazy { .. } => None,
+        }
+    }
+}
+
+/// A configuration that is read by every map and changes rarely. How mappings end stands beside it, in the handle's policy.
+#[derive(Debug)]
+pub(super) struct AtomicConfig {
+    /// The threshold plus 1; 0 where nothing is copied.
+    copied: AtomicU64,
+    window_ns: AtomicU64,
+}
+
+/// The window of a handle that is strict.
+const NO_WINDOW: u64 = u64::MAX;
+
+impl AtomicConfig {
+    pub(super) fn new(config: OpsConfig) -> Self {
+        let new = Self { copied: AtomicU64::new(0), window_ns: AtomicU64::new(NO_WINDOW) };
+        new.set(config);
+        new
+    }
+
+    /// Relaxed, as each mapping ends by what it is: one that is made beside a change is of one kind or the other.
+    pub(super) fn set(&self, config: OpsConfig) {
+        let window_ns =
+            if let OpsConfig::Lazy { window_ns } = config { window_ns.min(NO_WINDOW - 1) } else { NO_WINDOW };
+        self.window_ns.store(window_ns, Ordering::Relaxed);
+        let copied = config.threshold().map_or(0, |threshold| threshold.saturating_add(1));
+        self.copied.store(copied, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> OpsConfig {
+        match (self.threshold(), self.window_ns.load(Ordering::Relaxed)) {
+            (Some(threshold), _) => OpsConfig::Bounce { threshold },
+            (None, NO_WINDOW) => OpsConfig::Strict,
+            (None, window_ns) => OpsConfig::Lazy { window_ns },
+        }
+    }
+
+    /// The most bytes of a mapping that is copied; `None` where nothing is.
+    #[inline]
+    pub(super) fn threshold(&self) -> Option<u64> {
+        self.copied.load(Ordering::Relaxed).checked_sub(1)
+    }
+}
+
+/// What is special about a mapping. [`default`](Self::default) is that of a buffer in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct MapAttributes {
+    /// Another device's registers and not memory (Linux's `DMA_ATTR_MMIO`, `dma_map_resource`): never copied.
+    pub mmio: bool,
+    /// Mapped for long, as memory is that driver and device share: never copied, and its unmap waits whatever the policy, as
+    /// its memory goes back to an allocator. The granules that it touches hold nothing else.
+    pub lasting: bool,
+    /// The bytes are not copied now: the driver syncs what the device is to read, or there is nothing yet (Linux's
+    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or what devices of its group had there.
+    pub skip_copy: bool,
+}
+
+impl MapAttributes {
+    /// Whether the device gets the memory itself, whatever the configuration.
+    pub(super) const fn is_never_copied(self) -> bool {
+        self.mmio || self.lasting
+    }
+}
+
+/// What is special about an unmap. [`default`](Self::default) is that of a buffer which the driver reads afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct UnmapAttributes {
+    /// The driver does not want what the device has written since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`): nothing is
+    /// copied.
+    pub skip_copy: bool,
+}
+
+/// What a handle has done, and what is open. The figures are of slightly different times while other CPUs go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct OpsUsage {
+    /// Mappings made, each list one.
+    pub maps: u64,
+    /// Of these, mappings through copies, in whole or in part.
+    pub copies: u64,
+    /// Mappings ended.
+    pub unmaps: u64,
+    /// Calls of the sync methods that succeeded.
+    pub syncs: u64,
+    /// Calls that were refused, or failed.
+    pub errors: u64,
+    /// Bytes of drivers' memory that the device reaches now.
+    pub open_bytes: u64,
+    /// Bytes beside these, in the same granules, that the device reaches now.
+    pub exposed_bytes: u64,
+    /// Bytes of the handle's own account of mappings.
+    pub book_bytes: usize,
+    /// What the domain's pool holds, and has done, for all of its devices; `None` where there is none.
+    pub pool: Option<PoolUsage>,
+}
+
+impl OpsUsage {
+    /// Mappings that have not ended.
+    pub const fn open_mappings(&self) -> u64 {
+        self.maps.saturating_sub(self.unmaps)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_configuration_is_kept_as_it_is() {
+        let kept = AtomicConfig::new(OpsConfig::Strict);
+        let all = [
+            OpsConfig::Strict,
+            OpsConfig::Lazy { window_ns: 0 },
+            OpsConfig::Lazy { window_ns: u64::MAX - 1 },
+            OpsConfig::Bounce { threshold: 0 },
+            OpsConfig::Bounce { threshold: u64::MAX - 1 },
+        ];
+        for config in all {
+            kept.set(config);
+            assert_eq!((kept.get(), kept.threshold()), (config, config.threshold()));
+        }
+    }
+}

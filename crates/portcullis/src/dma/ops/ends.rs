@@ -1,0 +1,140 @@
+//! How mappings end, and are synced meanwhile. Which way a mapping went is found out from its address: the pool knows its slots,
+//! the book what is mapped, and the pool's map the rest.
+
+use super::{DmaOps, UnmapAttributes};
+use crate::addr::Iova;
+use crate::bounce::error::{DmaUnmapError, inside};
+use crate::bounce::pool::Toward;
+use crate::dma::Machine;
+use crate::domain::Ending;
+use crate::sync::{Ordering, fence};
+
+impl<X: Machine> DmaOps<X> {
+    /// Ends the mapping of `len` bytes at `iova`: of a list, all bytes from the first to the last, with one wait. After
+    /// `Ok` the device does not reach the buffer (under a lazy policy only until the flush that covers it), and the buffer has
+    /// what the device wrote, unless the attributes say that nobody wants that.
+    ///
+    /// A copy costs O(len), and waits for nothing where it went through a slot. What is mapped costs one walk for each leaf
+    /// table and one store for each entry; if it ends strictly, it waits for one invalidation. Allocates nothing. Any context.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]. After [`NotMapped`](DmaUnmapError::NotMapped) and [`OutOfRange`](DmaUnmapError::OutOfRange), which say that
+    /// this is no mapping of the handle's, or not the whole of it, nothing is changed. After
+    /// [`Unconfirmed`](DmaUnmapError::Unconfirmed) and [`Unmap`](DmaUnmapError::Unmap) the mapping is over, but **devices
+    /// may still reach the buffer**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
+    ///
+    /// # Safety
+    /// Where this is a mapping of the handle's that has not ended:
+    ///
+    /// - No other unmap and no sync of the mapping runs at the same time.
+    /// - What was promised when it was [mapped](Self::map) holds until this has returned.
+    pub unsafe fn unmap(
+        &self,
+        iova: Iova,
+        len: u64,
+        attributes: UnmapAttributes,
+    ) -> Result<(), DmaUnmapError> {
+        // SAFETY: the caller's promise.
+        let ended = unsafe { self.end(iova, len, !attributes.skip_copy) };
+        match &ended {
+            Ok(()) => {}
+            Err(_) => self.count_error(),
+        }
+        ended
+    }
+
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[inline]
+    unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
+        let copies = self.pool.as_deref().and_then(|pool| Some((pool, self.client(pool)?)));
+        if let Some((pool, client)) = &copies {
+            // SAFETY: the caller's promise.
+            if let Some(ended) = unsafe { pool.end_in_slot(client, iova, len, copied) } {
+                return ended.inspect(|()| self.count(|counts, alone| counts.unmaps.add(alone, 1)));
+            }
+        }
+        let entry = match self.book.take(iova, len) {
+            Ok(entry) => entry,
+            Err(error) => {
+                // SAFETY: the caller's promise.
+                let ended = copies
+                    .and_then(|(pool, client)| unsafe { pool.end_single_use(&client, iova, len, copied) });
+                let ended = ended.unwrap_or(Err(error));
+                if !ended.is_err_and(|error| !error.is_of_commit()) {
+                    self.count(|counts, alone| counts.unmaps.add(alone, 1));
+                }
+                return ended;
+            }
+        };
+        let granule = self.domain.granule();
+        let range = entry.range(granule).ok_or(DmaUnmapError::NotMapped { iova })?;
+        self.count(|counts, alone| {
+            counts.unmaps.add(alone, 1);
+            counts.open.add(alone, entry.used(granule).wrapping_neg());
+            counts.exposed.add(alone, entry.neighbours.wrapping_neg());
+        });
+        let ended = if entry.lasting {
+            self.domain.end_now(range, entry.neighbours)
+        } else {
+            let ending = Ending { neighbours: entry.neighbours, exception: Some(&self.policy) };
+            self.domain.end(range, ending)
+        };
+        // The driver's reads come after its load of the device's completion.
+        fence(Ordering::Acquire);
+        Ok(ended?)
+    }
+
+    /// Gives the CPU what the device has written to `len` bytes at the address `at`, anywhere inside of a mapping, which goes on.
+    /// What is mapped and not copied costs a fence, and the search for its mapping, O(log n) for n granules. A copy costs
+    /// O(len), for a device that writes. Never waits, allocates nothing, any context.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]: some of the bytes are in no mapping of the handle's, or another caller is syncing the same list
+    /// ([`Busy`](DmaUnmapError::Busy)). Nothing is copied.
+    ///
+    /// # Safety
+    /// Where the bytes are those of a mapping of the handle's that has not ended:
+    ///
+    /// - No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
+    /// - What was promised when it was [mapped](Self::map) holds until this has returned.
+    pub unsafe fn sync_for_cpu(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        fence(Ordering::Acquire);
+        // SAFETY: the caller's promise.
+        unsafe { self.sync(at, len, Toward::Original) }
+    }
+
+    /// Lets the device see what the CPU has written to `len` bytes at the address `at`, anywhere inside of a mapping. Cost and
+    /// context as for [`sync_for_cpu`](Self::sync_for_cpu); a copy costs O(len), for a device that reads.
+    ///
+    /// # Errors
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    ///
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    pub unsafe fn sync_for_device(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        // SAFETY: the caller's promise.
+        let synced = unsafe { self.sync(at, len, Toward::Buffer) };
+        fence(Ordering::Release);
+        synced
+    }
+
+    /// # Safety
+    /// As [`sync_for_cpu`](Self::sync_for_cpu).
+    unsafe fn sync(&self, at: Iova, len: u64, into: Toward) -> Result<(), DmaUnmapError> {
+        let copies = self.pool.as_deref().and_then(|pool| {
+            let client = self.client(pool)?;
+            // SAFETY: the caller's promise.
+            unsafe { pool.sync_named(&client, at, len, into) }
+        });
+        let synced = copies.unwrap_or_else(|| {
+            let entry = self.book.find(at).ok_or(DmaUnmapError::NotMapped { iova: at })?;
+            inside(entry.iova, entry.len, (at.get().wrapping_sub(entry.iova.get()), len))
+        });
+        match &synced {
+            Ok(()) => self.count(|counts, alone| counts.syncs.add(alone, 1)),
+            Err(_) => self.count_error(),
+        }
+        synced
+    }
+}

@@ -1,0 +1,238 @@
+//! [`DmaOps`]: mappings for a kernel whose drivers map and unmap by number, from every CPU and from interrupt handlers at
+//! once, as Linux's `dma_map_ops` do. Each mapping ends once, as a whole, and through the handle that made it.
+//!
+//! A [`Queue`](super::Queue) has one owner, which it gives buffers back to. A DMA API of another kind has neither: a driver maps a
+//! buffer on one CPU and ends it on another by its address and length alone, and has it back when the call returns.
+//! So of the ways to protect it rings and batches fall away, and what remains is an [`OpsConfig`].
+//!
+//! # How a mapping is made, and ends
+//! | the mapping | is made | ends |
+//! |---|---|---|
+//! | [lasting](MapAttributes::lasting) | mapped | strictly |
+//! | [MMIO](MapAttributes::mmio); any other under `Strict` or `Lazy` | mapped | by the configuration at that time |
+//! | up to the threshold of `Bounce` | copied, through a buffer that stays mapped | without a wait |
+//! | larger, of a device that is [trusted](super::Device::trusted), or of whole granules | mapped | strictly |
+//! | larger, any other | mapped, but for copies of its unaligned ends; copied where its pieces meet inside a granule | strictly |
+//!
+//! An unmap finds out from the address which way the mapping went, so the configuration may [change](DmaOps::set_config) while
+//! mappings of all kinds live. A list has one range of addresses, and its unmap one wait.
+//!
+//! # Mistakes of drivers
+//! A mapping that is ended twice, in part, with another length or by another device's address is refused with an error that
+//! says so, as is a sync outside of a mapping: nothing is changed, and the buffer is as well protected as before. One mistake is
+//! the caller's to prevent, as the [safety sections](DmaOps::unmap) say: a mapping that two CPUs end, or sync and end, at the same
+//! moment.
+//!
+//! # Contexts
+//! Every method says whether it may wait, and where it may be called. What takes a CPU's values or a lock of the library's does
+//! so with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.
+
+mod book;
+mod config;
+mod ends;
+mod maps;
+
+pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
+
+use alloc::sync::Arc;
+
+use self::book::Book;
+use self::config::AtomicConfig;
+use super::Machine;
+use crate::addr::Iova;
+use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
+use crate::domain::{AtomicPolicy, Domain, PolicyError};
+use crate::mapper::Mapper;
+use crate::percpu::{Counter, PerCpu};
+use crate::platform::Platform;
+use crate::setup::SetupError;
+use crate::sync::{AtomicU64, Ordering};
+
+type DomainOf<X> = Domain<<X as Machine>::Mapper, <X as Machine>::Platform>;
+type PoolOf<X> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
+
+/// A device's mappings by number, for any number of CPUs at once: see the [module](self). A kernel makes one for each device, by
+/// [`Device::ops`](super::Device::ops).
+pub struct DmaOps<X: Machine> {
+    domain: Arc<DomainOf<X>>,
+    pool: Option<Arc<PoolOf<X>>>,
+    /// What the device is, but for its limits, which may change.
+    profile: DeviceProfile,
+    mask: AtomicU64,
+    offset_mask: AtomicU64,
+    config: AtomicConfig,
+    /// How what is mapped, and not copied, ends.
+    policy: AtomicPolicy,
+    book: Book,
+    counts: PerCpu<Counts>,
+}
+
+/// What one CPU counts of a handle, or all callers without a CPU.
+#[derive(Debug, Default)]
+struct Counts {
+    maps: Counter,
+    copies: Counter,
+    unmaps: Counter,
+    syncs: Counter,
+    errors: Counter,
+    /// Bytes that are mapped, and bytes beside them. Below zero where more is unmapped on a CPU than was mapped there.
+    open: Counter,
+    exposed: Counter,
+}
+
+impl<X: Machine> core::fmt::Debug for DmaOps<X> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("DmaOps")
+            .field("config", &self.config())
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<X: Machine> DmaOps<X> {
+    pub(super) fn new(
+        domain: &Arc<DomainOf<X>>,
+        pool: Option<Arc<PoolOf<X>>>,
+        profile: DeviceProfile,
+        config: OpsConfig,
+    ) -> Result<Self, SetupError> {
+        if !domain.is_translated() {
+            return Err(SetupError::NotTranslated);
+        }
+        let last = domain.mapper().geometry().aperture.last();
+        let ops = Self {
+            profile,
+            mask: AtomicU64::new(profile.mask),
+            offset_mask: AtomicU64::new(profile.offset_mask),
+            config: AtomicConfig::new(config),
+            policy: AtomicPolicy::new(Some(config.policy())),
+            book: Book::new(last, domain.granule()),
+            counts: PerCpu::new(domain.platform().cpus(), Counts::default),
+            domain: Arc::clone(domain),
+            pool,
+        };
+        ops.allows(config)?;
+        ops.check(profile)?;
+        Ok(ops)
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Arc<DomainOf<X>> {
+        &self.domain
+    }
+
+    /// The configuration now.
+    pub fn config(&self) -> OpsConfig {
+        self.config.get()
+    }
+
+    /// Changes how mappings are made and end, while others live and are made. When the call returns, the stricter of the two
+    /// promises holds for every mapping that is mapped and not copied, as [`Domain::set_policy`] says. What is copied stays so until
+    /// it ends.
+    ///
+    /// May wait for hardware, and for what other callers do; not with interrupts off. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`OpsConfigError`]: [`Setup`](OpsConfigError::Setup) with nothing changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices may
+    /// still reach what was unmapped before.
+    pub fn set_config(&self, config: OpsConfig) -> Result<(), OpsConfigError> {
+        self.allows(config)?;
+        self.config.set(config);
+        Ok(self.domain.change(&self.policy, Some(config.policy()))?)
+    }
+
+    /// The highest address that the device can put on the bus, and the low bits of a buffer's address that copies keep.
+    pub fn limits(&self) -> (u64, u64) {
+        (self.mask.load(Ordering::Relaxed), self.offset_mask.load(Ordering::Relaxed))
+    }
+
+    /// Changes the limits of later mappings: the highest address that the device can put on the bus (Linux's `dma_set_mask`),
+    /// and the low bits of a buffer's address that a copy keeps (`dma_set_min_align_mask`). A map beside the call goes by the old
+    /// ones or the new, or by one of each. A device that does not reach the pool's buffers gets copies of its own, each with
+    /// a wait.
+    ///
+    /// O(1): never waits, allocates nothing, any context.
+    ///
+    /// # Errors
+    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] where
+    /// the bits to keep are not the lowest, or more than a granule's. Nothing is changed.
+    pub fn set_limits(&self, mask: u64, offset_mask: u64) -> Result<(), SetupError> {
+        self.check(DeviceProfile { mask, offset_mask, ..self.profile })?;
+        self.mask.store(mask, Ordering::Relaxed);
+        self.offset_mask.store(offset_mask, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What the handle has done, and what is open now. O(CPUs x size classes of the pool); takes the lock of each class in turn.
+    /// Never waits, allocates nothing, any context.
+    pub fn usage(&self) -> OpsUsage {
+        let sum = |count: fn(&Counts) -> &Counter| {
+            self.counts.iter().map(|counts| count(counts).get()).fold(0, u64::wrapping_add)
+        };
+        // Ended before made, so that what goes on meanwhile makes no number of open mappings negative.
+        let unmaps = sum(|counts| &counts.unmaps);
+        OpsUsage {
+            unmaps,
+            maps: sum(|counts| &counts.maps),
+            copies: sum(|counts| &counts.copies),
+            syncs: sum(|counts| &counts.syncs),
+            errors: sum(|counts| &counts.errors),
+            open_bytes: sum(|counts| &counts.open),
+            exposed_bytes: sum(|counts| &counts.exposed),
+            book_bytes: size_of::<Self>() + self.book.bytes(),
+            pool: self.pool.as_ref().map(|pool| pool.usage()),
+        }
+    }
+
+    fn allows(&self, config: OpsConfig) -> Result<(), SetupError> {
+        self.domain.allows(config.policy()).map_err(|_| SetupError::NotTranslated)?;
+        let Some(threshold) = config.threshold() else { return Ok(()) };
+        let most = self.pool.as_ref().ok_or(SetupError::NoCopyMemory)?.threshold();
+        if threshold > most { Err(SetupError::Threshold { threshold, most }) } else { Ok(()) }
+    }
+
+    fn check(&self, profile: DeviceProfile) -> Result<(), SetupError> {
+        let granule = self.domain.granule();
+        let first = self.domain.mapper().geometry().aperture.start().get().max(granule.bytes());
+        if first > profile.mask {
+            return Err(SetupError::BeyondReach { last: profile.mask, first: Iova::new(first) });
+        }
+        if let Some(pool) = &self.pool {
+            pool.client(profile)?;
+        }
+        Ok(())
+    }
+
+    /// The device as it is now, for the pool.
+    #[inline]
+    fn client(&self, pool: &PoolOf<X>) -> Option<Client> {
+        let (mask, offset_mask) = self.limits();
+        pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok()
+    }
+
+    #[inline]
+    fn count(&self, f: impl FnOnce(&Counts, bool)) {
+        self.domain.platform().with_cpu(|cpu| {
+            let (counts, alone) = self.counts.get(cpu.map(crate::platform::LocalCpu::index));
+            f(counts, alone);
+        });
+    }
+
+    #[cold]
+    fn count_error(&self) {
+        self.count(|counts, alone| counts.errors.add(alone, 1));
+    }
+}
+
+/// Why a configuration was not changed, or whose promise is not kept yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpsConfigError {
+    /// The domain has no such configuration: there is nothing to copy through, or not for as much. Nothing has changed.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The configuration holds, but the hardware did not confirm the flush of what was unmapped before: **devices may still
+    /// reach that**. Ask again.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}

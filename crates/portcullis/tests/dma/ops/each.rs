@@ -1,0 +1,230 @@
+//! One driver under each configuration.
+
+use portcullis::addr::{Direction, Iova, PhysSegment};
+use portcullis::dma::{MapAttributes, OpsConfig};
+
+use super::support::{CONFIGS, Calls, THRESHOLD, buffer, contents, machine, part, whole};
+use crate::queue::world::PAGE;
+
+/// Buffers of any length at any offset: the device finds the driver's bytes, the driver the device's, and afterwards
+/// the device changes nothing of what is strict.
+#[test]
+fn what_a_device_reads_and_writes_between_map_and_unmap_is_the_buffer() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        for (offset, len) in
+            [(0, PAGE), (100, 60), (PAGE - 8, 16), (0, THRESHOLD), (8, THRESHOLD + 8), (0, 3 * THRESHOLD)]
+        {
+            let memory = buffer(&world, len + 2 * PAGE, 7);
+            let piece = part(&memory, offset, len);
+            for direction in Direction::ALL {
+                memory.write(offset, b"for card").unwrap();
+                let iova = ops.maps(piece, direction).unwrap();
+                let last = Iova::new(iova.get() + len - 8);
+                if direction != Direction::FromDevice {
+                    assert_eq!(
+                        world.reads(iova).as_ref(),
+                        Some(b"for card"),
+                        "{config:?} {len:#x} {direction:?}"
+                    );
+                }
+                let may_write = direction != Direction::ToDevice;
+                assert_eq!(world.writes(iova, b"from it!"), may_write);
+                assert_eq!(world.writes(last, b"the last"), may_write);
+                ops.ends(iova, len).unwrap();
+                if may_write {
+                    let bytes = contents(&memory);
+                    let (first, end) = (offset as usize, (offset + len) as usize);
+                    let begins = if len >= 16 { &b"from it!"[..] } else { &b"the last"[..] };
+                    assert_eq!(&bytes[first..first + 8], begins, "{config:?} {len:#x} {direction:?}");
+                    assert_eq!(&bytes[end - 8..end], b"the last");
+                    assert!(
+                        bytes[..first].iter().chain(&bytes[end..]).all(|byte| *byte == 7),
+                        "and nothing beside it"
+                    );
+                }
+                let before = contents(&memory);
+                let _ = world.writes(iova, b"too late");
+                assert_eq!(
+                    contents(&memory) == before,
+                    !matches!(config, OpsConfig::Lazy { .. }) || !may_write
+                );
+                memory.write(offset, &[7; 8]).unwrap();
+                memory.write(offset + len - 8, &[7; 8]).unwrap();
+            }
+        }
+        let usage = ops.usage();
+        assert_eq!((usage.maps, usage.unmaps, usage.open_mappings(), usage.errors), (18, 18, 0, 0));
+        assert_eq!((usage.open_bytes, usage.exposed_bytes), (0, 0), "{config:?}");
+        let copies = if matches!(config, OpsConfig::Bounce { .. }) { 15 } else { 0 };
+        assert_eq!(usage.copies, copies, "of whole granules above the threshold there is none");
+        ops.domain().flush().unwrap();
+        assert_eq!(ops.domain().stats().lost_iova_bytes, 0);
+    }
+}
+
+/// Pieces of a list that fill their pages are one segment; others are segments of their own. The list ends at once.
+#[test]
+fn a_list_has_one_range_and_its_end_one_wait() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        let memory = buffer(&world, 64 * PAGE, 7);
+        let pages = |first: u64, count: u64| part(&memory, first * PAGE, count * PAGE);
+        let lists: [&[PhysSegment]; 3] = [
+            &[pages(3, 1), pages(9, 2), pages(1, 1)],
+            &[part(&memory, 5 * PAGE + 512, PAGE - 512), pages(20, 1), part(&memory, 30 * PAGE, 100)],
+            &[
+                part(&memory, 12 * PAGE + 8, 64),
+                part(&memory, 14 * PAGE + 16, 64),
+                part(&memory, 16 * PAGE + 24, 64),
+            ],
+        ];
+        for (number, list) in lists.into_iter().enumerate() {
+            let segments = ops.maps_list(list, Direction::FromDevice).unwrap();
+            let is_copied = ops.config() == CONFIGS[2];
+            assert_eq!(
+                segments.len(),
+                if number < 2 || is_copied { 1 } else { 3 },
+                "{config:?} {segments:?}"
+            );
+            let total: u64 = segments.iter().map(|segment| segment.len).sum();
+            assert_eq!(total, list.iter().map(|piece| piece.len).sum::<u64>());
+            for segment in &segments {
+                assert!(world.writes(segment.iova, &vec![0x55; segment.len as usize]));
+            }
+            if !is_copied {
+                assert!(
+                    ops.usage().open_bytes == total
+                        && ops.usage().exposed_bytes % PAGE == (PAGE - total % PAGE) % PAGE
+                );
+            }
+            let waits = world.iommu.stats().waits;
+            let (iova, len) = whole(&segments);
+            ops.ends(iova, len).unwrap();
+            let waits = world.iommu.stats().waits - waits;
+            assert_eq!(waits, u64::from(config == CONFIGS[0]), "{config:?}");
+            for piece in list {
+                let mut bytes = vec![0; piece.len as usize];
+                memory.read(piece.phys.get() - memory.phys().get(), &mut bytes).unwrap();
+                assert!(bytes.iter().all(|byte| *byte == 0x55));
+            }
+            let usage = ops.usage();
+            assert_eq!((usage.open_bytes, usage.exposed_bytes, usage.open_mappings()), (0, 0, 0));
+        }
+    }
+}
+
+/// A sync names any part of a mapping by its address.
+#[test]
+fn any_part_of_a_mapping_is_synced_by_its_address() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        // Through a slot, and with copies of its ends.
+        for (offset, len) in [(24, 4 * PAGE), (24, 3 * THRESHOLD)] {
+            let memory = buffer(&world, len + 2 * PAGE, 7);
+            let iova = ops.maps(part(&memory, offset, len), Direction::Bidirectional).unwrap();
+            for at in [0, 8, 4080 - 24, 4096 - 24, len / 2, len - 8] {
+                let there = Iova::new(iova.get() + at);
+                assert!(world.writes(there, b"from it!"));
+                ops.syncs_for_cpu(there, 8).unwrap();
+                assert_eq!(
+                    &contents(&memory)[(offset + at) as usize..][..8],
+                    b"from it!",
+                    "{config:?} {at:#x}"
+                );
+                memory.write(offset + at, b"for card").unwrap();
+                ops.syncs_for_device(there, 8).unwrap();
+                assert_eq!(world.reads(there).as_ref(), Some(b"for card"), "{config:?} {at:#x}");
+            }
+            ops.ends(iova, len).unwrap();
+        }
+        assert_eq!((ops.usage().syncs, ops.usage().errors), (24, 0));
+    }
+}
+
+/// Nothing is copied where the driver says so: a sync does it, or nobody wants it.
+#[test]
+fn a_driver_may_say_that_nothing_is_to_be_copied() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        let is_copied = config == CONFIGS[2];
+        let memory = buffer(&world, PAGE, 7);
+        let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
+        let iova = ops.maps_as(part(&memory, 0, 64), Direction::Bidirectional, attributes).unwrap();
+        assert_eq!(world.reads(iova), Some(if is_copied { [0; 8] } else { [7; 8] }));
+        ops.syncs_for_device(iova, 64).unwrap();
+        assert_eq!(world.reads(iova), Some([7; 8]));
+        assert!(world.writes(iova, b"unwanted"));
+        ops.ends_uncopied(iova, 64).unwrap();
+        assert_eq!(&contents(&memory)[..8], if is_copied { &[7; 8][..] } else { b"unwanted" });
+        // What was not copied in at first was noted, and is gone from the buffer when another group has it.
+        assert_eq!((ops.usage().errors, ops.usage().open_mappings()), (0, 0));
+    }
+}
+
+/// Registers and shared memory are mapped whatever their size, and shared memory ends strictly under every policy.
+#[test]
+fn registers_and_shared_memory_are_never_copied() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        let memory = buffer(&world, PAGE, 7);
+        for lasting in [false, true] {
+            let attributes = MapAttributes { mmio: !lasting, lasting, ..MapAttributes::default() };
+            let iova = ops.maps_as(part(&memory, 0, PAGE), Direction::Bidirectional, attributes).unwrap();
+            assert!(world.writes(iova, b"at once!"));
+            assert_eq!(&contents(&memory)[..8], b"at once!", "{config:?}");
+            assert_eq!((ops.usage().copies, ops.usage().open_bytes), (0, PAGE));
+            ops.ends(iova, PAGE).unwrap();
+            let is_lazy = matches!(config, OpsConfig::Lazy { .. }) && !lasting;
+            assert_eq!(world.writes(iova, b"too late"), is_lazy, "{config:?} {lasting}");
+            ops.domain().flush().unwrap();
+            assert!(!world.writes(iova, b"too late"));
+        }
+    }
+}
+
+/// The configuration and the limits change beside mappings, which end by what they are.
+#[test]
+fn mappings_end_by_what_they_are_whatever_is_configured_now() {
+    let (world, ops) = machine(OpsConfig::Strict);
+    let memory = buffer(&world, 64 * PAGE, 7);
+    for before in CONFIGS {
+        for after in CONFIGS {
+            for len in [64, THRESHOLD, 2 * THRESHOLD + 8] {
+                ops.set_config(before).unwrap();
+                assert_eq!(ops.config(), before);
+                let iova = ops.maps(part(&memory, 8, len), Direction::FromDevice).unwrap();
+                assert!(world.writes(iova, b"from it!"));
+                ops.set_config(after).unwrap();
+                let other = ops.maps(part(&memory, 50 * PAGE, 64), Direction::FromDevice).unwrap();
+                ops.ends(iova, len).unwrap();
+                ops.ends(other, 64).unwrap();
+                assert_eq!(&contents(&memory)[8..16], b"from it!", "{before:?} {after:?} {len:#x}");
+                if after != CONFIGS[1] {
+                    let _ = world.writes(iova, b"too late");
+                    assert_eq!(&contents(&memory)[8..16], b"from it!");
+                }
+            }
+        }
+    }
+    let usage = ops.usage();
+    assert_eq!((usage.open_mappings(), usage.open_bytes, usage.exposed_bytes, usage.errors), (0, 0, 0, 0));
+}
+
+#[test]
+fn later_mappings_keep_to_limits_that_have_changed() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        let memory = buffer(&world, 4 * PAGE, 7);
+        let early = ops.maps(part(&memory, 0x764, 64), Direction::ToDevice).unwrap();
+        ops.set_limits(u32::MAX.into(), 0xfff).unwrap();
+        assert_eq!(ops.limits(), (u32::MAX.into(), 0xfff));
+        let late = ops.maps(part(&memory, 0x764, 64), Direction::ToDevice).unwrap();
+        assert!(late.get() <= u32::MAX.into() && late.get() & 0xfff == 0x764, "{config:?} {late}");
+        assert_eq!((world.reads(early), world.reads(late)), (Some([7; 8]), Some([7; 8])));
+        // They end by their addresses, whatever the limits are now.
+        ops.ends(early, 64).unwrap();
+        ops.ends(late, 64).unwrap();
+        assert!(ops.set_limits(0xfff, 0).is_err() && ops.set_limits(u64::MAX, 0x1000).is_err());
+    }
+}
