@@ -38,6 +38,8 @@ struct State {
     rings: [u64; 5],
     /// The commands that it has carried out.
     done: Vec<[u64; 2]>,
+    /// What was written to the control register.
+    controls: Vec<u64>,
 }
 
 /// A unit that stops at commands of devices' own TLBs, as one without them does.
@@ -119,20 +121,25 @@ impl fake::Unit for FakeUnit {
         if matches!(state.mood, Mood::Gone | Mood::Zeros) {
             return;
         }
+        let mut was = 0;
         match offset {
             reg::STATUS => state.rings[4] &= !(value & 7),
             0x2000.. => state.rings[(offset - 0x2000) / 8] = value,
+            reg::CONTROL => was = core::mem::replace(&mut state.registers[offset / 8], value),
             _ => state.registers[offset / 8] = value,
         }
         if offset == reg::CONTROL {
-            let is_on = |bit: u64| value & control::IOMMU_EN != 0 && value & bit != 0;
+            state.controls.push(value);
+            let is_on = |value: u64, bit: u64| value & control::IOMMU_EN != 0 && value & bit != 0;
             for (bit, run) in
                 [(control::CMD_BUF_EN, status::CMD_BUF_RUN), (control::EVENT_LOG_EN, status::EVENT_LOG_RUN)]
             {
                 match state.mood {
                     Mood::Idle => {}
                     Mood::Busy => state.rings[4] |= run,
-                    _ if is_on(bit) => state.rings[4] |= run,
+                    // A log that has stopped starts where its bit comes, and not where it stays.
+                    _ if bit == control::EVENT_LOG_EN && is_on(value, bit) && is_on(was, bit) => {}
+                    _ if is_on(value, bit) => state.rings[4] |= run,
                     _ => state.rings[4] &= !run,
                 }
             }
@@ -151,7 +158,7 @@ fn host(features: u64) -> (FakeHost<FakeUnit>, Memory) {
     let memory = Memory::new(FRAMES);
     let mut registers = [0; 8];
     registers[reg::EXTENDED_FEATURE / 8] = features;
-    let state = State { mood: Mood::Well, registers, rings: [0; 5], done: Vec::new() };
+    let state = State { mood: Mood::Well, registers, rings: [0; 5], done: Vec::new(), controls: Vec::new() };
     (FakeHost::new(FakeUnit { memory: memory.clone(), state: Mutex::new(state) }, &memory), memory)
 }
 
@@ -272,6 +279,8 @@ fn a_life() {
     // What firmware has left.
     fake().state.lock().registers[reg::EXCLUSION_BASE / 8] = 0x8000_0003;
     fake().state.lock().registers[reg::CONTROL / 8] = control::FIRMWARES | 1 << 3 | 1 << 16;
+    assert_eq!(attach(&unit, DEVICE, Attachment::PassThrough), Ok(()));
+    assert_eq!(unit.detach(DeviceId(DEVICE)), Ok(()));
     assert_eq!(attach(&unit, DEVICE, table(7)), Ok(()));
     assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()));
     assert_eq!(fake().done(), [[0; 2]; 0], "a unit that is off reads no commands");
@@ -432,6 +441,11 @@ fn a_log_that_was_full_goes_on() {
     let status = fake().state.lock().rings[4];
     assert_eq!(status & (status::EVENT_OVERFLOW | status::EVENT_LOG_RUN), status::EVENT_LOG_RUN);
     assert_eq!(unit.invalidate(DomainId(8), Invalidation::Domain), Ok(()), "its commands were left alone");
+    // One that is not full is not stopped: events of that moment would be lost.
+    fake().state.lock().controls.clear();
+    fake().log([2 << 60 | event::PR, 0]);
+    assert!(unit.next_fault().is_some() && unit.next_fault().is_none());
+    assert!(fake().state.lock().controls.is_empty());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The driver on units that QEMU has none of: narrow, broken, silent.
 
+mod words;
+
 use alloc::vec::Vec;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
@@ -46,6 +48,8 @@ struct State {
     dead: bool,
     /// It refuses commands of this code.
     refused: Option<u64>,
+    /// The bits of CR0 that CR0ACK has.
+    acknowledged: u32,
 }
 
 impl State {
@@ -130,7 +134,7 @@ impl Registers for Model {
             }
         }
         match offset {
-            reg::CR0 => state.words[reg::CR0ACK / 4] = value as u32,
+            reg::CR0 => state.words[reg::CR0ACK / 4] = value as u32 & state.acknowledged,
             reg::IRQ_CTRL => state.words[reg::IRQ_CTRLACK / 4] = value as u32,
             reg::GBPA => state.words[reg::GBPA / 4] &= !gbpa::UPDATE,
             _ => {}
@@ -154,6 +158,7 @@ fn host_with(memory: &Memory, ids: [u32; 4], change: impl FnOnce(&mut State)) ->
         deaf: None,
         dead: false,
         refused: None,
+        acknowledged: u32::MAX,
     };
     change(&mut state);
     FakeHost::new(Model { memory: memory.clone(), state: Mutex::new(state) }, memory)

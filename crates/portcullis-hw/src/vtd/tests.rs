@@ -1,11 +1,13 @@
 //! The driver on units that QEMU has none of: with a write buffer, and without coherent caches of
 //! what firmware has left.
 
+mod left;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 
-use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysAddr, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMask, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::invalidation::{Invalidation, InvalidationQueue};

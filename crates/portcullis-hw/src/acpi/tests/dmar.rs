@@ -238,6 +238,23 @@ fn a_unit_whose_devices_are_not_known_is_refused_and_none_is_in_front_of_others(
         let (dmar, flaws) = told(&[reserved(0x8000_0000, 0x8000_0fff, &[gpu.clone(), wrong])]);
         assert_eq!((dmar.reserved_for(0, GPU, |_| None).count(), flaws.len()), (1, 1), "{flaws:?}");
     }
+    // In several segments, in any order.
+    let refused = |segment| unit(false, segment, FIRST, &[vec![1]]);
+    let all = |segment: u64| unit(true, segment, OTHERS + (segment << 16), &[]);
+    let (dmar, _) = told(&[
+        refused(5),
+        refused(2),
+        refused(9),
+        all(9),
+        all(1),
+        all(2),
+        refused(0),
+        all(5),
+        all(0),
+        all(7),
+    ]);
+    let others: Vec<_> = dmar.units.iter().filter(|unit| unit.others).map(|unit| unit.segment).collect();
+    assert_eq!((others, dmar.refused.len()), (vec![1, 7], 4));
     // One that is too short to say where its registers are, and in which segment.
     for len in [4, 8, 15] {
         let mut short = unit(false, 0, FIRST, &[]);

@@ -148,6 +148,12 @@ fn a_run_that_begins_with_a_device_wins_over_one_that_ends_with_it() {
     }
     // A run of one device begins there.
     assert_eq!(led(&[lower, [0x100, 0, 5, 1, 0]], &[0x100]).0, [Some((SECOND, 5))]);
+    // And does not end there: the first in the table wins.
+    let upper = [0x100, 0xff, 0x1_0000, 0, 0];
+    assert_eq!(
+        led(&[[0x100, 0, 5, 1, 0], upper], &[0x100, 0x101]).0,
+        [Some((SECOND, 5)), Some((FIRST, 0x1_0001))]
+    );
     // What begins there may lead past the units.
     assert_eq!(led(&[lower, [0x100, 0xff, 0, 2, 0]], &[0xff, 0x100]).0, [Some((FIRST, 0xff)), None]);
     // Nothing begins there.

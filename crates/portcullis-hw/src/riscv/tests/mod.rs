@@ -158,8 +158,10 @@ fn a_directory_is_as_deep_as_the_unit_walks_it() {
             }
             let beyond = UnitError::NoSuchDevice { device: last + 1, last };
             assert_eq!(attach(&unit, last + 1, Attachment::PassThrough), Err(beyond));
+            let _ = done(&unit);
             unit.detach(DeviceId(last)).unwrap();
             assert_eq!(model(&unit).context(last), None);
+            assert_eq!(asked(&unit)[0], command::directory(last), "the last is walked, too");
             assert!(model(&unit).context(5).is_some());
         }
     }

@@ -127,9 +127,10 @@ fn malformed_lists_change_nothing() {
         assert!(gather.is_empty());
         mapped.unwrap_err()
     };
-    assert!(matches!(try_map(range(1, 2), &[(0, PAGE)]), MapError::Length { .. }));
-    assert!(matches!(try_map(range(1, 1), &[]), MapError::Length { .. }));
-    assert!(matches!(try_map(range(1, 1), &[(0, PAGE), (PAGE, PAGE)]), MapError::Length { .. }));
+    let wrong = |range, list| MapError::Length { range, list };
+    assert_eq!(try_map(range(1, 3), &[(0, PAGE)]), wrong(range(1, 3), PAGE));
+    assert_eq!(try_map(range(1, 1), &[]), wrong(range(1, 1), 0));
+    assert_eq!(try_map(range(1, 1), &[(0, PAGE), (PAGE, PAGE)]), wrong(range(1, 1), 2 * PAGE));
     assert!(matches!(try_map(range(1, 1), &[(0x800, PAGE)]), MapError::Misaligned { .. }));
     assert!(matches!(try_map(range(1, 1), &[(0, 0x800), (0, 0x800)]), MapError::Misaligned { .. }));
     let last = u64::MAX - (PAGE - 1);
