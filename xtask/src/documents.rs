@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::codes::{Document, documents};
-use crate::{coherence, nightly, root};
+use crate::{borrowed, coherence, guest, nightly, root};
 
 /// What `wrong` finds in any document, each with the document's name.
 fn all_wrong(wrong: impl Fn(&Document) -> Vec<String>) -> Vec<String> {
@@ -77,6 +77,7 @@ fn wrong_with(words: &[&str]) -> Option<String> {
     };
     let is_right = match words[1..] {
         ["xtask", "coherence", ref rest @ ..] => coherence::is_request(rest),
+        ["xtask", "guest", ref rest @ ..] => guest::is_request(rest),
         ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
         ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
         ["fuzz" | "+nightly", ..] => {
@@ -316,18 +317,17 @@ fn every_test_that_needs_a_variable_has_its_step() {
                 let variable = pair[0].split([' ', '=', '"']).find(|word| word.starts_with("PORTCULLIS_"));
                 let function = pair[1].trim_start_matches("fn ").split('(').next().unwrap();
                 let name = format!("{place}::{function}");
-                let has = |guest: &crate::Guest| {
-                    let (target, test) =
-                        (after(guest.arguments, "--test"), after(guest.arguments, "--exact"));
+                let has = |one: &borrowed::Borrowed| {
+                    let (target, test) = (after(one.arguments, "--test"), after(one.arguments, "--exact"));
                     let full = target.zip(test).map(|(target, test)| format!("{target}::{test}"));
-                    Some(guest.variable) == variable && full.as_deref() == Some(&*name)
+                    Some(one.variable) == variable && full.as_deref() == Some(&*name)
                 };
-                assert!(crate::GUESTS.iter().any(has), "{name}: {}", pair[0]);
+                assert!(borrowed::ALL.iter().any(has), "{name}: {}", pair[0]);
                 found += 1;
             }
         }
     }
-    assert_eq!(found, crate::GUESTS.len());
+    assert_eq!(found, borrowed::ALL.len());
 }
 
 /// The README shows how the tests end where there is no nightly Rust.
@@ -336,7 +336,7 @@ fn the_readme_says_how_many_tests_are_skipped() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
     let of_tools = nightly::TOOLS.iter().map(|tool| (tool.what, tool.count()));
     let counts = of_tools.chain([(coherence::WHAT, coherence::BOUNDS.len())]);
-    let mut all = crate::GUESTS.len();
+    let mut all = borrowed::ALL.len();
     for (what, count) in counts {
         all += count;
         let line = format!("skipped: {what}, {count} tests: rustup has no nightly Rust\n");
@@ -358,6 +358,7 @@ fn what_is_wrong_is_found() {
     assert!(!wrong("cargo run --release -p portcullis-model --example placement"));
     assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
+    assert!(!wrong("cargo xtask guest --iommu vtd --job edu") && wrong("cargo xtask guest --job nothing"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
     assert!(!wrong("cargo xtask limited test -p portcullis") && wrong("cargo xtask limited test -p nothing"));
     assert_eq!(not_compiled("```rust\nlet a = 1;\n```\n```text\n    a\n```\n"), [""; 0]);

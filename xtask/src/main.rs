@@ -1,6 +1,7 @@
 //! Everyday commands of the project: `cargo xtask test`, `cargo xtask nightly`, `cargo xtask coherence`,
-//! `cargo xtask conformance`, `cargo xtask check`.
+//! `cargo xtask conformance`, `cargo xtask guest`, `cargo xtask check`.
 
+mod borrowed;
 mod browser;
 #[cfg(test)]
 mod circles;
@@ -10,6 +11,7 @@ mod coherence;
 mod conformance;
 #[cfg(test)]
 mod documents;
+mod guest;
 mod lane;
 mod limit;
 mod nightly;
@@ -24,14 +26,16 @@ use std::time::Instant;
 use self::lane::{Lane, Summary};
 
 const USAGE: &str = "\
-cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance`, and
-                      `nightly`, beside each other
+cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance` and `guest`,
+                      and `nightly`, beside each other
 cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
                       rustup has nightly Rust
 cargo xtask coherence [--help]
                       what CPUs share, on 1 to 256 simulated ones
 cargo xtask conformance
                       run the drivers of IOMMUs on those that QEMU emulates; installs QEMU where the system allows it
+cargo xtask guest [--help]
+                      Linux's drivers in guests that QEMU emulates; fetches Debian's kernels where the system allows it
 cargo xtask limited test ..
                       what Cargo would do, with the limit that the tests above have: a program that prints nothing for ten
                       minutes is ended, and the test that hangs is named
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         ["nightly"] => nightly_parts(),
         ["check"] => check_parts(),
         ["conformance"] => vec![conformance_part()],
+        ["guest", ref rest @ ..] => return done(guest::command(rest)),
         ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
@@ -79,7 +84,7 @@ fn done(outcome: Result<(), String>) -> ExitCode {
 /// Runs every test there is: what compiles on stable Rust in one folder here, and the rest beside it, so that neither core waits
 /// for a program of one thread.
 fn test() -> Result<Summary, String> {
-    let mut summary = skipped();
+    let mut summary = borrowed::skipped();
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
         summary.add(run_all(&front(), || Ok(()))?);
         summary.add(run_all(&beside(), || Ok(()))?);
@@ -98,6 +103,7 @@ fn front() -> Vec<Part> {
     let browser = Step::cargo(browser::WHAT, browser::ARGUMENTS).into();
     parts.push(Part { count: browser::count(), missing: Box::new(browser::missing), ..browser });
     parts.push(conformance_part());
+    parts.push(guest_part());
     parts
 }
 
@@ -121,6 +127,11 @@ fn conformance_part() -> Part {
     let run = Box::new(|| conformance::run(&root()));
     let (what, count) = (conformance::WHAT, conformance::count());
     Part { what, count, missing: Box::new(conformance::missing), run }
+}
+
+fn guest_part() -> Part {
+    let (missing, run) = (Box::new(guest::missing), Box::new(guest::run));
+    Part { what: guest::WHAT, count: guest::count(), missing, run }
 }
 
 fn nightly_parts() -> Vec<Part> {
@@ -222,18 +233,6 @@ fn limited(arguments: &[&str]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("cargo {}: {status}", arguments.join(" "))) }
 }
 
-/// Something to test with that is not ours to ship: a part of Linux to measure beside, recordings.
-struct Guest {
-    /// The variable that says where it is.
-    variable: &'static str,
-    /// The tests that need it.
-    test: &'static str,
-    /// What the variable should name.
-    what: &'static str,
-    step: &'static str,
-    arguments: &'static [&'static str],
-}
-
 /// The program that runs us.
 fn cargo() -> PathBuf {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
@@ -249,66 +248,6 @@ macro_rules! workspace {
     };
 }
 use workspace;
-
-/// Cargo's arguments for a test that runs only when it is asked for.
-macro_rules! ignored_test {
-    ($target:literal, $name:literal) => {
-        workspace!("test", "--test", $target, "--", "--ignored", "--exact", $name)
-    };
-}
-
-const GUESTS: [Guest; 5] = [
-    Guest {
-        variable: "PORTCULLIS_RIVAL",
-        test: "iova::every_workload_runs_on_linux",
-        what: "library with Linux's allocator",
-        step: "tests beside Linux's allocator",
-        arguments: ignored_test!("benches", "iova::every_workload_runs_on_linux"),
-    },
-    Guest {
-        variable: "PORTCULLIS_RIVAL_PT",
-        test: "pgtable::every_workload_runs_on_linux",
-        what: "library with Linux's page tables",
-        step: "tests beside Linux's page tables",
-        arguments: ignored_test!("benches", "pgtable::every_workload_runs_on_linux"),
-    },
-    Guest {
-        variable: "PORTCULLIS_RIVAL",
-        test: "bounce::every_workload_runs_on_linux",
-        what: "library with Linux's swiotlb",
-        step: "tests beside Linux's swiotlb",
-        arguments: ignored_test!("benches", "bounce::every_workload_runs_on_linux"),
-    },
-    Guest {
-        variable: "PORTCULLIS_TRACES",
-        test: "every_trace_keeps_its_promises",
-        what: "folder with traces",
-        step: "tests over all traces",
-        arguments: ignored_test!("traces", "hostile::every_trace_keeps_its_promises"),
-    },
-    Guest {
-        variable: "PORTCULLIS_TRACES",
-        test: "no_paint_shows_in_any_trace",
-        what: "folder with traces",
-        step: "painted memory over all traces",
-        arguments: ignored_test!("traces", "painted::no_paint_shows_in_any_trace"),
-    },
-];
-
-impl Guest {
-    fn is_there(&self) -> bool {
-        std::env::var_os(self.variable).is_some()
-    }
-}
-
-/// Tests that the command would run on a machine that had what they need.
-fn skipped() -> Summary {
-    let mut summary = Summary::default();
-    for guest in GUESTS.iter().filter(|guest| !guest.is_there()) {
-        summary.skip(1, format!("{}: {} names no {}", guest.test, guest.variable, guest.what));
-    }
-    summary
-}
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -331,8 +270,7 @@ fn test_steps() -> Vec<Step> {
             ..Step::cargo("the core run without std", &[])
         },
     ];
-    let guests = GUESTS.iter().filter(|guest| guest.is_there());
-    steps.extend(guests.map(|guest| Step::cargo(guest.step, guest.arguments)));
+    steps.extend(borrowed::steps());
     steps
 }
 
@@ -369,6 +307,10 @@ fn check_steps() -> Vec<Step> {
         Step::cargo("formatting", &["fmt", "--all", "--check"]),
         Step { folder: NO_STD, ..Step::cargo("formatting of the program without std", &["fmt", "--check"]) },
         Step { folder: conformance::KERNEL, ..Step::cargo("formatting of the kernel", &["fmt", "--check"]) },
+        Step {
+            folder: guest::PROGRAMS,
+            ..Step::cargo("formatting of the guest's program", &["fmt", "--check"])
+        },
         Step::cargo(
             "lints",
             &[
@@ -392,6 +334,14 @@ fn check_steps() -> Vec<Step> {
             folder: conformance::KERNEL,
             environment: &[("CARGO_TARGET_DIR", "target")],
             ..Step::cargo("lints of the kernel", &["clippy", "--locked", "--release", "--", "-D", "warnings"])
+        },
+        Step {
+            folder: guest::PROGRAMS,
+            environment: &[("CARGO_TARGET_DIR", "target")],
+            ..Step::cargo(
+                "lints of the guest's program",
+                &["clippy", "--locked", "--release", "--", "-D", "warnings"],
+            )
         },
         Step {
             environment: deny,

@@ -27,11 +27,9 @@ fn install(packages: &[&str], newer: bool) -> Result<(), String> {
         return Err(format!("there is no apt-get to install {named}"));
     }
     eprintln!("== installing {named} of the distribution");
-    let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let codename = system.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     let mut arguments = vec!["-qq".to_owned(), "-o".to_owned(), "Dpkg::Use-Pty=0".to_owned()];
     let mut release = Vec::new();
-    if newer && codename == Some("bookworm") {
+    if newer && codename().as_deref() == Some("bookworm") {
         let list = backports()?;
         arguments.extend(["-o".to_owned(), format!("Dir::Etc::SourceList={}", list.display())]);
         release = vec!["-t".to_owned(), "bookworm-backports".to_owned()];
@@ -46,15 +44,29 @@ fn install(packages: &[&str], newer: bool) -> Result<(), String> {
     apt(&wanted, &release)
 }
 
-/// A list of sources with the backports of Debian 12, from the mirror that the system uses.
-fn backports() -> Result<PathBuf, String> {
-    let own = std::fs::read_to_string("/etc/apt/sources.list").unwrap_or_default();
+/// What the system's release of Debian is called.
+pub fn codename() -> Option<String> {
+    let system = std::fs::read_to_string("/etc/os-release").ok()?;
+    system.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).map(str::to_owned)
+}
+
+/// The mirror of Debian that the system uses.
+pub fn mirror() -> Result<String, String> {
+    let own = std::fs::read_to_string(SOURCES).unwrap_or_default();
     let parts = std::fs::read_to_string("/etc/apt/sources.list.d/debian.sources").unwrap_or_default();
     let of_parts = parts.lines().find_map(|line| line.strip_prefix("URIs:")).map(str::trim);
     let of_own =
         own.lines().filter(|line| line.starts_with("deb ")).find_map(|line| line.split_whitespace().nth(1));
     let mirror = of_parts.or(of_own).ok_or("apt names no mirror of Debian")?;
-    let mut list = own.clone();
+    Ok(mirror.to_owned())
+}
+
+const SOURCES: &str = "/etc/apt/sources.list";
+
+/// A list of sources with the backports of Debian 12, from the mirror that the system uses.
+fn backports() -> Result<PathBuf, String> {
+    let mut list = std::fs::read_to_string(SOURCES).unwrap_or_default();
+    let mirror = mirror()?;
     let _ = writeln!(list, "\ndeb {mirror} bookworm-backports main");
     let at = crate::root().join("target/backports.list");
     let failed = |error: std::io::Error| format!("{}: {error}", at.display());

@@ -1,0 +1,32 @@
+# What maps and unmaps cost, in each of $MODES in turn, $ROUNDS times: tests/guest/bench. $CASES are lines for it, with THREADS and PAGES first.
+load virtio_iommu
+load_ours
+echo 0 >$PCI/drivers_autoprobe
+device=$(dev 0b.0)
+load portcullis_bench
+grouped "$device" portcullis_bench
+R=/sys/module/portcullis_bench/parameters
+round=0
+while [ $round -lt "${ROUNDS:-3}" ]; do
+    round=$((round + 1))
+    for way in $MODES; do
+        mode "$device" "$way" "$PARAMETERS" >/tmp/said 2>&1 || { bad "bench $way" "$(cat /tmp/said)"; continue; }
+        bind "$device" portcullis_bench
+        echo "$CASES" | while read -r threads pages words; do
+            [ -n "$threads" ] || continue
+            loops=${LOOPS:-2000}
+            echo "$threads $pages $((loops / 4)) $words" >$R/run
+            if echo "$threads $pages $loops $words" >$R/run; then
+                echo "figure bench $way $threads $pages $words: $(cat $R/result)"
+                ok "bench $way $threads $pages $words"
+            else
+                bad "bench $way $threads $pages $words" "$(dmesg | tail -n 1)"
+            fi
+        done
+        unbind "$device"
+        [ ! -d "$P/devices/$device" ] || put $P/unprotect "$device" || bad "bench $way given back" "$(cat /tmp/put)"
+    done
+done
+rmmod portcullis_bench
+[ ! -d $P ] || check "module removed" rmmod portcullis
+echo end

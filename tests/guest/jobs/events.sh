@@ -1,0 +1,43 @@
+# What an I/O costs the IOMMU in steady state: calls of iommu_map and iommu_unmap, and waits for its hardware, for reads of a disk in
+# each of $MODES. Beside it, reads per second.
+drivers
+load_ours
+device=$(dev 04.0)
+case $IOMMU in
+vtd) waits=intel_iommu/qi_submit;;
+# What a driver of the IOMMU calls to have the hardware caught up; the first that the kernel has not inlined.
+virtio) names="viommu_sync_req viommu_send_req_sync __viommu_sync_req";;
+amdvi) names="iommu_completion_wait wait_on_sem build_completion_wait";;
+esac
+for name in $names; do
+    grep -q " [tT] $name\(\s\|$\)" /proc/kallsyms && { waits=$name; break; }
+done
+reads=${READS:-1000}
+for way in $MODES; do
+    mode "$device" "$way" "$PARAMETERS" >/tmp/said 2>&1 || { bad "events $way" "$(cat /tmp/said)"; continue; }
+    bind "$device" nvme
+    within 20 disk "$device" || { bad "events $way" "no disk"; continue; }
+    node=/dev/$(disk "$device"); within 5 test -b "$node"
+    for size in 4096 16384 65536 131072; do
+        # What a first use allocates is there afterwards.
+        portcullis-guest read "$node" --threads 4 --operations 100 --size $size >/dev/null
+        counting iommu/map iommu/unmap $waits
+        said=$(portcullis-guest read "$node" --threads 4 --operations $((reads / 4)) --size $size) || bad "events $way $size" "$said"
+        maps=$(counted iommu/map) unmaps=$(counted iommu/unmap) invalidations=$(counted $waits)
+        counted_all iommu/map iommu/unmap $waits
+        figure="$maps $unmaps $invalidations"
+        echo "figure $reads reads of $((size >> 10)) KiB, $way, maps unmaps invalidations: $figure"
+        echo "figure reads per second of $((size >> 10)) KiB, $way, 4 threads: ${said##*, }"
+        case $way:$maps:$unmaps in
+        # Lists of 128 KiB may be beyond what is copied.
+        bounce:0:0) ok "events $way $size";;
+        bounce:*) bad "events $way $size" "$maps maps, $unmaps unmaps, $invalidations invalidations";;
+        *:-:* | *:0:0) case $way in linux-passthrough | auto) ok "events $way $size";; *) bad "events $way $size" "nothing was counted";; esac;;
+        *) ok "events $way $size";;
+        esac
+    done
+    unbind "$device"
+    [ ! -d "$P/devices/$device" ] || check "events $way given back" put $P/unprotect "$device"
+done
+[ ! -d $P ] || check "module removed" rmmod portcullis
+echo end

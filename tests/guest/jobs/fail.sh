@@ -1,0 +1,48 @@
+# Memory runs out during I/O: an I/O may fail, no byte is wrong, and afterwards all is as before.
+drivers
+load_ours
+D=/sys/kernel/debug
+M=/sys/module/portcullis
+nvme=$(dev 04.0) card=$(dev 05.0)
+
+# How allocations fail: the module's own testing parameters in any kernel; Linux's fault injection where the kernel has it, for calls from the module alone.
+begin() {
+    case $1 in
+    heap) echo 13 >$M/parameters/fail_heap;;
+    frames) echo 7 >$M/parameters/fail_frames;;
+    failslab | fail_page_alloc)
+        [ -d $D/$1 ] || return 1
+        low=$(cat $M/sections/.text); size=$(cat $M/coresize)
+        echo "$low" >$D/$1/require-start; printf '0x%x' $((low + size)) >$D/$1/require-end
+        echo 24 >$D/$1/stacktrace-depth; echo N >$D/$1/ignore-gfp-wait; echo 0 >$D/$1/verbose
+        [ $1 = failslab ] || echo 0 >$D/$1/min-order
+        echo -1 >$D/$1/times; echo 1 >$D/$1/interval; echo 10 >$D/$1/probability;;
+    esac
+}
+finish() {
+    case $1 in
+    heap) echo 0 >$M/parameters/fail_heap;;
+    frames) echo 0 >$M/parameters/fail_frames;;
+    *) echo 0 >$D/$1/probability;;
+    esac
+}
+for way in $MODES; do
+    for fault in heap frames failslab fail_page_alloc; do
+        mode "$nvme" "$way" >/tmp/said 2>&1 || { bad "$fault $way" "$(cat /tmp/said)"; continue; }
+        bind "$nvme" nvme; within 20 disk "$nvme" || { bad "$fault $way" "no disk"; continue; }
+        node=/dev/$(disk "$nvme"); within 5 test -b "$node"
+        if begin $fault 2>/tmp/put; then
+            check "$fault $way" portcullis-guest blocks "$node" --threads 4 --operations 150 --seed "$RANDOM_SEED" --errors
+            finish $fault
+            check "$fault $way afterwards" portcullis-guest blocks "$node" --threads 4 --operations 40 --seed "$RANDOM_SEED"
+        else
+            echo "skip $fault $way: the kernel has no such fault injection"
+        fi
+        unbind "$nvme"
+        open=$(counter "$nvme" open_bytes) lost=$(counter "$nvme" lost_bytes)
+        [ "$open" = 0 ] && ok "$fault $way: nothing open" || bad "$fault $way" "$open bytes are open, $lost lost"
+        check "$fault $way given back" put $P/unprotect "$nvme"
+    done
+done
+check "module removed" rmmod portcullis
+echo end

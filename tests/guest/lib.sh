@@ -1,0 +1,161 @@
+# What the jobs share. A job prints lines that the host reads:
+#   ok NAME               a check that held
+#   not ok NAME: WHY      one that did not
+#   skip NAME: WHY        one that this kernel or machine has no means for
+#   figure NAME: VALUE    something measured
+#   host: COMMAND         the host gives this to QEMU's monitor
+#   end                   the job came to its end
+# All else is printed where a job fails.
+
+P=/sys/kernel/portcullis
+T=/sys/kernel/tracing
+PCI=/sys/bus/pci
+
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+
+# check NAME COMMAND..: holds if the command succeeds.
+check() {
+    name=$1; shift
+    if "$@" >/tmp/said 2>&1; then echo "ok $name: $(tail -n 1 /tmp/said)"; else echo "not ok $name: $(tail -n 4 /tmp/said | tr '\n' ' ')"; fi
+}
+
+# fails NAME COMMAND..: holds if the command fails.
+fails() {
+    name=$1; shift
+    if "$@" >/tmp/said 2>&1; then bad "$name" "it succeeded"; else ok "$name"; fi
+}
+
+put() { echo "$2" 2>/tmp/put >"$1" || { cat /tmp/put; return 1; }; }
+
+# Loads a driver and what it needs, unless the kernel has it built in; ours below /mods/own have no names of the kernel's.
+load() {
+    module=$1; shift
+    [ -f "/mods/$module.list" ] || return 0
+    while read -r file; do
+        named=$(echo "${file%.ko}" | tr - _)
+        [ -d "/sys/module/$named" ] && continue
+        case $file in
+        "$module.ko") insmod "/mods/$file" "$@" || return 1;;
+        # Else a disk is not below its device.
+        nvme_core.ko) insmod "/mods/$file" multipath=0 || return 1;;
+        *) insmod "/mods/$file" || return 1;;
+        esac
+    done <"/mods/$module.list"
+}
+
+dev() { echo "0000:00:$1"; }
+
+# within SECONDS COMMAND..: waits until the command succeeds.
+within() {
+    tries=$(($1 * 5)); shift
+    while ! "$@" >/dev/null 2>&1; do
+        tries=$((tries - 1)); [ $tries -gt 0 ] || return 1
+        usleep 200000
+    done
+}
+
+# below CLASS DEVICE: the first of a class that is behind a PCI device.
+below() {
+    for entry in /sys/class/"$1"/*; do
+        case $(readlink -f "$entry") in */"$2"/*) basename "$entry"; return 0;; esac
+    done
+    return 1
+}
+disk() { below block "$1"; }
+card() { below net "$1"; }
+
+driver_of() { basename "$(readlink "$PCI/devices/$1/driver")" 2>/dev/null; }
+
+unbind() { [ ! -e "$PCI/devices/$1/driver" ] || echo "$1" >"$PCI/devices/$1/driver/unbind"; }
+bind() { put "$PCI/drivers/$2/bind" "$1"; }
+
+# Behind virtio's IOMMU a device joins its group when it is first bound.
+grouped() { [ -e "$PCI/devices/$1/iommu_group" ] || { bind "$1" "$2"; unbind "$1"; }; }
+
+group_type() { cat "$PCI/devices/$1/iommu_group/type" 2>/dev/null || echo none; }
+
+# mode DEVICE MODE: which way it is protected from now on. It has no driver. Linux's modes, or a policy of ours.
+mode() {
+    case $2 in
+    linux-passthrough) wanted=identity;;
+    linux-lazy) wanted=DMA-FQ;;
+    linux-strict) wanted=DMA;;
+    *) put $P/protect "$1 policy=$2 $3"; return;;
+    esac
+    [ ! -e "$P/devices/$1" ] || put $P/unprotect "$1" || return 1
+    [ "$(group_type "$1")" = $wanted ] || put "$PCI/devices/$1/iommu_group/type" $wanted
+}
+
+counter() { cat "$P/devices/$1/$2" 2>/dev/null || echo -; }
+
+# Loads the module, where $MODES has a policy of ours.
+load_ours() {
+    for way in $MODES; do
+        case $way in linux-*) continue;; esac
+        [ -d $P ] || load portcullis "$@" || { bad "module loaded" "insmod failed"; return 1; }
+        return 0
+    done
+}
+
+# Counts what the kernel's tracepoints and functions see, without an end to the number: `counting EVENT..`, later `counted EVENT`.
+# An event is `group/name`, or a function that a probe finds.
+counting() {
+    for event in "$@"; do
+        case $event in
+        */*) ;;
+        *) echo "p:seen/$event $event" >>$T/kprobe_events 2>/dev/null || continue; event=seen/$event;;
+        esac
+        # Each trigger starts at 0.
+        [ -e "$T/events/$event/trigger" ] && echo 'hist:keys=common_type' >"$T/events/$event/trigger"
+    done
+}
+counted() {
+    case $1 in */*) event=$1;; *) event=seen/$1;; esac
+    [ -e "$T/events/$event/hist" ] || { echo -; return; }
+    hits=$(sed -n 's/^ *Hits: *//p' "$T/events/$event/hist"); echo "${hits:-0}"
+}
+counted_all() {
+    for event in "$@"; do
+        case $event in */*) ;; *) event=seen/$event;; esac
+        [ -e "$T/events/$event/trigger" ] && echo '!hist:keys=common_type' >"$T/events/$event/trigger"
+    done
+    echo >$T/kprobe_events 2>/dev/null
+}
+
+# The drivers, and the devices that they drive, as the host places them.
+DISKS="nvme:04.0 virtio_blk:08.0 ahci:1f.2 usb:09.0"
+CARDS="e1000e:05.0 igb:06.0 virtio_net:07.0"
+pci_driver() {
+    case $1 in virtio_*) echo virtio-pci;; usb) echo xhci_hcd;; *) echo "$1";; esac
+}
+drivers() {
+    load virtio_iommu
+    echo 0 >$PCI/drivers_autoprobe
+    load virtio_pci
+    for module in nvme virtio_blk ahci sd_mod xhci_pci usb_storage uas e1000e igb virtio_net; do load $module; done
+    # What the kernel has built in has taken its devices already.
+    for entry in $DISKS $CARDS; do
+        unbind "$(dev "${entry##*:}")"; grouped "$(dev "${entry##*:}")" "$(pci_driver "${entry%%:*}")"
+    done
+}
+# Where a driver's interface lies: QEMU's user network has a net of its own for each card.
+net_of() { case $1 in e1000e) echo 10.0.5;; igb) echo 10.0.6;; virtio_net) echo 10.0.7;; esac; }
+
+# What is tried with a disk: use_disk NAME DEVICE.
+use_disk() {
+    within 20 disk "$2" || { echo "no disk"; return 1; }
+    node=/dev/$(disk "$2")
+    within 5 test -b "$node" || { echo "no $node"; return 1; }
+    portcullis-guest blocks "$node" --threads 4 --operations "${OPERATIONS:-60}" --seed "$RANDOM_SEED"
+}
+# use_card NAME DEVICE
+use_card() {
+    within 10 card "$2" || { echo "no card"; return 1; }
+    at=$(net_of "$1"); face=$(card "$2")
+    ip link set "$face" up && ip addr replace "$at.15/24" dev "$face" || return 1
+    portcullis-guest echo "$at.2:$ECHO_PORT" --mib "${MIB:-2}" --seed "$RANDOM_SEED"
+    state=$?
+    ip link set "$face" down; ip addr flush dev "$face"
+    return $state
+}

@@ -1,0 +1,57 @@
+//! The guest's program: `blocks` writes a disk and checks it, `read` only reads, `echo` sends data over a network and checks
+//! what comes back.
+
+mod blocks;
+mod echo;
+mod numbers;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+blocks DISK --threads N --seconds N|--operations N [--span MIB] [--seed N] [--errors]
+    random reads and writes of 4 KiB to 1 MiB past the page cache; each thread checks all that it reads.
+    --errors: an I/O may fail, and is counted; what a failed write has left is not checked
+read DISK --threads N --operations N --size BYTES
+    random reads, nothing checked: prints I/O per second
+echo ADDRESS:PORT --mib N [--seed N]
+    sends a pattern, and checks that the same comes back
+";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match words.first().map(String::as_str) {
+        Some("blocks") => blocks::check(&Options(&words[1..])),
+        Some("read") => blocks::read(&Options(&words[1..])),
+        Some("echo") => echo::run(&Options(&words[1..])),
+        _ => Err(USAGE.to_owned()),
+    };
+    match outcome {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            println!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The words behind a command.
+struct Options<'a>(&'a [String]);
+
+impl Options<'_> {
+    fn first(&self) -> Result<&str, String> {
+        self.0.first().map(String::as_str).ok_or_else(|| USAGE.to_owned())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|word| word == name)
+    }
+
+    fn number(&self, name: &str, usual: u64) -> Result<u64, String> {
+        let Some(at) = self.0.iter().position(|word| word == name) else { return Ok(usual) };
+        let word = self.0.get(at + 1).ok_or_else(|| format!("{name} wants a number"))?;
+        word.parse().map_err(|_| format!("{name} wants a number, not {word}"))
+    }
+}

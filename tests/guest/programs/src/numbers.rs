@@ -1,0 +1,37 @@
+//! Patterns and random numbers, of which the same seed gives the same.
+
+/// Mixes a number so that each bit of it changes half of the result's (the finaliser of SplitMix64).
+pub fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// A sequence of random numbers.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(mix(seed))
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mix(self.0) % bound.max(1)
+    }
+}
+
+/// Fills `bytes` with the pattern of `seed`, as it is from byte `from` on. Both are multiples of 8.
+pub fn fill(bytes: &mut [u8], seed: u64, from: u64) {
+    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&mix(seed ^ (from / 8 + at as u64)).to_le_bytes());
+    }
+}
+
+/// The first byte of `bytes` that is not the pattern's.
+pub fn differs(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
+    let wrong = |(at, word): &(usize, &[u8])| *word != mix(seed ^ (from / 8 + *at as u64)).to_le_bytes();
+    let found = bytes.chunks_exact(8).enumerate().find(wrong);
+    found.map(|(at, _)| from + at as u64 * 8)
+}

@@ -1,0 +1,196 @@
+//! What a guest is asked to do, and which of that is usual.
+
+use std::time::Duration;
+
+use super::Wanted;
+use super::machine::Iommu;
+
+/// Drivers of the kernel that the jobs load.
+pub const DRIVERS: [&str; 14] = [
+    "ahci",
+    "e1000e",
+    "ext4",
+    "igb",
+    "nvme",
+    "sd_mod",
+    "uas",
+    "usb_storage",
+    "virtio_blk",
+    "virtio_iommu",
+    "virtio_net",
+    "virtio_pci",
+    "xhci_pci",
+    "crc32c_generic",
+];
+
+/// The project's policies, and Linux's modes.
+const OURS: &str = "strict lazy bounce auto";
+const LINUX: &str = "linux-passthrough linux-lazy linux-strict";
+const ALL: &str = "linux-passthrough linux-lazy linux-strict lazy strict bounce auto";
+
+/// A job.
+pub struct Job {
+    pub name: &'static str,
+    pub what: &'static str,
+    /// The script below `tests/guest/jobs`.
+    pub script: &'static str,
+    pub modes: &'static str,
+    /// Variables that the script reads.
+    pub settings: &'static str,
+    pub words: &'static str,
+    pub cpus: usize,
+    pub counted: bool,
+    pub hostile: bool,
+    pub time: Duration,
+}
+
+const USUAL: Job = Job {
+    name: "",
+    what: "",
+    script: "",
+    modes: OURS,
+    settings: "",
+    words: "",
+    cpus: 2,
+    counted: false,
+    hostile: false,
+    time: Duration::from_secs(600),
+};
+
+pub const JOBS: [&Job; 15] = [
+    &Job {
+        name: "drivers",
+        what: "each driver by each policy, all bytes checked",
+        script: "drivers",
+        ..USUAL
+    },
+    &Job {
+        name: "linux-drivers",
+        what: "the same in Linux's modes, without the module",
+        script: "drivers",
+        modes: LINUX,
+        ..USUAL
+    },
+    &Job {
+        name: "edu",
+        what: "what a hostile device reaches by each policy",
+        script: "edu",
+        hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "linux-edu",
+        what: "what it reaches in Linux's modes",
+        script: "edu",
+        modes: LINUX,
+        hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "all-edu",
+        what: "the same for Linux's modes and our policies, beside each other",
+        script: "edu",
+        modes: ALL,
+        hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "events",
+        what: "calls of iommu_map and iommu_unmap, and invalidations, per read of a disk",
+        script: "events",
+        modes: ALL,
+        ..USUAL
+    },
+    &Job {
+        name: "instructions",
+        what: "instructions in map and unmap, on one CPU whose clock counts them",
+        script: "bench",
+        modes: ALL,
+        settings: "ROUNDS=1 LOOPS=4000 CASES='1 1\n1 1 skip\n1 16\n1 16 skip\n1 32\n1 4 \n1 16 sg\n1 16 sg skip\n1 1 depth=64 skip'",
+        cpus: 1,
+        counted: true,
+        ..USUAL
+    },
+    &Job {
+        name: "bench",
+        what: "nanoseconds in map and unmap, 1 and 2 threads, 1 and 16 pages, as dma_map_benchmark takes them",
+        script: "bench",
+        modes: ALL,
+        settings: "ROUNDS=3 LOOPS=20000 CASES='1 1 split\n2 1 split\n1 16 split\n2 16 split\n1 4 split\n1 32 split'",
+        ..USUAL
+    },
+    &Job {
+        name: "lazy",
+        what: "lazy: invalidations in 100,000 unmaps, and how long after its unmap a buffer is reached",
+        script: "lazy",
+        modes: "linux-lazy lazy linux-strict",
+        hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "files",
+        what: "a file system made, filled, read again and checked",
+        script: "files",
+        ..USUAL
+    },
+    &Job { name: "linux-files", what: "the same in Linux's modes", script: "files", modes: LINUX, ..USUAL },
+    &Job {
+        name: "refused",
+        what: "what cannot be done, and what faulty drivers do, is refused and told",
+        script: "refused",
+        hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "stress",
+        what: "under load: policies change, CPUs, drivers and a device leave; the module is removed and loaded again",
+        script: "stress",
+        ..USUAL
+    },
+    &Job { name: "fail", what: "memory runs out during I/O", script: "fail", ..USUAL },
+    &Job { name: "soak", what: "everything at once, for `--minutes`", script: "soak", ..USUAL },
+];
+
+/// What `cargo xtask test` runs: kernel, IOMMU, job.
+const MATRIX: [(&str, Iommu, &str); 3] = [
+    ("6.1", Iommu::Vtd, "linux-edu"),
+    ("6.12", Iommu::Virtio, "linux-edu"),
+    ("newest", Iommu::Amdvi, "linux-edu"),
+];
+
+/// The usual runs.
+pub fn usual() -> impl Iterator<Item = (&'static str, Iommu, &'static Job)> {
+    MATRIX.iter().filter_map(|&(kernel, iommu, name)| {
+        JOBS.into_iter().find(|job| job.name == name).map(|job| (kernel, iommu, job))
+    })
+}
+
+/// The runs of a kernel: each job that was named behind each IOMMU that was; or of the usual ones those that are not left out.
+pub fn of<'a>(wanted: &'a Wanted, kernel: &'a str) -> Box<dyn Iterator<Item = (&'static Job, Iommu)> + 'a> {
+    let is_wanted = move |iommu: &Iommu| wanted.iommus.is_empty() || wanted.iommus.contains(iommu);
+    if wanted.jobs.is_empty() {
+        let of_kernel = move |&(name, iommu, _): &(&str, Iommu, _)| {
+            (name == kernel || wanted.given.is_some()) && is_wanted(&iommu)
+        };
+        return Box::new(usual().filter(of_kernel).map(|(_, iommu, job)| (job, iommu)));
+    }
+    let of_debian = wanted.given.is_none();
+    let iommus = Iommu::ALL.into_iter().filter(is_wanted);
+    // Debian has built the driver since Linux 6.12.
+    let iommus = iommus.filter(move |iommu| !(of_debian && kernel == "6.1" && *iommu == Iommu::Virtio));
+    Box::new(iommus.flat_map(move |iommu| wanted.jobs.iter().map(move |&job| (job, iommu))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_usual_run_has_a_job_and_a_kernel() {
+        assert_eq!(usual().count(), MATRIX.len());
+        for (kernel, iommu, _) in usual() {
+            assert!(super::super::KERNELS.iter().any(|(name, _)| *name == kernel));
+            assert!(kernel != "6.1" || iommu != Iommu::Virtio, "Debian's 6.1 has no driver of it");
+        }
+    }
+}

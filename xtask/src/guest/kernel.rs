@@ -1,0 +1,163 @@
+//! A kernel that the guest boots: its image, its drivers, and what modules are built against. And the modules that are built for it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::root::Root;
+
+/// Where the modules of the tests are, and what they are called.
+pub const OWN: [(&str, &str); 2] = [("edu", "portcullis_edu"), ("bench", "portcullis_bench")];
+
+/// The project's module.
+pub const MODULE: &str = "portcullis";
+
+/// A kernel.
+pub struct Kernel {
+    /// What it is called in what is printed.
+    pub name: String,
+    pub release: String,
+    pub image: PathBuf,
+    /// The folder with its drivers.
+    pub drivers: PathBuf,
+    /// What modules are built against, as the folder with the compilers has it.
+    headers: PathBuf,
+    /// The compiler, where the headers do not name it themselves.
+    compiler: Option<&'static str>,
+}
+
+impl Kernel {
+    /// One of Debian's.
+    pub fn of_debian(root: &Root, name: &str, release: &str) -> Result<Self, String> {
+        // Before Linux 7 the image was in `/boot`.
+        let places = [format!("boot/vmlinuz-{release}"), format!("usr/lib/modules/{release}/vmlinuz")];
+        let image = places.iter().map(|place| root.at(place)).find(|place| place.is_file());
+        Ok(Self {
+            name: name.to_owned(),
+            release: release.to_owned(),
+            image: image.ok_or_else(|| format!("the packages of Linux {release} have no image"))?,
+            drivers: root.at(&format!("usr/lib/modules/{release}")),
+            headers: PathBuf::from(format!("/usr/src/linux-headers-{release}")),
+            compiler: None,
+        })
+    }
+
+    /// One that somebody else has built: a folder with `bzImage`, `modules.tar.xz` (`lib/modules/RELEASE`) and `build-tree.tar.xz` (one folder, with
+    /// what modules are built against).
+    pub fn given(folder: &Path, into: &Path) -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("{}: {error}", into.display());
+        let _ = std::fs::remove_dir_all(into);
+        std::fs::create_dir_all(into).map_err(failed)?;
+        for archive in ["modules.tar.xz", "build-tree.tar.xz"] {
+            let mut tar = Command::new("tar");
+            let status = tar.arg("-xJf").arg(folder.join(archive)).arg("-C").arg(into).status();
+            if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+                return Err(format!("unpacking {archive} of {}: {status:?}", folder.display()));
+            }
+        }
+        let only = |folder: &Path, but: &str| {
+            let entries = std::fs::read_dir(folder).map_err(failed)?;
+            let mut names = entries.filter_map(Result::ok).map(|entry| entry.file_name());
+            let name = names.find(|name| name != but);
+            name.map(|name| name.to_string_lossy().into_owned())
+                .ok_or(format!("{} is empty", folder.display()))
+        };
+        let modules = into.join("lib/modules");
+        let release = only(&modules, "")?;
+        Ok(Self {
+            name: release.clone(),
+            image: folder.join("bzImage"),
+            drivers: modules.join(&release),
+            headers: into.join(only(into, "lib")?),
+            release,
+            compiler: Some("gcc-12"),
+        })
+    }
+
+    /// Builds the project's module and those of the tests, into a folder that has them afterwards.
+    pub fn build(&self, root: &Root, folder: &Path) -> Result<(), String> {
+        let into = folder.join("modules").join(&self.release);
+        std::fs::create_dir_all(&into).map_err(|error| format!("{}: {error}", into.display()))?;
+        for (source, name) in OWN {
+            let from = crate::root().join("tests/guest").join(source);
+            let build = into.join(source);
+            copy(&from, &build)?;
+            let mut make = self.make(root);
+            make.arg("-C").arg(&self.headers).arg(format!("M={}", build.display())).arg("modules");
+            run(&mut make, &format!("building {name} for Linux {}", self.release))?;
+            let built = build.join(format!("{name}.ko"));
+            std::fs::copy(&built, into.join(format!("{name}.ko")))
+                .map_err(|error| format!("{}: {error}", built.display()))?;
+        }
+        self.build_ours(root, &into)
+    }
+
+    /// Builds the project's module, if there is one. Cargo runs outside first, where it may fetch what the core depends on.
+    fn build_ours(&self, root: &Root, into: &Path) -> Result<(), String> {
+        let source = crate::root().join("kmod");
+        if !source.join("Makefile").exists() {
+            return Ok(());
+        }
+        let what = format!("building {MODULE} for Linux {}", self.release);
+        let headers = self.headers.display().to_string();
+        let outside = if self.compiler.is_some() { self.headers.clone() } else { root.at(&headers) };
+        let mut core = Command::new("make");
+        core.arg("-s").arg("-C").arg(&source).arg(format!("KDIR={}", outside.display())).arg("core");
+        // The toolchain is the one that its folder names.
+        core.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS").env_remove("CARGO");
+        run(&mut core, &what)?;
+        let mut make = self.make(root);
+        make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
+        make.env_remove("RUSTUP_TOOLCHAIN")
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO")
+            .env("CARGO_NET_OFFLINE", "true");
+        run(&mut make, &what)?;
+        let built = source.join(format!("{MODULE}.ko"));
+        let copied = std::fs::copy(&built, into.join(format!("{MODULE}.ko")));
+        copied.map(drop).map_err(|error| format!("{}: {error}", built.display()))
+    }
+
+    fn make(&self, root: &Root) -> Command {
+        let mut make = root.command("make");
+        make.arg("-s");
+        if let Some(compiler) = self.compiler {
+            make.arg(format!("CC={compiler}"));
+        }
+        make
+    }
+}
+
+/// Runs a command of which nothing is printed unless it fails.
+fn run(command: &mut Command, what: &str) -> Result<(), String> {
+    let out = command.output().map_err(|error| format!("{what}: {error}"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let (said, complained) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    Err(format!("{what}: {}\n{said}{complained}", out.status))
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, into: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", from.display());
+    std::fs::create_dir_all(into).map_err(failed)?;
+    for entry in std::fs::read_dir(from).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+            std::fs::copy(&path, into.join(name)).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds the guest's own program, linked statically, and returns where it is.
+pub fn program(folder: &Path) -> Result<PathBuf, String> {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let target = folder.join("programs");
+    let mut build = Command::new(crate::cargo());
+    build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.args(["build", "--locked", "--release", "--target", TARGET, "--target-dir"]).arg(&target);
+    build.current_dir(crate::root().join(super::PROGRAMS));
+    run(&mut build, "building the guest's program")?;
+    Ok(target.join(TARGET).join("release/portcullis-guest"))
+}

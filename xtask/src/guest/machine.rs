@@ -1,0 +1,221 @@
+//! QEMU with an IOMMU, and disks, network cards and other devices behind it, by software emulation alone.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::report::{Line, Report};
+
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// An IOMMU of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Iommu {
+    Vtd,
+    Virtio,
+    Amdvi,
+}
+
+impl Iommu {
+    pub const ALL: [Self; 3] = [Self::Vtd, Self::Virtio, Self::Amdvi];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vtd => "vtd",
+            Self::Virtio => "virtio",
+            Self::Amdvi => "amdvi",
+        }
+    }
+
+    /// With `caching-mode=on`, Linux is strict with VT-d whatever it is told. The AMD IOMMU translates only with `pt=off`.
+    fn device(self) -> &'static str {
+        match self {
+            Self::Vtd => "intel-iommu,intremap=on,aw-bits=48",
+            Self::Virtio => "virtio-iommu-pci,addr=10.0",
+            Self::Amdvi => "amd-iommu,pt=off,intremap=off",
+        }
+    }
+}
+
+/// A run of the guest.
+pub struct Run<'a> {
+    pub image: &'a Path,
+    /// The archives of the first file system.
+    pub archives: &'a [&'a [u8]],
+    pub iommu: Iommu,
+    pub cpus: usize,
+    /// Whether the guest's clock counts instructions, a nanosecond each.
+    pub counted: bool,
+    /// What the kernel's command line has besides.
+    pub words: &'a str,
+    /// The longest that it may take.
+    pub time: Duration,
+    /// Whether a device does what it should not.
+    pub hostile: bool,
+    /// A folder for the disks and the log.
+    pub folder: &'a Path,
+}
+
+/// The disks: an image of each.
+const DISKS: [&str; 5] = ["nvme", "virtio", "ahci", "usb", "hot"];
+const DISK_SIZE: u64 = 64 << 20;
+
+const MEMORY: &str = "1G";
+
+impl Run<'_> {
+    /// Boots, and reads what the job says until QEMU ends.
+    pub fn run(&self) -> Result<Report, String> {
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |error: std::io::Error| format!("{what}: {error}")
+        };
+        std::fs::create_dir_all(self.folder).map_err(failed("the guest's folder"))?;
+        for disk in DISKS {
+            let file = std::fs::File::create(self.at(disk)).map_err(failed(disk))?;
+            file.set_len(DISK_SIZE).map_err(failed(disk))?;
+        }
+        let initial = self.at("initramfs");
+        std::fs::write(&initial, self.archives.concat()).map_err(failed("the initramfs"))?;
+        let _ = std::fs::remove_file(self.at("monitor"));
+        let mut qemu = self.command().spawn().map_err(failed(QEMU))?;
+        let report = self.read(&mut qemu);
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        let mut report = report?;
+        let log = self.log();
+        report.take_log(&log, self.hostile);
+        Ok(report)
+    }
+
+    /// The kernel's log, as its console has it.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.at("console")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn read(&self, qemu: &mut Child) -> Result<Report, String> {
+        let out = qemu.stdout.take().ok_or("no output of QEMU")?;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(out);
+            let mut line = Vec::new();
+            while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+                if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        let mut report = Report::default();
+        let end = Instant::now() + self.time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match receiver.recv_timeout(left) {
+                Ok(line) => {
+                    if let Line::Host(command) = Line::read(&line) {
+                        self.command_monitor(command)?;
+                    }
+                    report.take(&line);
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Ok(report),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    report.failed.push(format!("the guest did not end within {:?}", self.time));
+                    return Ok(report);
+                }
+            }
+        }
+    }
+
+    fn command_monitor(&self, command: &str) -> Result<(), String> {
+        let failed = |error: std::io::Error| format!("QEMU's monitor, {command}: {error}");
+        let mut monitor = UnixStream::connect(self.at("monitor")).map_err(failed)?;
+        monitor.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
+        monitor.write_all(format!("{command}\n").as_bytes()).map_err(failed)?;
+        // A prompt follows what it says to the command; the first one stands before that.
+        let (mut said, mut byte) = (Vec::new(), [0]);
+        while said.windows(7).filter(|part| part == b"(qemu) ").count() < 2 {
+            monitor.read_exact(&mut byte).map_err(failed)?;
+            said.extend(byte);
+        }
+        Ok(())
+    }
+
+    fn command(&self) -> Command {
+        let mut qemu = Command::new("nice");
+        qemu.args(["-n", "5", QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        qemu.args(["-machine", "q35,kernel-irqchip=split", "-cpu", "max,la57=off", "-m", MEMORY]);
+        qemu.args(["-smp", &self.cpus.to_string()]);
+        if self.counted {
+            qemu.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
+        } else {
+            qemu.args(["-accel", "tcg,thread=multi"]);
+        }
+        qemu.args(["-device", self.iommu.device()]);
+        let shown = |path: PathBuf| path.display().to_string();
+        qemu.args(["-serial", &format!("file:{}", shown(self.at("console"))), "-serial", "stdio"]);
+        qemu.args(["-monitor", &format!("unix:{},server=on,wait=off", shown(self.at("monitor")))]);
+        qemu.arg("-kernel").arg(self.image).arg("-initrd").arg(self.at("initramfs"));
+        let words = "console=ttyS0 loglevel=7 no_timer_check panic=-1 oops=panic intel_iommu=on nvme_core.multipath=0";
+        qemu.args(["-append", &format!("{words} {}", self.words)]);
+        for disk in DISKS {
+            let drive = format!("file={},format=raw,if=none,id={disk},cache=unsafe", shown(self.at(disk)));
+            qemu.args(["-drive", &drive]);
+        }
+        // Each has a place of its own, which the jobs know.
+        let checked = "iommu_platform=on,disable-legacy=on";
+        for device in [
+            "nvme,addr=04.0,serial=n,drive=nvme",
+            "e1000e,addr=05.0,netdev=net5,romfile=",
+            "igb,addr=06.0,netdev=net6,romfile=",
+            &format!("virtio-net-pci,addr=07.0,netdev=net7,romfile=,{checked}"),
+            &format!("virtio-blk-pci,addr=08.0,drive=virtio,{checked}"),
+            "qemu-xhci,addr=09.0,id=usb",
+            "usb-storage,bus=usb.0,drive=usb",
+            "edu,addr=0a.0,dma_mask=0xffffffff",
+            "pci-testdev,addr=0b.0",
+            "pcie-root-port,addr=0c.0,id=port0,chassis=1",
+            "nvme,bus=port0,serial=h,drive=hot,id=hot",
+            "ide-hd,bus=ide.0,drive=ahci",
+        ] {
+            qemu.args(["-device", device]);
+        }
+        for net in [5, 6, 7] {
+            qemu.args(["-netdev", &format!("user,id=net{net},net=10.0.{net}.0/24,ipv6=off")]);
+        }
+        qemu.stdin(Stdio::null()).stdout(Stdio::piped());
+        // It tells of what it takes for a driver's mistakes.
+        if let Ok(said) = std::fs::File::create(self.at("qemu")) {
+            qemu.stderr(said);
+        }
+        qemu
+    }
+}
+
+/// A server that sends back all that it is sent, for the guest's network cards. Returns its port.
+pub fn serve_echo() -> Result<u16, String> {
+    let failed = |error: std::io::Error| format!("a server on this machine: {error}");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().filter_map(Result::ok) {
+            std::thread::spawn(move || echo(stream));
+        }
+    });
+    Ok(port)
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = stream.read(&mut bytes) {
+        if stream.write_all(&bytes[..count]).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! `cargo xtask guest`: Linux's own drivers behind the project's module, in guests that QEMU emulates, each byte checked; and what a
+//! hostile device reaches.
+//!
+//! A guest is a kernel ([`kernel`]), a first file system ([`initramfs`]) with the drivers, the modules, the programs and scripts of
+//! `tests/guest`, and a machine ([`machine`]) whose devices lie behind an IOMMU. It does one job, and says what held ([`report`]).
+
+mod initramfs;
+mod jobs;
+mod kernel;
+mod machine;
+mod report;
+mod root;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use self::initramfs::{Archive, Modules};
+use self::jobs::{JOBS, Job};
+use self::kernel::{Kernel, MODULE, OWN};
+use self::machine::{Iommu, QEMU, Run};
+use self::root::{KERNELS, Root};
+use crate::nightly::output;
+use crate::packages;
+
+pub const WHAT: &str = "Linux's drivers in guests";
+
+/// The guest's program.
+pub const PROGRAMS: &str = "tests/guest/programs";
+
+pub const USAGE: &str = "\
+cargo xtask guest [OPTION]..
+    --kernel 6.1|6.12|newest     of Debian's kernels only this one (more than once: these)
+    --guest-kernel FOLDER        this kernel instead: bzImage, modules.tar.xz and build-tree.tar.xz
+    --iommu vtd|virtio|amdvi     only this IOMMU (more than once: these)
+    --job NAME                   only this job (more than once: these); `--job list` names them
+    --modes 'MODE ..'            these ways to protect: strict lazy bounce auto, or Linux's linux-passthrough linux-lazy linux-strict
+    --minutes N                  how long the job `soak` goes on (30)
+    --verbose                    print all that the guests say
+without options: what `cargo xtask test` runs
+";
+
+/// What the command was asked for.
+#[derive(Default)]
+struct Wanted {
+    kernels: Vec<String>,
+    given: Option<PathBuf>,
+    iommus: Vec<Iommu>,
+    jobs: Vec<&'static Job>,
+    modes: Option<String>,
+    minutes: u64,
+    verbose: bool,
+}
+
+/// Does what its words say.
+pub fn command(words: &[&str]) -> Result<(), String> {
+    if matches!(words, ["--help" | "-h"]) {
+        print!("{USAGE}");
+        return Ok(());
+    }
+    let wanted = parse(words)?;
+    if let Some(why) = missing() {
+        return Err(why);
+    }
+    run_wanted(&wanted)
+}
+
+/// Whether the words are ones that the command takes.
+#[cfg(test)]
+pub fn is_request(words: &[&str]) -> bool {
+    parse(words).is_ok()
+}
+
+fn parse(words: &[&str]) -> Result<Wanted, String> {
+    let mut wanted = Wanted { minutes: 30, ..Wanted::default() };
+    let mut words = words.iter();
+    while let Some(&word) = words.next() {
+        if word == "--verbose" {
+            wanted.verbose = true;
+            continue;
+        }
+        let value = *words.next().ok_or_else(|| format!("{word} wants a value\n{USAGE}"))?;
+        let unknown = || format!("{word} knows no {value}\n{USAGE}");
+        match word {
+            "--kernel" if KERNELS.iter().any(|(name, _)| *name == value) => {
+                wanted.kernels.push(value.to_owned())
+            }
+            "--guest-kernel" => wanted.given = Some(PathBuf::from(value)),
+            "--iommu" => {
+                let known = Iommu::ALL.into_iter().find(|iommu| iommu.name() == value);
+                wanted.iommus.push(known.ok_or_else(unknown)?);
+            }
+            "--job" => {
+                let known = JOBS.iter().find(|job| job.name == value);
+                let names: Vec<_> = JOBS.iter().map(|job| format!("{}: {}", job.name, job.what)).collect();
+                wanted.jobs.push(known.ok_or_else(|| format!("the jobs are:\n{}", names.join("\n")))?);
+            }
+            "--modes" => wanted.modes = Some(value.to_owned()),
+            "--minutes" => wanted.minutes = value.parse().map_err(|_| unknown())?,
+            _ => return Err(unknown()),
+        }
+    }
+    Ok(wanted)
+}
+
+/// Why no guest can run here, if so. Installs QEMU, and fetches kernels, where the system allows it.
+pub fn missing() -> Option<String> {
+    let lacking = || output(std::process::Command::new(QEMU).arg("--version")).is_none();
+    let lacking = || lacking().then(|| format!("{QEMU} is not installed"));
+    packages::missing(lacking, &["qemu-system-x86"], true)
+        .or_else(root::lacking)
+        .or_else(|| Root::prepare(&folder()).err())
+}
+
+/// How many checks of a guest there are: a job with a kernel behind an IOMMU is one.
+pub fn count() -> usize {
+    jobs::usual().count()
+}
+
+/// What `cargo xtask test` runs.
+pub fn run() -> Result<(), String> {
+    run_wanted(&Wanted::default())
+}
+
+/// Where all lies that is fetched and built.
+fn folder() -> PathBuf {
+    crate::root().join("target/guest")
+}
+
+fn run_wanted(wanted: &Wanted) -> Result<(), String> {
+    let folder = folder();
+    let root = Root::prepare(&folder)?;
+    let program = kernel::program(&folder)?;
+    let kernels = match &wanted.given {
+        Some(given) => vec![Kernel::given(given, &folder.join("given"))?],
+        None => {
+            let of = root.releases().iter();
+            let of = of.filter(|(name, _)| {
+                wanted.kernels.is_empty() || wanted.kernels.iter().any(|one| one == name)
+            });
+            of.map(|(name, release)| Kernel::of_debian(&root, name, release))
+                .collect::<Result<Vec<_>, _>>()?
+        }
+    };
+    let port = machine::serve_echo()?;
+    let mut outcome = Ok(());
+    for kernel in &kernels {
+        let runs: Vec<_> = jobs::of(wanted, &kernel.name).collect();
+        if runs.is_empty() {
+            continue;
+        }
+        let began = Instant::now();
+        kernel.build(&root, &folder)?;
+        println!("== Linux {}: modules built in {} s", kernel.release, began.elapsed().as_secs());
+        let base = base(&root, kernel, &folder, &program)?;
+        for (job, iommu) in runs {
+            let ran = run_one(wanted, kernel, job, iommu, &base, port, &folder);
+            if let Err(why) = ran {
+                eprintln!("{why}");
+                outcome = Err(format!("{} on Linux {} behind {}", job.name, kernel.release, iommu.name()));
+            }
+        }
+    }
+    outcome
+}
+
+/// The first file system of a kernel, but for what it is to do.
+fn base(root: &Root, kernel: &Kernel, folder: &Path, program: &Path) -> Result<Vec<u8>, String> {
+    let mut archive = Archive::default();
+    archive.add_console();
+    archive.add_file("bin/busybox", &root.at("usr/bin/busybox"))?;
+    archive.add_file("bin/portcullis-guest", program)?;
+    for tool in ["mke2fs", "e2fsck"] {
+        archive.add_file(&format!("bin/{tool}"), &root.at(&format!("usr/sbin/{tool}")))?;
+        for library in libraries(root, tool)? {
+            archive.add_file(&library, &root.at(&library))?;
+        }
+    }
+    let tests = crate::root().join("tests/guest");
+    for script in ["init", "lib.sh"] {
+        archive.add_file(script, &tests.join(script))?;
+    }
+    for job in JOBS {
+        let script = format!("jobs/{}.sh", job.script);
+        archive.add_file(&script, &tests.join(&script))?;
+    }
+    Modules::find(&kernel.drivers)?.add(&mut archive, &jobs::DRIVERS)?;
+    let built = folder.join("modules").join(&kernel.release);
+    for name in OWN.map(|(_, name)| name).into_iter().chain([MODULE]) {
+        let file = built.join(format!("{name}.ko"));
+        if file.exists() {
+            archive.add_file(&format!("mods/{name}.ko"), &file)?;
+            archive.add(&format!("mods/{name}.list"), format!("{name}.ko\n").as_bytes());
+        }
+    }
+    Ok(archive.end())
+}
+
+/// The loader and the libraries of a program, as its loader lists them.
+fn libraries(root: &Root, program: &str) -> Result<Vec<String>, String> {
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+    let out = output(root.command(LOADER).args(["--list", &format!("/usr/sbin/{program}")]));
+    let out = out.ok_or_else(|| format!("the libraries of {program} are not to be found"))?;
+    let mut found: Vec<String> =
+        out.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect();
+    found.push(LOADER.to_owned());
+    Ok(found)
+}
+
+fn run_one(
+    wanted: &Wanted,
+    kernel: &Kernel,
+    job: &Job,
+    iommu: Iommu,
+    base: &[u8],
+    port: u16,
+    folder: &Path,
+) -> Result<(), String> {
+    let began = Instant::now();
+    let modes = wanted.modes.as_deref().unwrap_or(job.modes);
+    let seed = std::process::id();
+    let script = format!(
+        "MODES='{modes}' ECHO_PORT={port} RANDOM_SEED={seed} SECONDS_LONG={} IOMMU={}\n{}\n. /jobs/{}.sh\n",
+        wanted.minutes * 60,
+        iommu.name(),
+        job.settings,
+        job.script
+    );
+    let mut over = Archive::default();
+    over.add("job", script.as_bytes());
+    let run = Run {
+        image: &kernel.image,
+        archives: &[base, &over.end()],
+        iommu,
+        cpus: job.cpus,
+        counted: job.counted,
+        words: job.words,
+        time: job.time
+            + std::time::Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
+        hostile: job.hostile,
+        folder: &folder.join("run"),
+    };
+    let report = run.run()?;
+    let named = format!("{} on Linux {} behind {}", job.name, kernel.release, iommu.name());
+    if wanted.verbose {
+        report.said().for_each(|line| println!("| {line}"));
+    }
+    println!(
+        "{named}: {} checks held, {} failed, {} skipped, {} s (seed {seed})",
+        report.held,
+        report.failed.len(),
+        report.skipped.len(),
+        began.elapsed().as_secs()
+    );
+    report.skipped.iter().for_each(|what| println!("skipped: {what}"));
+    report.figures.iter().for_each(|(name, value)| println!("figure {name}: {value}"));
+    if let Some(table) = report.reached() {
+        println!("{table}");
+    }
+    report.verdict(&run.log()).map_err(|why| format!("{named}:\n{why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_taken_or_refused() {
+        let wanted =
+            parse(&["--kernel", "6.12", "--iommu", "vtd", "--job", "edu", "--modes", "strict lazy"]).unwrap();
+        assert_eq!(
+            (wanted.kernels.len(), wanted.iommus.as_slice(), wanted.jobs.len()),
+            (1, &[Iommu::Vtd][..], 1)
+        );
+        assert_eq!((wanted.modes.as_deref(), wanted.minutes), (Some("strict lazy"), 30));
+        for words in
+            [&["--kernel", "5.4"][..], &["--iommu"], &["--job", "list"], &["--minutes", "x"], &["edu"]]
+        {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+}
