@@ -292,7 +292,9 @@ impl fmt::Display for IovaRange {
     }
 }
 
-/// A piece of a buffer that lies in one piece in physical memory.
+/// A piece of a buffer that lies in one piece in physical memory. Laid out as two words, the address first, so that lists need not
+/// be copied where they come from C.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PhysSegment {
     /// Where it begins.
@@ -314,7 +316,8 @@ impl PhysSegment {
     }
 }
 
-/// A piece of a mapping as the device sees it: what a driver writes into a descriptor.
+/// A piece of a mapping as the device sees it: what a driver writes into a descriptor. Laid out as a [`PhysSegment`].
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DmaSegment {
     /// The address for the device.

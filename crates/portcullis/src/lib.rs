@@ -168,6 +168,8 @@ mod documents {
     struct Changelog;
     #[doc = include_str!("../../../CONTRIBUTING.md")]
     struct Contributing;
+    #[doc = include_str!("../../../kmod/README.md")]
+    struct Module;
     #[doc = include_str!("../../../README.md")]
     struct Readme;
     #[doc = include_str!("../../../SECURITY.md")]

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What differs between kernels, each with its reason. The rest of the module is written for the newest. */
+#ifndef PORTCULLIS_COMPAT_H
+#define PORTCULLIS_COMPAT_H
+
+#include <linux/version.h>
+#include <linux/device.h>
+#include <linux/dma-map-ops.h>
+#include <linux/iommu.h>
+#include <linux/hrtimer.h>
+
+#define KERNEL_AT_LEAST(major, minor) (LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
+
+#if !KERNEL_AT_LEAST(6, 1)
+#error "Portcullis needs Linux 6.1 or later: before, a group of devices had no owner that keeps other drivers out"
+#endif
+
+/* 6.12 calls it ARCH_HAS_DMA_OPS, as only some architectures let a device have operations of its own. */
+#if !IS_ENABLED(CONFIG_ARCH_HAS_DMA_OPS) && !IS_ENABLED(CONFIG_DMA_OPS)
+#error "Portcullis needs a kernel with CONFIG_ARCH_HAS_DMA_OPS (before 6.12: CONFIG_DMA_OPS): without it no module can stand between a driver and its device. On x86, any driver that selects it (CONFIG_AMD_GART=y, Xen) turns it on; Debian's kernels have it."
+#endif
+#if !IS_ENABLED(CONFIG_IOMMU_API)
+#error "Portcullis needs a kernel with CONFIG_IOMMU_API"
+#endif
+#ifndef CONFIG_64BIT
+#error "Portcullis needs a 64-bit kernel, whose direct map holds all memory"
+#endif
+
+/*
+ * 6.12 calls the IOMMU's operations directly where a device has this flag, and asks dma_ops only where it has not. 7.1 moved the flag to a
+ * bitmap with accessors. Before, iommu_dma_ops was a table like ours.
+ */
+#if KERNEL_AT_LEAST(7, 1)
+static inline bool pcs_get_dma_iommu(struct device *dev) { return dev_dma_iommu(dev); }
+static inline void pcs_put_dma_iommu(struct device *dev, bool on) { dev_assign_dma_iommu(dev, on); }
+#elif KERNEL_AT_LEAST(6, 12) && IS_ENABLED(CONFIG_IOMMU_DMA)
+static inline bool pcs_get_dma_iommu(struct device *dev) { return dev->dma_iommu; }
+static inline void pcs_put_dma_iommu(struct device *dev, bool on) { dev->dma_iommu = on; }
+#else
+static inline bool pcs_get_dma_iommu(struct device *dev) { return false; }
+static inline void pcs_put_dma_iommu(struct device *dev, bool on) { }
+#endif
+
+/*
+ * 6.10 skips syncs where this flag is set. dma_set_mask sets it anew, from the operations; but a driver that sets no mask has what was there
+ * before us.
+ */
+#if KERNEL_AT_LEAST(7, 1)
+static inline bool pcs_get_skip_sync(struct device *dev) { return dev_dma_skip_sync(dev); }
+static inline void pcs_put_skip_sync(struct device *dev, bool on) { dev_assign_dma_skip_sync(dev, on); }
+#elif KERNEL_AT_LEAST(6, 10) && IS_ENABLED(CONFIG_DMA_NEED_SYNC)
+static inline bool pcs_get_skip_sync(struct device *dev) { return dev->dma_skip_sync; }
+static inline void pcs_put_skip_sync(struct device *dev, bool on) { dev->dma_skip_sync = on; }
+#else
+static inline bool pcs_get_skip_sync(struct device *dev) { return false; }
+static inline void pcs_put_skip_sync(struct device *dev, bool on) { }
+#endif
+
+/* 6.19 maps physical addresses where it mapped pages and resources: one operation, with DMA_ATTR_MMIO for the latter. */
+#if KERNEL_AT_LEAST(6, 19)
+#define PCS_MAPS_PHYS 1
+#else
+#define PCS_MAPS_PHYS 0
+#endif
+#ifndef DMA_ATTR_MMIO
+#define DMA_ATTR_MMIO 0
+#endif
+
+/* 6.12 took these two operations away: memory in pieces is then of alloc_pages, in one piece. */
+#if KERNEL_AT_LEAST(6, 12)
+#define PCS_NONCONTIGUOUS 0
+#else
+#define PCS_NONCONTIGUOUS 1
+#endif
+
+/* 6.9 gave it this name, as a macro took the other. */
+#if KERNEL_AT_LEAST(6, 9)
+#define PCS_ALLOC_PAGES alloc_pages_op
+#else
+#define PCS_ALLOC_PAGES alloc_pages
+#endif
+
+/*
+ * 6.3 merged the functions for the two contexts into one that is told. Before, no module may map a list where it may not sleep: it is mapped
+ * piece by piece.
+ */
+#if KERNEL_AT_LEAST(6, 3)
+#define PCS_MAPS_LISTS 1
+static inline int pcs_map_one(struct iommu_domain *domain, u64 iova, phys_addr_t phys, size_t len, int prot, gfp_t gfp)
+{
+	return iommu_map(domain, iova, phys, len, prot, gfp);
+}
+static inline ssize_t pcs_map_list(struct iommu_domain *domain, u64 iova, struct scatterlist *list, unsigned int count, int prot,
+				   gfp_t gfp)
+{
+	return iommu_map_sg(domain, iova, list, count, prot, gfp);
+}
+#else
+#define PCS_MAPS_LISTS 0
+static inline int pcs_map_one(struct iommu_domain *domain, u64 iova, phys_addr_t phys, size_t len, int prot, gfp_t gfp)
+{
+	if (gfpflags_allow_blocking(gfp))
+		return iommu_map(domain, iova, phys, len, prot);
+	return iommu_map_atomic(domain, iova, phys, len, prot);
+}
+static inline ssize_t pcs_map_list(struct iommu_domain *domain, u64 iova, struct scatterlist *list, unsigned int count, int prot,
+				   gfp_t gfp)
+{
+	return -EOPNOTSUPP;
+}
+#endif
+
+/* 6.16 gave the list of tables to be freed a type of its own. */
+#if KERNEL_AT_LEAST(6, 16)
+static inline bool pcs_frees_tables(const struct iommu_iotlb_gather *gather) { return !list_empty(&gather->freelist.pages); }
+#else
+static inline bool pcs_frees_tables(const struct iommu_iotlb_gather *gather) { return !list_empty(&gather->freelist); }
+#endif
+
+/* 6.11 makes a domain for a device, and not for all of a bus, whose IOMMUs may differ. */
+#if KERNEL_AT_LEAST(6, 11)
+static inline struct iommu_domain *pcs_paging_domain(struct device *dev) { return iommu_paging_domain_alloc(dev); }
+#else
+static inline struct iommu_domain *pcs_paging_domain(struct device *dev)
+{
+	struct iommu_domain *domain = iommu_domain_alloc(dev->bus);
+
+	return domain ? domain : ERR_PTR(-EOPNOTSUPP);
+}
+#endif
+
+/* 6.13 has this function; the two that it stands for are gone by now. */
+static inline void pcs_timer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *))
+{
+#if KERNEL_AT_LEAST(6, 13)
+	hrtimer_setup(timer, function, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
+#else
+	hrtimer_init(timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
+	timer->function = function;
+#endif
+}
+
+/* 6.4 takes a table of operations that is constant for a bus, and its notifier likewise. */
+#if KERNEL_AT_LEAST(6, 4)
+#define PCS_BUS const struct bus_type
+#else
+#define PCS_BUS struct bus_type
+#endif
+
+#endif

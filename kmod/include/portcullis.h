@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * What the C shim and the Rust crate say to each other. rust/src/ffi.rs says the same in Rust; the crate's test "layout" compiles both
+ * and compares sizes and offsets.
+ *
+ * pc_*  : the core's, called by the shim.
+ * pcs_* : the shim's (the kernel's services), called by the core.
+ *
+ * Unless a line says otherwise a function may be called in any context but a non-maskable interrupt, on every CPU at once, and does
+ * not sleep.
+ */
+#ifndef PORTCULLIS_H
+#define PORTCULLIS_H
+
+#ifdef __KERNEL__
+#include <linux/types.h>
+#endif
+
+struct pc_domain;
+struct pc_device;
+
+/* A stretch of memory, or of addresses of a device. */
+struct pc_segment {
+	u64 addr;
+	u64 len;
+};
+
+/* Addresses from first to last, both included. */
+struct pc_range {
+	u64 first;
+	u64 last;
+};
+
+enum pc_policy_kind {
+	PC_STRICT = 0,
+	PC_LAZY = 1,
+	PC_BOUNCE = 2,
+	PC_AUTO = 3,
+};
+
+struct pc_policy {
+	u32 kind;	/* enum pc_policy_kind */
+	u32 unused;
+	u64 window_ns;	/* PC_LAZY: how long what is unmapped may stay open */
+	u64 threshold;	/* PC_BOUNCE, PC_AUTO: bytes up to which a mapping may be copied */
+};
+
+struct pc_domain_config {
+	void *group;	/* given back with each pcs_iommu_* and pcs_arm */
+	u64 first;	/* addresses that are translated, the last included */
+	u64 last;
+	u64 page_sizes;	/* a bit for each: bit 12 for 4 KiB */
+	const struct pc_range *reserved;
+	size_t reserved_count;
+};
+
+struct pc_device_config {
+	u64 mask;
+	u64 offset_mask;	/* low bits of a buffer's address that a copy keeps */
+	struct pc_policy policy;
+	u32 number;		/* distinguishes the devices of a domain */
+	u32 untrusted;
+};
+
+struct pc_usage {
+	u64 copied_bytes;
+	u64 copies;
+	u64 mapped_strict;
+	u64 flushes;
+	u64 open_bytes;
+	u64 open_mappings;
+	u64 exposed_bytes;
+	u64 pool_bytes;
+	u64 book_bytes;
+	u64 lost_bytes;
+};
+
+/* Directions, as in enum dma_data_direction. */
+#define PC_BIDIRECTIONAL	0
+#define PC_TO_DEVICE		1
+#define PC_FROM_DEVICE		2
+
+/* How memory is mapped or unmapped. */
+#define PC_MMIO			1	/* registers of a device, never copied */
+#define PC_UNCACHED		2
+#define PC_PRIVILEGED		4
+#define PC_SKIP_COPY		8	/* the caller syncs by itself: DMA_ATTR_SKIP_CPU_SYNC */
+#define PC_LASTING		16	/* lives long and is never synced: mapped, not copied, and ended strictly */
+
+/* What pc_map returns for an error: DMA_MAPPING_ERROR. */
+#define PC_MAPPING_ERROR	(~(u64)0)
+
+/* Once, before all others. direct_map: where physical address 0 is in the kernel's direct map. */
+void pc_init(unsigned long direct_map);
+
+/* Make and free a domain. They sleep, and have frames of several KiB. Return 0 or a negative error. */
+int pc_domain_new(const struct pc_domain_config *config, struct pc_domain **domain);
+void pc_domain_free(struct pc_domain *domain);
+/* The time that pcs_arm asked for has come; the CPU is gone. They wait for hardware and for other CPUs; process context. */
+void pc_domain_timer(struct pc_domain *domain);
+void pc_domain_cpu_released(struct pc_domain *domain, u32 cpu);
+
+/* Make and free a device of a domain, as above. A device is freed before its domain. */
+int pc_device_new(struct pc_domain *domain, const struct pc_device_config *config, struct pc_device **device);
+void pc_device_free(struct pc_device *device);
+
+/* The device's address, or PC_MAPPING_ERROR. */
+u64 pc_map(const struct pc_device *device, u64 phys, u64 len, u32 direction, u32 attributes);
+/* Maps a list into addresses in a row; out has room for count. Returns how many segments it wrote, or a negative error. */
+long pc_map_sg(const struct pc_device *device, const struct pc_segment *list, size_t count, u32 direction, u32 attributes,
+	       struct pc_segment *out);
+/* 0, or a negative error: then the memory is still protected, and nothing else is changed. */
+int pc_unmap(const struct pc_device *device, u64 iova, u64 len, u32 attributes);
+int pc_sync_for_cpu(const struct pc_device *device, u64 iova, u64 len);
+int pc_sync_for_device(const struct pc_device *device, u64 iova, u64 len);
+
+/* The driver's masks have changed. */
+int pc_set_limits(const struct pc_device *device, u64 mask, u64 offset_mask);
+/* Change the policy while the device runs. Sleeps: it may make a pool. */
+int pc_set_policy(const struct pc_device *device, const struct pc_policy *policy);
+/* Ends everything that the device has mapped; returns how many bytes that was. Waits for hardware; process context. */
+u64 pc_unmap_all(const struct pc_device *device);
+/* What must wait for other callers: process context. */
+void pc_maintain(const struct pc_device *device);
+void pc_usage(const struct pc_device *device, struct pc_usage *usage);
+
+/* Heap: blocks are aligned to 8 bytes, powers of two to themselves, and what is larger than a page to pages. NULL for none. */
+void *pcs_alloc(size_t bytes);
+void pcs_free(void *block);
+/* 2^order zeroed pages; 0 for none. */
+u64 pcs_frames_alloc(u32 order);
+void pcs_frames_free(u64 phys, u32 order);
+/* Interrupts off: the CPU's number in the upper half, and in the lower what pcs_leave wants. */
+u64 pcs_enter(void);
+void pcs_leave(u64 entered);
+u32 pcs_cpus(void);
+u64 pcs_now(void);
+/* Calls pc_domain_timer at that time of pcs_now, or before. */
+void pcs_arm(void *group, u64 deadline_ns);
+void pcs_bug(const char *text, size_t len) __attribute__((__noreturn__));
+
+/* Permissions of a mapping; PC_MMIO, PC_UNCACHED and PC_PRIVILEGED of above may be added, shifted by 8. */
+#define PC_READ			1
+#define PC_WRITE		2
+/* Maps a list to addresses in a row; all or nothing. 0, or a negative error. */
+int pcs_iommu_map(void *group, u64 iova, const struct pc_segment *list, size_t count, u32 permissions);
+/*
+ * Removes translations, as far as there are any, and returns how many bytes they were. What the IOMMU driver must know to make hardware
+ * forget them is added to hints, bit by bit; tables are freed here already.
+ */
+u64 pcs_iommu_unmap(void *group, u64 iova, u64 len, u64 *hints);
+/* Waits until hardware has forgotten the range: with the hints of all unmaps in it, joined by OR. */
+void pcs_iommu_sync(void *group, u64 first, u64 last, u64 hints);
+void pcs_iommu_flush(void *group);
+
+#endif

@@ -1,0 +1,382 @@
+//! Domains and devices, as the C shim holds them: each domain is one of Linux's IOMMU domains, each device a [`DmaOps`].
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use portcullis::SetupError;
+use portcullis::addr::{
+    DeviceId, Direction, DmaSegment, Iova, IovaRange, PageSize, PageSizes, PhysAddr, PhysSegment,
+};
+use portcullis::bounce::PoolConfig;
+use portcullis::dma::{
+    self, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, MapAttributes, OpsConfig, OpsConfigError,
+    UnmapAttributes,
+};
+use portcullis::domain::MapListError;
+use portcullis::mapper::Geometry;
+
+use crate::ffi::{self, DeviceConfig, DomainConfig, Policy, Segment, Usage};
+use crate::mapper::LinuxMapper;
+use crate::memory::{Memory, set_direct_map};
+use crate::platform::{Kernel, Machine};
+
+/// What the core is made of here.
+enum Linux {}
+
+impl dma::Machine for Linux {
+    type Mapper = LinuxMapper;
+    type Platform = Machine;
+    type Memory = Memory;
+}
+
+// What the kernel calls these errors.
+const EIO: i32 = -5;
+const ENOMEM: i32 = -12;
+const EBUSY: i32 = -16;
+const EINVAL: i32 = -22;
+const ENOSPC: i32 = -28;
+
+/// A pool has slots up to the size of a large page, so that any threshold may be set while devices run. Its memory is there only
+/// while it is used.
+const LARGEST_SLOT: u64 = 2 << 20;
+
+/// `struct pc_domain`.
+pub struct Domain {
+    kernel: Arc<Kernel>,
+    domain: DmaDomain<Linux>,
+}
+
+/// `struct pc_device`.
+pub struct Device {
+    ops: DmaOps<Linux>,
+}
+
+fn config(policy: &Policy) -> OpsConfig {
+    match policy.kind {
+        ffi::LAZY => OpsConfig::Lazy { window_ns: policy.window_ns },
+        ffi::BOUNCE | ffi::AUTO => OpsConfig::Bounce { threshold: policy.threshold.min(LARGEST_SLOT) },
+        _ => OpsConfig::Strict,
+    }
+}
+
+fn setup_error(error: &SetupError) -> i32 {
+    match error {
+        SetupError::OutOfMemory => ENOMEM,
+        SetupError::BeyondReach { .. } | SetupError::Space(_) => ENOSPC,
+        _ => EINVAL,
+    }
+}
+
+fn map_error(error: &DmaMapError) -> i32 {
+    match error {
+        DmaMapError::List(
+            MapListError::EmptyList | MapListError::EmptySegment { .. } | MapListError::Wraps { .. },
+        ) => EINVAL,
+        DmaMapError::List(MapListError::Unconfirmed { .. }) => EIO,
+        _ => ENOMEM,
+    }
+}
+
+fn unmap_error(error: &DmaUnmapError) -> i32 {
+    match error {
+        DmaUnmapError::Busy { .. } => EBUSY,
+        DmaUnmapError::Unconfirmed { .. } | DmaUnmapError::StillMapped { .. } => EIO,
+        _ => EINVAL,
+    }
+}
+
+fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
+    let bounds = |first, last| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).map_err(|_| EINVAL);
+    let sizes = (12..48).filter(|shift| config.page_sizes >> shift & 1 == 1).filter_map(PageSize::from_shift);
+    let page_sizes = sizes.fold(PageSizes::EMPTY, PageSizes::with);
+    let mut reserved = Vec::new();
+    reserved.try_reserve_exact(config.reserved_count).map_err(|_| ENOMEM)?;
+    if config.reserved_count > 0 {
+        // SAFETY: the shim's list.
+        let ranges = unsafe { core::slice::from_raw_parts(config.reserved, config.reserved_count) };
+        for range in ranges {
+            reserved.push(bounds(range.first, range.last)?);
+        }
+    }
+    let geometry = Geometry { aperture: bounds(config.first, config.last)?, page_sizes, reserved };
+    let kernel = Arc::new(Kernel::new(config.group).ok_or(ENOMEM)?);
+    let mapper = LinuxMapper::new(config.group, geometry);
+    // Every device that reaches 4 GiB reaches the pool.
+    let pool = PoolConfig {
+        threshold: LARGEST_SLOT,
+        limit: Iova::new(DmaMask::BITS_32.last()),
+        ..PoolConfig::default()
+    };
+    let builder = dma::DomainBuilder::new(mapper).bounce(Memory, pool);
+    let domain = builder.build_as(Machine(Arc::clone(&kernel))).map_err(|error| setup_error(&error))?;
+    if kernel.is_deaf() { Err(ENOMEM) } else { Ok(Domain { kernel, domain }) }
+}
+
+fn new_device(domain: &Domain, of: &DeviceConfig) -> Result<Device, i32> {
+    let device = domain.domain.attach(DeviceId(of.number), DmaMask::BITS_64);
+    let device = device.map_err(|error| setup_error(&error))?;
+    let device = if of.untrusted == 0 { device.trusted() } else { device };
+    let ops = device.ops(config(&of.policy)).map_err(|error| setup_error(&error))?;
+    ops.set_limits(of.mask, of.offset_mask).map_err(|error| setup_error(&error))?;
+    if domain.kernel.is_deaf() { Err(ENOMEM) } else { Ok(Device { ops }) }
+}
+
+/// Gives the shim what was made.
+fn give<T>(made: Result<T, i32>, out: *mut *mut T) -> i32 {
+    match made {
+        Ok(made) => {
+            // SAFETY: the shim's place.
+            unsafe { *out = Box::into_raw(Box::new(made)) };
+            0
+        }
+        Err(error) => error,
+    }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn pc_init(direct_map: usize) {
+    set_direct_map(direct_map);
+}
+
+/// See the header.
+///
+/// # Safety
+/// Both are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_domain_new(config: *const DomainConfig, out: *mut *mut Domain) -> i32 {
+    // SAFETY: the caller's promise.
+    give(new_domain(unsafe { &*config }), out)
+}
+
+/// See the header.
+///
+/// # Safety
+/// It is of `pc_domain_new`, and without devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_domain_free(domain: *mut Domain) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(domain) });
+}
+
+/// See the header.
+///
+/// # Safety
+/// It is of `pc_domain_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_domain_timer(domain: *mut Domain) {
+    // SAFETY: the caller's promise.
+    unsafe { &*domain }.kernel.timer();
+}
+
+/// See the header.
+///
+/// # Safety
+/// It is of `pc_domain_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_domain_cpu_released(domain: *mut Domain, cpu: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { &*domain }.kernel.cpu_released(cpu as usize);
+}
+
+/// See the header.
+///
+/// # Safety
+/// All three are there, and the domain outlives the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_device_new(
+    domain: *mut Domain,
+    config: *const DeviceConfig,
+    out: *mut *mut Device,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    give(new_device(unsafe { &*domain }, unsafe { &*config }), out)
+}
+
+/// See the header.
+///
+/// # Safety
+/// It is of `pc_device_new`, and nothing uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_device_free(device: *mut Device) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(device) });
+}
+
+fn direction(number: u32) -> Direction {
+    match number {
+        1 => Direction::ToDevice,
+        2 => Direction::FromDevice,
+        _ => Direction::Bidirectional,
+    }
+}
+
+#[inline]
+fn map_attributes(attributes: u32) -> MapAttributes {
+    MapAttributes {
+        mmio: attributes & ffi::MMIO != 0,
+        lasting: attributes & ffi::LASTING != 0,
+        skip_copy: attributes & ffi::SKIP_COPY != 0,
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there; the memory is the caller's to open to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_map(
+    device: *const Device,
+    phys: u64,
+    len: u64,
+    dir: u32,
+    attributes: u32,
+) -> u64 {
+    // SAFETY: the caller's promise.
+    let mapped =
+        unsafe { (*device).ops.map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
+    mapped.map_or(ffi::MAPPING_ERROR, Iova::get)
+}
+
+// The shim's lists are the core's.
+const _: () = assert!(
+    size_of::<Segment>() == size_of::<PhysSegment>() && size_of::<Segment>() == size_of::<DmaSegment>()
+);
+const _: () = assert!(
+    align_of::<Segment>() == align_of::<PhysSegment>() && align_of::<Segment>() == align_of::<DmaSegment>()
+);
+const _: () = assert!(core::mem::offset_of!(PhysSegment, len) == core::mem::offset_of!(Segment, len));
+const _: () = assert!(core::mem::offset_of!(DmaSegment, len) == core::mem::offset_of!(Segment, len));
+
+/// See the header.
+///
+/// # Safety
+/// The device is there, and both lists, of which the second is written; the memory is the caller's to open to the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_map_sg(
+    device: *const Device,
+    list: *const Segment,
+    count: usize,
+    dir: u32,
+    attributes: u32,
+    out: *mut Segment,
+) -> isize {
+    // SAFETY: the caller's list; a segment is two words in the same order here and there.
+    let list = unsafe { core::slice::from_raw_parts(list.cast::<PhysSegment>(), count) };
+    // SAFETY: as above; any two words are a segment.
+    let out = unsafe { core::slice::from_raw_parts_mut(out.cast::<DmaSegment>(), count) };
+    // SAFETY: the caller's promise.
+    match unsafe { (*device).ops.map_sg(list, direction(dir), map_attributes(attributes), out) } {
+        Ok(written) => written as isize,
+        Err(error) => map_error(&error) as isize,
+    }
+}
+
+fn ended(result: Result<(), DmaUnmapError>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => unmap_error(&error),
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there; of a mapping that it has, this is the only unmap, and no sync runs beside it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_unmap(device: *const Device, iova: u64, len: u64, attributes: u32) -> i32 {
+    let attributes = UnmapAttributes { skip_copy: attributes & ffi::SKIP_COPY != 0 };
+    // SAFETY: the caller's promise.
+    ended(unsafe { (*device).ops.unmap(Iova::new(iova), len, attributes) })
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there; of a mapping that it has, no unmap runs, and no sync of these bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_sync_for_cpu(device: *const Device, iova: u64, len: u64) -> i32 {
+    // SAFETY: the caller's promise.
+    ended(unsafe { (*device).ops.sync_for_cpu(Iova::new(iova), len) })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As for `pc_sync_for_cpu`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_sync_for_device(device: *const Device, iova: u64, len: u64) -> i32 {
+    // SAFETY: the caller's promise.
+    ended(unsafe { (*device).ops.sync_for_device(Iova::new(iova), len) })
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_set_limits(device: *const Device, mask: u64, offset_mask: u64) -> i32 {
+    // SAFETY: the caller's promise.
+    match unsafe { &*device }.ops.set_limits(mask, offset_mask) {
+        Ok(()) => 0,
+        Err(error) => setup_error(&error),
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// Both are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy) -> i32 {
+    // SAFETY: the caller's promise.
+    let (device, to) = unsafe { (&*device, &*to) };
+    match device.ops.set_config(config(to)) {
+        Ok(()) => 0,
+        Err(OpsConfigError::Setup(error)) => setup_error(&error),
+        Err(_) => EIO,
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_unmap_all(_device: *const Device) -> u64 {
+    0
+}
+
+/// See the header.
+///
+/// # Safety
+/// The device is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_maintain(_device: *const Device) {}
+
+/// See the header.
+///
+/// # Safety
+/// Both are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pc_usage(device: *const Device, out: *mut Usage) {
+    // SAFETY: the caller's promise.
+    let (device, out) = unsafe { (&*device, &mut *out) };
+    let usage = device.ops.usage();
+    let stats = device.ops.domain().stats();
+    *out = Usage {
+        copies: usage.copies,
+        mapped_strict: usage.maps.saturating_sub(usage.copies),
+        flushes: stats.flushes,
+        open_bytes: usage.open_bytes,
+        open_mappings: usage.open_mappings(),
+        exposed_bytes: usage.exposed_bytes,
+        pool_bytes: usage.pool.map_or(0, |pool| pool.buffer_bytes),
+        book_bytes: (stats.iova_memory
+            + usage.book_bytes
+            + usage.pool.map_or(0, |pool| pool.bookkeeping_bytes)) as u64,
+        lost_bytes: stats.lost_iova_bytes,
+        ..Usage::default()
+    };
+}

@@ -1,0 +1,146 @@
+//! What the C shim and this crate say to each other: `include/portcullis.h` in Rust. The test `layout` compares the two.
+
+use core::ffi::c_void;
+
+/// A stretch of memory, or of addresses of a device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Segment {
+    /// Its first byte.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Addresses from `first` to `last`, both included.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Range {
+    /// The first address.
+    pub first: u64,
+    /// The last address.
+    pub last: u64,
+}
+
+/// `struct pc_policy`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Policy {
+    /// One of the `PC_STRICT`.. below.
+    pub kind: u32,
+    /// 0.
+    pub unused: u32,
+    /// How long what is unmapped may stay open.
+    pub window_ns: u64,
+    /// Bytes up to which a mapping may be copied.
+    pub threshold: u64,
+}
+
+/// `enum pc_policy_kind`.
+pub const STRICT: u32 = 0;
+/// See [`STRICT`].
+pub const LAZY: u32 = 1;
+/// See [`STRICT`].
+pub const BOUNCE: u32 = 2;
+/// See [`STRICT`].
+pub const AUTO: u32 = 3;
+
+/// `struct pc_domain_config`.
+#[repr(C)]
+pub struct DomainConfig {
+    /// Given back with each `pcs_iommu_*` and `pcs_arm`.
+    pub group: *mut c_void,
+    /// The first address that is translated.
+    pub first: u64,
+    /// The last.
+    pub last: u64,
+    /// A bit for each page size.
+    pub page_sizes: u64,
+    /// Addresses that are never handed out.
+    pub reserved: *const Range,
+    /// How many ranges these are.
+    pub reserved_count: usize,
+}
+
+/// `struct pc_device_config`.
+#[repr(C)]
+pub struct DeviceConfig {
+    /// The highest address that the device reaches.
+    pub mask: u64,
+    /// Low bits of a buffer's address that a copy keeps.
+    pub offset_mask: u64,
+    /// How it is kept out.
+    pub policy: Policy,
+    /// Distinguishes the devices of a domain.
+    pub number: u32,
+    /// Whether it is taken to be hostile.
+    pub untrusted: u32,
+}
+
+/// `struct pc_usage`.
+#[repr(C)]
+#[derive(Default)]
+pub struct Usage {
+    /// Bytes copied, in and out.
+    pub copied_bytes: u64,
+    /// Mappings that were copied.
+    pub copies: u64,
+    /// Mappings that were mapped and ended strictly where the policy copies.
+    pub mapped_strict: u64,
+    /// Flushes of the whole domain.
+    pub flushes: u64,
+    /// Bytes that drivers have mapped now.
+    pub open_bytes: u64,
+    /// Mappings that drivers have now.
+    pub open_mappings: u64,
+    /// Bytes that the device reaches beside these.
+    pub exposed_bytes: u64,
+    /// Bytes of memory in pools.
+    pub pool_bytes: u64,
+    /// Bytes of memory in lists of addresses and mappings.
+    pub book_bytes: u64,
+    /// Bytes of addresses that are never used again.
+    pub lost_bytes: u64,
+}
+
+/// Attributes of mappings: registers of a device.
+pub const MMIO: u32 = 1;
+/// See [`MMIO`].
+pub const UNCACHED: u32 = 2;
+/// See [`MMIO`].
+pub const PRIVILEGED: u32 = 4;
+/// The caller syncs by itself.
+pub const SKIP_COPY: u32 = 8;
+/// Lives long and is never synced.
+pub const LASTING: u32 = 16;
+/// What a map returns for an error.
+pub const MAPPING_ERROR: u64 = u64::MAX;
+
+/// Permissions of a mapping, for `pcs_iommu_map`: attributes are added shifted by 8.
+pub const READ: u32 = 1;
+/// See [`READ`].
+pub const WRITE: u32 = 2;
+
+#[allow(missing_docs, reason = "the header says what they do")]
+unsafe extern "C" {
+    pub fn pcs_alloc(bytes: usize) -> *mut u8;
+    pub fn pcs_free(block: *mut u8);
+    pub fn pcs_frames_alloc(order: u32) -> u64;
+    pub fn pcs_frames_free(phys: u64, order: u32);
+    pub fn pcs_enter() -> u64;
+    pub fn pcs_leave(entered: u64);
+    pub fn pcs_cpus() -> u32;
+    pub fn pcs_now() -> u64;
+    pub fn pcs_arm(group: *mut c_void, deadline_ns: u64);
+    pub fn pcs_bug(text: *const u8, len: usize) -> !;
+    pub fn pcs_iommu_map(
+        group: *mut c_void,
+        iova: u64,
+        list: *const Segment,
+        count: usize,
+        permissions: u32,
+    ) -> i32;
+    pub fn pcs_iommu_unmap(group: *mut c_void, iova: u64, len: u64, hints: *mut u64) -> u64;
+    pub fn pcs_iommu_sync(group: *mut c_void, first: u64, last: u64, hints: u64);
+    pub fn pcs_iommu_flush(group: *mut c_void);
+}

@@ -1,0 +1,129 @@
+//! CPUs, clock and timer of the kernel, for one domain. A CPU is lent with interrupts off; a timer is a work item of the domain's own, so
+//! that no domain waits for the hardware of another.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
+use spin::Mutex;
+
+use crate::ffi;
+
+/// How many listeners a domain has room for at first: itself, its pools, its devices.
+const LISTENERS: usize = 16;
+
+/// The kernel, as one domain sees it.
+pub struct Kernel {
+    number: PlatformNumber,
+    /// The shim's group, whose timer it is.
+    group: *mut c_void,
+    /// Taken with interrupts off.
+    listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
+    /// A listener was not registered, for want of memory.
+    deaf: AtomicBool,
+}
+
+// SAFETY: `group` is only given to the shim, which takes it on any CPU.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Calls `f` with the number of the CPU that it runs on, with interrupts off.
+#[inline]
+fn interrupts_off<R>(f: impl FnOnce(usize) -> R) -> R {
+    // SAFETY: each `pcs_enter` is followed by one `pcs_leave` of what it returned, on the same CPU. (A panic does not return.)
+    let entered = unsafe { ffi::pcs_enter() };
+    let result = f((entered >> 32) as usize);
+    // SAFETY: as above.
+    unsafe { ffi::pcs_leave(entered) };
+    result
+}
+
+impl Kernel {
+    /// Makes the platform of the shim's `group`; `None` where there is no memory.
+    pub fn new(group: *mut c_void) -> Option<Self> {
+        let mut listeners = Vec::new();
+        listeners.try_reserve_exact(LISTENERS).ok()?;
+        let (listeners, deaf) = (Mutex::new(listeners), AtomicBool::new(false));
+        Some(Self { number: PlatformNumber::new(), group, listeners, deaf })
+    }
+
+    /// Whether a listener could not be registered: then windows would not end in time, and what registered it is not to be used.
+    pub fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::Relaxed)
+    }
+
+    /// Calls `f` for each listener that is still there.
+    fn each(&self, f: impl Fn(&dyn PlatformEvents)) {
+        // By number: nothing is allocated, and nothing held meanwhile. Listeners come while others are made, and do not move.
+        for index in 0.. {
+            match interrupts_off(|_| self.listeners.lock().get(index).map(Weak::upgrade)) {
+                Some(Some(listener)) => f(&*listener),
+                Some(None) => {}
+                None => return,
+            }
+        }
+    }
+
+    /// The time that a listener asked for has come. Waits for hardware and for other CPUs.
+    pub fn timer(&self) {
+        self.each(|listener| listener.timer());
+    }
+
+    /// The CPU is gone. As [`timer`](Self::timer).
+    pub fn cpu_released(&self, cpu: usize) {
+        self.each(|listener| listener.cpu_released(cpu));
+    }
+}
+
+/// The platform of a domain: all handles of one [`Kernel`] are the same.
+#[derive(Clone)]
+pub struct Machine(pub Arc<Kernel>);
+
+// SAFETY: interrupts are off while a CPU is lent, so nothing else runs there; the processor is the CPU, and its own stores are visible to
+// it; `nr_cpu_ids` never changes; the barrier is the default one, as no proof has a light fence; `pc_domain_cpu_released` is called
+// for a processor that is dead.
+unsafe impl Platform for Machine {
+    fn cpus(&self) -> usize {
+        // SAFETY: it may be called in any context.
+        unsafe { ffi::pcs_cpus() as usize }
+    }
+
+    #[inline]
+    fn number(&self) -> PlatformNumber {
+        self.0.number
+    }
+
+    #[inline]
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        // SAFETY: interrupts are off, so this caller alone is on the processor, whose number is below `nr_cpu_ids`.
+        interrupts_off(|cpu| f(Some(&unsafe { LocalCpu::new(cpu) })))
+    }
+
+    fn now_ns(&self) -> u64 {
+        // SAFETY: it may be called in any context.
+        unsafe { ffi::pcs_now() }
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) {
+        let mut events = Some(events);
+        // In the place of one that is gone, or behind the last.
+        interrupts_off(|_| {
+            let mut list = self.0.listeners.lock();
+            if let Some(gone) = list.iter_mut().find(|known| known.strong_count() == 0) {
+                events = events.take().map(|events| core::mem::replace(gone, events));
+            } else if list.try_reserve(1).is_ok() {
+                list.extend(events.take());
+            } else {
+                self.0.deaf.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        // SAFETY: the group outlives its domain.
+        unsafe { ffi::pcs_arm(self.0.group, deadline_ns) }
+    }
+}

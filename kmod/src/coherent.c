@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Memory that a driver and its device share for long: in one piece where there is one, else of single pages, in a row for the device and for
+ * the kernel. It is never copied, and ends strictly. Where an unmap is refused the memory is not freed: the device may still reach it.
+ */
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include "ops.h"
+
+/* Up to this order one piece is asked for first, as the page allocator has them without much work. */
+#define EASY_ORDER 3
+
+static gfp_t memory_of(gfp_t gfp)
+{
+	/* Addresses are translated: any memory does. */
+	return (gfp & ~(__GFP_DMA | __GFP_DMA32 | __GFP_HIGHMEM | __GFP_COMP)) | __GFP_ZERO;
+}
+
+static int unmap_lasting(struct device *dev, dma_addr_t handle, size_t size)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	int ret = pc_unmap(pd->core, handle, PAGE_ALIGN(size), PC_LASTING);
+
+	this_cpu_inc(pd->counts->unmaps);
+	if (ret)
+		pcs_refused(pd, "free", handle, size, ret);
+	return ret;
+}
+
+static struct page *alloc_one(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp,
+			      u32 attributes)
+{
+	struct pcs_device *pd = pcs_mapping(dev);
+	struct page *page = alloc_pages_node(dev_to_node(dev), memory_of(gfp), get_order(size));
+
+	if (!page)
+		return NULL;
+	this_cpu_inc(pd->counts->maps);
+	*handle = pc_map(pd->core, page_to_phys(page), PAGE_ALIGN(size), dir, attributes | PC_LASTING);
+	if (*handle == DMA_MAPPING_ERROR) {
+		this_cpu_inc(pd->counts->errors);
+		__free_pages(page, get_order(size));
+		return NULL;
+	}
+	return page;
+}
+
+struct page *pcs_alloc_pages(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp)
+{
+	return alloc_one(dev, size, handle, dir, gfp, 0);
+}
+
+void pcs_free_pages(struct device *dev, size_t size, struct page *page, dma_addr_t handle, enum dma_data_direction dir)
+{
+	if (!unmap_lasting(dev, handle, size))
+		__free_pages(page, get_order(size));
+}
+
+static void put_pages(struct page **pages, size_t count)
+{
+	while (count--)
+		__free_page(pages[count]);
+	kvfree(pages);
+}
+
+/* Single pages, mapped to addresses in a row. May sleep. */
+static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp,
+				 u32 attributes)
+{
+	struct pcs_device *pd = pcs_mapping(dev);
+	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT, i;
+	struct page **pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
+	struct pc_segment *list = kvmalloc_array(count, 2 * sizeof(*list), GFP_KERNEL);
+	long mapped;
+
+	for (i = 0; pages && list && i < count; i++) {
+		pages[i] = alloc_pages_node(dev_to_node(dev), memory_of(gfp), 0);
+		if (!pages[i])
+			break;
+		list[i] = (struct pc_segment){ page_to_phys(pages[i]), PAGE_SIZE };
+	}
+	if (!pages || !list || i < count)
+		goto fail;
+	this_cpu_inc(pd->counts->maps);
+	mapped = pc_map_sg(pd->core, list, count, dir, attributes | PC_LASTING, list + count);
+	if (mapped != 1) {
+		this_cpu_inc(pd->counts->errors);
+		goto fail;
+	}
+	*handle = list[count].addr;
+	kvfree(list);
+	return pages;
+fail:
+	kvfree(list);
+	if (pages)
+		put_pages(pages, i);
+	return NULL;
+}
+
+void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gfp_t gfp, unsigned long attrs)
+{
+	u32 attributes = attrs & DMA_ATTR_PRIVILEGED ? PC_PRIVILEGED : 0;
+	bool apart = gfpflags_allow_blocking(gfp) && !(attrs & DMA_ATTR_FORCE_CONTIGUOUS);
+	struct page *page = NULL, **pages;
+	void *vaddr;
+
+	if (!apart || get_order(size) <= EASY_ORDER)
+		page = alloc_one(dev, size, handle, DMA_BIDIRECTIONAL, apart ? gfp | __GFP_NOWARN : gfp, attributes);
+	if (page)
+		return page_address(page);
+	if (!apart)
+		return NULL;
+	pages = alloc_apart(dev, size, handle, DMA_BIDIRECTIONAL, gfp, attributes);
+	if (!pages)
+		return NULL;
+	vaddr = vmap(pages, PAGE_ALIGN(size) >> PAGE_SHIFT, VM_MAP, PAGE_KERNEL);
+	if (vaddr)
+		kvfree(pages);
+	else if (!unmap_lasting(dev, *handle, size))
+		put_pages(pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
+	return vaddr;
+}
+
+void pcs_free_coherent(struct device *dev, size_t size, void *vaddr, dma_addr_t handle, unsigned long attrs)
+{
+	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT;
+	bool freed = !unmap_lasting(dev, handle, size);
+
+	if (!is_vmalloc_addr(vaddr)) {
+		if (freed)
+			__free_pages(virt_to_page(vaddr), get_order(size));
+		return;
+	}
+	/* From the end: the pages are known by the kernel's own translation of their addresses, as long as that is there. */
+	if (freed) {
+		struct page **pages = kvmalloc_array(count, sizeof(*pages), GFP_KERNEL);
+		size_t i;
+
+		for (i = 0; pages && i < count; i++)
+			pages[i] = vmalloc_to_page(vaddr + i * PAGE_SIZE);
+		vunmap(vaddr);
+		if (pages)
+			put_pages(pages, count);
+		else
+			dev_err(dev, "portcullis: no memory to free %zu bytes: they are lost\n", size);
+	}
+}
+
+static struct page *page_at(void *vaddr, size_t index)
+{
+	void *at = vaddr + index * PAGE_SIZE;
+
+	return is_vmalloc_addr(at) ? vmalloc_to_page(at) : virt_to_page(at);
+}
+
+int pcs_mmap(struct device *dev, struct vm_area_struct *vma, void *vaddr, dma_addr_t handle, size_t size, unsigned long attrs)
+{
+	unsigned long count = PAGE_ALIGN(size) >> PAGE_SHIFT, i;
+	int ret = 0;
+
+	if (vma->vm_pgoff >= count || vma_pages(vma) > count - vma->vm_pgoff)
+		return -ENXIO;
+	if (!is_vmalloc_addr(vaddr))
+		return remap_pfn_range(vma, vma->vm_start, page_to_pfn(virt_to_page(vaddr)) + vma->vm_pgoff,
+				       vma->vm_end - vma->vm_start, vma->vm_page_prot);
+	for (i = 0; !ret && i < vma_pages(vma); i++)
+		ret = vm_insert_page(vma, vma->vm_start + i * PAGE_SIZE, page_at(vaddr, vma->vm_pgoff + i));
+	return ret;
+}
+
+int pcs_get_sgtable(struct device *dev, struct sg_table *sgt, void *vaddr, dma_addr_t handle, size_t size, unsigned long attrs)
+{
+	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT, i;
+	struct page **pages = kvmalloc_array(count, sizeof(*pages), GFP_KERNEL);
+	int ret = -ENOMEM;
+
+	if (!pages)
+		return ret;
+	for (i = 0; i < count; i++)
+		pages[i] = page_at(vaddr, i);
+	ret = sg_alloc_table_from_pages(sgt, pages, count, 0, PAGE_ALIGN(size), GFP_KERNEL);
+	kvfree(pages);
+	return ret;
+}
+
+#if PCS_NONCONTIGUOUS
+struct sg_table *pcs_alloc_noncontiguous(struct device *dev, size_t size, enum dma_data_direction dir, gfp_t gfp, unsigned long attrs)
+{
+	struct dma_sgt_handle *sh = kmalloc(sizeof(*sh), gfp);
+	dma_addr_t handle;
+
+	if (!sh)
+		return NULL;
+	sh->pages = alloc_apart(dev, size, &handle, dir, gfp, 0);
+	if (!sh->pages)
+		goto fail;
+	if (sg_alloc_table_from_pages(&sh->sgt, sh->pages, PAGE_ALIGN(size) >> PAGE_SHIFT, 0, PAGE_ALIGN(size), GFP_KERNEL)) {
+		if (!unmap_lasting(dev, handle, size))
+			put_pages(sh->pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
+		goto fail;
+	}
+	sh->sgt.sgl->dma_address = handle;
+	sg_dma_len(sh->sgt.sgl) = size;
+	sh->sgt.nents = 1;
+	return &sh->sgt;
+fail:
+	kfree(sh);
+	return NULL;
+}
+
+void pcs_free_noncontiguous(struct device *dev, size_t size, struct sg_table *sgt, enum dma_data_direction dir)
+{
+	struct dma_sgt_handle *sh = sgt_handle(sgt);
+
+	if (!unmap_lasting(dev, sgt->sgl->dma_address, size))
+		put_pages(sh->pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
+	sg_free_table(&sh->sgt);
+	kfree(sh);
+}
+#endif

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The core's mapper: Linux's IOMMU driver maps, unmaps and makes hardware forget. These functions are called in any context: none
+ * sleeps but where the caller may.
+ */
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+
+#include "shim.h"
+
+/* Pieces of a list that need no memory to be told to Linux. */
+#define PIECES 12
+
+static int prot_of(u32 permissions)
+{
+	u32 attributes = permissions >> 8;
+	int prot = (permissions & PC_READ ? IOMMU_READ : 0) | (permissions & PC_WRITE ? IOMMU_WRITE : 0);
+
+	if (attributes & PC_MMIO)
+		prot |= IOMMU_MMIO;
+	else if (!(attributes & PC_UNCACHED))
+		prot |= IOMMU_CACHE;
+	if (attributes & PC_PRIVILEGED)
+		prot |= IOMMU_PRIV;
+	return prot;
+}
+
+static void undo(struct pcs_group *group, u64 begin, u64 end)
+{
+	if (end > begin)
+		iommu_unmap(group->domain, begin, end - begin);
+}
+
+/* One call for each piece, where a list cannot be told at once. */
+static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment *list, size_t count, int prot, gfp_t gfp)
+{
+	u64 at = iova;
+	size_t i;
+	int ret;
+
+	for (i = 0; i < count; i++) {
+		this_cpu_inc(group->counts->maps);
+		ret = pcs_map_one(group->domain, at, list[i].addr, list[i].len, prot, gfp);
+		if (ret) {
+			undo(group, iova, at);
+			return ret;
+		}
+		at += list[i].len;
+	}
+	return 0;
+}
+
+int pcs_iommu_map(void *of, u64 iova, const struct pc_segment *list, size_t count, u32 permissions)
+{
+	struct pcs_group *group = of;
+	struct scatterlist here[PIECES], *sgl = here, *sg;
+	int prot = prot_of(permissions);
+	gfp_t gfp = pcs_gfp();
+	ssize_t done;
+	u64 len = 0;
+	unsigned int i;
+
+	if (!PCS_MAPS_LISTS || count == 1 || prot & IOMMU_MMIO)
+		return map_pieces(group, iova, list, count, prot, gfp);
+	if (count > PIECES) {
+		sgl = count > INT_MAX ? NULL : kvmalloc_array(count, sizeof(*sgl), gfp);
+		if (!sgl)
+			return map_pieces(group, iova, list, count, prot, gfp);
+	}
+	sg_init_table(sgl, count);
+	for_each_sg(sgl, sg, count, i) {
+		/* Longer than a scatterlist can say: nobody's buffer, but firmware's regions may be. */
+		if (list[i].len > UINT_MAX) {
+			done = map_pieces(group, iova, list, count, prot, gfp);
+			goto out;
+		}
+		sg_set_page(sg, pfn_to_page(PHYS_PFN(list[i].addr)), list[i].len, offset_in_page(list[i].addr));
+		len += list[i].len;
+	}
+	this_cpu_inc(group->counts->maps);
+	done = pcs_map_list(group->domain, iova, sgl, count, prot, gfp);
+	if (done >= 0 && (u64)done != len) {
+		undo(group, iova, iova + done);
+		done = -ENOMEM;
+	}
+out:
+	if (sgl != here)
+		kvfree(sgl);
+	return done < 0 ? done : 0;
+}
+
+/*
+ * The hints are the gather's word about what was unmapped: the page size, or, in kernels with generic page tables, the levels of leaves. Both
+ * may be joined by OR (two page sizes are two bits).
+ */
+static u64 hints_of(const struct iommu_iotlb_gather *gather)
+{
+	return gather->pgsize;
+}
+
+u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
+{
+	struct pcs_group *group = of;
+	u64 done = 0, at = iova;
+
+	while (at - iova < len) {
+		struct iommu_iotlb_gather gather;
+		size_t step;
+
+		iommu_iotlb_gather_init(&gather);
+		step = iommu_unmap_fast(group->domain, at, len - (at - iova), &gather);
+		this_cpu_inc(group->counts->unmaps);
+		if (pcs_frees_tables(&gather)) {
+			/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
+			this_cpu_inc(group->counts->waits);
+			iommu_iotlb_sync(group->domain, &gather);
+		} else {
+			*hints |= hints_of(&gather);
+		}
+		done += step;
+		/* Behind what was unmapped, and the smallest page of the hole that it ended at. */
+		at += step ? step : PAGE_SIZE;
+	}
+	return done;
+}
+
+void pcs_iommu_sync(void *of, u64 first, u64 last, u64 hints)
+{
+	struct pcs_group *group = of;
+	struct iommu_iotlb_gather gather;
+
+	this_cpu_inc(group->counts->waits);
+	iommu_iotlb_gather_init(&gather);
+	gather.start = first;
+	gather.end = last;
+	gather.pgsize = hints;
+	iommu_iotlb_sync(group->domain, &gather);
+}
+
+void pcs_iommu_flush(void *of)
+{
+	struct pcs_group *group = of;
+
+	this_cpu_inc(group->counts->flushes);
+	iommu_flush_iotlb_all(group->domain);
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The operations that drivers reach: streaming mappings, lists, syncs, limits. They are called in any context, on every CPU at once, with
+ * spinlocks of the drivers held.
+ */
+#include <linux/memremap.h>
+#include <linux/scatterlist.h>
+#include <linux/sched/clock.h>
+#include <linux/slab.h>
+
+#include "ops.h"
+
+/* The highest address that all of the device's mappings may have: streaming and coherent masks apart would be two pools. */
+u64 pcs_reach(struct device *dev)
+{
+	u64 mask = dev->dma_mask && *dev->dma_mask ? *dev->dma_mask : DMA_BIT_MASK(32);
+
+	return min_not_zero(min_not_zero(mask, dev->coherent_dma_mask), dev->bus_dma_limit);
+}
+
+static noinline void tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
+{
+	unsigned long flags;
+	int ret = 0;
+
+	raw_spin_lock_irqsave(&pd->limits_lock, flags);
+	if (pd->mask != mask || pd->offset_mask != offset_mask) {
+		ret = pc_set_limits(pd->core, mask, offset_mask);
+		/* Told once, also where it was refused: maps then fail, and say so. */
+		WRITE_ONCE(pd->offset_mask, offset_mask);
+		WRITE_ONCE(pd->mask, mask);
+	}
+	raw_spin_unlock_irqrestore(&pd->limits_lock, flags);
+	if (ret)
+		dev_err_ratelimited(pd->dev, "portcullis: no addresses below %llx that keep the bits %llx: %d\n", mask, offset_mask, ret);
+}
+
+/* A driver states its masks in its probe, by functions that do not tell us: they are compared with each map. */
+struct pcs_device *pcs_mapping(struct device *dev)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	u64 mask = pcs_reach(dev), offset_mask = dma_get_min_align_mask(dev);
+
+	if (unlikely(READ_ONCE(pd->mask) != mask || READ_ONCE(pd->offset_mask) != offset_mask))
+		tell_limits(pd, mask, offset_mask);
+	return pd;
+}
+
+void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error)
+{
+	this_cpu_inc(pd->counts->errors);
+	/* The line names the device and its driver. */
+	dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx refused: %d\n", what, len, addr, error);
+}
+
+/* One call of so many is timed, for all of them: a clock costs more than what it would measure. */
+#define TIMED 16
+
+static u64 begin_timing(u64 __percpu *count)
+{
+	return unlikely(this_cpu_inc_return(*count) % TIMED == 0) ? local_clock() : 0;
+}
+
+static void end_timing(u64 __percpu *ns, u64 begin)
+{
+	if (unlikely(begin)) {
+		s64 took = local_clock() - begin;
+
+		/* The clocks of two CPUs may differ a little. */
+		if (took > 0)
+			this_cpu_add(*ns, took * TIMED);
+	}
+}
+
+static u32 attributes_of(unsigned long attrs)
+{
+	return (attrs & DMA_ATTR_MMIO ? PC_MMIO : 0) | (attrs & DMA_ATTR_PRIVILEGED ? PC_PRIVILEGED : 0) |
+	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0);
+}
+
+static dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
+{
+	struct pcs_device *pd = pcs_mapping(dev);
+	u64 begin = begin_timing(&pd->counts->maps);
+	u64 addr = pc_map(pd->core, phys, size, dir, attributes);
+
+	end_timing(&pd->counts->map_ns, begin);
+	if (unlikely(addr == PC_MAPPING_ERROR))
+		this_cpu_inc(pd->counts->errors);
+	return addr;
+}
+
+static void unmap(struct device *dev, dma_addr_t addr, size_t size, u32 attributes)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	u64 begin = begin_timing(&pd->counts->unmaps);
+	int ret = pc_unmap(pd->core, addr, size, attributes);
+
+	end_timing(&pd->counts->unmap_ns, begin);
+	if (unlikely(ret))
+		pcs_refused(pd, "unmap", addr, size, ret);
+}
+
+static void unmap_phys(struct device *dev, dma_addr_t addr, size_t size, enum dma_data_direction dir, unsigned long attrs)
+{
+	unmap(dev, addr, size, attributes_of(attrs));
+}
+
+#if PCS_MAPS_PHYS
+static dma_addr_t map_phys(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)
+{
+	/* Memory of another device that is on no common bus: as for lists, below. */
+	if (!(attrs & DMA_ATTR_MMIO) && pfn_valid(PHYS_PFN(phys)) && is_pci_p2pdma_page(pfn_to_page(PHYS_PFN(phys))))
+		return DMA_MAPPING_ERROR;
+	return map(dev, phys, size, dir, attributes_of(attrs));
+}
+#else
+static dma_addr_t map_page(struct device *dev, struct page *page, unsigned long offset, size_t size, enum dma_data_direction dir,
+			   unsigned long attrs)
+{
+	if (is_pci_p2pdma_page(page))
+		return DMA_MAPPING_ERROR;
+	return map(dev, page_to_phys(page) + offset, size, dir, attributes_of(attrs));
+}
+
+static dma_addr_t map_resource(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)
+{
+	return map(dev, phys, size, dir, attributes_of(attrs) | PC_MMIO);
+}
+
+static void unmap_resource(struct device *dev, dma_addr_t addr, size_t size, enum dma_data_direction dir, unsigned long attrs)
+{
+	unmap(dev, addr, size, attributes_of(attrs) | PC_MMIO);
+}
+#endif
+
+/* Entries of a list that need no memory of their own. */
+#define ENTRIES 16
+
+/*
+ * Writes the device's addresses into a list, entry by entry, as far as its pieces touch joined up to the device's segment size and
+ * boundary: `at` walks along the addresses. Returns how many entries are used, or 0 where a piece crosses a boundary.
+ */
+static int write_list(struct device *dev, struct scatterlist *sgl, int nents, const struct pc_segment *at)
+{
+	unsigned int most = dma_get_max_seg_size(dev);
+	u64 boundary = dma_get_seg_boundary(dev), done = 0;
+	struct scatterlist *sg, *to = NULL;
+	int n, written = 0;
+
+	for_each_sg(sgl, sg, nents, n) {
+		u64 addr = at->addr + done, len = sg->length;
+
+		if ((addr & ~boundary) != ((addr + len - 1) & ~boundary))
+			return 0;
+		done += len;
+		if (done == at->len) {
+			at++;
+			done = 0;
+		}
+		if (to && sg_dma_address(to) + sg_dma_len(to) == addr && sg_dma_len(to) + len <= most &&
+		    (sg_dma_address(to) & ~boundary) == ((addr + len - 1) & ~boundary)) {
+			sg_dma_len(to) += len;
+			continue;
+		}
+		to = to ? sg_next(to) : sgl;
+		sg_dma_address(to) = addr;
+		sg_dma_len(to) = len;
+		written++;
+	}
+	if (written < nents) {
+		to = sg_next(to);
+		sg_dma_address(to) = DMA_MAPPING_ERROR;
+		sg_dma_len(to) = 0;
+	}
+	return written;
+}
+
+/* Each entry by itself: where one range of addresses would lie across a boundary of the device's. */
+static int map_apart(struct pcs_device *pd, struct scatterlist *sgl, int nents, enum dma_data_direction dir, u32 attributes)
+{
+	u64 boundary = dma_get_seg_boundary(pd->dev);
+	struct scatterlist *sg, *back;
+	int n, m;
+
+	for_each_sg(sgl, sg, nents, n) {
+		u64 addr = pc_map(pd->core, sg_phys(sg), sg->length, dir, attributes);
+
+		if (addr != PC_MAPPING_ERROR && (addr & ~boundary) != ((addr + sg->length - 1) & ~boundary)) {
+			pc_unmap(pd->core, addr, sg->length, attributes | PC_SKIP_COPY);
+			addr = PC_MAPPING_ERROR;
+		}
+		if (addr == PC_MAPPING_ERROR) {
+			for_each_sg(sgl, back, n, m)
+				pc_unmap(pd->core, sg_dma_address(back), sg_dma_len(back), attributes | PC_SKIP_COPY);
+			return -ENOMEM;
+		}
+		sg_dma_address(sg) = addr;
+		sg_dma_len(sg) = sg->length;
+	}
+	return nents;
+}
+
+static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, enum dma_data_direction dir, u32 attributes)
+{
+	struct pc_segment here[ENTRIES], *list = here, *out;
+	struct scatterlist *sg;
+	long count;
+	int n, written;
+
+	/* The core writes its answer where it has read: a list of segments is never longer than what it came from. */
+	if (nents > ENTRIES / 2) {
+		list = kmalloc_array(nents, 2 * sizeof(*list), GFP_ATOMIC | __GFP_NOWARN);
+		if (!list)
+			return -ENOMEM;
+	}
+	out = list + nents;
+	for_each_sg(sgl, sg, nents, n) {
+		/* Peer to peer: whether the two devices reach each other is not looked at, so no. */
+		if (unlikely(is_pci_p2pdma_page(sg_page(sg)))) {
+			written = -EREMOTEIO;
+			goto out;
+		}
+		list[n] = (struct pc_segment){ sg_phys(sg), sg->length };
+	}
+	count = pc_map_sg(pd->core, list, nents, dir, attributes, out);
+	if (count <= 0) {
+		written = count ? count : -EINVAL;
+		goto out;
+	}
+	written = write_list(pd->dev, sgl, nents, out);
+	if (unlikely(!written)) {
+		pc_unmap(pd->core, out->addr, out[count - 1].addr + out[count - 1].len - out->addr, attributes | PC_SKIP_COPY);
+		written = map_apart(pd, sgl, nents, dir, attributes);
+	}
+out:
+	if (list != here)
+		kfree(list);
+	return written;
+}
+
+static int map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
+{
+	struct pcs_device *pd = pcs_mapping(dev);
+	u64 begin = begin_timing(&pd->counts->maps);
+	int ret = map_list(pd, sgl, nents, dir, attributes_of(attrs));
+
+	end_timing(&pd->counts->map_ns, begin);
+	if (unlikely(ret < 0)) {
+		this_cpu_inc(pd->counts->errors);
+		/* What dma_map_sgtable lets pass to its callers. */
+		if (ret != -EINVAL && ret != -ENOMEM && ret != -EREMOTEIO)
+			ret = -EIO;
+	}
+	return ret;
+}
+
+/* The entries that are used, and the addresses from the first of them to the end of the last. */
+static u64 whole(struct scatterlist *sgl, int nents, int *used)
+{
+	u64 begin = sg_dma_address(sgl), end = begin;
+	struct scatterlist *sg;
+	int n;
+
+	*used = 0;
+	for_each_sg(sgl, sg, nents, n) {
+		if (!sg_dma_len(sg))
+			break;
+		end = sg_dma_address(sg) + sg_dma_len(sg);
+		++*used;
+	}
+	return end - begin;
+}
+
+static void unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	u32 attributes = attributes_of(attrs);
+	u64 begin = begin_timing(&pd->counts->unmaps);
+	struct scatterlist *sg;
+	int used, n, ret;
+	u64 len = whole(sgl, nents, &used);
+
+	ret = pc_unmap(pd->core, sg_dma_address(sgl), len, attributes);
+	if (unlikely(ret && used > 1)) {
+		/* One that was mapped apart: the core knows no mapping of the whole. */
+		ret = 0;
+		for_each_sg(sgl, sg, used, n) {
+			int error = pc_unmap(pd->core, sg_dma_address(sg), sg_dma_len(sg), attributes);
+
+			ret = ret ? ret : error;
+		}
+	}
+	end_timing(&pd->counts->unmap_ns, begin);
+	if (unlikely(ret))
+		pcs_refused(pd, "unmap of a list", sg_dma_address(sgl), len, ret);
+}
+
+static void sync(struct device *dev, u64 addr, u64 len, bool for_cpu)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	int ret = for_cpu ? pc_sync_for_cpu(pd->core, addr, len) : pc_sync_for_device(pd->core, addr, len);
+
+	this_cpu_inc(pd->counts->syncs);
+	if (unlikely(ret))
+		pcs_refused(pd, for_cpu ? "sync for the CPU" : "sync for the device", addr, len, ret);
+}
+
+static void sync_single_for_cpu(struct device *dev, dma_addr_t addr, size_t size, enum dma_data_direction dir)
+{
+	sync(dev, addr, size, true);
+}
+
+static void sync_single_for_device(struct device *dev, dma_addr_t addr, size_t size, enum dma_data_direction dir)
+{
+	sync(dev, addr, size, false);
+}
+
+static void sync_list(struct device *dev, struct scatterlist *sgl, int nents, bool for_cpu)
+{
+	struct scatterlist *sg;
+	int n;
+
+	/* Each by itself: a driver may sync the first entries alone, and what was mapped apart is several mappings. */
+	for_each_sg(sgl, sg, nents, n) {
+		if (!sg_dma_len(sg))
+			break;
+		sync(dev, sg_dma_address(sg), sg_dma_len(sg), for_cpu);
+	}
+}
+
+static void sync_sg_for_cpu(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir)
+{
+	sync_list(dev, sgl, nents, true);
+}
+
+static void sync_sg_for_device(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir)
+{
+	sync_list(dev, sgl, nents, false);
+}
+
+/* Whether a mask leaves addresses: nothing is mapped in the first page. */
+static int dma_supported(struct device *dev, u64 mask)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	u64 first = max_t(u64, pd->group->domain->geometry.aperture_start, PAGE_SIZE);
+
+	if (mask >= first + PAGE_SIZE - 1)
+		return 1;
+	dev_err(dev, "portcullis: a mask of %llx leaves no addresses\n", mask);
+	return 0;
+}
+
+static size_t max_mapping_size(struct device *dev)
+{
+	return SIZE_MAX;
+}
+
+/* What is longer is not copied, whatever the device: this is not told which. */
+static size_t opt_mapping_size(void)
+{
+	const struct pc_policy *policy = &pcs_default_policy;
+
+	if ((policy->kind == PC_BOUNCE || policy->kind == PC_AUTO) && policy->threshold)
+		return policy->threshold;
+	return SIZE_MAX;
+}
+
+/* The pieces of a list that end and begin with a page get addresses in a row. */
+static unsigned long get_merge_boundary(struct device *dev)
+{
+	return PAGE_SIZE - 1;
+}
+
+void pcs_fill_ops(struct dma_map_ops *ops)
+{
+	*ops = (struct dma_map_ops){
+		.alloc = pcs_alloc_coherent,
+		.free = pcs_free_coherent,
+		.PCS_ALLOC_PAGES = pcs_alloc_pages,
+		.free_pages = pcs_free_pages,
+#if PCS_NONCONTIGUOUS
+		.alloc_noncontiguous = pcs_alloc_noncontiguous,
+		.free_noncontiguous = pcs_free_noncontiguous,
+#endif
+		.mmap = pcs_mmap,
+		.get_sgtable = pcs_get_sgtable,
+#if PCS_MAPS_PHYS
+		.map_phys = map_phys,
+		.unmap_phys = unmap_phys,
+#else
+		.map_page = map_page,
+		.unmap_page = unmap_phys,
+		.map_resource = map_resource,
+		.unmap_resource = unmap_resource,
+#endif
+		.map_sg = map_sg,
+		.unmap_sg = unmap_sg,
+		.sync_single_for_cpu = sync_single_for_cpu,
+		.sync_single_for_device = sync_single_for_device,
+		.sync_sg_for_cpu = sync_sg_for_cpu,
+		.sync_sg_for_device = sync_sg_for_device,
+		.dma_supported = dma_supported,
+		.max_mapping_size = max_mapping_size,
+		.opt_mapping_size = opt_mapping_size,
+		.get_merge_boundary = get_merge_boundary,
+	};
+}

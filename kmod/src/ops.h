@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Operations: what ops.c and coherent.c share. */
+#ifndef PORTCULLIS_OPS_H
+#define PORTCULLIS_OPS_H
+
+#include "shim.h"
+
+/* The device, with its driver's masks as they are now. */
+struct pcs_device *pcs_mapping(struct device *dev);
+/* Counts and logs, at a bounded rate, what the core has refused. */
+void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error);
+
+void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gfp_t gfp, unsigned long attrs);
+void pcs_free_coherent(struct device *dev, size_t size, void *vaddr, dma_addr_t handle, unsigned long attrs);
+struct page *pcs_alloc_pages(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp);
+void pcs_free_pages(struct device *dev, size_t size, struct page *page, dma_addr_t handle, enum dma_data_direction dir);
+int pcs_mmap(struct device *dev, struct vm_area_struct *vma, void *vaddr, dma_addr_t handle, size_t size, unsigned long attrs);
+int pcs_get_sgtable(struct device *dev, struct sg_table *sgt, void *vaddr, dma_addr_t handle, size_t size, unsigned long attrs);
+#if PCS_NONCONTIGUOUS
+struct sg_table *pcs_alloc_noncontiguous(struct device *dev, size_t size, enum dma_data_direction dir, gfp_t gfp,
+					 unsigned long attrs);
+void pcs_free_noncontiguous(struct device *dev, size_t size, struct sg_table *sgt, enum dma_data_direction dir);
+#endif
+
+#endif

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* What the core asks of the kernel: heap, frames, CPUs, clock, timers. */
+#include <linux/llist.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+#include <linux/timekeeping.h>
+#include <linux/vmalloc.h>
+
+#include "shim.h"
+
+/* Testing: every so many allocations of the core fail. Debug kernels have failslab; these work in any. */
+static uint fail_heap;
+module_param(fail_heap, uint, 0644);
+MODULE_PARM_DESC(fail_heap, "testing: of so many blocks of memory that are asked for in maps and unmaps, one is refused; 0: none");
+static uint fail_frames;
+module_param(fail_frames, uint, 0644);
+MODULE_PARM_DESC(fail_frames, "testing: the same for pages");
+static atomic_t heap_calls, frame_calls;
+
+/*
+ * The task that runs on the slow queue, which takes one item at a time. What the core allocates there may wait for memory; everywhere
+ * else a caller may be in an interrupt or hold a spinlock. The task is known by itself: an interrupt that hits it is told apart.
+ */
+static struct task_struct *slow_task;
+
+static bool is_slow(void)
+{
+	return READ_ONCE(slow_task) == current && in_task() && !irqs_disabled();
+}
+
+/* NOIO: a device that has to write pages out may be waiting for what is made here. */
+gfp_t pcs_gfp(void)
+{
+	return is_slow() ? GFP_NOIO | __GFP_NOWARN : GFP_ATOMIC | __GFP_NOWARN;
+}
+
+static bool fails(uint every, atomic_t *calls)
+{
+	return unlikely(every) && !is_slow() && atomic_inc_return(calls) % every == 0;
+}
+
+void *pcs_alloc(size_t bytes)
+{
+	gfp_t gfp = pcs_gfp();
+
+	if (fails(READ_ONCE(fail_heap), &heap_calls))
+		return NULL;
+	/* In pages, if it is large and may sleep: the core asks for the memory of lists of addresses once, and does not give it to devices. */
+	if (bytes > KMALLOC_MAX_CACHE_SIZE && gfpflags_allow_blocking(gfp)) {
+		/* Before 6.12 kvmalloc takes no GFP_NOIO: the scope says the same. */
+		unsigned int scope = memalloc_noio_save();
+		void *block = kvmalloc(bytes, GFP_KERNEL | __GFP_NOWARN);
+
+		memalloc_noio_restore(scope);
+		return block;
+	}
+	return kmalloc(bytes, gfp);
+}
+
+/* What vmalloc gave may only be freed where one may sleep. */
+static LLIST_HEAD(freed_later);
+
+static void free_later(struct work_struct *work)
+{
+	struct llist_node *block, *next;
+
+	llist_for_each_safe(block, next, llist_del_all(&freed_later))
+		vfree(block);
+}
+static DECLARE_WORK(free_work, free_later);
+
+void pcs_free(void *block)
+{
+	if (is_vmalloc_addr(block)) {
+		if (llist_add(block, &freed_later))
+			queue_work(pcs_timer_queue, &free_work);
+	} else {
+		kfree(block);
+	}
+}
+
+u64 pcs_frames_alloc(u32 order)
+{
+	struct page *page;
+
+	if (fails(READ_ONCE(fail_frames), &frame_calls))
+		return 0;
+	page = alloc_pages(pcs_gfp() | __GFP_ZERO | (order ? __GFP_NORETRY : 0), order);
+	return page ? page_to_phys(page) : 0;
+}
+
+void pcs_frames_free(u64 phys, u32 order)
+{
+	__free_pages(pfn_to_page(PHYS_PFN(phys)), order);
+}
+
+u64 pcs_enter(void)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	/* The flags have 32 bits: the upper half is free. */
+	return (u64)smp_processor_id() << 32 | (u32)flags;
+}
+
+void pcs_leave(u64 entered)
+{
+	local_irq_restore((unsigned long)(u32)entered);
+}
+
+u32 pcs_cpus(void)
+{
+	return nr_cpu_ids;
+}
+
+/* May be called while the clock is being set or suspended. Beside that it may step back by some ns: windows are much longer. */
+u64 pcs_now(void)
+{
+	return ktime_get_mono_fast_ns();
+}
+
+void pcs_bug(const char *text, size_t len)
+{
+	pr_emerg("%.*s\n", (int)len, text);
+	BUG();
+}
+
+/* Timers: one for each group, by the clock of pcs_now, as a tick may be as long as a window. */
+static enum hrtimer_restart timer_rings(struct hrtimer *timer)
+{
+	struct pcs_group *group = container_of(timer, struct pcs_group, timer);
+
+	queue_work(pcs_timer_queue, &group->timer_work);
+	return HRTIMER_NORESTART;
+}
+
+static void timer_works(struct work_struct *work)
+{
+	struct pcs_group *group = container_of(work, struct pcs_group, timer_work);
+	unsigned long flags;
+
+	/* Before the core looks: what is asked for from now on arms anew. */
+	raw_spin_lock_irqsave(&group->timer_lock, flags);
+	group->timer_ns = U64_MAX;
+	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
+	/* None yet: it is being made, and has nothing that waits. */
+	if (READ_ONCE(group->core))
+		pc_domain_timer(group->core);
+}
+
+void pcs_arm(void *of, u64 deadline_ns)
+{
+	struct pcs_group *group = of;
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&group->timer_lock, flags);
+	if (!group->timer_stopped && deadline_ns < group->timer_ns) {
+		group->timer_ns = deadline_ns;
+		hrtimer_start(&group->timer, ns_to_ktime(min_t(u64, deadline_ns, KTIME_MAX)), HRTIMER_MODE_ABS);
+	}
+	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
+}
+
+void pcs_group_timer_init(struct pcs_group *group)
+{
+	raw_spin_lock_init(&group->timer_lock);
+	group->timer_ns = U64_MAX;
+	INIT_WORK(&group->timer_work, timer_works);
+	pcs_timer_setup(&group->timer, timer_rings);
+}
+
+void pcs_group_timer_stop(struct pcs_group *group)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&group->timer_lock, flags);
+	group->timer_stopped = true;
+	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
+	/* Nothing arms it any more; what it has queued ends here. */
+	hrtimer_cancel(&group->timer);
+	cancel_work_sync(&group->timer_work);
+}
+
+struct slow_call {
+	struct work_struct work;
+	int (*function)(void *argument);
+	void *argument;
+	int result;
+};
+
+static void slow_work(struct work_struct *work)
+{
+	struct slow_call *call = container_of(work, struct slow_call, work);
+
+	WRITE_ONCE(slow_task, current);
+	call->result = call->function(call->argument);
+	WRITE_ONCE(slow_task, NULL);
+}
+
+int pcs_call_slow(int (*function)(void *), void *argument)
+{
+	struct slow_call call = { .function = function, .argument = argument };
+
+	INIT_WORK_ONSTACK(&call.work, slow_work);
+	queue_work(pcs_slow_queue, &call.work);
+	flush_work(&call.work);
+	destroy_work_on_stack(&call.work);
+	return call.result;
+}
+
+void pcs_services_exit(void)
+{
+	flush_work(&free_work);
+	free_later(NULL);
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What the files of the shim share. */
+#ifndef PORTCULLIS_SHIM_H
+#define PORTCULLIS_SHIM_H
+
+#ifdef pr_fmt
+#undef pr_fmt
+#endif
+#define pr_fmt(fmt) "portcullis: " fmt
+
+#include <linux/dma-map-ops.h>
+#include <linux/iommu.h>
+#include <linux/kobject.h>
+#include <linux/list.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/percpu.h>
+#include <linux/workqueue.h>
+
+#include "../include/compat.h"
+#include "../include/portcullis.h"
+
+/* What a device's drivers have asked for: on the CPU that they ran on. */
+struct pcs_counts {
+	u64 maps;
+	u64 unmaps;
+	u64 syncs;
+	u64 errors;
+	u64 map_ns;
+	u64 unmap_ns;
+};
+
+/* What Linux was asked for. */
+struct pcs_iommu_counts {
+	u64 maps;
+	u64 unmaps;
+	u64 waits;
+	u64 flushes;
+};
+
+/*
+ * The devices that the IOMMU cannot tell apart: one domain of Linux's, and one of the core's. Made with the first of them, and freed with the
+ * last. Changed under pcs_lock alone.
+ */
+struct pcs_group {
+	struct list_head node;
+	struct iommu_group *iommu_group;
+	struct iommu_domain *domain;
+	/* The domain is the module's; else it is the one that Linux made for these devices. */
+	bool own;
+	bool entered;
+	struct pc_domain *core;
+	/* Devices that use it, and those that the IOMMU cannot tell apart: one more may come by hot plug. */
+	unsigned int devices;
+	bool shared;
+	/* Of Linux's domain before. */
+	const char *linux_mode;
+	struct pcs_iommu_counts __percpu *counts;
+	/* The core's timer: see services.c. */
+	struct hrtimer timer;
+	struct work_struct timer_work;
+	raw_spinlock_t timer_lock;
+	u64 timer_ns;
+	bool timer_stopped;
+};
+
+/* A device that is protected. */
+struct pcs_device {
+	/* dev->dma_ops points here: so an operation finds the rest without a look-up. */
+	struct dma_map_ops ops;
+	struct device *dev;
+	struct pc_device *core;
+	struct pcs_counts __percpu *counts;
+	/* What the core knows of the driver's masks, and the lock for telling it. */
+	u64 mask;
+	u64 offset_mask;
+	raw_spinlock_t limits_lock;
+	int iommu_prot;
+
+	/* Under pcs_lock. */
+	struct list_head node;
+	struct pcs_group *group;
+	const struct dma_map_ops *old_ops;
+	bool old_dma_iommu;
+	bool old_skip_sync;
+	/* Asked for by name: stays protected without a driver. */
+	bool pinned;
+	/* A driver is bound, or about to be: holds a reference of the module. */
+	bool bound;
+	/* It is being removed from its bus. */
+	bool going;
+	struct work_struct check;
+
+	/* For sysfs: the policy, and the bound driver's name, under policy_lock. */
+	struct mutex policy_lock;
+	struct pc_policy policy;
+	char driver[32];
+	struct kobject kobj;
+};
+
+/* A policy with the defaults of the module's parameters. */
+extern struct pc_policy pcs_default_policy;
+/* Orders all taking and releasing. Outside of it: the lock of the device. */
+extern struct mutex pcs_lock;
+extern struct list_head pcs_devices;
+extern struct list_head pcs_groups;
+/* What may sleep and need several KiB of stack, one after the other; and the timers. */
+extern struct workqueue_struct *pcs_slow_queue;
+extern struct workqueue_struct *pcs_timer_queue;
+
+/* take.c; the caller holds the device's lock and pcs_lock, but for the last two. */
+int pcs_take(struct device *dev, const struct pc_policy *policy, bool pinned);
+int pcs_give_back(struct pcs_device *pd);
+void pcs_binds(struct device *dev);
+void pcs_unbound(struct device *dev, bool failed);
+void pcs_goes(struct device *dev, bool gone);
+struct pcs_device *pcs_find(struct device *dev);
+bool pcs_has_driver(struct device *dev);
+void pcs_give_all_back(void);
+
+/* group.c; the caller holds pcs_lock. */
+struct pcs_group *pcs_group_get(struct device *dev);
+void pcs_group_put(struct pcs_group *group);
+bool pcs_group_is_known(struct device *dev);
+
+/* ops.c */
+void pcs_fill_ops(struct dma_map_ops *ops);
+u64 pcs_reach(struct device *dev);
+size_t pcs_opt_mapping_size(void);
+
+/* services.c */
+void pcs_group_timer_init(struct pcs_group *group);
+void pcs_group_timer_stop(struct pcs_group *group);
+/* Calls a function on the slow queue, where the core's memory may be waited for, and waits for its end. */
+int pcs_call_slow(int (*function)(void *), void *argument);
+gfp_t pcs_gfp(void);
+void pcs_services_exit(void);
+
+/* rules.c */
+int pcs_set_word(const char *name, const char *value, struct pc_policy *to);
+int pcs_parse_policy(char *words, struct pc_policy *policy);
+int pcs_rules_init(void);
+void pcs_rules_exit(void);
+bool pcs_rule_matches(struct device *dev);
+ssize_t pcs_rules_show(char *buf);
+const char *pcs_policy_name(u32 kind);
+
+/* sysfs.c */
+int pcs_sysfs_init(void);
+/* Nothing is protected or given back by name any more; the devices' files stay. */
+void pcs_sysfs_close(void);
+void pcs_sysfs_exit(void);
+void pcs_sysfs_init_device(struct pcs_device *pd);
+int pcs_sysfs_add(struct pcs_device *pd);
+void pcs_sysfs_remove(struct pcs_device *pd);
+void pcs_free_device(struct pcs_device *pd);
+int pcs_switch_policy(struct pcs_device *pd, const struct pc_policy *policy);
+
+static inline struct pcs_device *pcs_of(struct device *dev)
+{
+	return container_of(get_dma_ops(dev), struct pcs_device, ops);
+}
+
+#endif
