@@ -46,6 +46,7 @@ impl Document {
             // What a shell does with its input and output is not the command's.
             let code =
                 [" | wc", " < ", " > "].iter().fold(code, |code, by| code.split(by).next().unwrap_or(code));
+            let code = code.strip_prefix("sudo ").unwrap_or(code);
             // Before the program, variables have their values.
             let starts =
                 code.split(' ').next().is_some_and(|word| PROGRAMS.contains(&word) || word.contains('='));

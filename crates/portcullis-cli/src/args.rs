@@ -14,6 +14,7 @@ use serde::Serialize;
 
 #[cfg(feature = "bench")]
 use crate::bench::args::Bench;
+use crate::linux::args as linux;
 use crate::machine;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
@@ -54,6 +55,12 @@ pub enum Command {
     #[cfg(not(feature = "bench"))]
     #[command(disable_help_flag = true)]
     Calibrate(Absent),
+    /// Put a device of this machine behind Portcullis, or switch its policy: needs root and the module (docs/linux.md)
+    Protect(linux::Protect),
+    /// Give a device of this machine back to Linux's own protection
+    Unprotect(linux::Unprotect),
+    /// Say which devices of this machine are protected, what is open to them now, and what that has cost
+    Status(linux::Status),
     /// Make one page of HTML, with plots, of the results that other commands print with --json
     Report(ReportOptions),
     /// Print a script that completes this command's names and options in a shell
@@ -74,6 +81,7 @@ impl Command {
             | Self::Scale(Scale { memory, .. })
             | Self::Report(ReportOptions { memory, .. }) => Some(*memory),
             Self::Bench(_) | Self::Completions { .. } | Self::Man => None,
+            Self::Protect(_) | Self::Unprotect(_) | Self::Status(_) => None,
             #[cfg(feature = "bench")]
             Self::Calibrate => None,
             #[cfg(not(feature = "bench"))]

@@ -35,6 +35,17 @@ pub fn listen() {
     }
 }
 
+/// From now on neither Ctrl-C nor the end of its terminal or session ends this program. Whoever means it has SIGKILL.
+#[cfg(unix)]
+pub fn ignore() {
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGQUIT, libc::SIGTSTP] {
+        // SAFETY: the call takes two numbers; no handler of this program's runs any more.
+        unsafe {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+}
+
 /// Elsewhere the first one ends the program.
 #[cfg(not(unix))]
 pub fn listen() {}

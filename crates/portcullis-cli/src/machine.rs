@@ -19,6 +19,7 @@ pub mod schema {
     pub const REPLAY: u32 = 1;
     pub const BENCH: u32 = 1;
     pub const SCALE: u32 = 2;
+    pub const STATUS: u32 = 1;
 }
 
 /// A result: a head, which is the same for all commands, and what the command found.

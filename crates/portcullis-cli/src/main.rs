@@ -12,6 +12,7 @@ mod header;
 mod help;
 mod interrupt;
 mod legend;
+mod linux;
 mod look;
 mod machine;
 mod replay;
@@ -89,6 +90,24 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         Some(args::Command::Calibrate(_)) => lacking("calibrate"),
         Some(args::Command::Anonymize { input, output, .. }) => anonymize::run(&input, &output)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
+        Some(args::Command::Protect(asked)) => {
+            if let Some(why) = asked.misplaced() {
+                let mut command = args::Arguments::command();
+                command.build();
+                let command = command.find_subcommand_mut("protect").ok_or("the command has a name")?;
+                help::exit(&command.error(clap::error::ErrorKind::ArgumentConflict, why));
+            }
+            linux::protect(&asked)?;
+            ExitCode::SUCCESS
+        }
+        Some(args::Command::Unprotect(asked)) => {
+            linux::unprotect(&asked)?;
+            ExitCode::SUCCESS
+        }
+        Some(args::Command::Status(asked)) => {
+            linux::status(&asked)?;
+            ExitCode::SUCCESS
+        }
         Some(args::Command::Report(options)) => {
             report::run(&options)?;
             ExitCode::SUCCESS

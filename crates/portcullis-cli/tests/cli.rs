@@ -5,6 +5,9 @@ mod browser;
 #[cfg(target_os = "linux")]
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[cfg(target_os = "linux")]
+#[path = "cli/linux.rs"]
+mod linux;
 #[path = "cli/recorded.rs"]
 mod recorded;
 #[path = "cli/report.rs"]
@@ -84,6 +87,14 @@ fn wrong_usage_exits_with_2() {
         &["replay", "--csv", "--full"],
         &["replay", "--repeat", "0"],
         &["frobnicate"],
+        &["protect", "eth0"],
+        &["protect", "--policy", "strict"],
+        &["protect", "eth0", "--policy", "passthrough"],
+        &["protect", "eth0", "--policy", "strict", "--window-us", "5"],
+        &["protect", "eth0", "--policy", "lazy", "--threshold", "4096"],
+        &["protect", "eth0", "--policy", "lazy", "--window-us", "0"],
+        &["unprotect"],
+        &["status", "--policy", "strict"],
     ] {
         let output = portcullis(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -400,10 +411,12 @@ fn a_build_without_benchmarks_says_how_to_get_them() {
 
 #[test]
 fn help_fits_the_terminal() {
-    for command in [&[][..], &["replay"], &["anonymize"], &["scale"], &["report"], &["completions"], &["man"]]
+    for command in
+        ["replay", "anonymize", "scale", "protect", "unprotect", "status", "report", "completions", "man"]
     {
-        help_fits(command);
+        help_fits(&[command]);
     }
+    help_fits(&[]);
     let text = flat(&stdout(&portcullis(&["replay", "-h"])));
     assert!(text.contains("[default: the profile's] [possible values: vtd-ss, x86-4,"), "{text}");
     assert!(text.contains("- lazy: The driver has a buffer back at once"), "{text}");
@@ -510,7 +523,9 @@ fn a_shell_and_man_get_what_they_read() {
     assert!(pages.status.success());
     let pages = String::from_utf8(pages.stdout).unwrap();
     // A page for the command, and one for each of its own.
-    for page in [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-scale 1"] {
+    for page in
+        [".TH portcullis 1", ".TH portcullis-replay 1", ".TH portcullis-scale 1", ".TH portcullis-protect 1"]
+    {
         assert!(pages.contains(page), "{page}");
     }
     assert_eq!(pages.contains(".TH portcullis-bench-iova 1"), cfg!(feature = "bench"));

@@ -184,6 +184,8 @@ mod documents {
     struct Design;
     #[doc = include_str!("../../../docs/glossary.md")]
     struct Glossary;
+    #[doc = include_str!("../../../docs/linux.md")]
+    struct Linux;
     #[doc = include_str!("../../../docs/replay.md")]
     struct Replay;
     #[doc = include_str!("../../../docs/report.md")]

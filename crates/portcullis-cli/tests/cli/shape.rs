@@ -153,7 +153,7 @@ fn what_differs_from_a_shape_is_found() {
 
 #[test]
 fn all_results_begin_with_the_same_head() {
-    let heads = ["replay.md", "bench.md", "scaling.md"].map(|document| {
+    let heads = ["replay.md", "bench.md", "scaling.md", "linux.md"].map(|document| {
         let shape = documented(document);
         ["schema", "tool", "command", "machine"].map(|name| shape.of(name).clone())
     });

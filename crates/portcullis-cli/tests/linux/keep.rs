@@ -1,0 +1,139 @@
+//! What holds over reboots.
+
+use super::{ASK, Fake, How, KEEP};
+use crate::linux::keep::is_rule;
+
+const FILE: &str = "etc/modprobe.d/portcullis.conf";
+/// For what no driver is unbound.
+const RULE: How = How { yes: false, keep: true };
+
+fn kept(fake: &Fake) -> String {
+    let text = std::fs::read_to_string(fake.root.join(FILE)).unwrap();
+    let (head, rest) = text.split_once('\n').unwrap();
+    assert!(head.starts_with("# Written by `portcullis protect --keep`"), "{head}");
+    rest.to_owned()
+}
+
+#[test]
+fn a_device_is_kept_with_its_policy_and_its_driver_waits() {
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce threshold=8192", KEEP).unwrap();
+    assert!(fake.is_protected("0000:00:04.0"));
+    assert_eq!(
+        kept(&fake),
+        "options portcullis devices=0000:00:04.0 policy=bounce threshold=8192\nsoftdep nvme pre: portcullis\n"
+    );
+    fake.protect("eth0", "policy=bounce threshold=8192", KEEP).unwrap();
+    assert_eq!(
+        kept(&fake),
+        "options portcullis devices=0000:00:04.0,0000:00:05.0 policy=bounce threshold=8192\n\
+         softdep nvme pre: portcullis\nsoftdep virtio_pci pre: portcullis\n"
+    );
+    // The same again changes nothing.
+    let before = fake.snapshot();
+    fake.protect("nvme0n1", "policy=bounce threshold=8192", RULE).unwrap();
+    assert_eq!(kept(&fake).matches("0000:00:04.0").count(), 1);
+    assert_eq!(fake.snapshot().len(), before.len(), "nothing lies beside the file");
+    fake.unprotect("nvme0n1", KEEP).unwrap();
+    assert!(!fake.is_protected("0000:00:04.0"));
+    assert_eq!(
+        kept(&fake),
+        "options portcullis devices=0000:00:05.0 policy=bounce threshold=8192\nsoftdep virtio_pci pre: portcullis\n"
+    );
+    fake.unprotect("eth0", KEEP).unwrap();
+    assert!(!fake.root.join(FILE).exists());
+    let error = fake.unprotect("eth0", KEEP).unwrap_err().to_string();
+    assert!(error.contains("keeps nothing for 0000:00:05.0"), "{error}");
+}
+
+#[test]
+fn the_modules_parameters_have_one_policy_for_all() {
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    let error = fake.protect("eth0", "policy=strict", KEEP).unwrap_err().to_string();
+    assert!(error.contains("keeps policy=bounce for 0000:00:04.0"), "{error}");
+    // The only one that is kept may change.
+    fake.protect("nvme0n1", "policy=strict", RULE).unwrap();
+    assert!(kept(&fake).contains("devices=0000:00:04.0 policy=strict\n"));
+}
+
+#[test]
+fn rules_for_devices_to_come_are_kept_and_nothing_else_is_done() {
+    let fake = Fake::new();
+    fake.file("sys/bus/pci/devices/0000:00:05.0/removable", "removable\n");
+    fake.file("sys/bus/pci/devices/0000:00:05.0/class", "0x020000\n");
+    for (rule, waits) in [
+        ("driver:nvme", &["nvme"][..]),
+        ("driver:not-there-yet", &["not-there-yet"]),
+        ("class:0108", &["nvme"]),
+        ("untrusted", &["virtio_pci"]),
+        ("all", &["nvme", "virtio_pci"]),
+    ] {
+        let error = fake.protect(rule, "policy=bounce", ASK).unwrap_err().to_string();
+        assert!(error.contains("needs --keep"), "{error}");
+        fake.protect(rule, "policy=bounce", RULE).unwrap();
+        let softdeps: String =
+            waits.iter().map(|driver| format!("softdep {driver} pre: portcullis\n")).collect();
+        assert_eq!(kept(&fake), format!("options portcullis devices={rule} policy=bounce\n{softdeps}"));
+        fake.unprotect(rule, RULE).unwrap();
+        assert!(!fake.root.join(FILE).exists());
+    }
+    assert!(fake.writes.borrow().is_empty());
+    for name in [
+        "driver:",
+        "driver:a b",
+        "class:x\ny",
+        "class:010",
+        "class:",
+        "class:01080299",
+        "driver:a,b",
+        "alles",
+        "eth0",
+        "options:x",
+    ] {
+        assert!(!is_rule(name), "{name}");
+    }
+}
+
+#[test]
+fn a_driver_that_is_built_in_cannot_wait() {
+    let fake = Fake::new();
+    std::fs::remove_file(fake.root.join("sys/bus/pci/drivers/nvme/module")).unwrap();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    assert_eq!(kept(&fake), "options portcullis devices=0000:00:04.0 policy=bounce\n");
+    assert!(fake.heard().contains("nvme is built into this kernel"), "{}", fake.heard());
+}
+
+#[test]
+fn a_file_of_somebody_else_s_stays() {
+    for text in [
+        "options portcullis policy=lazy\n",
+        "",
+        "# Written by somebody\noptions portcullis devices=all policy=lazy\n",
+    ] {
+        let fake = Fake::new();
+        fake.file(FILE, text);
+        let error = fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap_err().to_string();
+        assert!(error.contains("not written by this program"), "{error}");
+        assert!(error.contains("options portcullis devices=0000:00:04.0 policy=bounce"), "{error}");
+        assert!(
+            fake.unprotect("nvme0n1", KEEP).unwrap_err().to_string().contains("not written by this program")
+        );
+        assert_eq!(std::fs::read_to_string(fake.root.join(FILE)).unwrap(), text);
+    }
+}
+
+#[test]
+fn what_the_initramfs_needs_is_said_as_this_system_does_it() {
+    for (program, expected) in [
+        (None, "if this system has one"),
+        (Some("usr/sbin/update-initramfs"), "(update-initramfs -u)"),
+        (Some("usr/bin/dracut"), "(dracut --force"),
+        (Some("usr/bin/mkinitcpio"), "MODULES"),
+    ] {
+        let fake = Fake::new();
+        program.iter().for_each(|program| fake.file(program, ""));
+        fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+        assert!(fake.heard().contains(expected), "{}", fake.heard());
+    }
+}
