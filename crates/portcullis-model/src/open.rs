@@ -206,7 +206,7 @@ pub trait OpenMapper: Mapper + Simulated {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // SAFETY: only simulated devices reach it, and those only atomics.
-        unsafe { self.map(platform, range, list, permissions, gather) }
+        unsafe { self.map(platform, range, list, permissions.into(), gather) }
     }
 
     /// [`Mapper::map_fast`], by the caller's CPU; `false` where it has none.
@@ -222,7 +222,7 @@ pub trait OpenMapper: Mapper + Simulated {
             // SAFETY: the platform has just lent the CPU, and is the one that the marks are for.
             let turn = cpu.zip(self.marks(platform)).and_then(|(cpu, marks)| unsafe { marks.turn(cpu) });
             // SAFETY: as for `open`.
-            turn.is_some_and(|turn| unsafe { self.map_fast(&turn, range, phys, permissions) })
+            turn.is_some_and(|turn| unsafe { self.map_fast(&turn, range, phys, permissions.into()) })
         })
     }
 }

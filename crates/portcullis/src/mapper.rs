@@ -7,12 +7,12 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, Permissions, PhysAddr};
+use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, PhysAddr};
 use crate::invalidation::{
     Costs, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
 use crate::percpu::{Marks, Turn};
-use crate::pgtable::{Format, MapError, PageTable, Unmapped, VtdSecondStage};
+use crate::pgtable::{Attributes, Format, MapError, PageTable, Unmapped, VtdSecondStage};
 use crate::platform::{Frames, Platform};
 
 /// The addresses and page sizes of an address space.
@@ -68,7 +68,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// Lets devices reach the pieces of memory in `list`, each with its length, through `range`,
-    /// one after the other. May allocate, and may wait for hardware. The caller holds no CPU.
+    /// one after the other, as `attributes` say: a mapper that cannot keep one of them maps without it, but
+    /// never allows more. All of a list comes in one call. May allocate, and may wait for hardware. The caller holds no CPU.
     ///
     /// # Errors
     /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
@@ -81,7 +82,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
@@ -112,9 +113,9 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
-        let _ = (turn, range, phys, permissions);
+        let _ = (turn, range, phys, attributes);
         false
     }
 
@@ -301,7 +302,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let mut list = list.into_iter();
@@ -310,13 +311,13 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
             ((1, Some(1)), wanted) => match list.next() {
                 // SAFETY: the caller's promise.
                 Some((phys, len)) if len == wanted => unsafe {
-                    self.table.map(platform, range, phys, permissions)
+                    self.table.map(platform, range, phys, attributes)
                 },
                 // SAFETY: the caller's promise.
-                piece => unsafe { self.table.map_list(platform, range, piece, permissions) },
+                piece => unsafe { self.table.map_list(platform, range, piece, attributes) },
             },
             // SAFETY: the caller's promise.
-            _ => unsafe { self.table.map_list(platform, range, list, permissions) },
+            _ => unsafe { self.table.map_list(platform, range, list, attributes) },
         };
         match result {
             Ok(()) if self.caches_absent => self.make_seen(platform, range, gather),
@@ -340,11 +341,11 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
         // Where absent entries are cached, `map` makes the hardware see the new one.
         // SAFETY: the caller's promise.
-        !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, permissions.into()) }
+        !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, attributes) }
     }
 
     #[inline]

@@ -79,7 +79,7 @@ mod tests {
         let mut map = |mapper: &ByRequest| {
             let (list, start) = ([(PhysAddr::new(1 << 30), range.len())], Instant::now());
             // SAFETY: no device is behind it.
-            unsafe { mapper.map(&platform, range, list, Permissions::READ, &mut gather) }.unwrap();
+            unsafe { mapper.map(&platform, range, list, Permissions::READ.into(), &mut gather) }.unwrap();
             start.elapsed()
         };
         profile.waits.map_request.ns = 2e6;

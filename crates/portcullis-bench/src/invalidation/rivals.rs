@@ -79,7 +79,8 @@ impl Apart {
         let list = [(PhysAddr::new(phys), PAGE)];
         let permissions = Direction::FromDevice.permissions();
         // SAFETY: no device is behind it.
-        unsafe { self.mapper.map(&self.platform, range, list, permissions, &mut Gather::new()) }.ok()?;
+        unsafe { self.mapper.map(&self.platform, range, list, permissions.into(), &mut Gather::new()) }
+            .ok()?;
         Some(range)
     }
 

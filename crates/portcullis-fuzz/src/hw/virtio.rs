@@ -329,7 +329,7 @@ fn step(
             let list = (0..pages).map(|page| (PhysAddr::new(page << 13), 4096));
             let mut gather = Gather::new();
             // SAFETY: no device is behind it.
-            let _ = unsafe { mapper.map(&*PLATFORM, range, list, Permissions::READ, &mut gather) };
+            let _ = unsafe { mapper.map(&*PLATFORM, range, list, Permissions::READ.into(), &mut gather) };
         }
         (6, Some(mapper)) => {
             let Ok(range) = IovaRange::new(Iova::new(page(input)), (input.below(8) + 1) << 12) else {

@@ -95,7 +95,8 @@ impl Reserved {
         for (index, region) in merged.iter().enumerate() {
             let list = [(PhysAddr::new(region.range.start().get()), region.range.len())];
             // SAFETY: the caller's promise.
-            let mapped = unsafe { mapper.map(platform, region.range, list, region.permissions, &mut gather) };
+            let mapped =
+                unsafe { mapper.map(platform, region.range, list, region.permissions.into(), &mut gather) };
             if let Err(error) = mapped {
                 for region in merged.iter().take(index) {
                     // A piece that was just mapped goes as a whole.

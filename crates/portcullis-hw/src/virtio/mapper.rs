@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, GATHER_RANGES, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 
 use super::layout::{answer, request};
@@ -278,14 +278,14 @@ where
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let aperture = self.geometry.aperture;
         if !aperture.contains_range(range) {
             return Err(MapError::BeyondAperture { range, last: aperture.last() });
         }
-        let flag = |what, flag| if permissions.allows(what) { flag } else { 0 };
+        let flag = |what, flag| if attributes.permissions.allows(what) { flag } else { 0 };
         let flags = flag(Permissions::READ, request::READ) | flag(Permissions::WRITE, request::WRITE);
         let mut entered = None;
         self.enter_list(platform, range, list, flags, &mut entered).inspect_err(|_| {

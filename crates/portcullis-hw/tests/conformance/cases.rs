@@ -405,7 +405,9 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
             let range = IovaRange::new(at, len)?;
             let list = [(phys, len)];
             // SAFETY: QEMU's memory, which this process reaches as atomics only.
-            unsafe { mapper.map(&platform, range, list, Permissions::READ_WRITE, &mut Gather::new()) }?;
+            unsafe {
+                mapper.map(&platform, range, list, Permissions::READ_WRITE.into(), &mut Gather::new())
+            }?;
             Ok(range)
         };
         map(window.0, window.1, granule)?;
@@ -463,7 +465,9 @@ pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
             let range = IovaRange::new(at, len)?;
             let list = [(phys, len)];
             // SAFETY: QEMU's memory, which this process reaches as atomics only.
-            unsafe { mapper.map(&platform, range, list, Permissions::READ_WRITE, &mut Gather::new()) }?;
+            unsafe {
+                mapper.map(&platform, range, list, Permissions::READ_WRITE.into(), &mut Gather::new())
+            }?;
             Ok(range)
         };
         map(window, granule)?;

@@ -168,7 +168,7 @@ mod own {
         let list = memory.iter().map(|phys| (*phys, page));
         let mut gather = Gather::new();
         // SAFETY: QEMU's memory, which this process reaches as atomics only.
-        unsafe { mapper.map(&StdPlatform::new(), range, list, Permissions::READ_WRITE, &mut gather) }?;
+        unsafe { mapper.map(&StdPlatform::new(), range, list, Permissions::READ_WRITE.into(), &mut gather) }?;
         Ok(range)
     }
 

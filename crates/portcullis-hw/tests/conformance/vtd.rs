@@ -178,7 +178,9 @@ where
     let (range, space) = (IovaRange::new(AT, 4096)?, domain.dma().space());
     let (list, mut gather) = ([(page, 4096)], Gather::new());
     // SAFETY: the machine's memory, which this process reaches as atomics only.
-    unsafe { space.mapper().map(space.platform(), range, list, Permissions::READ_WRITE, &mut gather) }?;
+    unsafe {
+        space.mapper().map(space.platform(), range, list, Permissions::READ_WRITE.into(), &mut gather)
+    }?;
     domain.attach(id(device), DmaMask::BITS_64)?;
     Ok((domain, page))
 }

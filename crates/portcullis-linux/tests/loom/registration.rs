@@ -4,14 +4,12 @@ use std::sync::{Mutex, Weak};
 
 use ::loom::sync::Arc;
 use ::loom::thread;
-use portcullis::addr::{
-    Direction, DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment,
-};
+use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PageSizes, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::sync::{AtomicU64, Ordering};
 use portcullis_linux::registration::{
@@ -107,7 +105,7 @@ unsafe impl Mapper for Hardware {
         _: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        _: Permissions,
+        _: Attributes,
         _: &mut Gather,
     ) -> Result<(), MapError> {
         for (phys, _) in list {

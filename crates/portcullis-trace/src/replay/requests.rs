@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{IovaRange, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 
 /// What takes, or keeps account of, the waits for requests.
@@ -66,11 +66,11 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.map(platform, range, list, permissions, gather) }?;
+        unsafe { self.inner.map(platform, range, list, attributes, gather) }?;
         if self.by_request {
             self.waits.mapped(range.len() / self.granule);
         }
@@ -87,10 +87,10 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
         // By request there is no quicker way. SAFETY: the caller's promise.
-        !self.by_request && unsafe { self.inner.map_fast(turn, range, phys, permissions) }
+        !self.by_request && unsafe { self.inner.map_fast(turn, range, phys, attributes) }
     }
 
     #[inline]

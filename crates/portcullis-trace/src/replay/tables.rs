@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{IovaRange, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::percpu::{Marks, Turn};
-use portcullis::pgtable::{AmdV1, Arm, MapError, Riscv, Unmapped, VtdSecondStage, X86FirstStage};
+use portcullis::pgtable::{AmdV1, Arm, Attributes, MapError, Riscv, Unmapped, VtdSecondStage, X86FirstStage};
 use portcullis::platform::Platform;
 use portcullis_model::Memory;
 
@@ -77,11 +77,11 @@ unsafe impl Mapper for Tables {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // SAFETY: the caller's promise.
-        on_tables!(self, tables => unsafe { tables.map(platform, range, list, permissions, gather) })
+        on_tables!(self, tables => unsafe { tables.map(platform, range, list, attributes, gather) })
     }
 
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
@@ -94,10 +94,10 @@ unsafe impl Mapper for Tables {
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
         // SAFETY: the caller's promise.
-        on_tables!(self, tables => unsafe { tables.map_fast(turn, range, phys, permissions) })
+        on_tables!(self, tables => unsafe { tables.map_fast(turn, range, phys, attributes) })
     }
 
     #[inline]

@@ -20,13 +20,14 @@ use alloc::vec::Vec;
 use super::account::Books;
 use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
-use crate::addr::{Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::guard::Guard;
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
+use crate::pgtable::Attributes;
 use crate::platform::{LocalCpu, Platform, PlatformEvents};
 use crate::setup::SetupError;
 use crate::sync::AtomicU64;
@@ -190,20 +191,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub unsafe fn map(
         &self,
         list: &[PhysSegment],
-        permissions: Permissions,
+        attributes: impl Into<Attributes>,
         limit: Iova,
     ) -> Result<IovaRange, MapListError> {
-        let len = self.pages_of(list)?;
+        let (len, attributes) = (self.pages_of(list)?, attributes.into());
         if let [PhysSegment { phys, .. }] = list {
             // Whole pages, so that nothing counts as beside the segment.
             let pages = PhysSegment { phys: phys.align_down(self.granule), len };
             // SAFETY: the caller's promise.
-            if let Some(range) = unsafe { self.map_fast(pages, permissions, limit) } {
+            if let Some(range) = unsafe { self.map_fast(pages, attributes, limit) } {
                 return Ok(range);
             }
         }
         // SAFETY: the caller's promise.
-        let linked = unsafe { self.reserve(len, limit)?.link_checked(list, permissions, &mut Gather::new()) };
+        let linked = unsafe { self.reserve(len, limit)?.link_checked(list, attributes, &mut Gather::new()) };
         linked.map(Linked::into_range).map_err(Refused::end)
     }
 
@@ -218,7 +219,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     pub(crate) unsafe fn map_fast(
         &self,
         segment: PhysSegment,
-        permissions: Permissions,
+        attributes: Attributes,
         limit: Iova,
     ) -> Option<IovaRange> {
         let PhysSegment { phys, len: used } = segment;
@@ -230,7 +231,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 let changing = self.changing(self.space.take(own, len, limit)?);
                 let range = changing.range();
                 // SAFETY: the caller's promise, for all of the granules that the memory touches.
-                let mapped = unsafe { self.mapper.map_fast(turn, range, phys, permissions) };
+                let mapped = unsafe { self.mapper.map_fast(turn, range, phys, attributes) };
                 if !mapped {
                     self.give_back(Some(cpu), Some(own), changing.done());
                     return None;

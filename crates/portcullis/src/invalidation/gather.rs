@@ -23,18 +23,28 @@ const NEAR: usize = 4;
 pub struct Gather {
     ranges: ArrayVec<IovaRange, GATHER_RANGES>,
     everything: bool,
+    hints: u64,
 }
 
 impl Gather {
     /// Nothing yet.
     pub const fn new() -> Self {
-        Self { ranges: ArrayVec::new_const(), everything: false }
+        Self { ranges: ArrayVec::new_const(), everything: false, hints: 0 }
     }
 
     /// Adds the leaves of `range`. Cannot fail, and allocates nothing. Compares with four ranges at
     /// the most; a call that finds 32 ranges sorts them.
     #[inline]
     pub fn add(&mut self, range: IovaRange) {
+        self.add_with(range, u64::MAX);
+    }
+
+    /// As [`add`](Self::add), for a [`Mapper`](crate::mapper::Mapper) whose [`sync`](crate::mapper::Mapper::sync) wants to know more
+    /// of what its `unmap` has found than the range: `hints` are bits of a meaning of its own, such as the levels that had
+    /// leaves, or their sizes.
+    #[inline]
+    pub fn add_with(&mut self, range: IovaRange, hints: u64) {
+        self.hints |= hints;
         if self.ranges.is_empty() && !self.everything {
             self.ranges.push(range);
         } else if !self.everything {
@@ -55,19 +65,29 @@ impl Gather {
 
     /// Adds all that is in `other`: at most 32 ranges, each as by [`add`](Self::add).
     pub fn merge(&mut self, other: &Self) {
-        other.ranges.iter().for_each(|range| self.add(*range));
+        other.ranges.iter().for_each(|range| self.add_with(*range, other.hints));
         self.everything |= other.everything;
+        self.hints |= other.hints;
     }
 
     /// Everything that the domain ever mapped, paging structures included.
     pub const fn everything() -> Self {
-        Self { ranges: ArrayVec::new_const(), everything: true }
+        Self { ranges: ArrayVec::new_const(), everything: true, hints: u64::MAX }
     }
 
     /// Forgets what was added.
     pub fn clear(&mut self) {
         self.ranges.clear();
         self.everything = false;
+        self.hints = 0;
+    }
+
+    /// All bits that a mapper's `unmap` has [added](Self::add_with) with any of the ranges. All are set where any range
+    /// was added without: by a caller that no longer knows what an unmap found there, for a failed map, or as
+    /// [everything](Self::everything). So a mapper that leaves out what no bit asks for leaves out nothing that is to be
+    /// invalidated.
+    pub fn hints(&self) -> u64 {
+        self.hints
     }
 
     /// Whether there is nothing to invalidate.
@@ -206,9 +226,11 @@ mod tests {
                 }
                 1 => both[which] = (Gather::everything(), None),
                 2..5 => {
-                    let (Gather { ranges, everything }, added) = &both[1 - which];
-                    let (other, added) =
-                        (Gather { ranges: ranges.clone(), everything: *everything }, added.clone());
+                    let (Gather { ranges, everything, hints }, added) = &both[1 - which];
+                    let (other, added) = (
+                        Gather { ranges: ranges.clone(), everything: *everything, hints: *hints },
+                        added.clone(),
+                    );
                     both[which].0.merge(&other);
                     both[which].1 = both[which].1.take().and_then(|mut all| {
                         all.extend(added?);
@@ -239,5 +261,32 @@ mod tests {
                 assert!(requests[..] != [whole] || added.len() > GATHER_RANGES);
             }
         }
+    }
+
+    /// What a mapper has learnt of one range stands for all that are invalidated with it, and for a range of which nobody knows
+    /// anything all of it could be true.
+    #[test]
+    fn hints_are_those_of_all_ranges_and_all_bits_where_a_range_came_without() {
+        let mut gather = Gather::new();
+        assert_eq!(gather.hints(), 0);
+        gather.add_with(page(1), 0b100);
+        gather.add_with(page(2), 0b001);
+        assert_eq!(gather.hints(), 0b101);
+        let mut other = Gather::new();
+        other.add_with(page(1 << 20), 0b1000);
+        gather.merge(&other);
+        assert_eq!((gather.hints(), other.hints()), (0b1101, 0b1000));
+        other.add(page(3));
+        assert_eq!(other.hints(), u64::MAX);
+        gather.merge(&other);
+        assert_eq!(gather.hints(), u64::MAX);
+        gather.clear();
+        assert_eq!((gather.hints(), Gather::everything().hints()), (0, u64::MAX));
+        gather.merge(&Gather::everything());
+        assert_eq!(gather.hints(), u64::MAX);
+        // As many as make everything keep what was said.
+        let mut many = Gather::new();
+        (0..100).for_each(|n| many.add_with(page(n * 1000), 2));
+        assert_eq!(many.hints(), 2);
     }
 }

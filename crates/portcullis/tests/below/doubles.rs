@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::addr::{DomainId, IovaRange, PhysAddr, PhysSegment};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{
     CacheMaintenance, CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table,
 };
@@ -200,7 +200,7 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         self.hostile.knows(range);
@@ -210,14 +210,14 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
             Verdict::Fail => return Err(MapError::OutOfMemory),
             Verdict::Refuse => {
                 // SAFETY: the caller's promise is passed on.
-                unsafe { self.inner.map(platform, range, list, permissions, gather) }?;
+                unsafe { self.inner.map(platform, range, list, attributes, gather) }?;
                 self.hostile.look();
                 let _ = self.inner.unmap(platform, range, gather);
                 return Err(MapError::OutOfMemory);
             }
         }
         // SAFETY: the caller's promise is passed on.
-        let result = unsafe { self.inner.map(platform, range, list, permissions, gather) };
+        let result = unsafe { self.inner.map(platform, range, list, attributes, gather) };
         self.hostile.look();
         late.come();
         result
@@ -232,11 +232,11 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
         self.hostile.knows(range);
         // SAFETY: the caller's promise is passed on.
-        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_fast(turn, range, phys, permissions) })
+        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_fast(turn, range, phys, attributes) })
     }
 
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {

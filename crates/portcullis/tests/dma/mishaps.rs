@@ -17,7 +17,7 @@ use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaMapError, DmaUnma
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
-use portcullis::pgtable::{MapError, PageTable, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, PageTable, Unmapped};
 use portcullis::platform::{Frames, Platform, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenDevice, OpenDomain, Simulated};
@@ -359,7 +359,7 @@ unsafe impl Mapper for Everywhere {
         _: &P,
         _: IovaRange,
         _: impl IntoIterator<Item = (PhysAddr, u64)>,
-        _: Permissions,
+        _: Attributes,
         _: &mut Gather,
     ) -> Result<(), MapError> {
         Ok(())

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::{Bench, PAGE};
 use crate::manual::Manual;
 use crate::queued::{direct, end};
-use portcullis::addr::{DeviceId, Direction, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr};
+use portcullis::addr::{DeviceId, Direction, Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use portcullis::dma::{CoherentMemory, DmaDevice, RawBatch};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{Platform, PlatformEvents};
 use portcullis_model::Memory;
 use portcullis_model::open::{OpenDevice, Simulated};
@@ -104,7 +104,7 @@ unsafe impl Mapper for Mapped16K {
         _: &P,
         range: IovaRange,
         _: impl IntoIterator<Item = (PhysAddr, u64)>,
-        _: Permissions,
+        _: Attributes,
         _: &mut Gather,
     ) -> Result<(), MapError> {
         self.mapped.fetch_add(range.len(), Ordering::Relaxed);

@@ -9,7 +9,7 @@ use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, PageSizes, Permissio
 use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -96,7 +96,7 @@ unsafe impl Mapper for Hardware {
         _: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        _: Permissions,
+        _: Attributes,
         _: &mut Gather,
     ) -> Result<(), MapError> {
         let (phys, _) = list.into_iter().next().unwrap();

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{IovaRange, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 use portcullis_model::open::Simulated;
 
@@ -66,7 +66,7 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let mut entered = 0;
@@ -77,7 +77,7 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         };
         // SAFETY: the caller's promise.
         let result =
-            unsafe { self.inner.map(platform, range, list.into_iter().map(tell), permissions, gather) };
+            unsafe { self.inner.map(platform, range, list.into_iter().map(tell), attributes, gather) };
         (self.observer)(Moment::Mapped);
         result
     }
@@ -91,10 +91,10 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         turn: &Turn<'_>,
         range: IovaRange,
         phys: PhysAddr,
-        permissions: Permissions,
+        attributes: Attributes,
     ) -> bool {
         // SAFETY: the caller's promise.
-        self.is_quick && unsafe { self.inner.map_fast(turn, range, phys, permissions) }
+        self.is_quick && unsafe { self.inner.map_fast(turn, range, phys, attributes) }
     }
 
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {

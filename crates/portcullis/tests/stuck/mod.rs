@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use portcullis::addr::{Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 use portcullis_model::open::Simulated;
 use portcullis_model::{Memory, Queue};
@@ -48,14 +48,14 @@ unsafe impl Mapper for Stuck {
         platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let mut list = list.into_iter().peekable();
         let first = list.peek().map(|(phys, _)| (range.start(), *phys));
         self.mapped.lock().unwrap().extend(first);
         // SAFETY: the caller's promise.
-        unsafe { self.inner.map(platform, range, list, permissions, gather) }
+        unsafe { self.inner.map(platform, range, list, attributes, gather) }
     }
 
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {

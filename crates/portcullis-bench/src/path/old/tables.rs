@@ -54,7 +54,7 @@ impl<S: Structure, Q: InvalidationQueue, P: Platform + Clone> Base<S, Q, P> {
         let list = [(PhysAddr::new(at), range.len())];
         let (permissions, mut gather) = (Permissions::READ_WRITE, Gather::new());
         // SAFETY: no device is behind these tables.
-        unsafe { self.mapper.map(&self.platform, range, list, permissions, &mut gather) }.is_ok()
+        unsafe { self.mapper.map(&self.platform, range, list, permissions.into(), &mut gather) }.is_ok()
     }
 
     fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {

@@ -64,8 +64,10 @@ fn odd_queue_sizes_and_small_ones_will_do() {
         let list: Vec<_> = (0..200).map(|page| (PhysAddr::new(page * 2 * PAGE), PAGE)).collect();
         let mut gather = Gather::new();
         // SAFETY: there is no memory.
-        unsafe { mapper.map(&StdPlatform::new(), range(8, 200), list, Permissions::READ, &mut gather) }
-            .unwrap();
+        unsafe {
+            mapper.map(&StdPlatform::new(), range(8, 200), list, Permissions::READ.into(), &mut gather)
+        }
+        .unwrap();
         assert_eq!(fake.device().mapped(1).len(), 200, "{size}");
         let _ = mapper.unmap(&StdPlatform::new(), range(8, 200), &mut gather);
         mapper.sync(&gather).unwrap();

@@ -123,7 +123,7 @@ fn malformed_lists_change_nothing() {
         let mut gather = Gather::new();
         // SAFETY: there is no memory.
         let mapped =
-            unsafe { bench.mapper.map(&bench.platform, range, list, Permissions::READ, &mut gather) };
+            unsafe { bench.mapper.map(&bench.platform, range, list, Permissions::READ.into(), &mut gather) };
         assert!(gather.is_empty());
         mapped.unwrap_err()
     };
@@ -141,7 +141,8 @@ fn malformed_lists_change_nothing() {
     let mut gather = Gather::new();
     let list = [(PhysAddr::new(last), PAGE), (PhysAddr::new(0), PAGE)];
     // SAFETY: there is no memory.
-    unsafe { bench.mapper.map(&bench.platform, range(1, 2), list, Permissions::READ, &mut gather) }.unwrap();
+    unsafe { bench.mapper.map(&bench.platform, range(1, 2), list, Permissions::READ.into(), &mut gather) }
+        .unwrap();
     assert_eq!(bench.mapped(), [bounds(1, 1), bounds(2, 1)]);
 }
 
@@ -284,7 +285,7 @@ fn the_address_of_a_refused_piece_is_right_when_each_has_a_doorbell() {
     let mut gather = Gather::new();
     // SAFETY: there is no memory.
     let refused =
-        unsafe { mapper.map(&StdPlatform::new(), range(16, 4), list, Permissions::READ, &mut gather) };
+        unsafe { mapper.map(&StdPlatform::new(), range(16, 4), list, Permissions::READ.into(), &mut gather) };
     assert_eq!(refused, Err(MapError::AlreadyMapped { at: Iova::new(18 * PAGE) }));
 }
 
@@ -305,7 +306,8 @@ fn cpus_share_the_queue_and_no_mapping_is_lost_or_left() {
                 let mut gather = Gather::new();
                 let range = range(page, pages);
                 // SAFETY: there is no memory.
-                unsafe { bench.mapper.map(&platform, range, list, Permissions::READ, &mut gather) }.unwrap();
+                unsafe { bench.mapper.map(&platform, range, list, Permissions::READ.into(), &mut gather) }
+                    .unwrap();
                 let inside = || {
                     let inside = |(first, last): &(u64, u64)| {
                         range.contains(Iova::new(*first)) && range.contains(Iova::new(*last))

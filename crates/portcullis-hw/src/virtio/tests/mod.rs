@@ -75,7 +75,7 @@ impl Bench {
         let list = memory.iter().map(|frame| (PhysAddr::new(frame * PAGE), PAGE));
         let range = range(page, memory.len() as u64);
         // SAFETY: there is no memory.
-        unsafe { self.mapper.map(&self.platform, range, list, Permissions::READ_WRITE, gather) }
+        unsafe { self.mapper.map(&self.platform, range, list, Permissions::READ_WRITE.into(), gather) }
     }
 
     fn map(&self, page: u64, memory: &[u64]) {

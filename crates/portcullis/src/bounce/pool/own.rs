@@ -101,8 +101,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         fence(Ordering::Release);
         let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
-        let linked =
-            unsafe { self.domain.link(range, linked, terms.direction.permissions(), &mut unconfirmed) };
+        let linked = unsafe {
+            self.domain.link(range, linked, terms.direction.permissions().into(), &mut unconfirmed)
+        };
         let Err(failed) = linked else {
             claim.set(start, Phase::Live(claim.number()), false);
             claim.done();

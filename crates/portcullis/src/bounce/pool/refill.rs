@@ -154,7 +154,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let range = self.layout.range_of(class, index);
         // SAFETY: the buffer came from `alloc` a moment ago, in whole granules. Nothing but the pool's copies, which take a device's
         // accesses into account, uses it until it is freed, and that is done after an unmap that is confirmed, or never.
-        let linked = unsafe { self.domain.link(range, &[piece], direction.permissions(), &mut unconfirmed) };
+        let linked =
+            unsafe { self.domain.link(range, &[piece], direction.permissions().into(), &mut unconfirmed) };
         match linked {
             Ok(()) => {
                 slot.set_group(group);

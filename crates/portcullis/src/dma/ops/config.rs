@@ -1,7 +1,9 @@
 //! What a [`DmaOps`](super::DmaOps) is made for, what is special about one mapping or one unmap, and what a handle has done.
 
+use crate::addr::Direction;
 use crate::bounce::pool::PoolUsage;
 use crate::domain::Policy;
+use crate::pgtable::{Attributes, Memory};
 use crate::sync::{AtomicU64, Ordering};
 
 /// How a device is kept from memory, mapping by mapping, as its driver gives every buffer back at once.
@@ -94,6 +96,11 @@ pub struct MapAttributes {
     /// Mapped for long, as memory is that driver and device share: never copied, and its unmap waits whatever the policy, as
     /// its memory goes back to an allocator. The granules that it touches hold nothing else.
     pub lasting: bool,
+    /// The device reaches the memory past the CPUs' caches, where the page table's format has bits for that.
+    pub uncached: bool,
+    /// Accesses that the device does not mark as privileged are refused, where the format has a bit for that (Linux's
+    /// `DMA_ATTR_PRIVILEGED`): never copied.
+    pub privileged: bool,
     /// The bytes are not copied now: the driver syncs what the device is to read, or there is nothing yet (Linux's
     /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or what devices of its group had there.
     pub skip_copy: bool,
@@ -102,7 +109,18 @@ pub struct MapAttributes {
 impl MapAttributes {
     /// Whether the device gets the memory itself, whatever the configuration.
     pub(super) const fn is_never_copied(self) -> bool {
-        self.mmio || self.lasting
+        self.mmio || self.lasting || self.privileged
+    }
+
+    /// What the translations of a mapping that is not copied allow.
+    #[inline]
+    pub(super) fn of(self, direction: Direction) -> Attributes {
+        let memory = match self {
+            Self { mmio: true, .. } => Memory::Device,
+            Self { uncached: true, .. } => Memory::Uncached,
+            _ => Memory::WriteBack,
+        };
+        Attributes { memory, privileged: self.privileged, ..direction.permissions().into() }
     }
 }
 

@@ -170,10 +170,10 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<(Entry, IovaRange), DmaMapError> {
         let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
         let (granule, limit) = (self.domain.granule(), Iova::new(self.mask.load(Ordering::Relaxed)));
-        let permissions = direction.permissions();
+        let how = attributes.of(direction);
         let fast = match list {
             // SAFETY: the caller's promise.
-            [piece] => unsafe { self.domain.map_fast(*piece, permissions, limit) },
+            [piece] => unsafe { self.domain.map_fast(*piece, how, limit) },
             _ => None,
         };
         let used = bytes_of(list.iter().map(|piece| piece.len));
@@ -181,7 +181,7 @@ impl<X: Machine> DmaOps<X> {
             Some(range) => self.domain.changing(range),
             None => {
                 // SAFETY: the caller's promise.
-                let changing = self.domain.changing(unsafe { self.domain.map(list, permissions, limit) }?);
+                let changing = self.domain.changing(unsafe { self.domain.map(list, how, limit) }?);
                 self.domain.count_neighbours(changing.range().len().saturating_sub(used).cast_signed());
                 changing
             }

@@ -347,7 +347,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let link = |range| {
             let torn = Torn { waiting, range };
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
-            let linked = unsafe { domain.link_fast(range, page, direction.permissions()) };
+            let linked = unsafe { domain.link_fast(range, page, direction.permissions().into()) };
             torn.done();
             linked
         };
@@ -380,7 +380,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let range = arena.reserve(len)?;
         let torn = Torn { waiting: &mut self.waiting, range };
         // SAFETY: the caller's promise.
-        let linked = unsafe { domain.link(range, list, direction.permissions(), &mut self.unlinked) };
+        let linked = unsafe { domain.link(range, list, direction.permissions().into(), &mut self.unlinked) };
         torn.done();
         if let Err(failed) = linked {
             return Err(self.refused(range, failed));

@@ -26,12 +26,12 @@ use core::fmt;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
-use crate::addr::{Iova, IovaRange, Permissions, PhysSegment};
+use crate::addr::{Iova, IovaRange, PhysSegment};
 use crate::domain::MapListError;
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::IovaError;
 use crate::mapper::Mapper;
-use crate::pgtable::{MapError, Unmapped};
+use crate::pgtable::{Attributes, MapError, Unmapped};
 use crate::platform::Platform;
 
 /// What is left of a list that was refused.
@@ -180,12 +180,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         range: IovaRange,
         list: &[PhysSegment],
-        permissions: Permissions,
+        attributes: Attributes,
         unconfirmed: &mut Gather,
     ) -> Result<(), LinkFailed> {
         let (unsure, mut gather) = (Unsure(unconfirmed), Gather::new());
         // SAFETY: the caller's promise.
-        let entered = unsafe { self.enter(range, list, permissions, &mut gather) };
+        let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
         let linked = entered.map_err(|error| self.link_failed(error, &gather, unsure.0));
         unsure.done();
         linked
@@ -243,12 +243,12 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     pub unsafe fn link(
         self,
         list: &[PhysSegment],
-        permissions: Permissions,
+        attributes: impl Into<Attributes>,
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         match self.0.domain.pages_of(list) {
             // SAFETY: the caller's promise.
-            Ok(_) => unsafe { self.link_checked(list, permissions, unconfirmed) },
+            Ok(_) => unsafe { self.link_checked(list, attributes.into(), unconfirmed) },
             Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
         }
     }
@@ -261,13 +261,13 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     pub(super) unsafe fn link_checked(
         self,
         list: &[PhysSegment],
-        permissions: Permissions,
+        attributes: Attributes,
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         let Self(addresses) = self;
         let (domain, range) = (addresses.domain, addresses.range());
         // SAFETY: the caller's promise.
-        match unsafe { domain.link(range, list, permissions, unconfirmed) } {
+        match unsafe { domain.link(range, list, attributes, unconfirmed) } {
             Ok(()) => {
                 domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
                 Ok(Linked { domain, range, addresses: Some(addresses), removed: 0, kept: 0 })

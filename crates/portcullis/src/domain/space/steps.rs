@@ -6,13 +6,13 @@ use alloc::vec::Vec;
 
 use super::guards::Unsure;
 use super::{Changing, Domain};
-use crate::addr::{IovaRange, Permissions, PhysAddr, PhysSegment};
+use crate::addr::{IovaRange, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::invalidation::{Gather, SLICE};
 use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Turn;
-use crate::pgtable::{MapError, Unmapped};
+use crate::pgtable::{Attributes, MapError, Unmapped};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
@@ -58,7 +58,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         range: IovaRange,
         list: &[PhysSegment],
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // Each of these sums was checked.
@@ -70,7 +70,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         });
         let map = |gather: &mut Gather| {
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
-            unsafe { self.mapper.map(&self.platform, range, pages.clone(), permissions, gather) }
+            unsafe { self.mapper.map(&self.platform, range, pages.clone(), attributes, gather) }
         };
         match map(gather) {
             // Tables that had become empty make room: those that this frees, or that others have freed meanwhile. Where another call
@@ -91,16 +91,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Safety
     /// As for [`link`](Self::link).
     #[inline]
-    pub(crate) unsafe fn link_fast(
-        &self,
-        range: IovaRange,
-        phys: PhysAddr,
-        permissions: Permissions,
-    ) -> bool {
+    pub(crate) unsafe fn link_fast(&self, range: IovaRange, phys: PhysAddr, attributes: Attributes) -> bool {
         let link = |cpu: &LocalCpu<'_>| {
             let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
                 // SAFETY: the caller's promise.
-                unsafe { self.mapper.map_fast(turn, range, phys, permissions) }
+                unsafe { self.mapper.map_fast(turn, range, phys, attributes) }
             };
             self.space.in_turn(cpu, link)
         };

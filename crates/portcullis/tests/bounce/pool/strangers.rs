@@ -39,8 +39,9 @@ fn intrude(bench: &Bench, iova: Iova, phys: PhysAddr) {
     let pages = [(phys, PAGE)];
     let mapper = bench.domain.mapper();
     // SAFETY: the memory is simulated, and every access to it is atomic.
-    let mapped =
-        unsafe { mapper.map(&bench.platform, range(iova, 1), pages, Permissions::READ, &mut Gather::new()) };
+    let mapped = unsafe {
+        mapper.map(&bench.platform, range(iova, 1), pages, Permissions::READ.into(), &mut Gather::new())
+    };
     mapped.unwrap();
 }
 

@@ -1,7 +1,14 @@
 //! One driver under each configuration.
 
-use portcullis::addr::{Direction, Iova, PhysSegment};
-use portcullis::dma::{MapAttributes, OpsConfig};
+use std::sync::Arc;
+
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysSegment};
+use portcullis::bounce::pool::PoolConfig;
+use portcullis::dma::{DmaMask, MapAttributes, OpsConfig};
+use portcullis::domain::Domain;
+use portcullis::pgtable::{Arm, Memory as CacheKind, PageTable};
+use portcullis::std_platform::StdPlatform;
+use portcullis_model::{Iommu, IommuConfig, Memory};
 
 use super::support::{CONFIGS, Calls, THRESHOLD, buffer, contents, machine, part, whole};
 use crate::queue::world::PAGE;
@@ -180,6 +187,44 @@ fn registers_and_shared_memory_are_never_copied() {
             ops.domain().flush().unwrap();
             assert!(!world.writes(iova, b"too late"));
         }
+    }
+}
+
+/// What a driver asks for is what the page table says, where its format has bits for it.
+#[test]
+fn attributes_reach_the_page_table() {
+    let memory = Memory::new(16 << 20);
+    let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+    let table = PageTable::new(Arc::clone(&memory), Arm::<12>::stage_1_48_bits()).unwrap();
+    let builder =
+        Domain::builder(table, iommu.queue(), DomainId(1)).bounce(Arc::clone(&memory), PoolConfig::default());
+    let domain = builder.build(Arc::new(StdPlatform::new())).unwrap();
+    let card = domain.attach(DeviceId(7), DmaMask::BITS_64).unwrap();
+    let buffer = memory.buffer(4 * PAGE).unwrap();
+    for config in CONFIGS {
+        let ops = card.ops(config).unwrap();
+        let plain = MapAttributes::default();
+        for (attributes, kind) in [
+            (MapAttributes { mmio: true, ..plain }, CacheKind::Device),
+            (MapAttributes { uncached: true, lasting: true, ..plain }, CacheKind::Uncached),
+            (MapAttributes { privileged: true, ..plain }, CacheKind::WriteBack),
+            (MapAttributes { lasting: true, ..plain }, CacheKind::WriteBack),
+        ] {
+            // One page by the short way, and a list by the long one.
+            let iova = ops.maps_as(part(&buffer, 0, PAGE), Direction::Bidirectional, attributes).unwrap();
+            let mut out = [DmaSegment::default(); 2];
+            let list = [part(&buffer, PAGE, PAGE), part(&buffer, 3 * PAGE, PAGE)];
+            // SAFETY: the memory is the test's, all of it atomics.
+            let count = unsafe { ops.map_sg(&list, Direction::Bidirectional, attributes, &mut out) };
+            assert_eq!(count, Ok(1), "the pieces touch for the device");
+            for (iova, len) in [(iova, PAGE), (out[0].iova, 2 * PAGE)] {
+                let (_, found) =
+                    ops.domain().mapper().table().translate(ops.domain().platform(), iova).unwrap();
+                assert_eq!((found.memory, found.privileged), (kind, attributes.privileged), "{config:?}");
+                ops.ends(iova, len).unwrap();
+            }
+        }
+        assert_eq!((ops.usage().copies, ops.usage().open_mappings()), (0, 0));
     }
 }
 

@@ -61,7 +61,7 @@ pub trait Calls {
 }
 
 // SAFETY (of all calls): the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
-impl Calls for Ops {
+impl<X: portcullis::dma::Machine> Calls for DmaOps<X> {
     fn maps(&self, piece: PhysSegment, direction: Direction) -> Result<Iova, DmaMapError> {
         self.maps_as(piece, direction, MapAttributes::default())
     }

@@ -134,7 +134,7 @@ fn a_part_is_forgotten<X: Format>(format: X, walker: TableFormat) {
     assert!(buffer.get().is_multiple_of(LARGE));
     let mut gather = Gather::new();
     // SAFETY: the memory is simulated, and stays.
-    unsafe { mapper.map(&*PLATFORM, at, [(buffer, LARGE)], BOTH.permissions(), &mut gather) }.unwrap();
+    unsafe { mapper.map(&*PLATFORM, at, [(buffer, LARGE)], BOTH.permissions().into(), &mut gather) }.unwrap();
     let writes = |number| iommu.dma_write(DEVICE, page(at.start(), number), &[1]).is_ok();
     for number in [7, 9, 300] {
         assert!(writes(number), "cached, with as large a page as there is");
@@ -166,7 +166,7 @@ fn what_a_failed_map_had_entered_is_forgotten() {
     let map = |at: IovaRange, gather: &mut Gather| {
         let list = (0..at.len() / PAGE).map(|number| (PhysAddr::new(memory.get() + number * PAGE), PAGE));
         // SAFETY: the memory is simulated, and stays.
-        unsafe { mapper.map(&*PLATFORM, at, list, BOTH.permissions(), gather) }
+        unsafe { mapper.map(&*PLATFORM, at, list, BOTH.permissions().into(), gather) }
     };
     map(at, &mut Gather::new()).unwrap();
     assert!(
