@@ -101,3 +101,55 @@ fn a_pool_may_do_without_the_timer() {
     assert_eq!((tick(&bench), tick(&bench)), ((3 * LARGE, vec![]), (3 * LARGE, vec![])));
     bench.finish();
 }
+
+/// A map that fails half-way, and an unmap: what the device may still reach of the original counts as open, and the timer tries
+/// again.
+#[test]
+fn what_a_device_may_still_reach_of_an_original_counts_until_it_is_confirmed() {
+    const PAGES: u64 = 2000;
+    // Of bytes that are not copied, or none, where all have a buffer.
+    for (split, open) in [(true, (PAGES - 1) * PAGE), (false, 0)] {
+        let bench = bench(PoolConfig { split, ..small() });
+        let device = bench.device(1, true);
+        let buffer = bench.memory.buffer((PAGES + 1) * PAGE).unwrap();
+        let list = [piece(buffer.phys(), 9, PAGES * PAGE)];
+        let stale = || {
+            let before = bench.domain.exposure().stale_byte_ns;
+            bench.platform.advance(IDLE / 2);
+            bench.domain.exposure().stale_byte_ns - before
+        };
+        let mut unconfirmed = 0;
+        for grants in 0..8 {
+            bench.tables.grant(grants);
+            bench.iommu.queue().fail_next(u64::MAX, TIMEOUT);
+            let result = map(&device, &list, Direction::FromDevice, Attributes::default());
+            bench.tables.grant(u64::MAX);
+            if result.as_ref().is_err_and(|error| error.may_be_reached()) {
+                unconfirmed += 1;
+                assert_ne!(bench.platform.wakes(), [], "split: {split}, grants: {grants}");
+                assert_eq!(
+                    stale(),
+                    u128::from(open) * u128::from(IDLE / 2),
+                    "split: {split}, grants: {grants}"
+                );
+            }
+            bench.iommu.queue().fail_next(0, TIMEOUT);
+            if let Ok(mapping) = result {
+                bench.pool.close(mapping.iova(), PAGES * PAGE).unwrap();
+            }
+            tick(&bench);
+            bench.domain.flush().unwrap();
+            assert_eq!((stale(), bench.pool.usage().singles), (0, 0));
+        }
+        assert!(unconfirmed > 0, "or the test means nothing");
+        let mapping = map(&device, &list, Direction::FromDevice, Attributes::default()).unwrap();
+        bench.platform.wakes();
+        bench.iommu.queue().fail_next(u64::MAX, TIMEOUT);
+        assert_eq!(bench.pool.close(mapping.iova(), PAGES * PAGE).is_err(), split);
+        assert_ne!(bench.platform.wakes(), []);
+        assert_eq!(stale(), u128::from(open) * u128::from(IDLE / 2));
+        bench.iommu.queue().fail_next(0, TIMEOUT);
+        drop((buffer, device));
+        bench.finish();
+    }
+}
