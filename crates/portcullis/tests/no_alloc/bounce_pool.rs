@@ -5,9 +5,9 @@
 #[allow(dead_code, reason = "shared with the other tests of pools")]
 mod support;
 
-use crate::limited::granting;
-use portcullis::addr::Direction;
-use portcullis::bounce::pool::{Attributes, Way};
+use crate::limited::{granting, held};
+use portcullis::addr::{Direction, Iova};
+use portcullis::bounce::pool::{Attributes, BouncePool, Way};
 use portcullis_model::open::OpenPool;
 use support::{Bench, PAGE, map, piece, small};
 
@@ -48,4 +48,23 @@ fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
     assert!(freed.unwrap() > 0 && calls == 0);
     drop((buffer, device));
     bench.finish();
+}
+
+/// What a pool, and a domain, say that they use is what the allocator gave them.
+#[test]
+fn a_pool_and_its_domain_say_what_memory_they_use() {
+    let bench = Bench::new(small());
+    let domain = std::sync::Arc::clone(&bench.domain);
+    let kept = |before: isize| u64::try_from(held() - before).unwrap();
+    let before = held();
+    let pool = BouncePool::new(domain.clone(), bench.frames.clone(), small()).unwrap();
+    let (said, counted) = (pool.usage().bookkeeping_bytes as u64, kept(before));
+    // But for the pool's own fields, and what its addresses take.
+    assert!(said <= counted && counted - said <= 4096, "{said} bytes said, {counted} counted");
+    let mut reserved = Vec::with_capacity(1 << 14);
+    let (before, memory) = (held(), domain.stats().iova_memory);
+    reserved.extend((0..1 << 14).map(|_| domain.reserve(PAGE, Iova::new(u64::MAX)).unwrap()));
+    let (said, counted) = ((domain.stats().iova_memory - memory) as u64, kept(before));
+    assert!(counted >= 1 << 15 && said.abs_diff(counted) <= 1024, "{said} bytes said, {counted} counted");
+    drop((reserved, pool));
 }

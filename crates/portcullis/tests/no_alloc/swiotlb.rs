@@ -85,13 +85,13 @@ fn unmapping_lists_asks_for_no_memory() {
     assert_eq!(refused.0, Some(Some(DmaMapError::OutOfMemory)));
 }
 
-/// A CPU without a timer: nobody else grows the pool meanwhile.
-struct NoTimer;
+/// So many CPUs, of which one is used, without a timer: nobody else grows the pool meanwhile.
+struct NoTimer(usize);
 
 // SAFETY: each of these platforms is used by one thread.
 unsafe impl Platform for NoTimer {
     fn cpus(&self) -> usize {
-        1
+        self.0
     }
 
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
@@ -113,7 +113,7 @@ fn an_area_without_notes_is_none() {
     let memory = Memory::new(16 << 20);
     let config =
         SwiotlbConfig { area_bytes: AREA, min_bytes: AREA, max_bytes: 4 * AREA, ..SwiotlbConfig::default() };
-    let pool = Swiotlb::new(NoTimer, memory.clone(), &config).unwrap();
+    let pool = Swiotlb::new(NoTimer(1), memory.clone(), &config).unwrap();
     let (original, any) = (PhysSegment { phys: memory.base(), len: AREA }, Constraints::new());
     // SAFETY: all access to the model's memory is by atomics.
     let map = || unsafe { pool.map(original, Direction::ToDevice, &any) };
@@ -133,4 +133,40 @@ fn an_area_without_notes_is_none() {
     let before = held();
     map().unwrap();
     assert_eq!(held(), before);
+}
+
+#[test]
+fn a_pool_says_what_memory_it_uses_beside_its_slots() {
+    let memory = Memory::new(16 << 20);
+    let config =
+        SwiotlbConfig { area_bytes: AREA, min_bytes: AREA, max_bytes: 8 * AREA, ..SwiotlbConfig::default() };
+    let original = PhysSegment { phys: memory.base(), len: AREA };
+    // By the second time the model's memory is there. What CPUs have is counted.
+    let mut of_one_cpu = 0;
+    for (is_counted, cpus) in [(false, 1), (true, 1), (true, 17)] {
+        let before = held();
+        let pool = Swiotlb::new(NoTimer(cpus), memory.clone(), &config).unwrap();
+        // But for the directory by address, which is the same for all pools, and the heads of the areas that it may have.
+        let beside = || u64::try_from(held() - before).unwrap().checked_sub(pool.usage().overhead);
+        let fixed = beside().unwrap();
+        of_one_cpu = if cpus == 1 { fixed } else { of_one_cpu };
+        assert!(fixed <= 288 << 10 && fixed.abs_diff(of_one_cpu) <= 256, "{fixed} with {cpus} CPUs");
+        let mut live = Vec::new();
+        for areas in 1..=8 {
+            // SAFETY: all access to the model's memory is by atomics.
+            let map = || unsafe { pool.map(original, Direction::ToDevice, &Constraints::new()) };
+            live.push(map().unwrap());
+            let usage = pool.usage();
+            assert_eq!((usage.mapped, usage.kept, usage.capacity), (areas * AREA, 0, areas * AREA));
+            assert_eq!((usage.most, usage.least, usage.limit), (areas * AREA, AREA, 8 * AREA));
+            if is_counted {
+                assert!(beside().unwrap().abs_diff(fixed) <= 256, "{:?} beside {areas} areas", beside());
+            }
+        }
+        for mapped in live {
+            // SAFETY: each mapping is ended once.
+            unsafe { pool.unmap(mapped.phys, mapped.len) }.unwrap();
+        }
+        assert_eq!((pool.usage().mapped, pool.usage().most), (0, 8 * AREA));
+    }
 }
