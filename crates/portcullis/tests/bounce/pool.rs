@@ -21,6 +21,8 @@ mod idle;
 mod integrity;
 #[cfg(not(watched))]
 mod model;
+#[cfg(not(watched))]
+mod panics;
 mod play;
 #[cfg(not(watched))]
 mod singles;

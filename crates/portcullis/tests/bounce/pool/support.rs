@@ -29,12 +29,19 @@ pub struct Rationed {
     grants: Arc<AtomicU64>,
     largest: Arc<AtomicU64>,
     copied: Arc<AtomicU64>,
+    breaks_at: Arc<AtomicU64>,
 }
 
 impl Rationed {
     pub fn new(memory: &Arc<Memory>) -> Self {
         let unlimited = || Arc::new(AtomicU64::new(u64::MAX));
-        Self { memory: Arc::clone(memory), grants: unlimited(), largest: unlimited(), copied: Arc::default() }
+        Self {
+            memory: Arc::clone(memory),
+            grants: unlimited(),
+            largest: unlimited(),
+            copied: Arc::default(),
+            breaks_at: unlimited(),
+        }
     }
 
     /// Bytes that were copied so far.
@@ -49,6 +56,17 @@ impl Rationed {
 
     pub fn grant(&self, grants: u64) {
         self.grants.store(grants, Ordering::Relaxed);
+    }
+
+    /// After so many copies and wipes one panics half-way; at the end of numbers, none does. What was left until then.
+    pub fn break_at(&self, left: u64) -> u64 {
+        self.breaks_at.swap(left, Ordering::Relaxed)
+    }
+
+    fn breaks(&self) -> bool {
+        let left = self.breaks_at.load(Ordering::Relaxed);
+        self.breaks_at.store(if left == u64::MAX { left } else { left.wrapping_sub(1) }, Ordering::Relaxed);
+        left == 0
     }
 }
 
@@ -80,13 +98,17 @@ unsafe impl Frames for Rationed {
 unsafe impl CopyMemory for Rationed {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         self.copied.fetch_add(len, Ordering::Relaxed);
+        let breaks = self.breaks();
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.memory.copy(from, to, len) }
+        unsafe { self.memory.copy(from, to, if breaks { len.div_ceil(2) } else { len }) }
+        assert!(!breaks, "as the test wants");
     }
 
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        let breaks = self.breaks();
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.memory.zero(at, len) }
+        unsafe { self.memory.zero(at, if breaks { len / 2 } else { len }) }
+        assert!(!breaks, "as the test wants");
     }
 }
 
