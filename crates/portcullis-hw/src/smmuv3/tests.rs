@@ -520,8 +520,13 @@ fn firmwares_translation_ends_with_no_moment_without_any() {
         state.words[reg::CR0 / 4] = cr0::SMMUEN | cr0::CMDQEN;
         state.words[reg::GERROR / 4] = gerror::CMDQ;
         state.words[reg::CMDQ_CONS / 4] = 1 << 24 | 5;
+        state.words[reg::CMDQ_PROD / 4] = 9;
     });
     let unit = unit.unwrap();
+    assert_eq!(
+        change(&unit, |state| [reg::CMDQ_PROD, reg::CMDQ_CONS].map(|index| state.word(index))),
+        [0, 0]
+    );
     unit.enable().unwrap();
     let (mut aborts, mut is_on) = (false, true);
     for (register, value) in change(&unit, |state| state.controls.clone()) {

@@ -139,6 +139,7 @@ fn what_a_ring_that_is_dropped_leaves_open_is_counted() {
     ring.unmap(mapping).map(drop).unwrap();
     rig.iommu.queue().fail_next(1, BROKEN);
     drop(ring);
+    assert_eq!(rig.domain.stats().maps, 1, "what the ring had not told before");
     let before = rig.domain.exposure().stale_byte_ns;
     rig.platform.take(1000);
     assert_eq!(rig.domain.exposure().stale_byte_ns - before, u128::from(2 * PAGE) * 1000);
