@@ -272,6 +272,30 @@ fn what_must_not_be_bounced_is_not() {
     bench.finish();
 }
 
+/// With gaps or without.
+#[test]
+fn what_the_domain_maps_is_counted_once_and_so_is_its_end() {
+    let bench = Bench::new(small());
+    let buffer = bench.memory.buffer(40 * PAGE).unwrap();
+    let at = |offset, len| piece(buffer.phys(), offset, len);
+    for list in [
+        &[at(0, PAGE)][..],
+        &[at(9, 30 * PAGE)],
+        &[at(0, 20 * PAGE), at(22 * PAGE, PAGE)],
+        &[at(9, 20 * PAGE), at(22 * PAGE, 100), at(24 * PAGE + 8, 9)],
+    ] {
+        let counted = || (bench.domain.stats().maps, bench.domain.stats().unmaps);
+        let (maps, unmaps) = counted();
+        let persistent = Attributes::PERSISTENT_STREAMING;
+        let mapping = map(&bench.device, list, Direction::FromDevice, persistent).unwrap();
+        assert_eq!((mapping.way(), counted()), (Way::Direct, (maps + 1, unmaps)), "{list:?}");
+        bench.pool.close(mapping.iova(), mapping.len()).unwrap();
+        assert_eq!(counted(), (maps + 1, unmaps + 1), "{list:?}");
+    }
+    drop(buffer);
+    bench.finish();
+}
+
 #[test]
 fn a_class_without_a_slot_left_falls_back_to_single_use_buffers_and_comes_back() {
     let bench = Bench::new(small());
