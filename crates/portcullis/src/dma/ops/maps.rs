@@ -117,7 +117,8 @@ impl<X: Machine> DmaOps<X> {
         if self.config.threshold().is_none_or(|threshold| len > threshold) && client.look_at(list).1 {
             return None;
         }
-        let how = Attributes::default();
+        // A device may write less than the whole, and a driver relies on the rest (so does Linux: CVE-2022-0854).
+        let how = Attributes { copy_in: true, ..Attributes::default() };
         // SAFETY: the caller's promise.
         let mapped = unsafe {
             if attributes.skip_copy {

@@ -149,6 +149,23 @@ fn any_part_of_a_mapping_is_synced_by_its_address() {
     }
 }
 
+/// What a device leaves alone of a buffer that it may write to is as it was, and nothing of what others had in its place.
+#[test]
+fn what_a_device_does_not_write_stays() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        for (value, wrote) in [(7, false), (9, true), (5, false)] {
+            let memory = buffer(&world, PAGE, value);
+            let iova = ops.maps(part(&memory, 0, 64), Direction::FromDevice).unwrap();
+            assert!(!wrote || world.writes(iova, b"from it!"));
+            ops.ends(iova, 64).unwrap();
+            let begins = if wrote { b"from it!" } else { &[value; 8] };
+            let bytes = contents(&memory);
+            assert_eq!((&bytes[..8], &bytes[8..64]), (&begins[..], &[value; 56][..]), "{config:?}");
+        }
+    }
+}
+
 /// Nothing is copied where the driver says so: a sync does it, or nobody wants it.
 #[test]
 fn a_driver_may_say_that_nothing_is_to_be_copied() {
