@@ -2,7 +2,7 @@
 #   ok NAME               a check that held
 #   not ok NAME: WHY      one that did not
 #   skip NAME: WHY        one that this kernel or machine has no means for
-#   figure NAME: VALUE    something measured
+#   figure TABLE | ROW | COLUMN: VALUE    something measured
 #   host: COMMAND         the host gives this to QEMU's monitor
 #   end                   the job came to its end
 # All else is printed where a job fails.
@@ -16,21 +16,21 @@ bad() { echo "not ok $1: $2"; }
 
 # check NAME COMMAND..: holds if the command succeeds.
 check() {
-    name=$1; shift
-    if "$@" >/tmp/said 2>&1; then echo "ok $name: $(tail -n 1 /tmp/said)"; else echo "not ok $name: $(tail -n 4 /tmp/said | tr '\n' ' ')"; fi
+    local what=$1; shift
+    if "$@" >/tmp/said 2>&1; then echo "ok $what: $(tail -n 1 /tmp/said)"; else echo "not ok $what: $(tail -n 4 /tmp/said | tr '\n' ' ')"; fi
 }
 
 # fails NAME COMMAND..: holds if the command fails.
 fails() {
-    name=$1; shift
-    if "$@" >/tmp/said 2>&1; then bad "$name" "it succeeded"; else ok "$name"; fi
+    local what=$1; shift
+    if "$@" >/tmp/said 2>&1; then bad "$what" "it succeeded"; else ok "$what"; fi
 }
 
 put() { echo "$2" 2>/tmp/put >"$1" || { cat /tmp/put; return 1; }; }
 
 # Loads a driver and what it needs, unless the kernel has it built in; ours below /mods/own have no names of the kernel's.
 load() {
-    module=$1; shift
+    local module=$1 file named; shift
     [ -f "/mods/$module.list" ] || return 0
     while read -r file; do
         named=$(echo "${file%.ko}" | tr - _)
@@ -48,7 +48,7 @@ dev() { echo "0000:00:$1"; }
 
 # within SECONDS COMMAND..: waits until the command succeeds.
 within() {
-    tries=$(($1 * 5)); shift
+    local tries=$(($1 * 5)); shift
     while ! "$@" >/dev/null 2>&1; do
         tries=$((tries - 1)); [ $tries -gt 0 ] || return 1
         usleep 200000
@@ -57,8 +57,9 @@ within() {
 
 # below CLASS DEVICE: the first of a class that is behind a PCI device.
 below() {
-    for entry in /sys/class/"$1"/*; do
-        case $(readlink -f "$entry") in */"$2"/*) basename "$entry"; return 0;; esac
+    local found
+    for found in /sys/class/"$1"/*; do
+        case $(readlink -f "$found") in */"$2"/*) basename "$found"; return 0;; esac
     done
     return 1
 }
@@ -77,6 +78,7 @@ group_type() { cat "$PCI/devices/$1/iommu_group/type" 2>/dev/null || echo none; 
 
 # mode DEVICE MODE: which way it is protected from now on. It has no driver. Linux's modes, or a policy of ours.
 mode() {
+    local wanted
     case $2 in
     linux-passthrough) wanted=identity;;
     linux-lazy) wanted=DMA-FQ;;
@@ -91,8 +93,9 @@ counter() { cat "$P/devices/$1/$2" 2>/dev/null || echo -; }
 
 # Loads the module, where $MODES has a policy of ours.
 load_ours() {
-    for way in $MODES; do
-        case $way in linux-*) continue;; esac
+    local one
+    for one in $MODES; do
+        case $one in linux-*) continue;; esac
         [ -d $P ] || load portcullis "$@" || { bad "module loaded" "insmod failed"; return 1; }
         return 0
     done
@@ -101,6 +104,7 @@ load_ours() {
 # Counts what the kernel's tracepoints and functions see, without an end to the number: `counting EVENT..`, later `counted EVENT`.
 # An event is `group/name`, or a function that a probe finds.
 counting() {
+    local event
     for event in "$@"; do
         case $event in
         */*) ;;
@@ -111,16 +115,28 @@ counting() {
     done
 }
 counted() {
+    local event hits
     case $1 in */*) event=$1;; *) event=seen/$1;; esac
     [ -e "$T/events/$event/hist" ] || { echo -; return; }
     hits=$(sed -n 's/^ *Hits: *//p' "$T/events/$event/hist"); echo "${hits:-0}"
 }
 counted_all() {
+    local event
     for event in "$@"; do
         case $event in */*) ;; *) event=seen/$event;; esac
         [ -e "$T/events/$event/trigger" ] && echo '!hist:keys=common_type' >"$T/events/$event/trigger"
     done
     echo >$T/kprobe_events 2>/dev/null
+}
+
+# What is called, or traced, where the kernel waits for the IOMMU's hardware.
+waits() {
+    case $IOMMU in
+    vtd) echo intel_iommu/qi_submit;;
+    # No other device of virtio is in use where this is counted.
+    virtio) echo virtqueue_kick;;
+    amdvi) echo iommu_completion_wait;;
+    esac
 }
 
 # The drivers, and the devices that they drive, as the host places them.
@@ -144,6 +160,7 @@ net_of() { case $1 in e1000e) echo 10.0.5;; igb) echo 10.0.6;; virtio_net) echo 
 
 # What is tried with a disk: use_disk NAME DEVICE.
 use_disk() {
+    local node
     within 20 disk "$2" || { echo "no disk"; return 1; }
     node=/dev/$(disk "$2")
     within 5 test -b "$node" || { echo "no $node"; return 1; }
@@ -151,6 +168,7 @@ use_disk() {
 }
 # use_card NAME DEVICE
 use_card() {
+    local at face state
     within 10 card "$2" || { echo "no card"; return 1; }
     at=$(net_of "$1"); face=$(card "$2")
     ip link set "$face" up && ip addr replace "$at.15/24" dev "$face" || return 1

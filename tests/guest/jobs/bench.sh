@@ -17,7 +17,14 @@ while [ $round -lt "${ROUNDS:-3}" ]; do
             loops=${LOOPS:-2000}
             echo "$threads $pages $((loops / 4)) $words" >$R/run
             if echo "$threads $pages $loops $words" >$R/run; then
-                echo "figure bench $way $threads $pages $words: $(cat $R/result)"
+                # map M unmap U pair P
+                read -r _ map _ unmap _ pair <$R/result
+                row="$threads threads, $pages pages${words:+, $words}"
+                case $words in
+                *split*) echo "figure ns in map | $row | $way: $map"; echo "figure ns in unmap | $row | $way: $unmap"
+                         echo "figure ns in map and unmap | $row | $way: $((map + unmap))";;
+                *) echo "figure ns (instructions where they are the clock) in map and unmap | $row | $way: $pair";;
+                esac
                 ok "bench $way $threads $pages $words"
             else
                 bad "bench $way $threads $pages $words" "$(dmesg | tail -n 1)"

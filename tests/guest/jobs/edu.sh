@@ -29,7 +29,7 @@ for way in $MODES; do
         attempt=${line%: *}; outcome=${line##*: }
         case $attempt in end | misuse) continue;; esac
         expected "$way" "$attempt" "$outcome" && ok "edu $way $attempt" || bad "edu $way $attempt" "$outcome"
-        echo "edu $way: $line"
+        echo "figure what the device reached | $attempt | $way: $outcome"
     done </tmp/edu
     unbind "$device"
     [ ! -d "$P/devices/$device" ] || check "edu $way given back" put $P/unprotect "$device"

@@ -3,15 +3,7 @@
 drivers
 load_ours
 device=$(dev 04.0)
-case $IOMMU in
-vtd) waits=intel_iommu/qi_submit;;
-# What a driver of the IOMMU calls to have the hardware caught up; the first that the kernel has not inlined.
-virtio) names="viommu_sync_req viommu_send_req_sync __viommu_sync_req";;
-amdvi) names="iommu_completion_wait wait_on_sem build_completion_wait";;
-esac
-for name in $names; do
-    grep -q " [tT] $name\(\s\|$\)" /proc/kallsyms && { waits=$name; break; }
-done
+waits=$(waits)
 reads=${READS:-1000}
 for way in $MODES; do
     mode "$device" "$way" "$PARAMETERS" >/tmp/said 2>&1 || { bad "events $way" "$(cat /tmp/said)"; continue; }
@@ -25,9 +17,12 @@ for way in $MODES; do
         said=$(portcullis-guest read "$node" --threads 4 --operations $((reads / 4)) --size $size) || bad "events $way $size" "$said"
         maps=$(counted iommu/map) unmaps=$(counted iommu/unmap) invalidations=$(counted $waits)
         counted_all iommu/map iommu/unmap $waits
-        figure="$maps $unmaps $invalidations"
-        echo "figure $reads reads of $((size >> 10)) KiB, $way, maps unmaps invalidations: $figure"
-        echo "figure reads per second of $((size >> 10)) KiB, $way, 4 threads: ${said##*, }"
+        row="$((size >> 10)) KiB"
+        echo "figure iommu_map for $reads reads | $row | $way: $maps"
+        echo "figure iommu_unmap for $reads reads | $row | $way: $unmaps"
+        echo "figure waits for the IOMMU in $reads reads | $row | $way: $invalidations"
+        said=${said##*, }
+        echo "figure reads per second, 4 threads | $row | $way: ${said%% *}"
         case $way:$maps:$unmaps in
         # Lists of 128 KiB may be beyond what is copied.
         bounce:0:0) ok "events $way $size";;

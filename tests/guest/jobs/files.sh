@@ -9,7 +9,7 @@ for way in $MODES; do
         mode "$device" "$way" >/tmp/said 2>&1 || { bad "files $name $way" "$(cat /tmp/said)"; continue; }
         bind "$device" "$(pci_driver $name)"
         within 20 disk "$device"; node=/dev/$(disk "$device"); within 5 test -b "$node"
-        check "$name $way: made" mke2fs -q -F -t ext4 "$node"
+        check "$name $way: made" /tools/mke2fs -q -F -t ext4 "$node"
         check "$name $way: mounted" mount -t ext4 "$node" /mnt
         for at in 1 2 3 4 5 6; do
             # A program, several times over; then the sums, from the disk.
@@ -22,7 +22,7 @@ for way in $MODES; do
         for at in 1 2 3 4 5 6; do [ "$(md5sum <"/mnt/file $at")" = "$(cat /tmp/sum)" ] && right=$((right + 1)); done
         [ $right = 6 ] && ok "$name $way: read again" || bad "$name $way" "$right of 6 files are right"
         umount /mnt
-        check "$name $way: checked" e2fsck -f -n "$node"
+        check "$name $way: checked" /tools/e2fsck -f -n "$node"
         unbind "$device"
         [ ! -d "$P/devices/$device" ] || check "$name $way given back" put $P/unprotect "$device"
     done

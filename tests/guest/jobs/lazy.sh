@@ -8,7 +8,7 @@ load portcullis_edu window=1
 grouped "$device" portcullis_bench
 grouped "$hostile" portcullis_edu
 R=/sys/module/portcullis_bench/parameters
-waits=intel_iommu/qi_submit
+waits=$(waits)
 for way in $MODES; do
     mode "$device" "$way" >/tmp/said 2>&1 || { bad "lazy $way" "$(cat /tmp/said)"; continue; }
     bind "$device" portcullis_bench
@@ -17,14 +17,15 @@ for way in $MODES; do
     echo "1 1 100000" >$R/run || bad "lazy $way" "the bench failed"
     unmaps=$(counted iommu/unmap) count=$(counted $waits)
     counted_all iommu/unmap $waits
-    echo "figure invalidations in 100,000 unmaps, $way (calls of iommu_unmap beside): $count ($unmaps)"
+    echo "figure lazy | calls of iommu_unmap in 100,000 unmaps | $way: $unmaps"
+    echo "figure lazy | waits for the hardware in 100,000 unmaps | $way: $count"
     ok "lazy $way"
     unbind "$device"
     [ ! -d "$P/devices/$device" ] || check "$way given back" put $P/unprotect "$device"
     mode "$hostile" "$way" >/tmp/said 2>&1 || { bad "window $way" "$(cat /tmp/said)"; continue; }
     dmesg -c >/dev/null
     bind "$hostile" portcullis_edu
-    echo "figure window, $way, us: $(dmesg | sed -n 's/.*edu: last reached, us after the unmap: //p')"
+    echo "figure lazy | last reached, us after the unmap | $way: $(dmesg | sed -n 's/.*edu: last reached, us after the unmap: //p')"
     unbind "$hostile"
     [ ! -d "$P/devices/$hostile" ] || check "$way given back" put $P/unprotect "$hostile"
 done

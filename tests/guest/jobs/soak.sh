@@ -42,7 +42,7 @@ for entry in $DISKS $CARDS; do
         [ "$value" = 0 ] && ok "soak $name $count" || bad "soak $name $count" "$value"
     done
     for count in maps unmaps copied_bytes iommu_maps flushes book_bytes pool_bytes; do
-        echo "figure soak $name $count: $(counter "$device" $count)"
+        echo "figure soak | $count | $name: $(counter "$device" $count)"
     done
     check "soak $name given back" put $P/unprotect "$device"
 done

@@ -91,7 +91,7 @@ impl Kernel {
         self.build_ours(root, &into)
     }
 
-    /// Builds the project's module, if there is one. Cargo runs outside first, where it may fetch what the core depends on.
+    /// Builds the project's module, if there is one.
     fn build_ours(&self, root: &Root, into: &Path) -> Result<(), String> {
         let source = crate::root().join("kmod");
         if !source.join("Makefile").exists() {
@@ -99,12 +99,6 @@ impl Kernel {
         }
         let what = format!("building {MODULE} for Linux {}", self.release);
         let headers = self.headers.display().to_string();
-        let outside = if self.compiler.is_some() { self.headers.clone() } else { root.at(&headers) };
-        let mut core = Command::new("make");
-        core.arg("-s").arg("-C").arg(&source).arg(format!("KDIR={}", outside.display())).arg("core");
-        // The toolchain is the one that its folder names.
-        core.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS").env_remove("CARGO");
-        run(&mut core, &what)?;
         let mut make = self.make(root);
         make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
         make.env_remove("RUSTUP_TOOLCHAIN")

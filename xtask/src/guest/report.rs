@@ -8,10 +8,8 @@ pub enum Line<'a> {
     Holds(&'a str),
     Fails(&'a str),
     Skipped(&'a str),
-    /// Its name and its value.
-    Figure(&'a str, &'a str),
-    /// What a device of the attempts reached: the way it was protected, the attempt, the outcome.
-    Edu(&'a str, &'a str, &'a str),
+    /// A cell of a table: which table, row and column, and what stands there.
+    Figure([&'a str; 3], &'a str),
     /// A command for QEMU's monitor.
     Host(&'a str),
     End,
@@ -21,18 +19,17 @@ pub enum Line<'a> {
 impl<'a> Line<'a> {
     pub fn read(line: &'a str) -> Self {
         let line = line.trim_end();
-        let edu = |rest: &'a str| {
-            let (way, rest) = rest.split_once(": ")?;
-            let (attempt, outcome) = rest.rsplit_once(": ")?;
-            Some(Self::Edu(way, attempt, outcome))
+        let figure = |rest: &'a str| {
+            let (place, value) = rest.rsplit_once(": ")?;
+            let mut place = place.split(" | ");
+            let cell = [place.next()?, place.next()?, place.next()?];
+            place.next().is_none().then_some(Self::Figure(cell, value))
         };
-        let figure = |rest: &'a str| rest.split_once(": ").map(|(name, value)| Self::Figure(name, value));
         let read = |begin: &str| line.strip_prefix(begin);
         let known = read("ok ").map(Self::Holds);
         let known = known.or_else(|| read("not ok ").map(Self::Fails));
         let known = known.or_else(|| read("skip ").map(Self::Skipped));
         let known = known.or_else(|| read("figure ").and_then(figure));
-        let known = known.or_else(|| read("edu ").and_then(edu));
         let known = known.or_else(|| read("host: ").map(Self::Host));
         known.unwrap_or(if line == "end" { Self::End } else { Self::Other(line) })
     }
@@ -44,8 +41,7 @@ pub struct Report {
     pub held: usize,
     pub failed: Vec<String>,
     pub skipped: Vec<String>,
-    pub figures: Vec<(String, String)>,
-    pub edu: Vec<(String, String, String)>,
+    figures: Vec<([String; 3], String)>,
     pub ended: bool,
     said: Vec<String>,
 }
@@ -57,10 +53,7 @@ impl Report {
             Line::Holds(_) => self.held += 1,
             Line::Fails(what) => self.failed.push(what.to_owned()),
             Line::Skipped(what) => self.skipped.push(what.to_owned()),
-            Line::Figure(name, value) => self.figures.push((name.to_owned(), value.to_owned())),
-            Line::Edu(way, attempt, outcome) => {
-                self.edu.push((way.to_owned(), attempt.to_owned(), outcome.to_owned()));
-            }
+            Line::Figure(cell, value) => self.figures.push((cell.map(str::to_owned), value.to_owned())),
             Line::End => self.ended = true,
             Line::Host(_) | Line::Other(_) => {}
         }
@@ -71,29 +64,49 @@ impl Report {
         self.said.iter().map(String::as_str)
     }
 
-    /// What a hostile device reached, as a table of Markdown with a column for each way to protect.
-    pub fn reached(&self) -> Option<String> {
-        let mut ways: Vec<&str> = Vec::new();
-        let mut attempts: Vec<&str> = Vec::new();
-        for (way, attempt, _) in &self.edu {
-            if !ways.contains(&way.as_str()) {
-                ways.push(way);
+    /// The figures, as tables of Markdown.
+    pub fn tables(&self) -> String {
+        let mut text = String::new();
+        let cells = || self.figures.iter().map(|(cell, _)| cell);
+        for table in distinct(cells().map(|cell| cell[0].as_str())) {
+            let of_table = || cells().filter(|cell| cell[0] == table);
+            let columns = distinct(of_table().map(|cell| cell[2].as_str()));
+            let ratios: Vec<_> = COUNTERPARTS
+                .iter()
+                .filter(|(one, other)| columns.contains(one) && columns.contains(other))
+                .collect();
+            let numbers = self.figures.iter().filter(|(cell, _)| cell[0] == table);
+            let numbers = numbers.clone().all(|(_, value)| value.parse::<u64>().is_ok());
+            let ratios = if numbers { ratios } else { Vec::new() };
+            let _ = write!(text, "\n| {table} | {}", columns.join(" | "));
+            for (one, other) in &ratios {
+                let _ = write!(text, " | {one} / {other}");
             }
-            if !attempts.contains(&attempt.as_str()) {
-                attempts.push(attempt);
+            let _ = write!(text, " |\n{}|\n", "|---".repeat(columns.len() + ratios.len() + 1));
+            for row in distinct(of_table().map(|cell| cell[1].as_str())) {
+                let _ = write!(text, "| {row}");
+                let at = |column: &str| self.median([table, row, column]);
+                for column in &columns {
+                    let _ = write!(text, " | {}", at(column));
+                }
+                for (one, other) in &ratios {
+                    let _ = match (at(one).parse::<f64>(), at(other).parse::<f64>()) {
+                        (Ok(one), Ok(other)) if other > 0.0 => write!(text, " | {:.2}", one / other),
+                        _ => write!(text, " | -"),
+                    };
+                }
+                text.push_str(" |\n");
             }
         }
-        let rule = "|---".repeat(ways.len() + 1);
-        let mut table = format!("| | {} |\n{rule}|\n", ways.join(" | "));
-        for attempt in attempts {
-            let _ = write!(table, "| {attempt} |");
-            for way in &ways {
-                let found = self.edu.iter().find(|(w, a, _)| w == way && a == attempt);
-                let _ = write!(table, " {} |", found.map_or("-", |(_, _, outcome)| outcome));
-            }
-            table.push('\n');
-        }
-        (!self.edu.is_empty()).then_some(table)
+        text
+    }
+
+    /// What stands in a cell: of several numbers the one in the middle.
+    fn median(&self, cell: [&str; 3]) -> String {
+        let values = self.figures.iter().filter(|(at, _)| *at == cell).map(|(_, value)| value);
+        let mut values: Vec<&String> = values.collect();
+        values.sort_by_key(|value| value.parse::<u64>().ok());
+        values.get(values.len() / 2).map_or_else(|| "-".to_owned(), |value| (*value).clone())
     }
 
     /// Looks through the kernel's log. With `hostile`, what the IOMMU says that it refused is as it should be.
@@ -125,6 +138,26 @@ impl Report {
         }
         Err(text)
     }
+}
+
+/// Which of our ways is measured beside which of Linux's.
+const COUNTERPARTS: [(&str, &str); 5] = [
+    ("lazy", "linux-lazy"),
+    ("strict", "linux-strict"),
+    ("bounce", "linux-lazy"),
+    ("bounce", "linux-strict"),
+    ("auto", "linux-strict"),
+];
+
+/// The words, each once, in the order in which they come.
+fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    for word in words {
+        if !found.contains(&word) {
+            found.push(word);
+        }
+    }
+    found
 }
 
 /// Words with which a kernel says that something is wrong with it. Stalls are not among them: where the host is busy, they come of that.
@@ -171,10 +204,22 @@ mod tests {
         assert_eq!(Line::read("ok nvme strict: 12 reads"), Line::Holds("nvme strict: 12 reads"));
         assert_eq!(Line::read("not ok a: b\r"), Line::Fails("a: b"));
         assert_eq!(Line::read("skip a: b"), Line::Skipped("a: b"));
-        assert_eq!(Line::read("figure reads of 4 KiB: 5"), Line::Figure("reads of 4 KiB", "5"));
-        assert_eq!(Line::read("edu lazy: write: REACHED"), Line::Edu("lazy", "write", "REACHED"));
+        assert_eq!(Line::read("figure a: b | c | lazy: 5"), Line::Figure(["a: b", "c", "lazy"], "5"));
+        assert_eq!(Line::read("figure a | b: 5"), Line::Other("figure a | b: 5"));
         assert_eq!(Line::read("host: device_del hot"), Line::Host("device_del hot"));
         assert_eq!((Line::read("end"), Line::read("ended")), (Line::End, Line::Other("ended")));
+    }
+
+    #[test]
+    fn figures_become_tables_with_the_value_in_the_middle() {
+        let mut report = Report::default();
+        for (way, value) in [("linux-lazy", 9), ("linux-lazy", 40), ("linux-lazy", 10), ("lazy", 5)] {
+            report.take(&format!("figure ns | 4 KiB | {way}: {value}"));
+        }
+        report.take("figure reached | page | lazy: nothing");
+        let wanted = "\n| ns | linux-lazy | lazy | lazy / linux-lazy |\n|---|---|---|---|\n| 4 KiB | 10 | 5 | 0.50 |\n\
+                      \n| reached | lazy |\n|---|---|\n| page | nothing |\n";
+        assert_eq!(report.tables(), wanted);
     }
 
     #[test]

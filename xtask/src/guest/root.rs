@@ -17,7 +17,7 @@ use crate::packages::{self, codename};
 pub const KERNELS: [(&str, &[u64]); 3] = [("6.1", &[6, 1]), ("6.12", &[6, 12]), ("newest", &[])];
 
 /// What the guest and the builds need beside headers and kernels.
-const PACKAGES: [&str; 14] = [
+const PACKAGES: [&str; 15] = [
     "base-files",
     "bash",
     "busybox-static",
@@ -29,6 +29,8 @@ const PACKAGES: [&str; 14] = [
     "gcc-12",
     "gcc-14",
     "grep",
+    // Rust links the build scripts of what the core depends on.
+    "libc6-dev",
     // Debian's own is older than what the newest kernel wants.
     "linux-base/trixie-backports",
     "make",
@@ -143,6 +145,11 @@ impl Root {
                 [ -d "$shared" ] || continue
                 mkdir -p "$root$shared" && mount --rbind "$shared" "$root$shared" || exit 1
             done
+            # Cargo and rustup may fetch what the core depends on.
+            for shared in /etc/resolv.conf /etc/hosts; do
+                [ -f "$shared" ] && : >>"$root$shared" && mount --bind "$shared" "$root$shared"
+            done
+            mkdir -p "$root/etc/ssl/certs" && mount --rbind /etc/ssl/certs "$root/etc/ssl/certs"
             exec chroot "$root" /bin/sh -c 'cd "$1" && shift && exec "$@"' - "$project" "$@""#;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", script, "-"]);
