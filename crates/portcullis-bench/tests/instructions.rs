@@ -3,7 +3,6 @@
 mod counted;
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
@@ -71,7 +70,7 @@ fn mapped(kind: &str, rounds: u32) {
         _ => Policy::Strict,
     };
     let domain = counted::domain(policy);
-    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
     let phys = PHYS;
     let len = if kind == "raw-4" { 4 * FRAME_SIZE } else { FRAME_SIZE };
     for _ in 0..rounds {
@@ -83,7 +82,7 @@ fn mapped(kind: &str, rounds: u32) {
 
 /// A list of 16 pages that do not adjoin in memory.
 fn list(rounds: u32) {
-    let device = DmaDevice::new(counted::domain(Policy::Strict), u64::MAX);
+    let device = DmaDevice::new(counted::domain(Policy::Strict), u64::MAX).unwrap();
     let list: [PhysSegment; 16] = std::array::from_fn(|number| PhysSegment {
         phys: PhysAddr::new(PHYS.get() + 2 * number as u64 * FRAME_SIZE),
         len: FRAME_SIZE,

@@ -4,7 +4,6 @@ mod counted;
 
 use std::convert::Infallible;
 use std::hint::black_box;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, PhysAddr, PhysSegment};
@@ -55,8 +54,9 @@ fn pairs_of(kind: &str, rounds: u32) {
     let policy = if kind == "passthrough-1" { Policy::Passthrough } else { Policy::Strict };
     let domain = counted::domain(policy);
     let list = [PhysSegment { phys: PhysAddr::new(1 << 32), len: FRAME_SIZE }];
-    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
-    let front = DmaDomain::<Machine>::over(domain, None).attach(DeviceId(0), DmaMask::BITS_64).unwrap();
+    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
+    let front =
+        DmaDomain::<Machine>::over(domain, None).unwrap().attach(DeviceId(0), DmaMask::BITS_64).unwrap();
     let config = match kind.split_once('-').unwrap().0 {
         "ring" => QueueConfig::ring(DESCRIPTORS - BATCH as u32, FRAME_SIZE).batch(BATCH),
         "batch" => QueueConfig::batched(BATCH),

@@ -28,7 +28,7 @@
 //! # From the top
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
 //! - Kernels and VMMs: [`domain::Domain`] over a [`mapper::Mapper`].
-//! - The layers, each of which uses only those before it: [`addr`], `sync`, [`platform`], `percpu`,
+//! - The layers, each of which uses only those before it: [`addr`], [`heap`], `sync`, [`platform`], `percpu`,
 //!   `iova`, `setup`, [`pgtable`], [`exposure`], [`invalidation`], [`mapper`], [`domain`],
 //!   [`bounce`], [`dma`].
 //!
@@ -41,6 +41,8 @@
 //! - When a strict unmap has returned `Ok`, devices reach nothing of what was unmapped. Under lazy
 //!   protection they may until a flush is confirmed, which begins at the latest when the stated
 //!   window ends; the addresses are not used again before that.
+//! - Where the heap has no memory, a call returns an error, and nothing is lost: neither what makes a domain, a device or a queue,
+//!   nor any call after that, stops the program. ([`StdPlatform::new`](std_platform::StdPlatform::new) does, as it starts a thread.)
 //! - Unmapping what was mapped as a whole never allocates memory. No lock is held during a wait for
 //!   hardware, with one exception: a page table splits pages of several entries, and reclaims its
 //!   tables, one after the other.
@@ -137,6 +139,7 @@ pub mod dma;
 pub mod domain;
 pub mod exposure;
 mod guard;
+pub mod heap;
 pub mod invalidation;
 #[cfg(feature = "parts")]
 pub mod iova;

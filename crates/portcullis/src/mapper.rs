@@ -4,10 +4,10 @@
 //! [`TableMapper`] implements it for an IOMMU that walks tables in memory and takes invalidations
 //! by a queue.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, PhysAddr};
+use crate::heap::{OutOfMemory, Shared};
 use crate::invalidation::{
     Costs, DeviceTlbs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request,
 };
@@ -63,8 +63,12 @@ pub unsafe trait Mapper: Send + Sync + 'static {
 
     /// Tells the mapper how many CPUs the platform has that it will be called with. A [`Domain`](crate::domain::Domain) does so when
     /// it is made of the mapper, before any other call. A mapper that keeps nothing for each CPU need not implement this.
-    fn set_cpus(&mut self, cpus: usize) {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: the mapper is as it was.
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
         let _ = cpus;
+        Ok(())
     }
 
     /// Lets devices reach the pieces of memory in `list`, each with its length, through `range`,
@@ -90,7 +94,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// [`unmap_fast`](Self::unmap_fast) are called by CPUs of `platform`, so that the caller
     /// may have values of its own that are used in the same turns. Returns `None` where the mapper
     /// has no marks, or none for CPUs of this platform.
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         let _ = platform;
         None
     }
@@ -293,8 +297,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         self.queue.costs()
     }
 
-    fn set_cpus(&mut self, cpus: usize) {
-        self.table.set_cpus(cpus);
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
+        self.table.set_cpus(cpus)
     }
 
     unsafe fn map<P: Platform>(
@@ -331,7 +335,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         }
     }
 
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.table.marks_for(platform)
     }
 

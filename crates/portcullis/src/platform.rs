@@ -12,10 +12,11 @@
 
 pub mod words;
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use core::marker::PhantomData;
 
 use crate::addr::PhysAddr;
+use crate::heap::{OutOfMemory, Shared, Weak};
 use crate::sync::{AtomicU64, Ordering, Settled, fence, unique};
 
 /// Proof that its holder has a CPU of the platform to itself, for as long as the proof lives.
@@ -146,6 +147,13 @@ pub trait PlatformEvents: Send + Sync {
     fn cpu_released(&self, index: usize);
 }
 
+/// What a platform is given to tell a value of events, as long as that has an owner.
+pub fn events_of<T: PlatformEvents + 'static>(listener: &Shared<T>) -> Weak<dyn PlatformEvents> {
+    // SAFETY: an unsizing coercion.
+    let listener = unsafe { Shared::cast::<dyn PlatformEvents>(listener.clone(), |counted| counted) };
+    Shared::downgrade(&listener)
+}
+
 /// Supplies the library with CPUs, a barrier, a clock and a timer.
 ///
 /// A kernel lends the current CPU with preemption off (with interrupts off, if it maps from interrupt
@@ -230,7 +238,7 @@ pub unsafe trait Platform: Send + Sync + 'static {
 
     /// Tells `events` of timers and of CPUs that are given up, from now on until `events` is
     /// dropped.
-    fn register(&self, events: Weak<dyn PlatformEvents>);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory>;
 
     /// Asks for [`PlatformEvents::timer`] to be called at `deadline_ns`, or soon after. Called with
     /// no lock held and no CPU lent; must not call back before it returns.
@@ -446,8 +454,8 @@ unsafe impl<T: Platform> Platform for Arc<T> {
         T::fence_all(self);
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        T::register(self, events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        T::register(self, events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -2,6 +2,7 @@
 //! what was to be made is left. It is one type, as callers treat all of these failures alike.
 
 use crate::addr::{Iova, PhysAddr};
+use crate::heap::OutOfMemory;
 use crate::iova::IovaError;
 
 /// Something that cannot be made. Nothing of it is left.
@@ -175,4 +176,10 @@ pub enum SetupError {
         /// The highest address that was allowed.
         reach: PhysAddr,
     },
+}
+
+impl From<OutOfMemory> for SetupError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
 }

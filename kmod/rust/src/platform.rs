@@ -1,11 +1,11 @@
 //! CPUs, clock and timer of the kernel, for one domain. A CPU is lent with interrupts off; a timer is a work item of the domain's own, so
 //! that no domain waits for the hardware of another.
 
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, Ordering};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use spin::Mutex;
 
@@ -21,8 +21,6 @@ pub struct Kernel {
     group: *mut c_void,
     /// Taken with interrupts off.
     listeners: Mutex<Vec<Weak<dyn PlatformEvents>>>,
-    /// A listener was not registered, for want of memory.
-    deaf: AtomicBool,
 }
 
 // SAFETY: `group` is only given to the shim, which takes it on any CPU.
@@ -46,13 +44,7 @@ impl Kernel {
     pub fn new(group: *mut c_void) -> Option<Self> {
         let mut listeners = Vec::new();
         listeners.try_reserve_exact(LISTENERS).ok()?;
-        let (listeners, deaf) = (Mutex::new(listeners), AtomicBool::new(false));
-        Some(Self { number: PlatformNumber::new(), group, listeners, deaf })
-    }
-
-    /// Whether a listener could not be registered: then windows would not end in time, and what registered it is not to be used.
-    pub fn is_deaf(&self) -> bool {
-        self.deaf.load(Ordering::Relaxed)
+        Some(Self { number: PlatformNumber::new(), group, listeners: Mutex::new(listeners) })
     }
 
     /// Calls `f` for each listener that is still there.
@@ -107,19 +99,20 @@ unsafe impl Platform for Machine {
         unsafe { ffi::pcs_now() }
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let mut events = Some(events);
         // In the place of one that is gone, or behind the last.
-        interrupts_off(|_| {
+        let is_heard = interrupts_off(|_| {
             let mut list = self.0.listeners.lock();
-            if let Some(gone) = list.iter_mut().find(|known| known.strong_count() == 0) {
+            if let Some(gone) = list.iter_mut().find(|known| known.owners() == 0) {
                 events = events.take().map(|events| core::mem::replace(gone, events));
-            } else if list.try_reserve(1).is_ok() {
-                list.extend(events.take());
+                true
             } else {
-                self.0.deaf.store(true, Ordering::Relaxed);
+                list.try_reserve(1).map(|()| list.extend(events.take())).is_ok()
             }
         });
+        // What a listener replaces is dropped with interrupts on.
+        if is_heard { Ok(()) } else { Err(OutOfMemory) }
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -1,9 +1,10 @@
 //! A kernel's platform, and the hardware behind it: a number for each CPU, and an invalidation queue that takes its time.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::DomainId;
+use portcullis::heap::{self, OutOfMemory, Weak};
 use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
@@ -48,7 +49,7 @@ impl Simulated {
         }
     }
 
-    fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
+    fn listeners(&self) -> Vec<heap::Shared<dyn PlatformEvents>> {
         let listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.iter().filter_map(Weak::upgrade).collect()
     }
@@ -99,8 +100,9 @@ unsafe impl Platform for Simulated {
         self.shared.simulator.interrupt();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(events);
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -2,10 +2,10 @@
 
 extern crate alloc;
 
-use alloc::sync::Weak;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_hw::{Host, Registers};
 use spin::{Mutex, Once};
@@ -56,8 +56,9 @@ unsafe impl Platform for Kernel {
         boot::now_ns()
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         EVENTS.lock().push(events);
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

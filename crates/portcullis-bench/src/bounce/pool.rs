@@ -6,6 +6,7 @@ use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
@@ -26,7 +27,7 @@ fn refused(error: impl std::error::Error) -> Failure {
 /// A domain, strict, and the hardware behind it.
 pub(crate) struct Machine {
     platform: StdPlatform,
-    domain: Arc<Domain<ByRequest, StdPlatform>>,
+    domain: Shared<Domain<ByRequest, StdPlatform>>,
     frames: FramesInUse,
 }
 
@@ -65,7 +66,7 @@ impl Pooled {
         let default = PoolConfig::default();
         let class_bytes = default.class_bytes.max(case.pool_bytes());
         let config = PoolConfig { class_bytes, ..default };
-        let pool = BouncePool::new(Arc::clone(&machine.domain), Ram, config).map_err(refused)?;
+        let pool = BouncePool::new(machine.domain.clone(), Ram, config).map_err(refused)?;
         let device = Device::new(pool, DeviceProfile::default()).map_err(refused)?;
         Ok(Self { machine, device, case: *case })
     }
@@ -130,9 +131,9 @@ pub(crate) struct Strict {
 }
 
 impl Strict {
-    pub(crate) fn new(machine: Machine, case: &Case) -> Self {
-        let device = DmaDevice::new(Arc::clone(&machine.domain), u64::MAX);
-        Self { machine, device, case: *case }
+    pub(crate) fn new(machine: Machine, case: &Case) -> Result<Self, Failure> {
+        let device = DmaDevice::new(machine.domain.clone(), u64::MAX).map_err(refused)?;
+        Ok(Self { machine, device, case: *case })
     }
 }
 

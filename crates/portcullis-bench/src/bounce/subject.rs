@@ -130,7 +130,7 @@ impl Maker {
             (Which::Portcullis, Shape::Pool(_)) => Arc::new(Pooled::new(machine()?, case)?),
             (Which::Copy, _) => Arc::new(Bare::new(case)?),
             (Which::Rotating, _) => Arc::new(Rotating::new(case, self.cores)?),
-            (Which::Strict, _) => Arc::new(Strict::new(machine()?, case)),
+            (Which::Strict, _) => Arc::new(Strict::new(machine()?, case)?),
             (Which::Linux, _) => match &self.linux {
                 Some(library) => Arc::new(Linux::new(library, case, self.last_core, self.cores)?),
                 None => return Err(Failure::Unsupported("no library with Linux's code was named".into())),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
+use portcullis::heap::Shared;
 use portcullis::platform::CopyMemory;
 use portcullis::std_platform::StdPlatform;
 
@@ -17,7 +18,7 @@ type Pool<C> = Swiotlb<StdPlatform, C>;
 
 /// One pool for all threads.
 pub(crate) struct Slots<C: CopyMemory> {
-    pool: Arc<Pool<C>>,
+    pool: Shared<Pool<C>>,
     direction: Direction,
     buffers: usize,
 }
@@ -35,7 +36,7 @@ impl<C: CopyMemory> Slots<C> {
 impl<C: CopyMemory + Send + Sync + 'static> Subject for Slots<C> {
     fn lane(self: Arc<Self>, _: usize, buffers: Arc<Buffers>) -> Result<Box<dyn Lane>, Failure> {
         let at = vec![0; self.buffers];
-        let (pool, direction) = (Arc::clone(&self.pool), self.direction);
+        let (pool, direction) = (self.pool.clone(), self.direction);
         Ok(Box::new(Slot { pool, constraints: Constraints::new(), direction, buffers, at }))
     }
 
@@ -51,7 +52,7 @@ impl<C: CopyMemory + Send + Sync + 'static> Subject for Slots<C> {
 }
 
 struct Slot<C: CopyMemory> {
-    pool: Arc<Pool<C>>,
+    pool: Shared<Pool<C>>,
     constraints: Constraints,
     direction: Direction,
     buffers: Arc<Buffers>,

@@ -41,7 +41,7 @@ impl<Q: InvalidationQueue> Ours<Q> {
     ) -> Result<Self, Failure> {
         let (mapper, frames) = tables(platform, queue)?;
         let domain = Domain::new(platform.clone(), mapper, policy).map_err(refused)?;
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).map_err(refused)?;
         Ok(Self { device, frames, platform: platform.clone(), hardware, shape })
     }
 }
@@ -52,7 +52,7 @@ impl<Q: InvalidationQueue> Subject for Ours<Q> {
         Ok(match self.shape {
             Shape::Lazy | Shape::Strict => Box::new(OneByOne { device, thread, iovas: Vec::new() }),
             Shape::Batch(most) => {
-                let batch = RawBatch::new(&device, most);
+                let batch = RawBatch::new(&device, most).map_err(refused)?;
                 Box::new(Batched { device, batch, thread, iovas: Vec::new() })
             }
             Shape::Ring(batch) => {

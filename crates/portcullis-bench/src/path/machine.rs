@@ -1,10 +1,10 @@
 //! What every subject of ours stands on: a domain over page tables, and the queue behind it.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::platform::{FRAME_SIZE, Platform};
 
@@ -39,7 +39,7 @@ pub(crate) fn refused(error: impl std::error::Error) -> Failure {
 
 /// A domain and what it stands on.
 pub(crate) struct World<Q: InvalidationQueue, P: Platform> {
-    pub domain: Arc<Domain<Tables<Q>, P>>,
+    pub domain: Shared<Domain<Tables<Q>, P>>,
     frames: FramesInUse,
     platform: P,
 }

@@ -12,6 +12,7 @@ use portcullis::dma::{
     QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::Policy;
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::{FRAME_SIZE, Platform};
 
@@ -38,7 +39,7 @@ pub(crate) struct Ours<Q: InvalidationQueue, P: Platform> {
     world: World<Q, P>,
     device: Device<Q, P>,
     bounce: Option<Bounce<Q, P>>,
-    swiotlb: Option<Arc<Slots<P>>>,
+    swiotlb: Option<Shared<Slots<P>>>,
 }
 
 impl<Q: InvalidationQueue, P: Platform + Clone> Ours<Q, P> {
@@ -56,10 +57,10 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Ours<Q, P> {
             return Err(Failure::Unsupported(format!("it would take a pool of {} MiB", bytes >> 20)));
         }
         let bytes = bytes.next_power_of_two().max(64 << 20);
-        let device = DmaDevice::new(Arc::clone(&world.domain), u64::MAX);
+        let device = DmaDevice::new(world.domain.clone(), u64::MAX).map_err(refused)?;
         let bounce = || {
             let config = PoolConfig { class_bytes: bytes, ..PoolConfig::default() };
-            let pool = BouncePool::new(Arc::clone(&world.domain), Ram, config).map_err(refused)?;
+            let pool = BouncePool::new(world.domain.clone(), Ram, config).map_err(refused)?;
             Bounce::new(pool, DeviceProfile::default()).map_err(refused)
         };
         let swiotlb = || {
@@ -86,7 +87,8 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
         Ok(match case.workload.kind {
             Kind::Raw | Kind::Lazy => Box::new(Single { device, work, iovas }),
             Kind::Typed => {
-                let domain = DmaDomain::<Machine<Q, P>>::over(Arc::clone(&self.world.domain), None);
+                let domain =
+                    DmaDomain::<Machine<Q, P>>::over(self.world.domain.clone(), None).map_err(refused)?;
                 let device = domain.attach(DeviceId(0), DmaMask::BITS_64).map_err(refused)?;
                 let queue = device.queue(QueueConfig::direct()).map_err(refused)?;
                 let slots = (0..live).map(|index| Typed::Idle(Pages::new(work.segment(index)))).collect();
@@ -98,7 +100,7 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
                 Box::new(Listed { device, lists, used: vec![0; live], views })
             }
             Kind::Batch => Box::new(Batched {
-                batch: RawBatch::new(&device, BATCH),
+                batch: RawBatch::new(&device, BATCH).map_err(refused)?,
                 single: Single { device, work, iovas },
             }),
             Kind::Ring => {
@@ -373,7 +375,7 @@ impl<Q: InvalidationQueue, P: Platform> Lane for Bounced<Q, P> {
 }
 
 struct Slot<P: Platform> {
-    pool: Arc<Slots<P>>,
+    pool: Shared<Slots<P>>,
     constraints: Constraints,
     buffers: Buffers,
     at: Vec<u64>,

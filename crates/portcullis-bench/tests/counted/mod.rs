@@ -4,12 +4,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::hint::black_box;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{DomainId, PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Platform, Table};
@@ -77,7 +77,7 @@ unsafe impl DmaBuffer for Page {
 }
 
 /// A domain whose device is not there.
-pub fn domain(policy: Policy) -> Arc<Domain<Mapper, StdPlatform>> {
+pub fn domain(policy: Policy) -> Shared<Domain<Mapper, StdPlatform>> {
     let platform = StdPlatform::new();
     let mapper = mapper(&platform);
     Domain::new(platform, mapper, policy).unwrap()

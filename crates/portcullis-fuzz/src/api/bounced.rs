@@ -5,6 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, Way};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb};
+use portcullis::heap::Shared;
 use portcullis::pgtable::Format;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory};
@@ -37,8 +38,8 @@ pub struct Slots {
 /// The pools and what is mapped through them.
 pub struct Bounced<X: Format> {
     pub device: BounceDevice<Mapper<X>, Arc<Clocked>, Arc<Memory>>,
-    pub pool: Arc<Pool<X>>,
-    pub swiotlb: Arc<Swiotlb<Arc<Clocked>, Arc<Memory>>>,
+    pub pool: Shared<Pool<X>>,
+    pub swiotlb: Shared<Swiotlb<Arc<Clocked>, Arc<Memory>>>,
     pub live: Vec<Bouncing>,
     pub slots: Vec<Slots>,
 }

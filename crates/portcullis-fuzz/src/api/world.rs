@@ -8,6 +8,7 @@ use portcullis::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConf
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{DmaDevice, DmaDomain, DmaMask, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{Attributes, Format, Layout, PageTable};
@@ -40,7 +41,7 @@ pub struct World<X: Format> {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
     pub platform: Arc<Clocked>,
-    pub domain: Arc<Dom<X>>,
+    pub domain: Shared<Dom<X>>,
     /// As the domain is, and with a policy of its own.
     pub devices: [Device<X>; 2],
     pub model: Model,
@@ -76,7 +77,7 @@ impl<X: Format> World<X> {
         let mapper = Observed::with_fast_paths(mapper, move |moment| device.at(moment));
         let domain = Domain::new(Arc::clone(&platform), mapper, policy(input)).unwrap();
         let mask = if input.flag() { DmaMask::BITS_64 } else { DmaMask::BITS_32 };
-        let front = DmaDomain::<Machine<X>>::over(Arc::clone(&domain), None);
+        let front = DmaDomain::<Machine<X>>::over(domain.clone(), None).unwrap();
         let nics = [(); 2].map(|()| front.attach(DeviceId(7), mask).unwrap());
         let (mask, [device, other]) = (mask.last(), nics.each_ref().map(|nic| nic.dma().clone()));
         other.set_policy(Some(policy(input))).unwrap();
@@ -88,7 +89,7 @@ impl<X: Format> World<X> {
         let ring_batch = 1 + input.below(5) as usize;
         let ring = StrictRing::new(&device, StrictRingConfig::new(8, 2 * PAGE, ring_batch));
         let pool = PoolConfig { threshold: 16 << 10, class_bytes: 64 << 10, ..PoolConfig::default() };
-        let pool: Arc<Pool<X>> = BouncePool::new(Arc::clone(&domain), Arc::clone(&memory), pool).unwrap();
+        let pool: Shared<Pool<X>> = BouncePool::new(domain.clone(), Arc::clone(&memory), pool).unwrap();
         let profile = DeviceProfile { mask, untrusted: input.flag(), ..DeviceProfile::default() };
         let swiotlb = SwiotlbConfig {
             area_bytes: 128 << 10,
@@ -98,7 +99,7 @@ impl<X: Format> World<X> {
         };
         let limits = RegistrationLimits { entries: 4, bytes: 16 * PAGE };
         let raw = Raw {
-            batch: RawBatch::new(&device, 4),
+            batch: RawBatch::new(&device, 4).unwrap(),
             ring: ring.unwrap(),
             ring_batch,
             ring_untold: 0,
@@ -110,7 +111,7 @@ impl<X: Format> World<X> {
             held: Vec::new(),
         };
         let bounced = Bounced {
-            device: BounceDevice::new(Arc::clone(&pool), profile).unwrap(),
+            device: BounceDevice::new(pool.clone(), profile).unwrap(),
             pool,
             swiotlb: Swiotlb::new(Arc::clone(&platform), Arc::clone(&memory), &swiotlb).unwrap(),
             live: Vec::new(),

@@ -163,7 +163,7 @@ fn released_instead(world: &World) -> Work {
 fn refused(world: &World) -> Work {
     let mut driver = Driver::new(world);
     // Page 0 is nobody's, and a range of three begins where one of four could.
-    let near = DmaDevice::new(Arc::clone(&world.domain), 4 * PAGE - 1);
+    let near = DmaDevice::new(world.domain.clone(), 4 * PAGE - 1).unwrap();
     driver.cache = RegistrationCache::new(near, TWO).unwrap();
     let queue = world.unit.queue();
     let nowhere = PhysSegment { phys: PhysAddr::new(1 << 60), len: PAGE };

@@ -1,12 +1,13 @@
 //! Registrations: what is held is reached, and what is forgotten or evicted is not, whoever else is at it.
 
-use std::sync::{Mutex, Weak};
+use std::sync::Mutex;
 
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PageSizes, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
@@ -49,7 +50,9 @@ unsafe impl Platform for Cpus {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }
@@ -170,7 +173,7 @@ fn model<T: 'static>(entries: usize, first: fn(&Cache) -> T, second: fn(&Cache),
         CPU.with(|cpu| cpu.set(0));
         let domain = Domain::new(Cpus, Hardware::new(), Policy::Strict).unwrap();
         let limits = RegistrationLimits { entries, bytes: PAGES as u64 * PAGE };
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
         let cache = Arc::new(RegistrationCache::new(device, limits).unwrap());
         let begun = first(&cache);
         let other = {

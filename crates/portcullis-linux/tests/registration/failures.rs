@@ -174,7 +174,7 @@ fn a_map_without_table_memory_leaves_nothing() {
     let iova = bench.touch(large, HELD);
     assert_eq!(bench.reached(iova), None);
     assert_eq!(bench.cache.usage().entries, 0);
-    let domain = Arc::clone(&bench.rig.domain);
+    let domain = bench.rig.domain.clone();
     drop(bench);
     let usage = domain.stats();
     assert_eq!((usage.taken_iova_bytes - usage.cached_iova_bytes, domain.stats().lost_iova_bytes), (0, 0));
@@ -183,7 +183,7 @@ fn a_map_without_table_memory_leaves_nothing() {
 #[test]
 fn a_device_without_addresses_left_leaves_nothing() {
     let bench = Bench::new(8, 64);
-    let device = DmaDevice::new(Arc::clone(&bench.rig.domain), 4 * PAGE - 1);
+    let device = DmaDevice::new(bench.rig.domain.clone(), 4 * PAGE - 1).unwrap();
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let cache = RegistrationCache::new(device, limits).unwrap();
     // Page 0 is nobody's.
@@ -247,7 +247,7 @@ fn an_entry_that_somebody_else_unmapped_costs_its_addresses() {
 #[test]
 fn a_cache_that_ends_gives_up_what_somebody_else_unmapped() {
     let bench = Bench::new(8, 64);
-    let domain = Arc::clone(&bench.rig.domain);
+    let domain = bench.rig.domain.clone();
     let iova = bench.touch(pages(0, 2), KEPT);
     domain.unmap_strictly(IovaRange::new(iova, PAGE).unwrap()).unwrap();
     let rig = bench.rig;
@@ -262,7 +262,7 @@ fn a_cache_that_ends_gives_up_what_somebody_else_unmapped() {
 fn what_somebody_else_unmapped_is_out_of_reach_when_the_cache_ends() {
     for ends in [true, false] {
         let bench = Bench::new(8, 64);
-        let domain = Arc::clone(&bench.rig.domain);
+        let domain = bench.rig.domain.clone();
         let iova = bench.touch(pages(0, 2), KEPT);
         domain.unmap(IovaRange::new(iova, 2 * PAGE).unwrap()).unwrap();
         assert!(bench.rig.reaches(iova), "or the test means nothing");
@@ -281,7 +281,7 @@ fn what_somebody_else_unmapped_is_out_of_reach_when_the_cache_ends() {
 #[test]
 fn a_map_that_meets_somebody_else_s_page_gives_its_addresses_up() {
     let bench = Bench::new(8, 64);
-    let domain = Arc::clone(&bench.rig.domain);
+    let domain = bench.rig.domain.clone();
     // What was freed last comes first.
     let iova = bench.touch(pages(0, 2), HELD);
     let second = IovaRange::new(iova.checked_add(PAGE).unwrap(), PAGE).unwrap();
@@ -465,7 +465,7 @@ fn the_last_release_of_what_is_being_forgotten_waits_for_the_confirmation() {
 #[test]
 fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
     let bench = Bench::on(StdPlatform::new(), 4, 64);
-    let device = DmaDevice::new(Arc::clone(&bench.rig.domain), 16 * PAGE - 1);
+    let device = DmaDevice::new(bench.rig.domain.clone(), 16 * PAGE - 1).unwrap();
     let limits = RegistrationLimits { entries: 4, bytes: 64 * PAGE };
     let cache = &Arc::new(RegistrationCache::new(device.clone(), limits).unwrap());
     cache.release(cache.open(pages(0, 1), BOTH, KEPT).unwrap()).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -19,7 +20,7 @@ use crate::support::{BOTH, HELD, KEPT, pages};
 
 struct Bench {
     iommu: Arc<Iommu>,
-    domain: Arc<Domain<Stuck, Arc<Clocked>>>,
+    domain: Shared<Domain<Stuck, Arc<Clocked>>>,
     cache: RegistrationCache<Stuck, Arc<Clocked>>,
 }
 
@@ -31,7 +32,7 @@ impl Bench {
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(Clocked::new(2), Stuck::new(inner), Policy::Strict).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         let limits = RegistrationLimits { entries: 8, bytes: 8 * PAGE };
         let cache = RegistrationCache::new(device, limits).unwrap();
         Self { iommu, domain, cache }
@@ -85,7 +86,7 @@ fn what_the_end_of_a_cache_leaves_mapped_is_lost_and_counted() {
     let usage = domain.stats();
     assert_eq!((usage.taken_iova_bytes - usage.cached_iova_bytes, usage.lost_iova_bytes), (PAGE, PAGE));
     domain.mapper().stick(false);
-    let device = DmaDevice::new(domain, u64::MAX);
+    let device = DmaDevice::new(domain, u64::MAX).unwrap();
     let limits = RegistrationLimits { entries: 8, bytes: 8 * PAGE };
     let other = RegistrationCache::new(device, limits).unwrap();
     let others = [1, 2, 3].map(|number| other.open(pages(number, 1), BOTH, HELD).unwrap());

@@ -1,7 +1,5 @@
 //! Limits: what is evicted for what, in which order and at which price, and errors that name the limit.
 
-use std::sync::Arc;
-
 use portcullis::addr::{Iova, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::MapListError;
@@ -116,7 +114,7 @@ fn caches_that_can_hold_nothing_are_refused() {
         assert_eq!(result.err(), Some(RegistrationConfigError::Limits { entries, bytes, most }));
     }
     let (passing, _) = rig.another(9, portcullis::domain::Policy::Passthrough);
-    let device = DmaDevice::new(passing, u64::MAX);
+    let device = DmaDevice::new(passing, u64::MAX).unwrap();
     let result = RegistrationCache::new(device, RegistrationLimits { entries: 1, bytes: PAGE });
     assert_eq!(result.err(), Some(RegistrationConfigError::NoTranslation));
 }
@@ -144,7 +142,7 @@ fn a_trim_leaves_what_was_used_last_and_what_is_held() {
 #[test]
 fn addresses_are_within_the_device_s_reach() {
     let bench = Bench::new(8, 64);
-    let device = DmaDevice::new(Arc::clone(&bench.rig.domain), u32::MAX.into());
+    let device = DmaDevice::new(bench.rig.domain.clone(), u32::MAX.into()).unwrap();
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let cache = RegistrationCache::new(device, limits).unwrap();
     let held = cache.open(pages(0, 3), BOTH, HELD).unwrap();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use portcullis::addr::{DomainId, Iova, IovaRange, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::Gather;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -22,7 +23,7 @@ type Tables = Observed<TableMapper<Arc<Memory>, Queue>>;
 
 struct Bench {
     iommu: Arc<Iommu>,
-    domain: Arc<Domain<Tables, Arc<Clocked>>>,
+    domain: Shared<Domain<Tables, Arc<Clocked>>>,
     cache: RegistrationCache<Tables, Arc<Clocked>>,
     /// Where the mapper panics, once.
     panics: Arc<Mutex<Option<Moment>>>,
@@ -45,7 +46,7 @@ impl Bench {
             assert!(!meets, "a driver's bug");
         });
         let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
         let cache = RegistrationCache::new(device, limits).unwrap();
         Self { iommu, domain, cache, panics }
@@ -206,7 +207,7 @@ fn what_was_unlinked_is_not_unlinked_again() {
 fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
     let Bench { domain, panics, .. } = Bench::new();
     domain.set_policy(Policy::Lazy { window_ns: 1_000_000_000 }).unwrap();
-    let device = DmaDevice::new(domain, 16 * PAGE - 1);
+    let device = DmaDevice::new(domain, 16 * PAGE - 1).unwrap();
     let limits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
     let cache = RegistrationCache::new(device.clone(), limits).unwrap();
     let all: Vec<_> = core::iter::from_fn(|| device.open_single(pages(9, 1).phys, PAGE, BOTH).ok()).collect();
@@ -235,7 +236,7 @@ fn a_cache_whose_end_panics_gives_its_addresses_up() {
             (2 * PAGE, 2 * PAGE),
             "{at:?}"
         );
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
         let others =
             [10, 11, 12].map(|number| device.open_single(pages(number, 1).phys, PAGE, BOTH).unwrap());
         assert!(!others.iter().any(|iova| iovas.contains(iova)), "{at:?}");

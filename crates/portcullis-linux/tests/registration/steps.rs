@@ -231,11 +231,11 @@ fn what_stays_open_is_counted_as_exposure() {
     open("nothing", 0);
     bench.touch(memory, KEPT);
     open("idle again", 2 * PAGE);
-    let domain = Arc::clone(&bench.rig.domain);
+    let domain = bench.rig.domain.clone();
     let platform = Arc::clone(platform);
     bench.finish();
     // The clock is read for the last change, too.
-    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX).with_policy(Policy::Strict).unwrap();
+    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap().with_policy(Policy::Strict).unwrap();
     for _ in 0..64 {
         let iova = device.open_single(memory.phys, 100, BOTH).unwrap();
         device.unmap_single(iova, 100).unwrap();
@@ -251,12 +251,12 @@ fn a_cache_that_ends_unmaps_everything() {
     let iovas: Vec<Iova> = (0..5).map(|n| bench.touch(pages(n, 1), KEPT)).collect();
     let held = bench.acquire(pages(7, 2), HELD).unwrap();
     assert!(bench.rig.reaches(held.iova()));
-    let (rig, domain) = (bench.rig, Arc::clone(bench.cache.device().domain()));
+    let (rig, domain) = (bench.rig, bench.cache.device().domain().clone());
     drop(bench.cache);
     assert!(iovas.iter().chain([&held.iova()]).all(|iova| !rig.reaches(*iova)));
     assert_eq!(domain.stats().lost_iova_bytes, 2 * PAGE, "the holder still knows them");
     // The device is as good as new.
-    let device = DmaDevice::new(domain, u64::MAX);
+    let device = DmaDevice::new(domain, u64::MAX).unwrap();
     let iova = device.open_single(pages(0, 1).phys, PAGE, BOTH).unwrap();
     assert!(rig.reaches(iova) && iova != held.iova());
     device.unmap_single(iova, PAGE).unwrap();

@@ -85,7 +85,7 @@ impl<P: Platform + Clone> Bench<P> {
 
     /// Drops the cache and checks that nothing of it is left.
     pub fn finish(self) {
-        let domain = Arc::clone(&self.rig.domain);
+        let domain = self.rig.domain.clone();
         drop(self.cache);
         let usage = domain.stats();
         assert_eq!(usage.taken_iova_bytes - usage.cached_iova_bytes, 0, "addresses are not back");

@@ -1,12 +1,13 @@
 //! What a network driver asks of the DMA layer, and Portcullis's answers. [`Linux`](super::linux::Linux) is the
 //! other one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
@@ -96,7 +97,9 @@ unsafe impl Platform for Cpus {
     }
 
     // Under strict protection nothing waits for a timer, and no CPU goes away.
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }
@@ -117,7 +120,7 @@ impl Ours {
         let mapper = TableMapper::new(table(iommu), iommu.queue(), DOMAIN, Vec::new());
         let platform = Cpus::default();
         let domain = Domain::new(platform.clone(), mapper, Policy::Strict).unwrap();
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
         Self { iommu: Arc::clone(iommu), device, platform, rings: Vec::new() }
     }
 

@@ -13,6 +13,7 @@ use portcullis::dma::{
 };
 use portcullis::domain::{Domain, Policy, PolicyError};
 use portcullis::exposure::Exposure;
+use portcullis::heap::Shared;
 use portcullis_model::{Context, DeviceId as ModelDevice, Iommu, Memory};
 
 use super::format::AnyFormat;
@@ -50,7 +51,7 @@ pub(super) struct Ground<'a> {
 pub(super) enum Copies {
     None,
     Pool(Arc<TraceMemory>),
-    Swiotlb(Arc<ReplaySwiotlb>),
+    Swiotlb(Shared<ReplaySwiotlb>),
 }
 
 pub(super) type ReplaySwiotlb = Swiotlb<Arc<ReplayPlatform>, Arc<TraceMemory>>;
@@ -102,11 +103,11 @@ impl Driver {
         };
         let builder = |mapper| DomainBuilder::new(mapper).policy(ground.policy).clock(now);
         match &ground.copies {
-            Copies::None => Ok(DmaDomain::over(Domain::new(platform, mapper, ground.policy)?, None)),
+            Copies::None => Ok(DmaDomain::over(Domain::new(platform, mapper, ground.policy)?, None)?),
             Copies::Pool(bytes) => {
                 builder(mapper).bounce(Arc::clone(bytes), PoolConfig::default()).build(platform)
             }
-            Copies::Swiotlb(pool) => builder(mapper).swiotlb(Arc::clone(pool)).build(platform),
+            Copies::Swiotlb(pool) => builder(mapper).swiotlb(pool.clone()).build(platform),
         }
     }
 

@@ -12,6 +12,7 @@ use portcullis::addr::{DomainId, PageSize, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::Way;
 use portcullis::dma::DmaUnmapError;
 use portcullis::domain::Policy;
+use portcullis::heap::Shared;
 use portcullis_model::{DeviceId as ModelDevice, Iommu, IommuConfig, Memory};
 
 use super::ReplayError;
@@ -67,7 +68,7 @@ pub(super) struct Engine {
     alive: usize,
     /// The bytes of the trace's memory, where somebody looks at them.
     bytes: Option<Arc<TraceMemory>>,
-    swiotlb: Option<Arc<ReplaySwiotlb>>,
+    swiotlb: Option<Shared<ReplaySwiotlb>>,
     /// What was done before the trace began.
     startup: Startup,
     /// The number of the last transfer.

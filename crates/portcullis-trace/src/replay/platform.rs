@@ -2,8 +2,9 @@
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError};
 
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 /// The most CPUs that the platform has.
@@ -89,7 +90,7 @@ impl ReplayPlatform {
         self.deadline.load(Ordering::Relaxed).checked_sub(1).unwrap_or(NEVER)
     }
 
-    fn listeners(&self) -> Vec<std::sync::Arc<dyn PlatformEvents>> {
+    fn listeners(&self) -> Vec<Shared<dyn PlatformEvents>> {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.iter().filter_map(Weak::upgrade).collect()
     }
@@ -117,8 +118,9 @@ unsafe impl Platform for ReplayPlatform {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(events);
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{IovaRange, PhysAddr};
+use portcullis::heap::{OutOfMemory, Shared};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
@@ -56,8 +57,8 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         self.inner.costs()
     }
 
-    fn set_cpus(&mut self, cpus: usize) {
-        self.inner.set_cpus(cpus);
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
+        self.inner.set_cpus(cpus)
     }
 
     #[inline]
@@ -77,7 +78,7 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
         Ok(())
     }
 
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.inner.marks(platform)
     }
 

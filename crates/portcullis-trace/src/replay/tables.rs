@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{IovaRange, PhysAddr};
+use portcullis::heap::{OutOfMemory, Shared};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::percpu::{Marks, Turn};
@@ -68,7 +69,7 @@ unsafe impl Mapper for Tables {
         on_tables!(self, tables => tables.costs())
     }
 
-    fn set_cpus(&mut self, cpus: usize) {
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
         on_tables!(self, tables => tables.set_cpus(cpus))
     }
 
@@ -84,7 +85,7 @@ unsafe impl Mapper for Tables {
         on_tables!(self, tables => unsafe { tables.map(platform, range, list, attributes, gather) })
     }
 
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         on_tables!(self, tables => tables.marks(platform))
     }
 

@@ -1,11 +1,11 @@
 //! The replay: what it promises of every trace.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{SHIPPED, policy, run};
 use portcullis::domain::Policy;
-use portcullis::platform::{Platform, PlatformEvents};
+use portcullis::heap::Shared;
+use portcullis::platform::{Platform, PlatformEvents, events_of};
 use portcullis_trace::replay::{
     BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, Options, PolicyReport, Profile, RING_BATCH, ReplayPlatform, Report,
     Samples, Timer, built_in_names, replay,
@@ -379,9 +379,8 @@ fn a_timer_runs_at_its_very_time_before_what_comes_then() {
 
         fn cpu_released(&self, _: usize) {}
     }
-    let (platform, listener) = (ReplayPlatform::new(1), Arc::new(Nothing(AtomicU64::new(0))));
-    let events: Arc<dyn PlatformEvents> = listener.clone();
-    platform.register(Arc::downgrade(&events));
+    let (platform, listener) = (ReplayPlatform::new(1), Shared::new(Nothing(AtomicU64::new(0))).unwrap());
+    platform.register(events_of(&listener)).unwrap();
     platform.wake_at(100);
     platform.at(0, 99, |_| panic!("too early"));
     let mut times = Vec::new();

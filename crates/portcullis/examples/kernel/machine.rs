@@ -3,13 +3,14 @@
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::alloc::Layout;
 use core::convert::Infallible;
 use core::error::Error;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::platform::{FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::prelude::*;
@@ -64,8 +65,9 @@ unsafe impl Platform for Kernel {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         self.listeners.lock().push(events);
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -1,11 +1,10 @@
 //! A device with its domain, and its mappings by number. A mapping is open to the device, with all
 //! of its pages, from the map on until an unmap has kept the promise of the device's policy.
 
-use alloc::sync::Arc;
-
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
+use crate::heap::{OutOfMemory, Shared};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::{Ordering, fence};
@@ -30,28 +29,31 @@ use crate::sync::{Ordering, fence};
 /// [`Domain::map`] and [`Domain::unmap`].
 #[derive(Debug)]
 pub struct DmaDevice<M: Mapper, P: Platform> {
-    domain: Arc<Domain<M, P>>,
+    domain: Shared<Domain<M, P>>,
     /// The highest address for what is mapped through this handle: none for a device that is not
     /// coherent, so that its short ways find no addresses and the long one says why.
     limit: u64,
     /// The highest address that the device can put on the bus.
     mask: u64,
     /// The device's own policy, if it has one.
-    exception: Arc<AtomicPolicy>,
+    exception: Shared<AtomicPolicy>,
 }
 
 impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
     fn clone(&self) -> Self {
-        let exception = Arc::clone(&self.exception);
-        Self { domain: Arc::clone(&self.domain), limit: self.limit, mask: self.mask, exception }
+        let exception = self.exception.clone();
+        Self { domain: self.domain.clone(), limit: self.limit, mask: self.mask, exception }
     }
 }
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit
-    /// device).
-    pub fn new(domain: Arc<Domain<M, P>>, mask: u64) -> Self {
-        Self { domain, limit: mask, mask, exception: Arc::new(AtomicPolicy::new(None)) }
+    /// device). Allocates.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(domain: Shared<Domain<M, P>>, mask: u64) -> Result<Self, OutOfMemory> {
+        Ok(Self { domain, limit: mask, mask, exception: Shared::new(AtomicPolicy::new(None))? })
     }
 
     /// Returns the handle of a device that is not coherent, which maps nothing.
@@ -91,7 +93,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// # Errors
     /// As [`set_policy`](Self::set_policy).
     pub fn with_policy(&self, policy: Policy) -> Result<Self, PolicyError> {
-        let handle = Self { limit: self.limit, ..Self::new(Arc::clone(&self.domain), self.mask) };
+        let handle = Self { limit: self.limit, ..Self::new(self.domain.clone(), self.mask)? };
         // Nothing was unmapped through it yet, so nothing is flushed.
         handle.domain.allows(policy)?;
         handle.exception.swap(Some(policy));
@@ -105,7 +107,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 
     /// The device's domain.
-    pub fn domain(&self) -> &Arc<Domain<M, P>> {
+    pub fn domain(&self) -> &Shared<Domain<M, P>> {
         &self.domain
     }
 

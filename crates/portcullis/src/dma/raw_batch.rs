@@ -1,7 +1,6 @@
 //! Batches of unmaps by number, which wait for the hardware together. No memory and no address of a
 //! batch may be used again before its commit is confirmed.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::DmaDevice;
@@ -9,6 +8,7 @@ use super::device::bytes_of;
 use super::told::Told;
 use crate::addr::{DmaSegment, Iova, IovaRange};
 use crate::domain::{Domain, UnmapError};
+use crate::heap::{OutOfMemory, Shared, room_for};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
@@ -58,7 +58,7 @@ pub enum BatchError {
 /// commits by itself but in `drop`: its user bounds the time until a commit.
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
-    domain: Arc<Domain<M, P>>,
+    domain: Shared<Domain<M, P>>,
     /// Ranges whose mappings were complete and are cleared: their addresses go back after the
     /// commit. The first `torn` of them are others: a mapper has panicked at them, so it is not
     /// known what is mapped there.
@@ -80,12 +80,15 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Makes an empty batch for `most` mappings of the domain of `device`; `most` is brought within
     /// 1 and [`MOST_IN_BATCH`]. Allocates 16 bytes for each mapping, all the memory that the batch
     /// ever needs.
-    pub fn new(device: &DmaDevice<M, P>, most: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(device: &DmaDevice<M, P>, most: usize) -> Result<Self, OutOfMemory> {
         let most = most.clamp(1, MOST_IN_BATCH);
-        let domain = Arc::clone(device.domain());
-        let ranges = Vec::with_capacity(most);
+        let domain = device.domain().clone();
+        let ranges = room_for(most)?;
         let (gather, told) = (Gather::new(), Told::default());
-        Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather, told }
+        Ok(Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather, told })
     }
 
     /// Returns how many mappings wait for the commit.
@@ -137,8 +140,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 
     /// Checks that a mapping of `domain` can be taken.
-    pub(super) fn accepts(&self, domain: &Arc<Domain<M, P>>) -> Result<(), BatchError> {
-        if !Arc::ptr_eq(&self.domain, domain) {
+    pub(super) fn accepts(&self, domain: &Shared<Domain<M, P>>) -> Result<(), BatchError> {
+        if !Shared::ptr_eq(&self.domain, domain) {
             return Err(BatchError::OtherDomain);
         }
         if self.is_full() { Err(BatchError::Full { most: self.most }) } else { Ok(()) }

@@ -4,6 +4,7 @@
 
 use crate::exposure::{ByteTime, Bytes, Level, came_during};
 use crate::guard::Guard;
+use crate::heap::OutOfMemory;
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -38,8 +39,8 @@ pub(super) struct CpuBook<'a> {
 }
 
 impl Books {
-    pub(super) fn new(cpus: usize) -> Self {
-        Self(PerCpu::new(cpus, Book::default))
+    pub(super) fn new(cpus: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self(PerCpu::new(cpus, Book::default)?))
     }
 
     /// Returns the book of `cpu`, or the one that callers without a CPU share.
@@ -159,7 +160,7 @@ mod tests {
     /// What a ring says at its commit.
     #[test]
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
-        let neighbours = Books::new(1);
+        let neighbours = Books::new(1).unwrap();
         neighbours.of(None).settle((100, 1_000), 0, 3_000);
         assert_eq!(neighbours.total(3_000).neighbour, 100 * 2_000 / 2);
         assert_eq!(neighbours.total(3_500).neighbour, 100_000 + 100 * 500);

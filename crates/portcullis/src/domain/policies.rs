@@ -1,13 +1,12 @@
 //! [`Policies`]: a policy for all devices, with exceptions. Each domain that it governs has the
 //! strictest of its devices' policies, unless a call has returned an error.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use super::governed::Governed;
 use super::{Domain, Policy, PolicyError};
 use crate::addr::DeviceId;
+use crate::heap::{Shared, Weak, room_for};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -37,7 +36,8 @@ pub struct Policies {
 
 struct State {
     default: Policy,
-    exceptions: BTreeMap<DeviceId, Policy>,
+    /// In the order of the devices.
+    exceptions: Vec<(DeviceId, Policy)>,
     governed: Vec<(DeviceId, Weak<dyn Governed>)>,
 }
 
@@ -52,7 +52,7 @@ impl core::fmt::Debug for Policies {
 impl Policies {
     /// Makes a set of policies that gives every device `default`.
     pub fn new(default: Policy) -> Self {
-        let state = State { default, exceptions: BTreeMap::new(), governed: Vec::new() };
+        let state = State { default, exceptions: Vec::new(), governed: Vec::new() };
         Self { state: Mutex::new(state) }
     }
 
@@ -67,19 +67,21 @@ impl Policies {
     /// O(devices that are governed), and a flush unless the domain's policy becomes weaker.
     ///
     /// # Errors
-    /// As [`Domain::set_policy`]; the domain follows all the same.
+    /// As [`Domain::set_policy`]; the domain follows all the same, but for [`PolicyError::OutOfMemory`], after which nothing has
+    /// changed.
     pub fn govern<M: Mapper, P: Platform>(
         &self,
         device: DeviceId,
-        domain: &Arc<Domain<M, P>>,
+        domain: &Shared<Domain<M, P>>,
     ) -> Result<(), PolicyError> {
         let stored = {
             let mut state = self.state.lock();
-            state.governed.retain(|(_, domain)| domain.strong_count() > 0);
-            let weak: Weak<dyn Governed> = Arc::downgrade(domain) as _;
+            state.governed.retain(|(_, domain)| domain.owners() > 0);
+            let weak = governed(domain);
             let is_there = |(other, its): &(DeviceId, _)| *other == device && Weak::ptr_eq(its, &weak);
             if !state.governed.iter().any(is_there) {
-                state.governed.push((device, Weak::clone(&weak)));
+                state.governed.try_reserve(1).map_err(|_| PolicyError::OutOfMemory)?;
+                state.governed.push((device, weak.clone()));
             }
             state.tell(device, &weak, &**domain)
         };
@@ -92,11 +94,11 @@ impl Policies {
     /// # Errors
     /// The first error that [`Domain::set_policy`] reports; every domain is told all the same. To
     /// or from passthrough the change holds for domains that are made from now on, and
-    /// [`PolicyError::Translation`] says that others are as they were.
+    /// [`PolicyError::Translation`] says that others are as they were. After [`PolicyError::OutOfMemory`] nothing has changed.
     pub fn set_default(&self, policy: Policy) -> Result<(), PolicyError> {
         self.change(|state| {
             state.default = policy;
-            None
+            Ok(None)
         })
     }
 
@@ -107,17 +109,25 @@ impl Policies {
     /// As [`set_default`](Self::set_default).
     pub fn except(&self, device: DeviceId, policy: Option<Policy>) -> Result<(), PolicyError> {
         self.change(|state| {
-            match policy {
-                Some(policy) => state.exceptions.insert(device, policy),
-                None => state.exceptions.remove(&device),
-            };
-            Some(device)
+            match (policy, state.exception(device)) {
+                (Some(policy), Ok(at)) => state.exceptions[at].1 = policy,
+                (Some(policy), Err(at)) => {
+                    state.exceptions.try_reserve(1).map_err(|_| PolicyError::OutOfMemory)?;
+                    state.exceptions.insert(at, (device, policy));
+                }
+                (None, Ok(at)) => _ = state.exceptions.remove(at),
+                (None, Err(_)) => {}
+            }
+            Ok(Some(device))
         })
     }
 
     /// Has `change` change the policies, and tells all governed domains of it. `change` returns the
     /// device whose policy it has changed; `None` for all devices that are no exceptions.
-    fn change(&self, change: impl FnOnce(&mut State) -> Option<DeviceId>) -> Result<(), PolicyError> {
+    fn change(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<Option<DeviceId>, PolicyError>,
+    ) -> Result<(), PolicyError> {
         // The change is stored under the lock, so that changes reach every domain in one order. It
         // is flushed without it, as a flush waits for hardware; and the handles are dropped without
         // it, as they may be the last. All of this is done also where nothing has changed: a caller
@@ -126,17 +136,18 @@ impl Policies {
         let mut result = Ok(());
         // A domain of several devices is told once. It is concerned where one of them is the device
         // that changes, or follows the default that does.
-        let mut told: Vec<(Arc<dyn Governed>, bool)> = Vec::new();
+        let mut told: Vec<(Shared<dyn Governed>, bool)>;
         {
             let mut state = self.state.lock();
-            let only = change(&mut state);
+            told = room_for(state.governed.len()).map_err(|_| PolicyError::OutOfMemory)?;
+            let only = change(&mut state)?;
             let concerned = state.governed.iter().filter(|(device, _)| match only {
                 Some(only) => *device == only,
-                None => !state.exceptions.contains_key(device),
+                None => state.exception(*device).is_err(),
             });
             for (device, weak) in concerned {
                 let Some(domain) = weak.upgrade() else { continue };
-                let stored = match told.iter().any(|(other, _)| Arc::ptr_eq(other, &domain)) {
+                let stored = match told.iter().any(|(other, _)| Shared::ptr_eq(other, &domain)) {
                     true => Ok(false),
                     false => state.tell(*device, weak, &*domain),
                 };
@@ -149,9 +160,20 @@ impl Policies {
     }
 }
 
+/// What leads to a domain of any kind, as long as it is there.
+fn governed<M: Mapper, P: Platform>(domain: &Shared<Domain<M, P>>) -> Weak<dyn Governed> {
+    // SAFETY: an unsizing coercion.
+    Shared::downgrade(&unsafe { Shared::cast::<dyn Governed>(domain.clone(), |counted| counted) })
+}
+
 impl State {
     fn policy_for(&self, device: DeviceId) -> Policy {
-        self.exceptions.get(&device).copied().unwrap_or(self.default)
+        self.exception(device).map_or(self.default, |at| self.exceptions[at].1)
+    }
+
+    /// Where the exception for `device` stands, or is to stand.
+    fn exception(&self, device: DeviceId) -> Result<usize, usize> {
+        self.exceptions.binary_search_by_key(&device, |(device, _)| *device)
     }
 
     /// Stores the strictest of the policies of all devices of `domain`, of which `device` is one.

@@ -2,6 +2,7 @@
 //! I/O runs. What each policy promises stands at its name. A reader of the word always gets a
 //! policy that was stored whole.
 
+use crate::heap::OutOfMemory;
 use crate::invalidation::{Costs, InvalidationError};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -78,6 +79,15 @@ pub enum PolicyError {
     /// unmapped before: **devices may still reach that**. Ask again.
     #[error("the policy is changed, but devices may still reach what was unmapped before: {0}")]
     Unconfirmed(#[from] InvalidationError),
+    /// The heap has no memory to keep account of it. Nothing has changed.
+    #[error("no memory to keep account of a policy")]
+    OutOfMemory,
+}
+
+impl From<OutOfMemory> for PolicyError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
 }
 
 /// A policy that may be read and changed at any time, or none.

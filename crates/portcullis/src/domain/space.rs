@@ -14,7 +14,6 @@ pub(crate) use lifecycle::{Fate, LinkFailed};
 pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use super::account::Books;
@@ -23,12 +22,13 @@ use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::guard::Guard;
+use crate::heap::Shared;
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
 use crate::percpu::Marks;
 use crate::pgtable::Attributes;
-use crate::platform::{LocalCpu, Platform, PlatformEvents};
+use crate::platform::{LocalCpu, Platform, PlatformEvents, events_of};
 use crate::setup::SetupError;
 use crate::sync::AtomicU64;
 
@@ -85,7 +85,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`SetupError`]: the mapper's geometry leaves nothing to allocate, or there is no memory to
     /// keep account of it.
-    pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Arc<Self>, SetupError> {
+    pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Shared<Self>, SetupError> {
         Self::within(platform, mapper, policy, Vec::new(), Iova::new(u64::MAX))
     }
 
@@ -99,37 +99,40 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         policy: Policy,
         mut reserved: Vec<IovaRange>,
         last: Iova,
-    ) -> Result<Arc<Self>, SetupError> {
+    ) -> Result<Shared<Self>, SetupError> {
         let cpus = platform.cpus();
-        mapper.set_cpus(cpus);
+        mapper.set_cpus(cpus)?;
         let geometry = mapper.geometry();
         let granule = geometry.page_sizes.smallest().ok_or(SetupError::NoPageSize)?;
         let last = geometry.aperture.last().min(last);
         let aperture =
             IovaRange::from_bounds(geometry.aperture.start(), last).map_err(|_| IovaError::Empty)?;
+        reserved.try_reserve(geometry.reserved.len() + 1).map_err(|_| SetupError::OutOfMemory)?;
         reserved.extend_from_slice(&geometry.reserved);
         // Address 0 means "no address" to too many drivers and devices.
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
         let config = SpaceConfig { reserved, ..SpaceConfig::new(aperture, granule, cpus) };
         // The addresses, their translations (where the mapper has marks), and the flush queue share
         // turns.
-        let marks = mapper.marks(&platform).cloned().unwrap_or_else(|| Arc::new(Marks::new(cpus)));
-        let space = IovaSpace::with_marks(&config, Arc::clone(&marks))?;
+        let marks = match mapper.marks(&platform) {
+            Some(marks) => marks.clone(),
+            None => Shared::new(Marks::new(cpus)?)?,
+        };
+        let space = IovaSpace::with_marks(&config, marks.clone())?;
         let shared = mapper.costs().shares_one_queue();
-        let domain = Arc::new(Self {
+        let domain = Shared::new(Self {
             policy: AtomicPolicy::new(Some(policy)),
             translated: policy.is_translated(),
-            flush_queue: if shared { FlushQueue::shared() } else { FlushQueue::per_cpu(marks, cpus) },
-            books: Books::new(cpus),
+            flush_queue: if shared { FlushQueue::shared()? } else { FlushQueue::per_cpu(marks, cpus)? },
+            books: Books::new(cpus)?,
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
             platform,
             mapper,
             granule,
             space,
-        });
-        let events: Weak<Self> = Arc::downgrade(&domain);
-        domain.platform.register(events);
+        })?;
+        domain.platform.register(events_of(&domain))?;
         Ok(domain)
     }
 

@@ -3,17 +3,16 @@
 //! says that it is handed out.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 
 use super::bitmap::{Bitmap, BitmapError};
 use super::class::{CACHED_ORDERS, Class, Request};
 use super::config::SpaceConfig;
 use super::cpu::{BATCH, Cpu, ZONES};
 use super::homes::Homes;
-use super::links::OutOfMemory;
 use super::meta::{Place, RangeMeta};
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
+use crate::heap::{OutOfMemory, Shared, slice};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -34,7 +33,7 @@ pub(crate) struct Own<'a> {
 /// The lists of all CPUs.
 #[derive(Debug)]
 pub(super) struct Cached {
-    meta: Arc<RangeMeta>,
+    meta: Shared<RangeMeta>,
     cpus: TurnLocal<Cpu>,
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
@@ -53,7 +52,11 @@ pub(super) struct Cached {
 impl Cached {
     /// Makes empty lists for the CPUs of `config` that have `marks`, and for the pages from `first`
     /// to below `end`.
-    pub fn new(marks: Arc<Marks>, config: &SpaceConfig, (first, end): (u64, u64)) -> Self {
+    pub fn new(
+        marks: Shared<Marks>,
+        config: &SpaceConfig,
+        (first, end): (u64, u64),
+    ) -> Result<Self, OutOfMemory> {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
@@ -64,11 +67,13 @@ impl Cached {
         let zone_pages = [low_end - first, end - low_end];
         let cache_pages = config.cache_bytes >> granule.shift();
         let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
-        let meta = Arc::new(RangeMeta::new(end));
-        Self {
-            cpus: TurnLocal::new(marks, cpus, |owner| Cpu::new(owner as u64, Arc::clone(&meta))),
+        let meta = Shared::new(RangeMeta::new(end))?;
+        Ok(Self {
+            cpus: TurnLocal::new_in(marks, cpus, |owner, place| {
+                Ok(Cpu::make_in(place, owner as u64, meta.clone()))
+            })?,
             meta,
-            remote_queues: (0..cpus).map(|_| CachePadded(RemoteQueue::new())).collect(),
+            remote_queues: slice(cpus, |_| Ok(CachePadded(RemoteQueue::new())))?,
             // Without a high zone every request is for the low one.
             low_end: if zone_pages[1] == 0 { u64::MAX } else { low_end },
             last,
@@ -76,7 +81,7 @@ impl Cached {
             top: usize::from(zone_pages[1] > 0),
             budget,
             homes: Homes::new((low_end, end), cpus, budget[1]),
-        }
+        })
     }
 
     /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a

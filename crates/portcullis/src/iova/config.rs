@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use crate::addr::{Iova, IovaRange, PageSize};
+use crate::heap::OutOfMemory;
 
 /// What an address space is made of.
 #[derive(Debug, Clone)]
@@ -77,6 +78,12 @@ pub enum IovaError {
     /// There is no memory for the allocator's own book-keeping.
     #[error("no memory to keep account of I/O virtual addresses")]
     OutOfMemory,
+}
+
+impl From<OutOfMemory> for IovaError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
 }
 
 /// How full a space is.

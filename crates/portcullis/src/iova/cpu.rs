@@ -5,19 +5,22 @@
 //! its own. How many ranges it may have is *granted* to it; together, the grants are at most the
 //! CPU's budget. So a CPU that puts a range onto a list looks at that list alone.
 
-use alloc::sync::Arc;
+use core::mem::MaybeUninit;
 
 use super::class::{CACHED_ORDERS, Class};
-use super::links::OutOfMemory;
 use super::meta::{Place, RangeMeta};
 use super::near::{LeafAt, Near, first_key};
 use super::remote::{RemoteBatch, RemoteQueue, Returned};
 use super::word::{Link, handed_out, owner};
+use crate::heap::{OutOfMemory, Shared};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The number of zones with lists of their own: the low zone, and the rest.
 pub(super) const ZONES: usize = 2;
+
+/// Room for orders: a power of two, above [`CACHED_ORDERS`].
+const ORDER_ROOM: usize = 16;
 
 /// The most ranges that go to the bitmap, or come from it, at once.
 pub(super) const BATCH: usize = 64;
@@ -32,9 +35,8 @@ const SLICE: usize = 64;
 /// them.
 #[derive(Debug)]
 pub(super) struct Cpu {
-    /// The lists by zone and order. There is room for sixteen orders, so finding a list takes a
-    /// shift, and no check.
-    lists: [[List; 16]; ZONES],
+    /// The lists by zone and order. Finding a list takes a shift, and no check.
+    lists: [[List; ORDER_ROOM]; ZONES],
     near: Near,
     remote_batches: [RemoteBatch; REMOTE_BATCHES],
     /// The link to the rest of what was taken out of the remote-free queue.
@@ -64,9 +66,9 @@ struct List {
 }
 
 impl Cpu {
-    /// Makes the lists of the CPU `owner` for the ranges of `meta`: empty, and with nothing granted
-    /// to them.
-    pub(super) fn new(owner: u64, meta: Arc<RangeMeta>) -> Self {
+    /// Makes the lists of the CPU `owner` for the ranges of `meta` in `place`: empty, and with nothing granted
+    /// to them. They take several KiB, which no stack has room for.
+    pub(super) fn make_in(place: &mut MaybeUninit<Self>, owner: u64, meta: Shared<RangeMeta>) -> &mut Self {
         let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
             room: LocalU64::new(0),
@@ -75,13 +77,25 @@ impl Cpu {
             handed_out: handed_out(owner, 0),
             key_and_shift: first_key(Class::of(order).array()) | u64::from(Place::shift(Class::of(order))),
         };
-        Self {
-            lists: [(); ZONES].map(|()| core::array::from_fn(|order| list(order as u32))),
-            near: Near::new(meta),
-            remote_batches: Default::default(),
-            arrived: LocalU64::new(Link::END.bits()),
-            sent: LocalU64::new(0),
-            received: LocalU64::new(0),
+        let at = place.as_mut_ptr();
+        // SAFETY: each write is to a field, or an element of one, in the caller's place, and nothing is read. The pattern below has
+        // all fields, so that none is left out.
+        unsafe {
+            for zone in 0..ZONES {
+                for order in 0..ORDER_ROOM {
+                    (&raw mut (*at).lists[zone][order]).write(list(order as u32));
+                }
+            }
+            Near::write(&raw mut (*at).near, meta);
+            for number in 0..REMOTE_BATCHES {
+                (&raw mut (*at).remote_batches[number]).write(RemoteBatch::default());
+            }
+            (&raw mut (*at).arrived).write(LocalU64::new(Link::END.bits()));
+            (&raw mut (*at).sent).write(LocalU64::new(0));
+            (&raw mut (*at).received).write(LocalU64::new(0));
+            let made = place.assume_init_mut();
+            let Self { lists: _, near: _, remote_batches: _, arrived: _, sent: _, received: _ } = made;
+            made
         }
     }
 
@@ -391,7 +405,7 @@ impl Cpu {
     #[inline]
     fn list(&self, zone: usize, order: u32) -> &List {
         // Both indices are in range without the remainders, which show that to the compiler.
-        &self.lists[zone % ZONES][order as usize % 16]
+        &self.lists[zone % ZONES][order as usize % ORDER_ROOM]
     }
 
     /// Returns the pages for other CPUs, sent or not, less the pages received from them. The
@@ -438,6 +452,16 @@ impl List {
         self.first.set(Link::to(page, order).bits());
         self.room.set(room);
         true
+    }
+}
+
+#[cfg(test)]
+impl Cpu {
+    fn new(owner: u64, meta: Shared<RangeMeta>) -> alloc::boxed::Box<Self> {
+        let mut place = alloc::boxed::Box::new_uninit();
+        Self::make_in(&mut place, owner, meta);
+        // SAFETY: it was made there.
+        unsafe { place.assume_init() }
     }
 }
 

@@ -8,9 +8,9 @@
 //! that follows it sees the zeroed level. Users of the words see to the order of these.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::ptr;
 
+use crate::heap::{OutOfMemory, slice};
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -26,10 +26,6 @@ const LEVEL_ENTRIES: usize = 1 << LEVEL_BITS;
 const GROUP: usize = if cfg!(loom) { 2 } else { 16 };
 type Group = CachePadded<[AtomicU64; GROUP]>;
 const GROUPS: usize = LEAF_WORDS / GROUP;
-
-/// There is no memory for a level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OutOfMemory;
 
 /// Words that lie side by side.
 #[derive(Debug)]
@@ -172,11 +168,8 @@ unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a WordLeaf> {
 }
 
 /// Makes `N` fresh entries in the memory where they are to stay.
-fn boxed<T, const N: usize>(make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutOfMemory> {
-    let mut entries = Vec::new();
-    entries.try_reserve_exact(N).map_err(|_| OutOfMemory)?;
-    entries.resize_with(N, make);
-    entries.into_boxed_slice().try_into().map_err(|_| OutOfMemory)
+fn boxed<T, const N: usize>(mut make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutOfMemory> {
+    slice(N, |_| Ok(make()))?.try_into().map_err(|_| OutOfMemory)
 }
 
 /// Frees what hangs under `pointer`: `height` levels and their leaves.

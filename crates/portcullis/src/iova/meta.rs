@@ -2,8 +2,9 @@
 //! two ranges that exist at the same time share a word.
 
 use super::class::Class;
-use super::links::{Links, OutOfMemory, WordLeaf};
+use super::links::{Links, WordLeaf};
 use super::word::Link;
+use crate::heap::OutOfMemory;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The number of arrays.

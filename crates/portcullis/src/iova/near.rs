@@ -1,17 +1,16 @@
 //! The leaves of range metadata that a CPU used last, so that it need not look for them again. A
 //! key leads only to the leaf that has its word, or to none.
 
-use alloc::sync::Arc;
 use core::ptr;
 
 use super::links::WordLeaf;
 use super::meta::{Place, RangeMeta};
+use crate::heap::Shared;
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 /// The number of leaves that are remembered, of all arrays together: 4 KiB of entries, chosen by
-/// the low bits of the leaves' keys. The model checker has half as many: its words are larger, a
-/// CPU's lists are built on a stack, and the stacks of its threads have 32 KiB. [`first_key`] needs
+/// the low bits of the leaves' keys. The model checker has half as many: its words are larger. [`first_key`] needs
 /// no fewer than that.
 const ENTRIES: usize = if cfg!(loom) { 128 } else { 256 };
 
@@ -30,7 +29,7 @@ const NOWHERE: u64 = 1 << 58;
 pub(super) struct Near {
     entries: [Entry; ENTRIES],
     /// The metadata whose leaves they are.
-    meta: Arc<RangeMeta>,
+    meta: Shared<RangeMeta>,
 }
 
 #[derive(Debug)]
@@ -68,9 +67,18 @@ impl Entry {
 }
 
 impl Near {
-    /// Makes the record of a CPU that remembers no leaf of `meta` yet.
-    pub(super) fn new(meta: Arc<RangeMeta>) -> Self {
-        Self { entries: [(); ENTRIES].map(|()| Entry::new()), meta }
+    /// Writes the record of a CPU that remembers no leaf of `meta` yet to `at`.
+    ///
+    /// # Safety
+    /// `at` may be written, and is aligned.
+    pub(super) unsafe fn write(at: *mut Self, meta: Shared<RangeMeta>) {
+        // SAFETY: each write is to an element, or a field, of the caller's. There are no others.
+        unsafe {
+            for number in 0..ENTRIES {
+                (&raw mut (*at).entries[number]).write(Entry::new());
+            }
+            (&raw mut (*at).meta).write(meta);
+        }
     }
 
     /// Returns the metadata whose leaves are remembered.

@@ -1,7 +1,6 @@
 //! One address space: what its CPUs keep, and the bitmap behind them. A page that may be handed out
 //! is with one caller, kept for one CPU, or free in the bitmap, and never in two of these places.
 
-use alloc::sync::Arc;
 use core::num::NonZeroU64;
 
 use super::bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
@@ -10,6 +9,7 @@ use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
+use crate::heap::Shared;
 use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{LocalCpu, OnePlatform, Platform};
 use crate::sync::{Mutex, unique};
@@ -49,7 +49,7 @@ impl IovaSpace {
     /// [`IovaError::Empty`] where the aperture holds no whole granule that is not reserved,
     /// [`IovaError::OutOfMemory`].
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
-        Self::with_marks(config, Arc::new(Marks::new(config.cpus)))
+        Self::with_marks(config, Shared::new(Marks::new(config.cpus)?)?)
     }
 
     /// As [`new`](Self::new), with lists that are used in turns of `marks`, by CPUs that have a
@@ -57,7 +57,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn with_marks(config: &SpaceConfig, marks: Arc<Marks>) -> Result<Self, IovaError> {
+    pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
         let mut bitmap = Bitmap::new();
         // Only granules that lie inside as a whole count.
@@ -80,7 +80,7 @@ impl IovaSpace {
         if total == 0 {
             return Err(IovaError::Empty);
         }
-        let cached = Cached::new(marks, config, (first, end));
+        let cached = Cached::new(marks, config, (first, end))?;
         let (granule, shift) = (config.granule, config.granule.shift());
         let (number, platform, bitmap) = (unique(), OnePlatform::default(), CachePadded(Mutex::new(bitmap)));
         Ok(Self { granule, shift, number, platform, cached, total, bitmap })

@@ -9,6 +9,7 @@ use alloc::boxed::Box;
 
 use super::CachePadded;
 use super::marks::{Mark, REVOKED, revoke};
+use crate::heap::{OutOfMemory, slice};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Mutex;
 
@@ -29,9 +30,12 @@ struct Owned<T> {
 
 impl<T> BiasedLock<T> {
     /// Makes a value for each of `cpus` CPUs, by `make`. Allocates.
-    pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Self {
-        let cpu = |_| CachePadded(Owned { value: make(), mark: Mark::default() });
-        Self { cpus: (0..cpus).map(cpu).collect(), revoking: CachePadded::default() }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Result<Self, OutOfMemory> {
+        let cpu = |_| Ok(CachePadded(Owned { value: make(), mark: Mark::default() }));
+        Ok(Self { cpus: slice(cpus, cpu)?, revoking: CachePadded::default() })
     }
 
     /// Calls `f` with the value of `cpu`, alone with it, in a turn. Returns `None`, without a call,
@@ -79,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_not_inside_another_and_is_over_after_a_panic() {
-        let owned = BiasedLock::new(1, || 7);
+        let owned = BiasedLock::new(1, || 7).unwrap();
         // SAFETY: one thread uses these values, one call after the other.
         let cpus = [0, 1].map(|index| unsafe { LocalCpu::new(index) });
         let [own, beyond] = &cpus;

@@ -38,6 +38,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use super::CachePadded;
+use crate::heap::{OutOfMemory, slice};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 
@@ -191,9 +192,12 @@ fn wait<'a, P: Platform>(
 
 impl Marks {
     /// Makes marks for `cpus` CPUs. Allocates.
-    pub fn new(cpus: usize) -> Self {
-        let cpus = (0..cpus).map(|_| CachePadded::default()).collect();
-        Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(cpus: usize) -> Result<Self, OutOfMemory> {
+        let cpus = slice(cpus, |_| Ok(CachePadded::default()))?;
+        Ok(Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() })
     }
 
     /// Begins a turn with values. Returns `None` for a CPU that has no mark, while another caller

@@ -12,8 +12,12 @@ pub use marks::{Marks, Section, Turn};
 pub use turn_local::TurnLocal;
 
 use alloc::boxed::Box;
+use core::mem::MaybeUninit;
 use core::ops::Deref;
+use core::ptr;
 
+use crate::broken::broken;
+use crate::heap::{OutOfMemory, slice};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A value alone on its cache lines: two lines, because x86 fetches them in pairs.
@@ -47,6 +51,23 @@ impl LocalU64 {
     }
 }
 
+impl<T> CachePadded<T> {
+    /// Makes one in `place`, around the value that `make` makes there.
+    pub(crate) fn make_in<'a>(
+        place: &'a mut MaybeUninit<Self>,
+        make: impl for<'b> FnOnce(&'b mut MaybeUninit<T>) -> Result<&'b mut T, OutOfMemory>,
+    ) -> Result<&'a mut Self, OutOfMemory> {
+        // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
+        let inner = unsafe { &mut *(&raw mut (*place.as_mut_ptr()).0).cast::<MaybeUninit<T>>() };
+        let at = inner.as_mut_ptr();
+        if ptr::from_mut(make(inner)?) != at {
+            broken("a value is made in the place that it was given");
+        }
+        // SAFETY: the value is there, by the reference to it, and there is nothing else.
+        Ok(unsafe { place.assume_init_mut() })
+    }
+}
+
 impl<T> Deref for CachePadded<T> {
     type Target = T;
 
@@ -67,8 +88,11 @@ pub struct PerCpu<T> {
 
 impl<T> PerCpu<T> {
     /// `cpus` values and the shared one, each made by `make`. Allocates; may be slow.
-    pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Self {
-        Self { own: (0..cpus).map(|_| CachePadded(make())).collect(), shared: CachePadded(make()) }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Result<Self, OutOfMemory> {
+        Ok(Self { own: slice(cpus, |_| Ok(CachePadded(make())))?, shared: CachePadded(make()) })
     }
 
     /// The value of the CPU with the number `index`, or the shared one for a caller without a CPU
@@ -129,7 +153,7 @@ mod tests {
     fn each_cpu_has_a_value_and_those_without_share_one() {
         for cpus in [0, 1, 3] {
             let mut next = 0..;
-            let values = PerCpu::new(cpus, || next.next().unwrap());
+            let values = PerCpu::new(cpus, || next.next().unwrap()).unwrap();
             assert_eq!(values.iter().copied().collect::<Vec<_>>(), (0..=cpus).collect::<Vec<_>>());
             for index in 0..cpus {
                 assert_eq!(values.get(Some(index)), (&index, true));
@@ -143,7 +167,7 @@ mod tests {
 
     #[test]
     fn neighbours_share_no_two_lines() {
-        let values = PerCpu::new(2, || 0_u8);
+        let values = PerCpu::new(2, || 0_u8).unwrap();
         let places: Vec<_> = values.iter().map(|value| core::ptr::from_ref(value).addr()).collect();
         assert!(places.iter().all(|place| place % 128 == 0));
         assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 128));
@@ -151,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_all_add_is_summed_and_told_apart() {
-        let counts = PerCpu::new(2, Counter::default);
+        let counts = PerCpu::new(2, Counter::default).unwrap();
         let add = |cpu, n| {
             let (count, alone) = counts.get(cpu);
             count.add(alone, n);

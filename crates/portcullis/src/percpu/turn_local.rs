@@ -3,12 +3,12 @@
 //! [`Marks`] of the turns stand apart from the values.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
-
+use core::mem::MaybeUninit;
 use core::ops::Range;
 
 use super::marks::{REVOKED, REVOKED_APART};
 use super::{CachePadded, Marks, Turn};
+use crate::heap::{OutOfMemory, Shared, slice, slice_in};
 use crate::platform::{LocalCpu, Platform};
 
 /// One `T` for each CPU, used by the CPU's owner alone, in its turns of `marks`, or, rarely, by one other at a time: then
@@ -16,30 +16,58 @@ use crate::platform::{LocalCpu, Platform};
 #[derive(Debug)]
 pub struct TurnLocal<T, const APART: bool = false> {
     values: Box<[CachePadded<T>]>,
-    marks: Arc<Marks>,
+    marks: Shared<Marks>,
 }
 
 impl<T> TurnLocal<T> {
     /// Makes a value for each of `cpus` CPUs, as far as these have one of the `marks`: `make` is
     /// given the number of the CPU. Allocates.
-    pub fn new(marks: Arc<Marks>, cpus: usize, make: impl FnMut(usize) -> T) -> Self {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`], for the values or of `make`.
+    pub fn new(
+        marks: Shared<Marks>,
+        cpus: usize,
+        mut make: impl FnMut(usize) -> Result<T, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
         let cpus = cpus.min(marks.cpus());
-        Self { values: (0..cpus).map(make).map(CachePadded).collect(), marks }
+        Ok(Self { values: slice(cpus, |cpu| Ok(CachePadded(make(cpu)?)))?, marks })
+    }
+
+    /// As [`new`](Self::new), for values that are too large for a stack: `make` makes each where it stays.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn new_in(
+        marks: Shared<Marks>,
+        cpus: usize,
+        mut make: impl for<'a> FnMut(usize, &'a mut MaybeUninit<T>) -> Result<&'a mut T, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
+        let cpus = cpus.min(marks.cpus());
+        let values = slice_in(cpus, |cpu, place| CachePadded::make_in(place, |place| make(cpu, place)))?;
+        Ok(Self { values, marks })
     }
 }
 
 impl<T> TurnLocal<T, true> {
     /// The same for values that others have *apart*: meanwhile turns go on with all other values of the same marks.
-    pub fn apart(marks: Arc<Marks>, cpus: usize, make: impl FnMut(usize) -> T) -> Self {
-        let TurnLocal { values, marks } = TurnLocal::new(marks, cpus, make);
-        Self { values, marks }
+    ///
+    /// # Errors
+    /// As [`new`](TurnLocal::new).
+    pub fn apart(
+        marks: Shared<Marks>,
+        cpus: usize,
+        make: impl FnMut(usize) -> Result<T, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
+        let TurnLocal { values, marks } = TurnLocal::new(marks, cpus, make)?;
+        Ok(Self { values, marks })
     }
 }
 
 impl<T, const APART: bool> TurnLocal<T, APART> {
     /// The marks of its turns.
     #[inline]
-    pub(crate) fn marks(&self) -> &Arc<Marks> {
+    pub(crate) fn marks(&self) -> &Shared<Marks> {
         &self.marks
     }
 
@@ -131,11 +159,15 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
 mod tests {
     use super::*;
 
+    fn marks(cpus: usize) -> Shared<Marks> {
+        Shared::new(Marks::new(cpus).unwrap()).unwrap()
+    }
+
     #[test]
     fn a_turn_leads_to_the_values_of_its_own_marks_alone_and_is_over_after_a_panic() {
-        let of = |value| TurnLocal::new(Arc::new(Marks::new(2)), 2, move |_| value);
+        let of = |value| TurnLocal::new(marks(2), 2, move |_| Ok(value)).unwrap();
         let (one, other) = (of(7), of(8));
-        let beside = TurnLocal::new(Arc::clone(one.marks()), 1, |cpu| cpu);
+        let beside = TurnLocal::new(one.marks().clone(), 1, Ok).unwrap();
         // SAFETY: one thread uses these values, one call after the other.
         let cpus = [0, 1].map(|index| unsafe { LocalCpu::new(index) });
         let [first, second] = &cpus;
@@ -159,8 +191,8 @@ mod tests {
     #[test]
     #[cfg(feature = "std")]
     fn what_others_have_apart_leaves_its_owner_a_turn_with_all_else() {
-        let lists = TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7);
-        let queues = TurnLocal::apart(Arc::clone(lists.marks()), 1, |_| 8);
+        let lists = TurnLocal::new(marks(1), 1, |_| Ok(7)).unwrap();
+        let queues = TurnLocal::apart(lists.marks().clone(), 1, |_| Ok(8)).unwrap();
         // SAFETY: one thread uses these values, one call after the other.
         let cpu = unsafe { LocalCpu::new(0) };
         let has = || lists.turn(&cpu).map(|turn| (lists.get(&turn).is_some(), queues.get(&turn).is_some()));
@@ -178,13 +210,13 @@ mod tests {
     #[test]
     #[cfg(feature = "std")]
     fn others_get_to_values_while_their_owner_is_in_a_section() {
-        let values = Arc::new(TurnLocal::new(Arc::new(Marks::new(1)), 1, |_| 7));
+        let values = alloc::sync::Arc::new(TurnLocal::new(marks(1), 1, |_| Ok(7)).unwrap());
         // SAFETY: one thread uses the CPU.
         let cpu = unsafe { LocalCpu::new(0) };
         // SAFETY: it is the one platform's that there is.
         let _section = unsafe { values.marks().begin_section(Some(&cpu)) };
         let (tell, told) = std::sync::mpsc::channel();
-        let other = Arc::clone(&values);
+        let other = alloc::sync::Arc::clone(&values);
         std::thread::spawn(move || {
             let platform = crate::std_platform::StdPlatform::with_cpus(0);
             other.with_others(&platform, None, |_, value| tell.send(*value).unwrap());

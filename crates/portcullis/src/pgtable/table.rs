@@ -1,13 +1,13 @@
 //! The page table and the memory that it is made of. Its tables are its own until they are freed,
 //! and a CPU finds them only in turns and sections of the marks that are kept here.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::format::{Entry, Format, Layout};
 use super::place::{Near, Position};
 use crate::addr::{Iova, IovaRange, PageSize, PageSizes, PhysAddr};
 use crate::broken::broken;
+use crate::heap::{OutOfMemory, Shared};
 use crate::percpu::{CachePadded, Marks, Section, Turn, TurnLocal};
 use crate::platform::{FRAME_SIZE, Frames, LocalCpu, OnePlatform, Platform, TABLE_ENTRIES};
 use crate::setup::SetupError;
@@ -135,7 +135,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             frames,
             format,
             root: PhysAddr::new(0),
-            near: Self::near_of(cpus),
+            near: Self::near_of(cpus)?,
             platform: OnePlatform::default(),
             last: format.last_iova().get(),
             root_shift: format.shift(format.levels()),
@@ -166,14 +166,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 
     /// Makes the table for `cpus` CPUs, if it is for none yet.
-    pub(crate) fn set_cpus(&mut self, cpus: usize) {
+    pub(crate) fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
         if self.near.marks().cpus() == 0 {
-            self.near = Self::near_of(cpus);
+            self.near = Self::near_of(cpus)?;
         }
+        Ok(())
     }
 
-    fn near_of(cpus: usize) -> TurnLocal<Near> {
-        TurnLocal::new(Arc::new(Marks::new(cpus)), cpus, |_| Near::default())
+    fn near_of(cpus: usize) -> Result<TurnLocal<Near>, OutOfMemory> {
+        TurnLocal::new(Shared::new(Marks::new(cpus)?)?, cpus, |_| Ok(Near::default()))
     }
 
     /// Returns the address at which the hardware finds the top table.
@@ -224,7 +225,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns the marks of the turns in which [`map_in`](Self::map_in) and
     /// [`unmap_in`](Self::unmap_in) change the table, if they are for the CPUs of `platform`. If
     /// they are for no platform yet, they are for `platform` from now on.
-    pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.platform.is(platform).then(|| self.near.marks())
     }
 

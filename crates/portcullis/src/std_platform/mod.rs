@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use self::timer::Timer;
+use crate::heap::{self, OutOfMemory};
 use crate::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 /// The number of CPUs that [`StdPlatform::new`] makes. Threads beyond it work without a CPU. (It
@@ -128,8 +129,10 @@ impl StdPlatform {
             if let Some(lease) = leases.iter().find(|lease| lease.platform.as_ptr() == ours) {
                 return Some(lease.cpu);
             }
-            let cpu = lock(&self.inner.free_cpus).pop()?;
             leases.retain(|lease| lease.platform.strong_count() > 0);
+            // Without memory for it the thread goes without a CPU, until its next call.
+            leases.try_reserve(1).ok()?;
+            let cpu = lock(&self.inner.free_cpus).pop()?;
             leases.push(Lease { platform: Arc::downgrade(&self.inner), cpu });
             Some(cpu)
         };
@@ -201,8 +204,8 @@ unsafe impl Platform for StdPlatform {
         self.inner.start.elapsed().as_nanos() as u64
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.timer.register(events);
+    fn register(&self, events: heap::Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.inner.timer.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {
@@ -218,9 +221,7 @@ impl Drop for Lease {
             return;
         };
         // First empty the CPU's lists, then let another thread have it.
-        for events in platform.timer.listeners() {
-            timer::tell(&events, |listener| listener.cpu_released(self.cpu));
-        }
+        platform.timer.tell_all(|listener| listener.cpu_released(self.cpu));
         lock(&platform.free_cpus).push(self.cpu);
     }
 }

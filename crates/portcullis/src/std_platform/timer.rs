@@ -16,14 +16,15 @@
 //! which it ceases to be the deadline, and where the system has no thread to give, the keeper tries
 //! again soon.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
+use crate::heap::{OutOfMemory, Weak};
 use crate::platform::PlatformEvents;
 
 /// When to try again to start a worker.
@@ -49,8 +50,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     deadline: Option<Duration>,
-    /// Listeners in the order in which they were registered.
-    listeners: BTreeMap<u64, Listener>,
+    /// Listeners in the order in which they were registered, which is that of their numbers.
+    listeners: Vec<Listener>,
     registered: u64,
     /// Listeners to call. A listener that is in a call is not in it.
     due: VecDeque<u64>,
@@ -64,6 +65,7 @@ struct State {
 }
 
 struct Listener {
+    id: u64,
     events: Weak<dyn PlatformEvents>,
     is_due: bool,
     in_call: bool,
@@ -110,20 +112,31 @@ impl Timer {
 
     /// Tells `events` of deadlines from now on. O(listeners). All memory that a deadline needs, but
     /// for a worker's, is allocated here.
-    pub(super) fn register(&self, events: Weak<dyn PlatformEvents>) {
+    pub(super) fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let mut state = self.shared.lock();
         state.forget_dead();
+        let most = state.listeners.len() + 1;
+        let more = most.saturating_sub(state.due.len());
+        state.listeners.try_reserve(1).map_err(|_| OutOfMemory)?;
+        state.due.try_reserve(more).map_err(|_| OutOfMemory)?;
         let id = state.registered;
         state.registered += 1;
-        state.listeners.insert(id, Listener { events, is_due: false, in_call: false });
-        let most = state.listeners.len();
-        let more = most.saturating_sub(state.due.len());
-        state.due.reserve(more);
+        state.listeners.push(Listener { id, events, is_due: false, in_call: false });
+        Ok(())
     }
 
-    /// Returns all listeners, so that they can be [told](tell) without a lock.
-    pub(super) fn listeners(&self) -> Vec<Weak<dyn PlatformEvents>> {
-        self.shared.lock().listeners.values().map(|listener| Weak::clone(&listener.events)).collect()
+    /// [Tells](tell) all listeners, one after the other, without a lock.
+    pub(super) fn tell_all(&self, call: impl Fn(&dyn PlatformEvents)) {
+        let mut next = 0;
+        loop {
+            let state = self.shared.lock();
+            let place = state.listeners.partition_point(|listener| listener.id < next);
+            let Some(Listener { id, events, .. }) = state.listeners.get(place) else { return };
+            let events = events.clone();
+            next = id + 1;
+            drop(state);
+            tell(&events, &call);
+        }
     }
 
     /// Calls all listeners at `deadline`, unless they are to be called earlier anyway: that call
@@ -233,14 +246,14 @@ impl Shared {
 
 impl State {
     fn forget_dead(&mut self) {
-        self.listeners.retain(|_, listener| listener.in_call || listener.events.strong_count() > 0);
+        self.listeners.retain(|listener| listener.in_call || listener.events.owners() > 0);
     }
 
     fn all_are_due(&mut self) {
         self.forget_dead();
-        for (id, listener) in &mut self.listeners {
+        for listener in &mut self.listeners {
             if !listener.is_due && !listener.in_call {
-                self.due.push_back(*id);
+                self.due.push_back(listener.id);
             }
             listener.is_due = true;
         }
@@ -250,22 +263,27 @@ impl State {
     fn begin_call(&mut self) -> Option<(u64, Weak<dyn PlatformEvents>)> {
         while let Some(id) = self.due.pop_front() {
             // The listener may be gone.
-            if let Some(listener) = self.listeners.get_mut(&id) {
+            if let Some(listener) = self.listener(id) {
                 listener.is_due = false;
                 listener.in_call = true;
-                return Some((id, Weak::clone(&listener.events)));
+                return Some((id, listener.events.clone()));
             }
         }
         None
     }
 
     fn end_call(&mut self, id: u64) {
-        if let Some(listener) = self.listeners.get_mut(&id) {
+        if let Some(listener) = self.listener(id) {
             listener.in_call = false;
             if listener.is_due {
                 self.due.push_back(id);
             }
         }
+    }
+
+    fn listener(&mut self, id: u64) -> Option<&mut Listener> {
+        let place = self.listeners.binary_search_by_key(&id, |listener| listener.id).ok()?;
+        self.listeners.get_mut(place)
     }
 }
 
@@ -275,6 +293,8 @@ mod tests {
     use std::thread_local;
 
     use super::*;
+    use crate::heap;
+    use crate::platform::events_of;
 
     thread_local! {
         /// Whether the system has no thread to give to this one.
@@ -290,11 +310,11 @@ mod tests {
     }
 
     /// A timer without a keeper, and a listener of it.
-    fn timer() -> (Timer, Arc<dyn PlatformEvents>) {
+    fn timer() -> (Timer, heap::Shared<Nothing>) {
         let (state, changed, work) = (Mutex::default(), Condvar::new(), Condvar::new());
         let timer = Timer { shared: Arc::new(Shared { start: Instant::now(), state, changed, work }) };
-        let listener: Arc<dyn PlatformEvents> = Arc::new(Nothing);
-        timer.register(Arc::downgrade(&listener));
+        let listener = heap::Shared::new(Nothing).unwrap();
+        timer.register(events_of(&listener)).unwrap();
         (timer, listener)
     }
 

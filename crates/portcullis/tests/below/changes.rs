@@ -6,6 +6,7 @@ use std::sync::Arc;
 use portcullis::addr::Direction;
 use portcullis::dma::{DmaDevice, QueueConfig};
 use portcullis::domain::{Domain, Policies, Policy};
+use portcullis::heap::Shared;
 use portcullis_model::{DeviceId, Iommu};
 
 use crate::doubles::Pl;
@@ -19,14 +20,14 @@ const GUEST: DeviceId = DeviceId(9);
 /// Whoever maps and unmaps meanwhile.
 struct Driver {
     hostile: Arc<Hostile>,
-    domain: Arc<Domain<M, Pl>>,
+    domain: Shared<Domain<M, Pl>>,
     nic: Nic<M, Pl>,
     device: DmaDevice<M, Pl>,
 }
 
 impl Driver {
     fn new(world: &World) -> Self {
-        let (hostile, domain) = (Arc::clone(&world.hostile), Arc::clone(&world.domain));
+        let (hostile, domain) = (Arc::clone(&world.hostile), world.domain.clone());
         let nic = nic(&domain, world.device.mask());
         let device = nic.dma().clone();
         Self { hostile, domain, nic, device }

@@ -18,7 +18,7 @@ const BOTH: Direction = Direction::Bidirectional;
 
 fn domain(world: &World) -> Work {
     let (domain, hostile, limit) =
-        (Arc::clone(&world.domain), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
+        (world.domain.clone(), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
     Box::new(move || {
         let buffers = [hostile.buffer(1), hostile.buffer(3)];
         let list = buffers.each_ref().map(Owned::segment);
@@ -35,7 +35,7 @@ fn domain(world: &World) -> Work {
 /// The same step by step.
 fn steps(world: &World) -> Work {
     let (domain, hostile, limit) =
-        (Arc::clone(&world.domain), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
+        (world.domain.clone(), Arc::clone(&world.hostile), Iova::new(world.device.mask()));
     Box::new(move || {
         let buffers = std::mem::ManuallyDrop::new([hostile.buffer(1), hostile.buffer(3)]);
         let list = buffers.each_ref().map(Owned::segment);
@@ -92,7 +92,7 @@ fn raw(world: &World) -> Work {
 /// What a driver knows by number is its own again after a commit that worked.
 fn raw_batch(world: &World) -> Work {
     let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
-    let mut batch = RawBatch::new(&device, 4);
+    let mut batch = RawBatch::new(&device, 4).unwrap();
     let mut waiting = Vec::new();
     Box::new(move || {
         if batch.is_full() {
@@ -126,8 +126,7 @@ fn coherent(world: &World) -> Work {
 }
 
 fn flush(world: &World) -> Work {
-    let (device, domain, hostile) =
-        (world.device.clone(), Arc::clone(&world.domain), Arc::clone(&world.hostile));
+    let (device, domain, hostile) = (world.device.clone(), world.domain.clone(), Arc::clone(&world.hostile));
     Box::new(move || {
         let mut queue = direct(&device);
         let mapping = queue.map(hostile.buffer(1), BOTH)?;
@@ -164,7 +163,7 @@ fn what_a_batch_leaves_mapped_is_said_wherever_it_panics() {
     const LARGE: u64 = 2 << 20;
     let run = |fault: Option<(usize, Mode)>| {
         let world = World::new(Policy::Strict, u64::MAX);
-        let mut batch = RawBatch::new(&world.device, 4);
+        let mut batch = RawBatch::new(&world.device, 4).unwrap();
         // SAFETY: only a simulated device reaches the memory, which is nobody's.
         let iova = unsafe { world.device.map_single(PhysAddr::new(1 << 40), LARGE, BOTH) }.unwrap();
         // No memory for the table of a page that is split.

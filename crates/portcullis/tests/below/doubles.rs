@@ -1,9 +1,10 @@
 //! Memory, mapper, queue and platform that do what they should, but for the call that is to go wrong.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{DomainId, IovaRange, PhysAddr, PhysSegment};
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
@@ -191,8 +192,8 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         self.inner.costs()
     }
 
-    fn set_cpus(&mut self, cpus: usize) {
-        self.inner.set_cpus(cpus);
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
+        self.inner.set_cpus(cpus)
     }
 
     unsafe fn map<P: Platform>(
@@ -223,7 +224,7 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         result
     }
 
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.inner.marks(platform)
     }
 
@@ -318,7 +319,7 @@ impl Pl {
         self.0.cpu.store(cpu, Ordering::Relaxed);
     }
 
-    fn listeners(&self) -> Vec<Arc<dyn PlatformEvents>> {
+    fn listeners(&self) -> Vec<Shared<dyn PlatformEvents>> {
         self.0.listeners.lock().unwrap().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -390,10 +391,11 @@ unsafe impl Platform for Pl {
         late.come();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let (_, late) = self.0.hostile.faults.enter(Call::Register);
         self.0.listeners.lock().unwrap().push(events);
         late.come();
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -25,7 +25,7 @@ pub const FOUR: PoolConfig = PoolConfig {
 pub type Device = BounceDevice<crate::run::M, crate::doubles::Pl, crate::doubles::Fr>;
 
 pub fn device(world: &World, config: PoolConfig) -> Device {
-    let pool = BouncePool::new(Arc::clone(&world.domain), world.frames.clone(), config).unwrap();
+    let pool = BouncePool::new(world.domain.clone(), world.frames.clone(), config).unwrap();
     let profile = DeviceProfile { untrusted: true, group: 1, ..DeviceProfile::default() };
     BounceDevice::new(pool, profile).unwrap()
 }
@@ -131,7 +131,7 @@ fn others(world: &World) -> Work {
 /// Directly, as a device that is trusted: one piece, and more than that.
 fn direct(world: &World) -> Work {
     let mut driver = Driver::new(device(world, FOUR));
-    let trusted = BounceDevice::new(Arc::clone(driver.device.pool()), DeviceProfile::default()).unwrap();
+    let trusted = BounceDevice::new(driver.device.pool().clone(), DeviceProfile::default()).unwrap();
     driver.device = trusted;
     let piece = [original(world, 100, 3 * PAGE)];
     let pieces = [original(world, 100, PAGE - 100), original(world, 0, 3 * PAGE)];
@@ -185,10 +185,10 @@ fn idle(world: &World) -> Work {
 
 /// A pool's whole life.
 fn life(world: &World) -> Work {
-    let (domain, frames) = (Arc::clone(&world.domain), world.frames.clone());
+    let (domain, frames) = (world.domain.clone(), world.frames.clone());
     let (split, one) = ([original(world, 100, 3 * PAGE)], [original(world, 0, PAGE)]);
     Box::new(move || {
-        let pool = BouncePool::new(Arc::clone(&domain), frames.clone(), FOUR)?;
+        let pool = BouncePool::new(domain.clone(), frames.clone(), FOUR)?;
         let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..DeviceProfile::default() })?;
         let mut driver = Driver::new(device);
         driver.turns(&[&one], Direction::ToDevice)?;

@@ -16,7 +16,7 @@ const BOTH: Direction = Direction::Bidirectional;
 
 fn queue(world: &World, config: QueueConfig) -> Queue<Machine, Owned> {
     let memory = Some(world.frames.clone());
-    let domain = DmaDomain::<Machine>::over(Arc::clone(&world.domain), memory);
+    let domain = DmaDomain::<Machine>::over(world.domain.clone(), memory).unwrap();
     let mask = DmaMask::bits(u64::BITS - world.device.mask().leading_zeros());
     domain.attach(DeviceId(7), mask).unwrap().queue(config).unwrap()
 }
@@ -88,7 +88,7 @@ fn maintained(world: &World, config: QueueConfig) -> Work {
 /// Each turn a queue ends, with its last batch.
 fn ended(world: &World, config: QueueConfig) -> Work {
     let memory = Some(world.frames.clone());
-    let domain = DmaDomain::<Machine>::over(Arc::clone(&world.domain), memory);
+    let domain = DmaDomain::<Machine>::over(world.domain.clone(), memory).unwrap();
     let (nic, hostile) = (domain.attach(DeviceId(7), DmaMask::BITS_64).unwrap(), Arc::clone(&world.hostile));
     let mut driver = Driver { queue: nic.queue(config).unwrap(), hostile, live: Vec::new() };
     Box::new(move || {

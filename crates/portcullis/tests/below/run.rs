@@ -12,6 +12,7 @@ use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{DmaDevice, DmaDomain, DomainBuilder};
 use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{Costs, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -43,7 +44,7 @@ pub struct World {
     pub context: Context,
     pub platform: Pl,
     pub frames: Fr,
-    pub domain: Arc<Domain<M, Pl>>,
+    pub domain: Shared<Domain<M, Pl>>,
     /// The same, with caches to maintain, until a scenario has taken what it needs of it.
     pub dma: Option<DmaDomain<(M, Pl, Fr)>>,
     pub device: DmaDevice<M, Pl>,
@@ -78,8 +79,8 @@ impl World {
         let builder = DomainBuilder::new(mapper).bounce(frames.clone(), PoolConfig::default());
         let builder = builder.cache_maintenance(Arc::new(Ca(Arc::clone(&hostile)))).policy(policy);
         let dma = builder.build(platform.clone()).unwrap();
-        let domain = Arc::clone(dma.space());
-        let device = DmaDevice::new(Arc::clone(&domain), mask);
+        let domain = dma.space().clone();
+        let device = DmaDevice::new(domain.clone(), mask).unwrap();
         hostile.is_behind(&unit, DEVICE);
         hostile.set_lazy(matches!(policy, Policy::Lazy { .. }));
         Self { hostile, memory, unit, context, platform, frames, domain, dma: Some(dma), device }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{Constraints, Pressure, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaMapError;
+use portcullis::heap::Shared;
 use portcullis_model::Memory;
 
 use crate::doubles::{Fr, Pl};
@@ -27,7 +28,7 @@ const THREE: SwiotlbConfig = SwiotlbConfig {
 
 /// A pool, its mappings that have not ended, and who waits for slots.
 struct Driver {
-    pool: Arc<Swiotlb<Pl, Fr>>,
+    pool: Shared<Swiotlb<Pl, Fr>>,
     hostile: Arc<Hostile>,
     live: Vec<(PhysAddr, u64)>,
     waits: Option<Pressure>,

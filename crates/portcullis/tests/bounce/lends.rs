@@ -28,7 +28,7 @@ fn the_addresses_of_a_batch_go_back_in_slices() {
     let platform = Arc::new(Chosen::new(1));
     let bench = Rig::new(Arc::clone(&platform), Policy::Strict, |queue| queue);
     let lends_for = |mappings: usize| {
-        let mut batch = RawBatch::new(&bench.device, MOST_IN_BATCH);
+        let mut batch = RawBatch::new(&bench.device, MOST_IN_BATCH).unwrap();
         // SAFETY: the memory is the software IOMMU's, or nobody's at all.
         let map =
             |n| unsafe { bench.domain.map(&[page(n)], Permissions::READ_WRITE, ANYWHERE) }.unwrap().start();

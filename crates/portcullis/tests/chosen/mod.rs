@@ -1,10 +1,10 @@
 //! A platform on which one thread plays all CPUs, and spaces for it.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use portcullis::addr::{Iova, IovaRange, PageSize};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::iova::{IovaError, IovaSpace, SpaceConfig};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
@@ -80,7 +80,9 @@ unsafe impl Platform for Chosen {
         self.fences.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 use portcullis::addr::{DomainId, Iova, Permissions};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -31,7 +32,7 @@ pub fn vtd(levels: u32) -> VtdSecondStage {
 pub struct Bench {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
-    pub domain: Arc<Domain<Mapper, Played>>,
+    pub domain: Shared<Domain<Mapper, Played>>,
     pub device: DmaDevice<Mapper, Played>,
 }
 
@@ -51,7 +52,7 @@ impl Bench {
         iommu.attach(DEVICE, context);
         let mapper = TableMapper::new(table, Arc::new(iommu.queue()) as _, DomainId(1), Vec::new());
         let domain = Domain::new(Played::new(platform), mapper, policy).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         Self { memory, iommu, domain, device }
     }
 

@@ -92,7 +92,7 @@ fn passthrough_merges_what_touches_in_memory() {
 #[test]
 fn a_device_s_mask_is_obeyed() {
     let bench = Bench::new(Policy::Strict);
-    let narrow = DmaDevice::new(Arc::clone(&bench.domain), 0xff_ffff);
+    let narrow = DmaDevice::new(bench.domain.clone(), 0xff_ffff).unwrap();
     let iova = narrow.open_single(PhysAddr::new(0x5_0000_0000), 0x10_0000, Direction::ToDevice).unwrap();
     assert!(iova.get() + 0xf_ffff <= 0xff_ffff);
     let error = narrow.open_single(PhysAddr::new(0), 0x100_0000, Direction::ToDevice).unwrap_err();
@@ -103,7 +103,7 @@ fn a_device_s_mask_is_obeyed() {
     assert!(0 < largest && largest <= free && free < 0xf0_0000, "{error}");
     // Without translation nothing can be done about it, but it is said.
     let bench = Bench::new(Policy::Passthrough);
-    let narrow = DmaDevice::new(Arc::clone(&bench.domain), u32::MAX.into());
+    let narrow = DmaDevice::new(bench.domain.clone(), u32::MAX.into()).unwrap();
     let error = narrow.open_single(PhysAddr::new(0xffff_f000), 0x2000, Direction::ToDevice).unwrap_err();
     assert_eq!(error, MapListError::BeyondMask { last: PhysAddr::new(0x1_0000_0fff), mask: 0xffff_ffff });
 }

@@ -12,6 +12,7 @@ use portcullis::dma::{
     StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
@@ -43,7 +44,7 @@ fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
         assert!(bench.reads(part.start()));
         let two = IovaRange::new(part.start(), 2 * PAGE).unwrap();
         bench.memory.fail_after(1);
-        let mut batch = RawBatch::new(&bench.device, 4);
+        let mut batch = RawBatch::new(&bench.device, 4).unwrap();
         let error = bench.device.unmap_single_in(&mut batch, two.start(), two.len()).unwrap_err();
         let still_mapped = UnmapError::StillMapped { range: two, unmapped: 0, kept: 2 * PAGE };
         assert_eq!(error, BatchError::Unmap(still_mapped));
@@ -59,7 +60,7 @@ fn a_part_of_a_large_page_that_cannot_be_split_is_still_mapped() {
 struct StuckBench {
     memory: Arc<Memory>,
     iommu: Arc<Iommu>,
-    domain: Arc<Domain<Stuck, StdPlatform>>,
+    domain: Shared<Domain<Stuck, StdPlatform>>,
     device: DmaDevice<Stuck, StdPlatform>,
     /// Frames that are in use before anything is mapped.
     before: u64,
@@ -73,7 +74,7 @@ impl StuckBench {
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(platform, Stuck::new(inner), Policy::Strict).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         // The tables that the first mapping needs.
         let range = domain.open(&LIST[..1], Permissions::READ, ANYWHERE).unwrap();
         domain.unmap(range).unwrap();
@@ -178,9 +179,9 @@ fn a_ring_keeps_what_waits() {
 fn a_pool_gives_no_memory_back_any_more() {
     let bench = StuckBench::new();
     let config = PoolConfig::default();
-    let pool = BouncePool::new(Arc::clone(&bench.domain), Arc::clone(&bench.memory), config).unwrap();
+    let pool = BouncePool::new(bench.domain.clone(), Arc::clone(&bench.memory), config).unwrap();
     let device =
-        BounceDevice::new(Arc::clone(&pool), DeviceProfile { untrusted: true, ..DeviceProfile::default() })
+        BounceDevice::new(pool.clone(), DeviceProfile { untrusted: true, ..DeviceProfile::default() })
             .unwrap();
     let original = bench.memory.buffer(PAGE).unwrap();
     let list = [PhysSegment { phys: original.phys(), len: 100 }];
@@ -201,7 +202,7 @@ fn a_pool_gives_no_memory_back_any_more() {
 fn what_the_first_measurement_could_not_unmap_is_not_freed() {
     let bench = StuckBench::new();
     let config = PoolConfig::default();
-    let pool = BouncePool::new(Arc::clone(&bench.domain), Arc::clone(&bench.memory), config).unwrap();
+    let pool = BouncePool::new(bench.domain.clone(), Arc::clone(&bench.memory), config).unwrap();
     bench.domain.mapper().mapped.lock().unwrap().clear();
     let copies = BounceDevice::new(pool, DeviceProfile::default()).unwrap();
     bench.stick(true);

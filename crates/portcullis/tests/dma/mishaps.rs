@@ -15,6 +15,7 @@ use portcullis::addr::{
 };
 use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice, DmaMapError, DmaUnmapError, Mapping};
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Geometry, Mapper, TableMapper};
 use portcullis::pgtable::{Attributes, MapError, PageTable, Unmapped};
@@ -103,7 +104,7 @@ impl Panicking {
         let queue = PanickingQueue { inner: iommu.queue(), panics: Arc::clone(&panics) };
         let mapper = TableMapper::new(table, queue, DomainId(1), Vec::new());
         let domain = Domain::new(StdPlatform::new(), mapper, policy).unwrap();
-        Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX), panics }
+        Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX).unwrap(), panics }
     }
 }
 
@@ -270,7 +271,7 @@ fn a_map_that_could_not_be_undone_for_sure_keeps_the_buffer() {
         }
     });
     let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict).unwrap();
-    let mut queue = direct(&DmaDevice::new(Arc::clone(&domain), u64::MAX));
+    let mut queue = direct(&DmaDevice::new(domain.clone(), u64::MAX).unwrap());
     let unmappable = || {
         let buffer = memory.buffer(PAGE).unwrap();
         let list = [
@@ -325,14 +326,14 @@ impl Drop for Owned {
 #[test]
 fn coherent_memory_keeps_its_owner_only_while_it_may_be_reached() {
     let bench = Bench::new(Policy::Strict);
-    let domains = Arc::strong_count(&bench.domain);
+    let domains = Shared::owners(&bench.domain);
     let gone = Arc::new(AtomicBool::new(false));
     let owned = || Owned(Arc::clone(&bench.memory), Arc::clone(&gone));
     CoherentMemory::new(&bench.device, owned(), 4096).unwrap().free().unwrap();
     assert!(gone.swap(false, Ordering::Relaxed));
     drop(CoherentMemory::new(&bench.device, owned(), 4096).unwrap());
     assert!(gone.swap(false, Ordering::Relaxed));
-    assert_eq!(Arc::strong_count(&bench.domain), domains);
+    assert_eq!(Shared::owners(&bench.domain), domains);
     let memory = CoherentMemory::new(&bench.device, owned(), 4096).unwrap();
     let iova = memory.iova();
     assert!(bench.writes(iova));
@@ -381,7 +382,7 @@ fn an_aperture_may_reach_the_last_address() {
     let geometry =
         Geometry { aperture, page_sizes: PageSizes::EMPTY.with(PageSize::SIZE_4K), reserved: Vec::new() };
     let domain = Domain::new(StdPlatform::new(), Everywhere(geometry), Policy::Strict).unwrap();
-    let device = DmaDevice::new(domain, u64::MAX);
+    let device = DmaDevice::new(domain, u64::MAX).unwrap();
     let mut out = [DmaSegment::default(); 1];
     assert_eq!(device.open_sg(&[page_of_memory(0)], Direction::ToDevice, &mut out), Ok(1));
     assert_eq!(out, [DmaSegment { iova: Iova::new(u64::MAX - (PAGE - 1)), len: PAGE }]);

@@ -139,7 +139,7 @@ fn device(
     let platform = Manual::default();
     platform.set_time(START_NS);
     let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
-    (platform, DmaDevice::new(domain, u64::MAX))
+    (platform, DmaDevice::new(domain, u64::MAX).unwrap())
 }
 
 /// Byte-nanoseconds of neighbours in the next 1,000 ns.
@@ -169,7 +169,7 @@ fn what_is_unmapped_twice_takes_its_neighbours_off_once() {
     let unmapped = map();
     device.unmap_single(unmapped, 0x1000).unwrap();
     device.unmap_single(unmapped, 0x1000).unwrap_err();
-    let mut batch = RawBatch::new(&device, 8);
+    let mut batch = RawBatch::new(&device, 8).unwrap();
     device.unmap_single_in(&mut batch, unmapped, 0x1000).unwrap_err();
     batch.commit().unwrap();
     // The second is timed.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy, UnmapError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Arm, Format, PageTable, Riscv, VtdSecondStage, X86FirstStage};
@@ -31,7 +32,7 @@ struct Machine<X: Format> {
     iommu: Arc<Iommu>,
     queue: Arc<Hooked<Queue>>,
     platform: Arc<Clocked>,
-    domain: Arc<Domain<Tables<X>, Played>>,
+    domain: Shared<Domain<Tables<X>, Played>>,
     /// The page.
     range: IovaRange,
 }

@@ -24,8 +24,7 @@ fn a_map_that_is_not_confirmed_and_was_removed_by_number() {
         Rig::with_config(Clocked::new(1), Policy::Strict, |config| config.caches_absent = true, Hooked::new);
     let range = rig.domain.open(&[page(9)], BOTH, ANYWHERE).unwrap();
     rig.domain.unmap(range).unwrap();
-    let (domain, iommu, platform) =
-        (Arc::clone(&rig.domain), Arc::clone(&rig.iommu), Arc::clone(&rig.platform));
+    let (domain, iommu, platform) = (rig.domain.clone(), Arc::clone(&rig.iommu), Arc::clone(&rig.platform));
     let calls = AtomicU64::new(0);
     rig.queue.set(move || {
         if calls.fetch_add(1, Ordering::Relaxed) == 0 {

@@ -14,6 +14,7 @@ use crate::queued::{direct, end};
 use crate::rig::{Moment, Observed};
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
 use portcullis::domain::{Domain, Policies, Policy, PolicyError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
@@ -276,7 +277,7 @@ impl Drop for Asks {
 
 #[test]
 fn a_domain_whose_last_handle_goes_during_a_change_is_dropped_without_the_lock() {
-    type Slot = Arc<Mutex<Option<Arc<Domain<Observed<Mapper>, Played>>>>>;
+    type Slot = Arc<Mutex<Option<Shared<Domain<Observed<Mapper>, Played>>>>>;
     let bench = Bench::new(LONG);
     let policies = Arc::new(Policies::new(LONG));
     let (told, tells) = channel();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{AmdV1, Entry, Format, PageTable, VtdSecondStage};
@@ -172,7 +173,7 @@ type SlowTables = TableMapper<Arc<Memory>, Arc<dyn InvalidationQueue>, Slow>;
 struct Large {
     memory: Arc<Memory>,
     platform: Arc<Clocked>,
-    domain: Arc<Domain<SlowTables, Played>>,
+    domain: Shared<Domain<SlowTables, Played>>,
     range: IovaRange,
     /// Asks whether the device reaches the first byte of a range.
     reaches: Arc<dyn Fn(IovaRange) -> bool + Send + Sync>,
@@ -202,7 +203,7 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
     let Large { memory, platform, domain, range, reaches } = large();
     let (first, second) = (part(range, 0, PAGE), part(range, PAGE, PAGE));
     assert!(reaches(first) && reaches(second));
-    let (cpus, unmaps, walks) = (Arc::clone(&platform), Arc::downgrade(&domain), reaches.clone());
+    let (cpus, unmaps, walks) = (Arc::clone(&platform), Shared::downgrade(&domain), reaches.clone());
     let hook: Hook = Arc::new(move || {
         cpus.be(1);
         println!("the part: {:?}", unmaps.upgrade().unwrap().unmap_strictly(first));
@@ -227,7 +228,7 @@ fn a_large_page_that_is_unmapped_while_another_unmaps_a_part_of_it_is_out_of_rea
 fn what_an_innocent_caller_unmaps_is_out_of_reach_though_the_last_owner_unmapped_twice_at_once() {
     let Large { platform, domain, range, reaches, .. } = large();
     let (first, second) = (part(range, 0, PAGE), part(range, PAGE, PAGE));
-    let (unmaps, walks) = (Arc::downgrade(&domain), reaches.clone());
+    let (unmaps, walks) = (Shared::downgrade(&domain), reaches.clone());
     let cpus = Arc::clone(&platform);
     let got = Arc::new(Mutex::new(None));
     let gets = Arc::clone(&got);
@@ -292,7 +293,7 @@ fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> 
     let panicked = std::panic::catch_unwind(unmap).is_err();
     platform.after_each_turn(|| ());
     let (tell, told) = std::sync::mpsc::channel();
-    let other = Arc::clone(&domain);
+    let other = domain.clone();
     std::thread::spawn(move || {
         let _ = other.unmap_strictly(part(range, bytes - PAGE, PAGE));
         let _ = tell.send(());
@@ -300,7 +301,7 @@ fn goes_on<X: Format>(format: X, tables: TableFormat, bytes: u64, turn: u64) -> 
     let ended = told.recv_timeout(std::time::Duration::from_secs(60));
     assert_ne!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
     if ended.is_ok() {
-        while Arc::strong_count(&domain) > 1 {
+        while Shared::owners(&domain) > 1 {
             std::thread::yield_now();
         }
         drop(domain);

@@ -13,6 +13,12 @@ thread_local! {
     static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// How many requests of this thread succeed before all others fail.
     static GRANTS: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Whether only one request fails, when [`GRANTS`] have been made.
+    static ONCE: Cell<bool> = const { Cell::new(false) };
+    /// Requests of this thread that failed.
+    static REFUSED: Cell<usize> = const { Cell::new(0) };
+    /// Whether this thread is in what the limits, and the counts, are not for.
+    static EXEMPT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The system's allocator, counted and limited per thread.
@@ -20,10 +26,19 @@ struct Limited;
 
 /// Counts a request and says whether it may succeed. A thread that is being torn down is not limited.
 fn granted(bytes: usize) -> bool {
+    if EXEMPT.try_with(Cell::get).unwrap_or(true) {
+        return true;
+    }
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
     let grant = |grants: &Cell<usize>| match grants.get() {
         usize::MAX => true,
-        0 => false,
+        0 => {
+            REFUSED.set(REFUSED.get() + 1);
+            if ONCE.get() {
+                grants.set(usize::MAX);
+            }
+            false
+        }
         left => {
             grants.set(left - 1);
             true
@@ -33,6 +48,9 @@ fn granted(bytes: usize) -> bool {
 }
 
 fn hold(more: usize, less: usize) {
+    if EXEMPT.try_with(Cell::get).unwrap_or(true) {
+        return;
+    }
     let _ = HELD.try_with(|held| held.set(held.get() + more as isize - less as isize));
 }
 
@@ -87,6 +105,28 @@ pub fn in_pieces_of<T>(bytes: usize, work: impl FnOnce() -> T) -> (T, usize) {
 pub fn granting<T>(grants: usize, work: impl FnOnce() -> T) -> (T, usize) {
     GRANTS.set(grants);
     counted(work)
+}
+
+/// From now on the next `grants` requests of this thread get memory, and then one does not, or, unless it is to be `once`, none does
+/// until [`grant_all`].
+pub fn grant(grants: usize, once: bool) {
+    REFUSED.set(0);
+    ONCE.set(once);
+    GRANTS.set(grants);
+}
+
+/// From now on all requests of this thread get memory. Returns how many did not.
+pub fn grant_all() -> usize {
+    GRANTS.set(usize::MAX);
+    REFUSED.take()
+}
+
+/// Runs `work` of something else than what is tested: its requests get memory, and nothing counts them.
+pub fn exempt<T>(work: impl FnOnce() -> T) -> T {
+    let before = EXEMPT.replace(true);
+    let result = work();
+    EXEMPT.set(before);
+    result
 }
 
 /// Bytes that this thread has got from the allocator, less those that it has given back.

@@ -1,11 +1,10 @@
 //! The owner of a CPU and somebody who revokes it never use its value at the same time, and each sees what the
 //! other did before.
 
-use std::sync::Weak;
-
 use ::loom::cell::UnsafeCell;
 use ::loom::sync::Arc;
 use ::loom::thread;
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::percpu::{BiasedLock, Counter, Marks, PerCpu, TurnLocal};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 
@@ -26,7 +25,9 @@ unsafe impl Platform for Fences {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }
@@ -64,7 +65,7 @@ trait Values: Send + Sync + 'static {
 
 impl Values for BiasedLock<Value> {
     fn new() -> Arc<Self> {
-        Arc::new(Self::new(1, || Value(UnsafeCell::new(0))))
+        Arc::new(Self::new(1, || Value(UnsafeCell::new(0))).unwrap())
     }
 
     fn add_one(&self) -> bool {
@@ -78,14 +79,14 @@ impl Values for BiasedLock<Value> {
 
 /// A value whose mark is apart from it.
 struct Apart {
-    marks: std::sync::Arc<Marks>,
+    marks: Shared<Marks>,
     value: TurnLocal<Value>,
 }
 
 impl Values for Apart {
     fn new() -> Arc<Self> {
-        let marks = std::sync::Arc::new(Marks::new(1));
-        let value = TurnLocal::new(std::sync::Arc::clone(&marks), 1, |_| Value(UnsafeCell::new(0)));
+        let marks = Shared::new(Marks::new(1).unwrap()).unwrap();
+        let value = TurnLocal::new(marks.clone(), 1, |_| Ok(Value(UnsafeCell::new(0)))).unwrap();
         Arc::new(Self { marks, value })
     }
 
@@ -103,17 +104,17 @@ impl Values for Apart {
 
 /// A value that others have apart, in turns that have another value, too.
 struct Beside {
-    marks: std::sync::Arc<Marks>,
+    marks: Shared<Marks>,
     rest: TurnLocal<Value>,
     value: TurnLocal<Value, true>,
 }
 
 impl Values for Beside {
     fn new() -> Arc<Self> {
-        let marks = std::sync::Arc::new(Marks::new(1));
-        let make = |_| Value(UnsafeCell::new(0));
-        let rest = TurnLocal::new(std::sync::Arc::clone(&marks), 1, make);
-        let value = TurnLocal::apart(std::sync::Arc::clone(&marks), 1, make);
+        let marks = Shared::new(Marks::new(1).unwrap()).unwrap();
+        let make = |_| Ok(Value(UnsafeCell::new(0)));
+        let rest = TurnLocal::new(marks.clone(), 1, make).unwrap();
+        let value = TurnLocal::apart(marks.clone(), 1, make).unwrap();
         Arc::new(Self { marks, rest, value })
     }
 
@@ -205,7 +206,7 @@ fn a_turn_beside_a_revocation_apart_sees_the_one_before() {
 #[test]
 fn counts_of_cpus_without_a_word_of_their_own_are_not_lost() {
     ::loom::model(|| {
-        let counts = Arc::new(PerCpu::new(1, Counter::default));
+        let counts = Arc::new(PerCpu::new(1, Counter::default).unwrap());
         let add = |counts: &PerCpu<Counter>, index| {
             let (count, alone) = counts.get(Some(index));
             count.add(alone, 1);

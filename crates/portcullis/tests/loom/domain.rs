@@ -1,12 +1,12 @@
 //! A domain whose CPUs unmap lazily, flush, change the policy and use addresses again: what is used again is forgotten before,
 //! and what a change promises holds when it has returned.
 
-use std::sync::Weak;
-
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{DomainId, Iova, IovaRange, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
@@ -50,7 +50,9 @@ unsafe impl Platform for Cpus {
         WINDOW_NS
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, deadline_ns: u64) {
         self.0.fetch_min(deadline_ns, Ordering::Relaxed);
@@ -184,7 +186,7 @@ fn race_then(
         let domain = Arc::new(Ours(Domain::new(cpus.clone(), Hardware::new(), LAZY).unwrap()));
         let range = before(&domain.0);
         let other = {
-            let domain = Arc::clone(&domain);
+            let domain = domain.clone();
             thread::spawn(move || {
                 be(1);
                 domain.0.unmap(range).unwrap();
@@ -205,7 +207,7 @@ fn then_over(domain: &Dom, wake_ns: &AtomicU64, range: IovaRange) {
     assert!(!is_stale(), "flushed, and reached");
 }
 
-struct Ours(std::sync::Arc<Dom>);
+struct Ours(Shared<Dom>);
 
 /// The only other address is taken: the next one to be had is that of the page that is being unmapped.
 #[test]

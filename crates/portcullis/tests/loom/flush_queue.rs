@@ -2,12 +2,12 @@
 //! came after its page-table entry was cleared.
 
 use std::ops::Deref;
-use std::sync::Weak;
 
 use ::loom::sync::atomic::{AtomicUsize, Ordering};
 use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use portcullis::addr::{Iova, IovaRange};
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::invalidation::{Cleared, FlushQueue, Pushed};
 use portcullis::percpu::Marks;
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
@@ -29,7 +29,9 @@ unsafe impl Platform for Fences {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }
@@ -44,12 +46,12 @@ const CLEARED: Cleared = Cleared { range: RANGE, neighbours: 0 };
 const WINDOW: u64 = 10;
 
 /// The queues of one CPU and of those without, and the marks of its turns.
-struct Queues(FlushQueue, std::sync::Arc<Marks>);
+struct Queues(FlushQueue, Shared<Marks>);
 
 impl Queues {
     fn new() -> Arc<Self> {
-        let marks = std::sync::Arc::new(Marks::new(1));
-        Arc::new(Self(FlushQueue::per_cpu(std::sync::Arc::clone(&marks), 1), marks))
+        let marks = Shared::new(Marks::new(1).unwrap()).unwrap();
+        Arc::new(Self(FlushQueue::per_cpu(marks.clone(), 1).unwrap(), marks))
     }
 
     /// Queues the range in a turn of CPU 0, after `clear`, as lazy protection does, for `window`.

@@ -1,8 +1,9 @@
 //! Frames made of the model checker's atomics, and a format whose tables have two entries.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::pgtable::{Attributes, Entry, Format, LeafSize};
 use portcullis::platform::{FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis::sync::{AtomicU64, Ordering};
@@ -173,7 +174,9 @@ unsafe impl Platform for Cpu {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }

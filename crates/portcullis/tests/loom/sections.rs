@@ -29,7 +29,7 @@ fn cpu(index: usize) -> LocalCpu<'static> {
 impl Thing {
     fn new() -> Arc<Self> {
         let linked = AtomicU64::new(1);
-        Arc::new(Self { linked, value: UnsafeCell::new(7), marks: Marks::new(2) })
+        Arc::new(Self { linked, value: UnsafeCell::new(7), marks: Marks::new(2).unwrap() })
     }
 
     fn look(&self, cpu: Option<&LocalCpu<'_>>, inner: bool) {

@@ -1,12 +1,11 @@
 //! Whoever finds the pool full is told of the free that comes, wherever it goes.
 
-use std::sync::Weak;
-
 use ::loom::sync::Arc;
 use ::loom::thread;
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaMapError;
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::sync::{AtomicU64, Ordering};
 
@@ -37,7 +36,9 @@ unsafe impl Platform for Cpus {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {
         self.wakes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -122,7 +123,7 @@ fn told(scarce: bool) {
             assert!(map(&pool, 64).is_err());
         }
         let other = {
-            let pool = Arc::clone(&pool);
+            let pool = pool.clone();
             thread::spawn(move || match map(&pool, 2048) {
                 Ok(mapped) => {
                     unmap(&pool, mapped);
@@ -171,7 +172,7 @@ fn grows_under_the_timer(mapped: u64) {
         assert_eq!((pool.trim(), asked() > 0), (4096, true));
         let before = asked();
         let timer = {
-            let pool = Arc::clone(&pool);
+            let pool = pool.clone();
             thread::spawn(move || pool.timer())
         };
         let second = map(&pool, 4096);

@@ -4,8 +4,9 @@
 #![allow(dead_code)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 /// No CPU.
@@ -59,7 +60,9 @@ unsafe impl Platform for Manual {
         self.0.now_ns.load(Ordering::Relaxed)
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, deadline_ns: u64) {
         self.0.wakes.lock().unwrap().push(deadline_ns);

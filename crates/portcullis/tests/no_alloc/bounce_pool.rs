@@ -54,7 +54,7 @@ fn unmap_never_allocates_nor_does_a_map_that_reuses_a_buffer() {
 #[test]
 fn a_pool_and_its_domain_say_what_memory_they_use() {
     let bench = Bench::new(small());
-    let domain = std::sync::Arc::clone(&bench.domain);
+    let domain = bench.domain.clone();
     let kept = |before: isize| u64::try_from(held() - before).unwrap();
     let before = held();
     let pool = BouncePool::new(domain.clone(), bench.frames.clone(), small()).unwrap();

@@ -12,4 +12,5 @@ mod bounce_pool;
 mod iova_bitmap;
 mod iova_space;
 mod iova_space_memory;
+mod refused;
 mod swiotlb;

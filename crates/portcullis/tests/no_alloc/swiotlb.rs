@@ -1,13 +1,12 @@
 //! An unmap of the swiotlb pool asks for no memory, whoever does it and whatever the size; nor do maps in a pool that has
 //! room. A pool that cannot have notes for a new area is full, and nothing is lost.
 
-use std::sync::Weak;
-
 use crate::limited::{granting, held};
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, PhysSegment};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{DmaMapError, DmaMask, QueueConfig};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents};
 use portcullis::std_platform::StdPlatform;
@@ -103,7 +102,9 @@ unsafe impl Platform for NoTimer {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }

@@ -1,7 +1,8 @@
 //! One type for every platform, so that the library is compiled once for all machines of a test program.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 /// A platform that is known when the test runs.
@@ -18,7 +19,7 @@ trait Cpus: Send + Sync {
     fn lend_fast(&self, f: &mut dyn FnMut(&LocalCpu<'_>));
     fn now_ns(&self) -> u64;
     fn fence_all(&self);
-    fn register(&self, events: Weak<dyn PlatformEvents>);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory>;
     fn wake_at(&self, deadline_ns: u64);
 }
 
@@ -47,8 +48,8 @@ impl<P: Platform> Cpus for P {
         P::fence_all(self);
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        P::register(self, events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        P::register(self, events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {
@@ -92,8 +93,8 @@ unsafe impl Platform for Played {
         self.0.fence_all();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.0.register(events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.0.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {

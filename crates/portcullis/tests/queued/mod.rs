@@ -2,11 +2,11 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::convert::Infallible;
-use std::sync::Arc;
 
 use portcullis::addr::DeviceId;
 use portcullis::dma::{Device, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, Queue, QueueConfig};
 use portcullis::domain::Domain;
+use portcullis::heap::Shared;
 use portcullis::mapper::Mapper;
 use portcullis::platform::Platform;
 
@@ -15,10 +15,10 @@ pub type Nic<M, P> = Device<(M, P, Infallible)>;
 pub type QueueOf<M, P, B> = Queue<(M, P, Infallible), B>;
 
 /// A device of the domain that reaches addresses up to `mask`.
-pub fn nic<M: Mapper, P: Platform>(domain: &Arc<Domain<M, P>>, mask: u64) -> Nic<M, P> {
+pub fn nic<M: Mapper, P: Platform>(domain: &Shared<Domain<M, P>>, mask: u64) -> Nic<M, P> {
     let bits = DmaMask::bits(u64::BITS - mask.leading_zeros());
     assert_eq!(bits.last(), mask);
-    DmaDomain::over(Arc::clone(domain), None).attach(DeviceId(7), bits).unwrap()
+    DmaDomain::over(domain.clone(), None).unwrap().attach(DeviceId(7), bits).unwrap()
 }
 
 /// A queue for the domain and the reach of `device`, by the policy of the domain.

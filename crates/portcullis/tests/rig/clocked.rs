@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 type AfterTurn = Arc<dyn Fn() + Send + Sync>;
@@ -118,8 +119,9 @@ unsafe impl Platform for Clocked {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         self.listeners.lock().unwrap().push(events);
+        Ok(())
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use portcullis::addr::{DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -40,7 +41,7 @@ pub struct Rig<P: Platform, Q: InvalidationQueue> {
     pub iommu: Arc<Iommu>,
     pub platform: P,
     pub queue: Arc<Q>,
-    pub domain: Arc<Dom>,
+    pub domain: Shared<Dom>,
     pub device: Device,
 }
 
@@ -69,7 +70,7 @@ impl<P: Platform + Clone, Q: InvalidationQueue> Rig<P, Q> {
     }
 
     /// Another domain of the same unit, with a device of its own.
-    pub fn another(&self, number: u16, policy: Policy) -> (Arc<Dom>, Device) {
+    pub fn another(&self, number: u16, policy: Policy) -> (Shared<Dom>, Device) {
         let ids = (DeviceId(number.into()), DomainId(number));
         attach(&self.memory, &self.iommu, &self.platform, Arc::clone(&self.queue) as _, ids, policy)
     }
@@ -98,13 +99,13 @@ fn attach<P: Platform + Clone>(
     queue: Arc<dyn InvalidationQueue>,
     (device, id): (DeviceId, DomainId),
     policy: Policy,
-) -> (Arc<Dom>, Device) {
+) -> (Shared<Dom>, Device) {
     let format = VtdSecondStage::new(4, 3, 48).unwrap();
     let table = PageTable::for_cpus(Arc::clone(memory), format, platform.cpus()).unwrap();
     iommu.attach(device, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
     let mapper = TableMapper::new(table, queue, id, Vec::new());
     let domain = Domain::new(Played::new(platform.clone()), mapper, policy).unwrap();
-    let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+    let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
     (domain, device)
 }
 

@@ -1,8 +1,9 @@
 //! A machine that one thread plays, and whose platform panics where the test wants.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Weak};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 use super::Clocked;
@@ -64,8 +65,8 @@ unsafe impl Platform for Moody {
         self.inner.now_ns()
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.register(events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.inner.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -1,8 +1,7 @@
 //! A mapper that tells the test of each step, before it goes on.
 
-use std::sync::Arc;
-
 use portcullis::addr::{IovaRange, PhysAddr};
+use portcullis::heap::{OutOfMemory, Shared};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::percpu::{Marks, Turn};
@@ -57,8 +56,8 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         self.inner.costs()
     }
 
-    fn set_cpus(&mut self, cpus: usize) {
-        self.inner.set_cpus(cpus);
+    fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
+        self.inner.set_cpus(cpus)
     }
 
     unsafe fn map<P: Platform>(
@@ -82,7 +81,7 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         result
     }
 
-    fn marks<P: Platform>(&self, platform: &P) -> Option<&Arc<Marks>> {
+    fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.inner.marks(platform)
     }
 

@@ -231,7 +231,7 @@ fn another_platform_s_cpu_is_kept_while_that_platform_lives() {
 fn an_owner_and_one_who_revokes_are_never_both_at_a_value() {
     let platform = StdPlatform::with_cpus(1);
     assert_eq!(cpu_of(&platform), Some(0));
-    let values: Vec<_> = (0..50).map(|_| BiasedLock::new(1, || AtomicU64::new(0))).collect();
+    let values: Vec<_> = (0..50).map(|_| BiasedLock::new(1, || AtomicU64::new(0)).unwrap()).collect();
     let add = |value: &AtomicU64| value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     let turns: Vec<u64> = thread::scope(|scope| {
         scope.spawn(|| {

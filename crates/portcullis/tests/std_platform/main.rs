@@ -19,10 +19,10 @@ mod timers;
 mod windows;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use portcullis::platform::{Platform, PlatformEvents};
+use portcullis::heap::{Shared, Weak};
+use portcullis::platform::{Platform, PlatformEvents, events_of};
 use portcullis::std_platform::StdPlatform;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,9 +37,9 @@ enum Event {
 }
 
 /// Calls the test.
-struct Listener<F>(F);
+struct Listener(Box<dyn Fn(Event) + Send + Sync>);
 
-impl<F: Fn(Event) + Send + Sync> PlatformEvents for Listener<F> {
+impl PlatformEvents for Listener {
     fn timer(&self) {
         (self.0)(Event::Timer);
     }
@@ -50,14 +50,14 @@ impl<F: Fn(Event) + Send + Sync> PlatformEvents for Listener<F> {
 }
 
 /// Has `hear` called until the handle is dropped.
-fn listen(platform: &StdPlatform, hear: impl Fn(Event) + Send + Sync + 'static) -> Arc<dyn PlatformEvents> {
-    let listener: Arc<dyn PlatformEvents> = Arc::new(Listener(hear));
-    platform.register(Arc::downgrade(&listener));
+fn listen(platform: &StdPlatform, hear: impl Fn(Event) + Send + Sync + 'static) -> Shared<Listener> {
+    let listener = Shared::new(Listener(Box::new(hear))).unwrap();
+    platform.register(events_of(&listener)).unwrap();
     listener
 }
 
 /// Has `hear` called for timers only.
-fn on_timer(platform: &StdPlatform, hear: impl Fn() + Send + Sync + 'static) -> Arc<dyn PlatformEvents> {
+fn on_timer(platform: &StdPlatform, hear: impl Fn() + Send + Sync + 'static) -> Shared<Listener> {
     listen(platform, move |event| {
         if event == Event::Timer {
             hear();
@@ -91,6 +91,6 @@ fn cpu_of(platform: &StdPlatform) -> Option<usize> {
     platform.with_cpu(|cpu| cpu.map(|cpu| cpu.index()))
 }
 
-fn is_gone(events: &Weak<dyn PlatformEvents>) -> bool {
-    events.strong_count() == 0
+fn is_gone(events: &Weak<Listener>) -> bool {
+    events.owners() == 0
 }

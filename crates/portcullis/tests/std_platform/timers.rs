@@ -9,14 +9,15 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use portcullis::platform::{Platform, PlatformEvents};
+use portcullis::heap::Shared;
+use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
-use super::{HOURS, PATIENCE, PanicsWhenDropped, cpu_of, is_gone, next, on_timer, wake_now};
+use super::{HOURS, Listener, PATIENCE, PanicsWhenDropped, cpu_of, is_gone, next, on_timer, wake_now};
 
 /// A listener that tells of each call and stays in it until it is let go on.
 struct Blocking {
-    handle: Arc<dyn PlatformEvents>,
+    handle: Shared<Listener>,
     entered: Receiver<()>,
     go_on: Sender<()>,
 }
@@ -35,7 +36,7 @@ impl Blocking {
 }
 
 /// A listener that tells of each call when it was.
-fn telling(platform: &StdPlatform) -> (Arc<dyn PlatformEvents>, Receiver<u64>) {
+fn telling(platform: &StdPlatform) -> (Shared<Listener>, Receiver<u64>) {
     let (called, calls) = channel();
     let (called, clock) = (Mutex::new(called), platform.clone());
     let tell = move || called.lock().unwrap().send(clock.now_ns()).unwrap();
@@ -184,7 +185,7 @@ fn nor_do_those_of_the_drop_of_the_last_handle() {
             let _ = may_go_on.lock().unwrap().recv_timeout(PATIENCE);
             assert!(!panics_in_call, "as the test wants");
         });
-        let weak = Arc::downgrade(&handle);
+        let weak = Shared::downgrade(&handle);
         wake_now(&platform);
         next(&entered);
         drop(handle);

@@ -44,7 +44,7 @@ impl<X: Format> Queues<X> {
         iommu.attach(DEVICE, Context::Translated { domain, root: table.root(), format: case.walker });
         let mapper = TableMapper::new(table, iommu.queue(), domain, Vec::new());
         let domain = Domain::new(Arc::clone(&PLATFORM), mapper, Policy::Strict).unwrap();
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
         Self { case, iommu, device, live: BTreeMap::new(), ended: BTreeSet::new() }
     }
 
@@ -186,7 +186,7 @@ impl<X: Format> Queues<X> {
 
     /// Lists that are linked as a whole, and removed in parts by the mapper: what is in between stays.
     fn walk_steps(&mut self, steps: u64, dice: &mut Dice) {
-        let domain = Arc::clone(self.device.domain());
+        let domain = self.device.domain().clone();
         for _ in 0..steps {
             let list = self.list(dice, 30);
             let len: u64 = list.iter().map(|piece| piece.len).sum();
@@ -219,7 +219,7 @@ impl<X: Format> Queues<X> {
 
     fn walk_batches(&mut self, steps: u64, dice: &mut Dice) {
         let device = self.device.clone();
-        let mut batch = RawBatch::new(&device, MOST_IN_BATCH);
+        let mut batch = RawBatch::new(&device, MOST_IN_BATCH).unwrap();
         let (mut mapped, mut waiting) = (Vec::new(), Vec::new());
         for _ in 0..steps {
             match dice.below(8) {

@@ -55,10 +55,10 @@ impl Engine {
             return Ok(Copies::Pool(Arc::clone(bytes)));
         }
         let pool = match &self.swiotlb {
-            Some(pool) => Arc::clone(pool),
+            Some(pool) => pool.clone(),
             None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
         };
-        self.swiotlb = Some(Arc::clone(&pool));
+        self.swiotlb = Some(pool.clone());
         Ok(Copies::Swiotlb(pool))
     }
 }

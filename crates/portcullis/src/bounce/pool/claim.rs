@@ -6,15 +6,14 @@
 //! notes its own number in the mapping's phase. Here, too, is what tries again to confirm, and what
 //! ends all mappings with the pool.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
 use core::ops::Bound;
 
 use super::BouncePool;
-use super::single::{Entry, Look, Parts, Phase, Single, noted};
+use super::single::{Entry, Look, Map, Parts, Phase, Place, Single};
 use crate::addr::{Iova, IovaRange};
 use crate::broken::broken;
 use crate::domain::Changing;
+use crate::heap::Shared;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -26,7 +25,7 @@ pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
     number: u64,
     /// A mapping that was taken out of the map after the hardware confirmed its unmap, or that never got into it, and whether
     /// its addresses are lost. Its buffers are still to be freed.
-    freed: Option<(Arc<Single>, bool)>,
+    freed: Option<(Shared<Single>, bool)>,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
@@ -45,33 +44,33 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     /// hand. Where the map has another mapping at any of them, returns this one as an error and
     /// gives its addresses up: a caller has ended the other by number, and its owner may still
     /// unmap it.
-    pub(super) fn enter(&mut self, single: Single) -> Result<Arc<Single>, Single> {
+    pub(super) fn enter(&mut self, place: Place, single: Single) -> Result<Shared<Single>, Single> {
         let Self { pool, number, freed } = self;
-        let (single, phase) = (Arc::new(single), Phase::Taken(*number));
-        *freed = Some((Arc::clone(&single), false));
-        let enter = |map: &mut BTreeMap<_, Entry>| {
+        let (single, entry) = place.fill(single, Phase::Taken(*number));
+        *freed = Some((single.clone(), false));
+        let enter = |map: &mut Map| {
             *freed = None;
-            if noted(map, single.range).is_some() {
+            if map.noted(single.range).is_some() {
                 drop(pool.domain.changing(single.range));
                 return false;
             }
-            map.insert(single.range.start(), Entry { single: Arc::clone(&single), phase, lost: false });
+            map.insert(entry);
             true
         };
         if pool.domain.platform().with_cpu(|_| pool.singles.with(enter)) {
             return Ok(single);
         }
-        Err(Arc::into_inner(single)
-            .unwrap_or_else(|| broken("a mapping that was not entered is its maker's")))
+        Err(Shared::try_unwrap(single)
+            .unwrap_or_else(|_| broken("a mapping that was not entered is its maker's")))
     }
 
     /// Puts the mapping at `start`, which is in hand, into `phase`. If `lost`, notes that its
     /// addresses must not be used again.
     pub(super) fn set(&self, start: Iova, phase: Phase, lost: bool) {
-        let set = |map: &mut BTreeMap<_, Entry>| {
+        let set = |map: &mut Map| {
             let entry = in_hand(map, start, self.number);
-            entry.phase = phase;
-            entry.lost |= lost;
+            entry.phase.set(phase);
+            entry.lost.set(entry.lost.get() | lost);
         };
         self.pool.domain.platform().with_cpu(|_| self.pool.singles.with(set));
     }
@@ -80,10 +79,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     /// caller has it in hand, and no device reaches it any more.
     pub(super) fn end(&mut self, start: Iova, lost: bool) {
         let Self { pool, number, freed } = self;
-        let take_out = |map: &mut BTreeMap<_, Entry>| {
+        let take_out = |map: &mut Map| {
             let entry = in_hand(map, start, *number);
-            *freed = Some((Arc::clone(&entry.single), entry.lost | lost));
-            map.remove(&start);
+            *freed = Some((entry.single.clone(), entry.lost.get() | lost));
+            drop(map.remove(start));
         };
         pool.domain.platform().with_cpu(|_| pool.singles.with(take_out));
         self.release();
@@ -94,7 +93,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.pool.domain.platform().with_cpu(|_| {
             self.pool.singles.with(|map| {
                 let range = in_hand(map, start, self.number).single.range;
-                map.remove(&start);
+                drop(map.remove(start));
                 self.pool.domain.changing(range)
             })
         })
@@ -114,10 +113,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         let mut from = Bound::Unbounded;
         loop {
             pool.singles.visit(pool.domain.platform(), &mut from, |entry| {
-                if entry.phase != trying {
+                if entry.phase.get() != trying {
                     return Look::On;
                 }
-                self.freed = Some((Arc::clone(&entry.single), entry.lost));
+                self.freed = Some((entry.single.clone(), entry.lost.get()));
                 Look::Remove
             });
             let Some((single, _)) = &self.freed else { break };
@@ -138,19 +137,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     fn abandon(&self) {
         let Self { pool, number, .. } = *self;
         pool.singles.visit(pool.domain.platform(), &mut Bound::Unbounded, |entry| {
-            entry.phase = match entry.phase {
+            entry.phase.set(match entry.phase.get() {
                 Phase::Live(by) | Phase::Taken(by) if by == number => Phase::Torn,
                 Phase::Trying(by) if by == number => Phase::Unconfirmed,
                 phase => phase,
-            };
+            });
             Look::On
         });
     }
 }
 
 /// The mapping at `start`, which the caller `number` has in hand.
-fn in_hand(map: &mut BTreeMap<Iova, Entry>, start: Iova, number: u64) -> &mut Entry {
-    let entry = map.get_mut(&start).filter(|entry| entry.phase == Phase::Taken(number));
+fn in_hand(map: &Map, start: Iova, number: u64) -> &Entry {
+    let entry = map.get(start).filter(|entry| entry.phase.get() == Phase::Taken(number));
     entry.unwrap_or_else(|| broken("a mapping that is in hand stays there"))
 }
 
@@ -174,8 +173,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let claim = self.claim();
         self.unlink_torn(&claim, gather);
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
-            if entry.phase == Phase::Unconfirmed {
-                entry.phase = Phase::Trying(claim.number);
+            if entry.phase.get() == Phase::Unconfirmed {
+                entry.phase.set(Phase::Trying(claim.number));
                 gather.add(entry.single.range);
             }
             Look::On
@@ -188,10 +187,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         loop {
             let mut torn = None;
             self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
-                if entry.phase != Phase::Torn {
+                if entry.phase.get() != Phase::Torn {
                     return Look::On;
                 }
-                entry.phase = Phase::Taken(claim.number);
+                entry.phase.set(Phase::Taken(claim.number));
                 torn = Some(entry.single.range);
                 Look::Enough
             });
@@ -206,7 +205,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(super) fn awaits(&self) -> bool {
         let mut awaits = false;
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
-            awaits = !matches!(entry.phase, Phase::Live(_));
+            awaits = !matches!(entry.phase.get(), Phase::Live(_));
             if awaits { Look::Enough } else { Look::On }
         });
         awaits
@@ -214,7 +213,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Returns whether the map has a mapping at any of the addresses of `range`.
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
-        let is_noted = |map: &mut BTreeMap<_, Entry>| noted(map, range).is_some();
+        let is_noted = |map: &mut Map| map.noted(range).is_some();
         self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))
     }
 
@@ -231,12 +230,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// For the pool's end: removes all translations but those made directly.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
         // Without a CPU, which would be held for long: the pool is being dropped, so no other caller waits for the lock.
-        self.singles.with(|map| map.retain(|_, entry| !matches!(entry.single.parts, Parts::Direct { .. })));
+        self.singles.with(|map| map.retain(|entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {
-            let next = |map: &mut BTreeMap<_, Entry>| {
-                let (_, entry) = map.range((from, Bound::Unbounded)).next()?;
-                Some((entry.single.range, entry.phase))
+            let next = |map: &mut Map| {
+                let entry = map.next(from)?;
+                Some((entry.single.range, entry.phase.get()))
             };
             let next = self.domain.platform().with_cpu(|_| self.singles.with(next));
             let Some((range, phase)) = next else { return };
@@ -245,24 +244,24 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
                 gather.add(range);
             } else if !self.unlink(range, gather) {
-                let lose = |entry: &mut Entry| entry.lost = true;
+                let lose = |entry: &Entry| entry.lost.set(true);
                 self.domain
                     .platform()
-                    .with_cpu(|_| self.singles.with(|map| map.get_mut(&range.start()).map(lose)));
+                    .with_cpu(|_| self.singles.with(|map| map.get(range.start()).map(lose)));
             }
         }
     }
 
     /// For the pool's end: gives everything back.
     pub(super) fn free_singles(&self) {
-        while let Some((_, entry)) = self.singles.with(BTreeMap::pop_first) {
-            self.release(&entry.single, entry.lost);
+        while let Some(entry) = self.singles.with(Map::pop_first) {
+            self.release(&entry.single, entry.lost.get());
         }
     }
 
     /// For a pool's end that was not confirmed: gives up the addresses of all that is left.
     pub(super) fn lose_singles(&self) {
-        while let Some((_, entry)) = self.singles.with(BTreeMap::pop_first) {
+        while let Some(entry) = self.singles.with(Map::pop_first) {
             drop(self.domain.changing(entry.single.range));
         }
     }

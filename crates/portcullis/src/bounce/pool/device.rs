@@ -1,8 +1,6 @@
 //! A device of a pool's domain: what a driver calls to map. It chooses the way of each mapping, so
 //! that an untrusted device is never given a granule of the original that holds other data, too.
 
-use alloc::sync::Arc;
-
 use super::BouncePool;
 use super::config::{Attributes, DeviceProfile};
 use super::mapping::PoolMapping;
@@ -11,6 +9,7 @@ use super::split::{Cut, cut, shape};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
+use crate::heap::Shared;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::setup::SetupError;
@@ -18,7 +17,7 @@ use crate::setup::SetupError;
 /// A device of a pool's domain. Cheap to clone.
 #[derive(Debug)]
 pub struct BounceDevice<M: Mapper, P: Platform, C: CopyMemory> {
-    pool: Arc<BouncePool<M, P, C>>,
+    pool: Shared<BouncePool<M, P, C>>,
     client: Client,
 }
 
@@ -33,7 +32,7 @@ pub(crate) struct Client {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
     fn clone(&self) -> Self {
-        Self { pool: Arc::clone(&self.pool), client: self.client }
+        Self { pool: self.pool.clone(), client: self.client }
     }
 }
 
@@ -43,7 +42,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     /// # Errors
     /// [`SetupError::OffsetMask`] where the bits to keep are not the lowest, or reach beyond a
     /// granule's offset.
-    pub fn new(pool: Arc<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
+    pub fn new(pool: Shared<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
         let client = pool.client(profile)?;
         Ok(Self { pool, client })
     }
@@ -54,7 +53,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         let offset_mask = self.pool.domain.granule().offset_mask();
         let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.client.profile };
         let client = Client { profile, reaches_slots: true, inside: self.client.inside };
-        Self { pool: Arc::clone(&self.pool), client }
+        Self { pool: self.pool.clone(), client }
     }
 
     /// Returns how a list that the device [may not be given](Self::look_at) is cut, so that it is
@@ -93,7 +92,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     }
 
     /// The pool.
-    pub fn pool(&self) -> &Arc<BouncePool<M, P, C>> {
+    pub fn pool(&self) -> &Shared<BouncePool<M, P, C>> {
         &self.pool
     }
 

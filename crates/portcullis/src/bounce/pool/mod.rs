@@ -81,8 +81,6 @@ pub(crate) use slot::Toward;
 pub(crate) use split::Cut;
 
 use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use self::cpu::Cpu;
@@ -94,9 +92,10 @@ use self::slot::Slot;
 use self::unlink::StillMapped;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
+use crate::heap::{Shared, SharedPlace, slice};
 use crate::mapper::Mapper;
 use crate::percpu::{BiasedLock, CachePadded};
-use crate::platform::{CopyMemory, Platform};
+use crate::platform::{CopyMemory, Platform, events_of};
 use crate::setup::SetupError;
 use crate::sync::Mutex;
 
@@ -114,7 +113,7 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
-    domain: Arc<Domain<M, P>>,
+    domain: Shared<Domain<M, P>>,
     /// Not dropped where a device may still reach memory of it.
     memory: ManuallyDrop<C>,
     config: PoolConfig,
@@ -139,41 +138,44 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`Threshold`](SetupError::Threshold), [`ClassBytes`](SetupError::ClassBytes),
     /// [`OutOfMemory`](SetupError::OutOfMemory), or [`Space`](SetupError::Space) where there are no
     /// addresses for the slots.
-    pub fn new(domain: Arc<Domain<M, P>>, memory: C, config: PoolConfig) -> Result<Arc<Self>, SetupError> {
+    pub fn new(
+        domain: Shared<Domain<M, P>>,
+        memory: C,
+        config: PoolConfig,
+    ) -> Result<Shared<Self>, SetupError> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
         let (classes, class_shift) = config.classes(domain.granule())?;
         let bare = Layout::new(domain.granule(), class_shift, classes);
         let total = bare.first(classes);
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(total).map_err(|_| SetupError::OutOfMemory)?;
-        slots.extend((0..total).map(|_| Slot::new()));
+        let slots = slice(total, |_| Ok(Slot::new()))?;
         // Before there is something to give back, should the platform panic.
-        let cpus = BiasedLock::new(domain.platform().cpus(), Cpu::default);
+        let cpus = BiasedLock::new(domain.platform().cpus(), Cpu::default)?;
+        let depot = |class| Depot::new(bare.first(class), bare.first(class + 1));
+        let depots = slice(classes, |class| Ok(CachePadded(Mutex::new(depot(class)))))?;
+        let place = SharedPlace::new()?;
         let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
         let layout = bare.at(region.start().get());
-        let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));
-        let pool = Arc::new(Self {
+        let pool = place.fill(Self {
             cpus,
-            depots: (0..classes).map(|class| CachePadded(Mutex::new(depot(class)))).collect(),
+            depots,
             singles: Singles::default(),
             idle: Idle::default(),
             still_mapped: StillMapped::default(),
-            slots: slots.into_boxed_slice(),
+            slots,
             memory: ManuallyDrop::new(memory),
             domain,
             config,
             layout,
             region,
         });
-        let events: Weak<Self> = Arc::downgrade(&pool);
-        pool.domain.platform().register(events);
+        pool.domain.platform().register(events_of(&pool))?;
         Ok(pool)
     }
 
     /// The pool's domain.
-    pub fn domain(&self) -> &Arc<Domain<M, P>> {
+    pub fn domain(&self) -> &Shared<Domain<M, P>> {
         &self.domain
     }
 

@@ -2,15 +2,13 @@
 //! mapping went: its end, and syncs of any part. An address that is in no mapping of the caller's group through a buffer is
 //! the answer `None`, or an error, and changes nothing.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
-
 use super::BouncePool;
 use super::device::Client;
-use super::single::{Entry, Phase, Single, noted};
+use super::single::{Map, Phase, Single};
 use super::slot::Toward;
 use crate::addr::{Iova, IovaRange};
 use crate::bounce::error::{DmaUnmapError, inside};
+use crate::heap::Shared;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -112,14 +110,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// The mapping of the map that has the granule of `at`, if it has not ended.
-    fn single_around(&self, at: Iova) -> Option<Arc<Single>> {
+    fn single_around(&self, at: Iova) -> Option<Shared<Single>> {
         if self.singles.count() == 0 {
             return None;
         }
         let range = IovaRange::of_pages(at, 1, self.domain.granule())?;
-        let around = |map: &mut BTreeMap<Iova, Entry>| {
-            let entry = noted(map, range).filter(|entry| matches!(entry.phase, Phase::Live(_)))?;
-            Some(Arc::clone(&entry.single))
+        let around = |map: &mut Map| {
+            let entry = map.noted(range).filter(|entry| matches!(entry.phase.get(), Phase::Live(_)))?;
+            Some(entry.single.clone())
         };
         self.domain.platform().with_cpu(|_| self.singles.with(around))
     }

@@ -2,7 +2,6 @@
 //! is in the pool's map from before it is mapped until no device reaches it, so its buffers are not
 //! freed before.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::BouncePool;
@@ -10,18 +9,19 @@ use super::claim::Claim;
 use super::device::Client;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
-use super::single::{Parts, Phase, Single, find, remember};
+use super::single::{Parts, Phase, Place, Single, find, remember};
 use super::slot::{Terms, Toward};
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::domain::{AtomicPolicy, Ending as HowItEnds, Fate, MapListError, UnmapError};
+use crate::heap::{OutOfMemory, Shared};
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
 /// A mapping of the map, and the caller that has it in hand.
-pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Arc<Single>);
+pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
 
 /// How what was mapped directly ends. (What has buffers ends strictly, as they go back to an allocator.)
 #[derive(Debug, Clone, Copy)]
@@ -76,22 +76,27 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         list: Vec<PhysSegment>,
         (len, terms): (u64, Terms),
         parts: Parts,
-    ) -> Result<Arc<Single>, DmaMapError> {
+    ) -> Result<Shared<Single>, DmaMapError> {
         let mut claim = self.claim();
         let (mut list, mut parts) = (list, parts);
         // Each round but the last gives up addresses of another mapping, which a caller has ended
         // by number before its owner did.
         let single = loop {
-            let range = match self.domain.reserve(bytes, client.limit()) {
-                Ok(reserved) => reserved.into_range(),
+            let memory = || Place::new().map_err(|OutOfMemory| DmaMapError::OutOfMemory);
+            let reserve = |place| match self.domain.reserve(bytes, client.limit()) {
+                Ok(reserved) => Ok((place, reserved.into_range())),
+                Err(error) => Err(DmaMapError::List(error.into())),
+            };
+            let (place, range) = match memory().and_then(reserve) {
+                Ok(both) => both,
                 Err(error) => {
                     // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
                     unsafe { self.free_parts(&parts) };
                     claim.done();
-                    return Err(DmaMapError::List(error.into()));
+                    return Err(error);
                 }
             };
-            match claim.enter(Single { range, len, group: client.group(), terms, list, parts }) {
+            match claim.enter(place, Single { range, len, group: client.group(), terms, list, parts }) {
                 Ok(single) => break single,
                 Err(single) => (list, parts) = (single.list, single.parts),
             }
@@ -275,7 +280,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         iova: Iova,
         len: Option<u64>,
         by: (Option<u64>, Option<u64>),
-    ) -> Result<Option<Arc<Single>>, DmaUnmapError> {
+    ) -> Result<Option<Shared<Single>>, DmaUnmapError> {
         if self.singles.count() == 0 {
             return Ok(None);
         }

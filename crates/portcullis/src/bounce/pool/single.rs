@@ -1,14 +1,19 @@
 //! The pool's map: an ordered map of single-use buffers, split mappings, and lists with gaps that
 //! were mapped directly. No two of its mappings have an address in common.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::cell::Cell;
+use core::mem::MaybeUninit;
 use core::ops::Bound;
+
+use intrusive_collections::rbtree::CursorMut;
+use intrusive_collections::{Bound as At, KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
 
 use super::slot::Terms;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
+use crate::heap::{OutOfMemory, Shared, SharedPlace, empty_box};
 use crate::invalidation::SLICE;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -68,12 +73,131 @@ pub(super) enum Phase {
     Torn,
 }
 
+/// A mapping in the map. What changes of it changes under the map's lock.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub single: Arc<Single>,
-    pub phase: Phase,
+    link: RBTreeLink,
+    pub single: Shared<Single>,
+    pub phase: Cell<Phase>,
     /// The addresses must not be used again: another's mapping was met there, or has taken the place of this one.
-    pub lost: bool,
+    pub lost: Cell<bool>,
+}
+
+intrusive_adapter!(ByStart = Box<Entry>: Entry { link => RBTreeLink });
+
+impl<'a> KeyAdapter<'a> for ByStart {
+    type Key = Iova;
+
+    fn get_key(&self, entry: &'a Entry) -> Iova {
+        entry.single.range.start()
+    }
+}
+
+/// Memory for a mapping and its entry: it is there before the mapping has addresses.
+pub(super) struct Place {
+    single: SharedPlace<Single>,
+    entry: Box<MaybeUninit<Entry>>,
+}
+
+impl Place {
+    pub(super) fn new() -> Result<Self, OutOfMemory> {
+        Ok(Self { single: SharedPlace::new()?, entry: empty_box()? })
+    }
+
+    /// The mapping, and its entry, which is in this `phase`.
+    pub(super) fn fill(self, single: Single, phase: Phase) -> (Shared<Single>, Box<Entry>) {
+        let single = self.single.fill(single);
+        let (link, phase, lost) = (RBTreeLink::new(), Cell::new(phase), Cell::new(false));
+        (single.clone(), Box::write(self.entry, Entry { link, single, phase, lost }))
+    }
+}
+
+/// All mappings of the pool that are not through slots, by the first address of their granules. Its nodes are the entries, so a
+/// change of it needs no memory.
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    tree: RBTree<ByStart>,
+    len: u64,
+}
+
+/// The same bound, as the tree has it.
+fn at_of(from: &Bound<Iova>) -> At<&Iova> {
+    match from {
+        Bound::Included(start) => At::Included(start),
+        Bound::Excluded(start) => At::Excluded(start),
+        Bound::Unbounded => At::Unbounded,
+    }
+}
+
+impl Map {
+    /// Adds an entry, which has no address in common with another.
+    pub(super) fn insert(&mut self, entry: Box<Entry>) {
+        self.tree.insert(entry);
+        self.len += 1;
+    }
+
+    /// The entry of the mapping that begins at `start`.
+    pub(super) fn get(&self, start: Iova) -> Option<&Entry> {
+        self.tree.find(&start).get()
+    }
+
+    /// The first entry that begins behind `from`.
+    pub(super) fn next(&self, from: Bound<Iova>) -> Option<&Entry> {
+        self.tree.lower_bound(at_of(&from)).get()
+    }
+
+    /// Returns the entry that has any of the addresses of `range`: the last, where there are several.
+    pub(super) fn noted(&self, range: IovaRange) -> Option<&Entry> {
+        // No two have an address in common, so none before that goes on for longer.
+        let entry = self.tree.upper_bound(At::Included(&range.last())).get()?;
+        (entry.single.range.last() >= range.start()).then_some(entry)
+    }
+
+    /// Takes the entry of the mapping that begins at `start` out.
+    pub(super) fn remove(&mut self, start: Iova) -> Option<Box<Entry>> {
+        Self::remove_at(&mut self.tree.find_mut(&start), &mut self.len)
+    }
+
+    /// Takes the first entry out.
+    pub(super) fn pop_first(&mut self) -> Option<Box<Entry>> {
+        Self::remove_at(&mut self.tree.front_mut(), &mut self.len)
+    }
+
+    fn remove_at(at: &mut CursorMut<'_, ByStart>, len: &mut u64) -> Option<Box<Entry>> {
+        let removed = at.remove();
+        *len -= u64::from(removed.is_some());
+        removed
+    }
+
+    /// Takes the entries out that are not to be kept.
+    pub(super) fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
+        let mut at = self.tree.front_mut();
+        while let Some(entry) = at.get() {
+            if keep(entry) {
+                at.move_next();
+            } else {
+                drop(Self::remove_at(&mut at, &mut self.len));
+            }
+        }
+    }
+
+    /// Shows `f` at most `most` entries, one after the other, as [`Singles::visit`] does. Returns whether there may be more to show.
+    fn visit(&mut self, from: &mut Bound<Iova>, most: usize, f: &mut impl FnMut(&Entry) -> Look) -> bool {
+        let mut at = self.tree.lower_bound_mut(at_of(from));
+        for _ in 0..most {
+            let Some(entry) = at.get() else { return false };
+            *from = Bound::Excluded(entry.single.range.start());
+            match f(entry) {
+                Look::On => at.move_next(),
+                Look::Enough => return false,
+                Look::Remove => {
+                    drop(Self::remove_at(&mut at, &mut self.len));
+                    return false;
+                }
+            }
+        }
+        true
+    }
 }
 
 /// What follows a look at an entry.
@@ -94,7 +218,7 @@ pub(super) struct Singles {
     count: AtomicU64,
     /// Callers that take mappings in hand, so far.
     claims: AtomicU64,
-    map: Mutex<BTreeMap<Iova, Entry>>,
+    map: Mutex<Map>,
 }
 
 impl Singles {
@@ -110,10 +234,10 @@ impl Singles {
     }
 
     /// Calls `f` with the map, locked. The caller has a CPU lent, if its platform has one for it.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut BTreeMap<Iova, Entry>) -> R) -> R {
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Map) -> R) -> R {
         let mut map = self.map.lock();
         let result = f(&mut map);
-        self.count.store(map.len() as u64, Ordering::Relaxed);
+        self.count.store(map.len, Ordering::Relaxed);
         result
     }
 
@@ -124,35 +248,11 @@ impl Singles {
         &self,
         platform: &P,
         from: &mut Bound<Iova>,
-        mut f: impl FnMut(&mut Entry) -> Look,
+        mut f: impl FnMut(&Entry) -> Look,
     ) {
-        let mut slice = |map: &mut BTreeMap<Iova, Entry>| {
-            let mut seen = 0;
-            for (start, entry) in map.range_mut((*from, Bound::Unbounded)).take(SLICE) {
-                let start = *start;
-                *from = Bound::Excluded(start);
-                seen += 1;
-                match f(entry) {
-                    Look::On => {}
-                    Look::Enough => return false,
-                    Look::Remove => {
-                        map.remove(&start);
-                        return false;
-                    }
-                }
-            }
-            seen == SLICE
-        };
+        let mut slice = |map: &mut Map| map.visit(from, SLICE, &mut f);
         while self.count() > 0 && platform.with_cpu(|_| self.with(&mut slice)) {}
     }
-}
-
-/// Returns the entry that the map has at any of the addresses of `range`: the last, where there are
-/// several.
-pub(super) fn noted(map: &mut BTreeMap<Iova, Entry>, range: IovaRange) -> Option<&mut Entry> {
-    // No two have an address in common, so none before that goes on for longer.
-    let (_, entry) = map.range_mut(..=range.last()).next_back()?;
-    (entry.single.range.last() >= range.start()).then_some(entry)
 }
 
 /// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`,
@@ -160,18 +260,18 @@ pub(super) fn noted(map: &mut BTreeMap<Iova, Entry>, range: IovaRange) -> Option
 /// the domain may. The caller with this `number`, if there is one, has the mapping in hand then; one of a `group` gets no
 /// mapping of another.
 pub(super) fn find(
-    map: &mut BTreeMap<Iova, Entry>,
+    map: &Map,
     range: IovaRange,
     iova: Iova,
     len: Option<u64>,
     (number, group): (Option<u64>, Option<u64>),
-) -> Result<Option<Arc<Single>>, DmaUnmapError> {
-    let Some(entry) = noted(map, range) else { return Ok(None) };
+) -> Result<Option<Shared<Single>>, DmaUnmapError> {
+    let Some(entry) = map.noted(range) else { return Ok(None) };
     // Its addresses are in use: only the whole of it may be named.
     let is_named = entry.single.range.start() == range.start()
         && entry.single.iova() == iova
         && group.is_none_or(|group| group == entry.single.group);
-    if !is_named || !matches!(entry.phase, Phase::Live(_)) {
+    if !is_named || !matches!(entry.phase.get(), Phase::Live(_)) {
         return Err(DmaUnmapError::NotMapped { iova });
     }
     let mapped = entry.single.len;
@@ -181,9 +281,9 @@ pub(super) fn find(
         return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped });
     }
     if let Some(number) = number {
-        entry.phase = Phase::Taken(number);
+        entry.phase.set(Phase::Taken(number));
     }
-    Ok(Some(Arc::clone(&entry.single)))
+    Ok(Some(entry.single.clone()))
 }
 
 /// A copy of `list`.

@@ -13,6 +13,7 @@ use super::slot::{NO_GROUP, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::broken::broken;
+use crate::heap::boxed;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
@@ -373,13 +374,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
 /// Remembers a list in its slot.
 fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
-    let mut kept: Box<Pieces> = slot.list.take().unwrap_or_default();
-    let pieces = list.len();
+    let no_memory = |_| DmaMapError::OutOfMemory;
+    let mut kept = slot.list.take().map_or_else(|| boxed(Pieces::default()), Ok).map_err(no_memory)?;
     kept.0.clear();
-    kept.0.try_reserve(pieces).map_err(|_| DmaMapError::OutOfMemory)?;
-    kept.0.extend_from_slice(list);
+    let room = kept.0.try_reserve(list.len()).map_err(|_| DmaMapError::OutOfMemory);
+    if room.is_ok() {
+        kept.0.extend_from_slice(list);
+    }
+    // In any case, so that what is there serves the next list.
     slot.list.put(kept);
-    Ok(())
+    room
 }
 
 /// Takes the list of a mapping that has one; its taker puts it back.

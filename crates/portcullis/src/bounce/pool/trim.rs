@@ -1,7 +1,6 @@
 //! Giving buffers back: their memory is freed only after the hardware has confirmed that no device
 //! reaches it, with one invalidation for all of them.
 
-use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 
 use super::BouncePool;
@@ -221,7 +220,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
-        let domain = Arc::clone(&self.domain);
+        let domain = self.domain.clone();
         let region = Reserved::from_range(&domain, self.region);
         // A drop has no one to tell of a failure: what devices may still reach is leaked. `memory` is not dropped then, so that
         // it stays there.

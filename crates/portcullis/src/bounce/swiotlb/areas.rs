@@ -6,7 +6,6 @@
 //! freed memory.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::ptr;
 
 use super::bits::Bits;
@@ -15,6 +14,7 @@ use super::directory::{Directory, Leads};
 use super::slot_meta::SlotMeta;
 use crate::addr::PhysAddr;
 use crate::guard::Guard;
+use crate::heap::{OutOfMemory, slice};
 use crate::percpu::CachePadded;
 use crate::platform::{FRAME_SIZE, Frames};
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
@@ -77,15 +77,18 @@ pub(super) struct OddRun {
 }
 
 impl Areas {
-    pub fn new(config: &SwiotlbConfig, min: u64, max: u64) -> Self {
+    pub fn new(config: &SwiotlbConfig, min: u64, max: u64) -> Result<Self, OutOfMemory> {
         let max = max as usize;
         let slots = (config.area_bytes / config.slot_bytes) as usize;
-        let space = || Space { free: AtomicUsize::new(0), bits: Mutex::new(Bits::all_taken(slots)) };
+        let space = |_| {
+            let bits = Mutex::new(Bits::all_taken(slots)?);
+            Ok(CachePadded(Space { free: AtomicUsize::new(0), bits }))
+        };
         let head = || Head { base: AtomicU64::new(ABSENT), metadata: AtomicPtr::new(ptr::null_mut()) };
-        Self {
-            heads: (0..max).map(|_| head()).collect(),
-            spaces: (0..max).map(|_| CachePadded(space())).collect(),
-            directory: Directory::new(max),
+        Ok(Self {
+            heads: slice(max, |_| Ok(head()))?,
+            spaces: slice(max, space)?,
+            directory: Directory::new(max)?,
             slot_shift: config.slot_bytes.trailing_zeros(),
             area_shift: config.area_bytes.trailing_zeros(),
             inside: config.area_bytes - 1,
@@ -97,7 +100,7 @@ impl Areas {
                 taken: AtomicU64::new(0),
                 most_taken: AtomicU64::new(0),
             }),
-        }
+        })
     }
 
     /// Returns the binary logarithm of the slots in an area.
@@ -344,10 +347,8 @@ impl Areas {
     fn metadata_and_frames<C: Frames>(&self, head: &Head, memory: &C, reach: u64) -> Option<PhysAddr> {
         if head.metadata.load(Ordering::Acquire).is_null() {
             let slots = 1 << self.bits();
-            let mut metadata = Vec::new();
-            metadata.try_reserve_exact(slots).ok()?;
-            metadata.resize_with(slots, SlotMeta::default);
-            head.metadata.store(Box::into_raw(metadata.into_boxed_slice()).cast(), Ordering::Release);
+            let metadata = slice(slots, |_| Ok(SlotMeta::default())).ok()?;
+            head.metadata.store(Box::into_raw(metadata).cast(), Ordering::Release);
         }
         let frames = (self.area_bytes() / FRAME_SIZE) as usize;
         let base = match reach {

@@ -7,6 +7,8 @@
 
 use alloc::boxed::Box;
 
+use crate::heap::{OutOfMemory, slice};
+
 /// Slots in a word.
 pub(super) const WORD_SLOTS: usize = u64::BITS as usize;
 
@@ -38,8 +40,8 @@ fn mask(first: usize, count: usize) -> u64 {
 
 impl Bits {
     /// Makes the bits of `slots` slots, a multiple of 64, all of them taken.
-    pub fn all_taken(slots: usize) -> Self {
-        Self { words: (0..slots / WORD_SLOTS).map(|_| u64::MAX).collect(), taken: slots }
+    pub fn all_taken(slots: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self { words: slice(slots / WORD_SLOTS, |_| Ok(u64::MAX))?, taken: slots })
     }
 
     fn slots(&self) -> usize {
@@ -163,7 +165,7 @@ mod tests {
     #[test]
     fn against_a_plain_model() {
         const SLOTS: usize = 448;
-        let (mut bits, mut model) = (Bits::all_taken(SLOTS), vec![false; SLOTS]);
+        let (mut bits, mut model) = (Bits::all_taken(SLOTS).unwrap(), vec![false; SLOTS]);
         bits.open();
         let mut live: Vec<(usize, usize)> = Vec::new();
         let mut seed = 7u64;

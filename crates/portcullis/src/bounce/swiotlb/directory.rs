@@ -15,6 +15,7 @@ use alloc::boxed::Box;
 use core::ptr;
 
 use crate::broken::broken;
+use crate::heap::{OutOfMemory, slice};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
 /// A place that was never used: the entry of no area.
@@ -70,10 +71,13 @@ fn entry(key: u64, area: usize) -> u64 {
 
 impl<T> Directory<T> {
     /// Makes a directory for up to `areas` areas.
-    pub fn new(areas: usize) -> Self {
+    pub fn new(areas: usize) -> Result<Self, OutOfMemory> {
         let places = (4 * areas).next_power_of_two();
         let place = |_| Place { entry: AtomicU64::new(NEVER), has: AtomicPtr::new(ptr::null_mut()) };
-        Self { places: (0..places).map(place).collect(), shift: u64::BITS - places.trailing_zeros() }
+        Ok(Self {
+            places: slice(places, |number| Ok(place(number)))?,
+            shift: u64::BITS - places.trailing_zeros(),
+        })
     }
 
     /// Returns the number of the first place for `key`.
@@ -175,7 +179,7 @@ mod tests {
     #[test]
     fn areas_come_and_go_under_a_reader() {
         loom::model(|| {
-            let directory = Arc::new(Directory::new(3));
+            let directory = Arc::new(Directory::new(3).unwrap());
             let ready = Arc::new(AtomicU64::new(0));
             directory.insert(5, 0, at(0));
             directory.insert(9, 1, at(1));
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn what_a_place_leads_to_is_complete_when_it_changes_hands() {
         loom::model(|| {
-            let directory: Arc<Directory<UnsafeCell<u64>>> = Arc::new(Directory::new(1));
+            let directory: Arc<Directory<UnsafeCell<u64>>> = Arc::new(Directory::new(1).unwrap());
             let metadata = Arc::new([UnsafeCell::new(1), UnsafeCell::new(0)]);
             let of = |metadata: &[UnsafeCell<u64>; 2], area: usize| ptr::from_ref(&metadata[area]).cast_mut();
             directory.insert(5, 0, of(&metadata, 0));
@@ -230,7 +234,7 @@ mod tests {
     #[test]
     fn two_come_at_once() {
         loom::model(|| {
-            let directory = Arc::new(Directory::new(1));
+            let directory = Arc::new(Directory::new(1).unwrap());
             let other = Arc::clone(&directory);
             let thread = thread::spawn(move || other.insert(1, 0, at(0)));
             directory.insert(2, 1, at(1));
@@ -248,7 +252,7 @@ mod tests {
     /// Areas come and go for long: present areas are found, removed ones are not.
     #[test]
     fn long_growing_and_shrinking() {
-        let directory = Directory::new(4);
+        let directory = Directory::new(4).unwrap();
         for round in 0..1000u64 {
             let keys = [0, round + 1, 7 * round + 1001, 1 << 40].map(|key| key + 3 * round);
             (0..4).for_each(|area| directory.insert(keys[area], area, at(area)));

@@ -63,7 +63,6 @@ pub(crate) use config::{Bounced, Constraints};
 pub use config::{Bounced, Constraints};
 pub use usage::SwiotlbUsage;
 
-use alloc::sync::{Arc, Weak};
 use core::fmt;
 use core::mem::ManuallyDrop;
 
@@ -76,8 +75,9 @@ use slots::Want;
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::domain::MapListError;
+use crate::heap::Shared;
 use crate::percpu::BiasedLock;
-use crate::platform::{CopyMemory, FRAME_SIZE, Platform, PlatformEvents};
+use crate::platform::{CopyMemory, FRAME_SIZE, Platform, events_of};
 use crate::setup::SetupError;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -118,12 +118,12 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ///
     /// # Errors
     /// [`SetupError::Slot`], [`SetupError::Area`] and [`SetupError::Limits`] for the configuration;
-    /// [`SetupError::NoArea`] where there is no memory within reach. Nothing is kept then.
-    pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Arc<Self>, SetupError> {
+    /// [`SetupError::NoArea`] where there is no memory within reach; [`SetupError::OutOfMemory`]. Nothing is kept then.
+    pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Shared<Self>, SetupError> {
         let (min, max) = config.areas()?;
         let pool = Self {
-            areas: Areas::new(config, min, max),
-            cpus: BiasedLock::new(platform.cpus(), Cpu::new),
+            areas: Areas::new(config, min, max)?,
+            cpus: BiasedLock::new(platform.cpus(), Cpu::new)?,
             platform,
             memory: ManuallyDrop::new(memory),
             joined: AtomicU64::new(0),
@@ -138,9 +138,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             let area = pool.areas.add(&*pool.memory, config.reach.get()).ok_or(none)?;
             pool.platform.with_cpu(|_| drop(area));
         }
-        let pool = Arc::new(pool);
-        let weak: Weak<Self> = Arc::downgrade(&pool);
-        pool.platform.register(weak as Weak<dyn PlatformEvents>);
+        let pool = Shared::new(pool)?;
+        pool.platform.register(events_of(&pool))?;
         Ok(pool)
     }
 

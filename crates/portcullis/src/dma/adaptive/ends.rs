@@ -2,7 +2,6 @@
 //! other data. A slot goes back to the pool only after a commit by which no device reaches it
 //! through the ring any more.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::forget;
 
@@ -232,7 +231,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ends<M, P, C> {
     fn drop(&mut self) {
         if !self.is_empty() {
-            forget(Arc::clone(self.device.pool()));
+            forget(self.device.pool().clone());
         }
     }
 }

@@ -1,12 +1,11 @@
 //! The first measurement: it times both ways for each size, on memory of its own. That memory goes
 //! back only if it is confirmed that no device reaches it, and is leaked otherwise.
 
-use alloc::sync::Arc;
-
 use super::AdaptiveRing;
 use super::book::{Choice, Half, class_of, most_bytes};
 use crate::addr::{DmaSegment, PhysAddr, PhysSegment};
 use crate::bounce::pool::{Attributes, BouncePool};
+use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -70,9 +69,11 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    pub(super) fn measure(&mut self) {
-        let pool = Arc::clone(self.pool.pool());
-        let Some(scratch) = Scratch::new(&pool) else { return };
+    /// # Errors
+    /// [`OutOfMemory`]: what the hardware has not confirmed leaves no room for others' mappings.
+    pub(super) fn measure(&mut self) -> Result<(), OutOfMemory> {
+        let pool = self.pool.pool().clone();
+        let Some(scratch) = Scratch::new(&pool) else { return Ok(()) };
         // What was measured before a step failed counts.
         let measured = (0..self.classes).flat_map(|class| [(class, false), (class, true)]).try_for_each(
             |(class, shared)| self.measure_class(&scratch.buffer(class, shared), (class, shared)),
@@ -81,8 +82,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         // A step that failed may have left something in the ring, whose users are to find it empty.
         let confirmed = self.commit_ring().is_ok();
         // Or else to wait for nothing of theirs.
-        self.ring.disown();
+        let room = self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
+        room
     }
 
     /// Measures both ways for a list of a class, if such lists occur.

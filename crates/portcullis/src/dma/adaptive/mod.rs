@@ -11,7 +11,6 @@ mod measure;
 mod short;
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 
 use self::book::{Cell, FIRST_TIMED, Half, class_of, classes, most_bytes, pause_after};
 use self::commits::Commits;
@@ -24,6 +23,7 @@ use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Rule, Way};
 use crate::domain::MapListError;
+use crate::heap::{OutOfMemory, Shared, slice};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -133,7 +133,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if !device.is_translated() {
             return Err(RingError::Untranslated);
         }
-        if !Arc::ptr_eq(device.domain(), pool.pool().domain()) {
+        if !Shared::ptr_eq(device.domain(), pool.pool().domain()) {
             return Err(RingError::OtherDomain);
         }
         let classes = classes(pool.pool().threshold());
@@ -146,20 +146,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             clock,
             number: unique(),
             classes,
-            sizes: (0..2 * Direction::ALL.len() * classes).map(|_| Size::default()).collect(),
+            sizes: slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?,
             ends: Ends::new(&pool),
             commits: Commits::new(config.batch),
             pool,
         };
-        queue.measure_toward(direction);
+        queue.measure_toward(direction)?;
         Ok(queue)
     }
 
     /// Measures both ways for data of another direction, too, as [`new`](Self::new) does.
-    pub(super) fn measure_toward(&mut self, direction: Direction) {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: the ring is not to be used.
+    pub(super) fn measure_toward(&mut self, direction: Direction) -> Result<(), OutOfMemory> {
         self.direction = direction;
         self.met[direction.index()] = true;
-        self.measure();
+        self.measure()
     }
 
     /// [`map`](Self::map), for data of any direction. One that was not measured is copied at first.

@@ -7,7 +7,8 @@
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::iova::{Links, OutOfMemory};
+use crate::heap::OutOfMemory;
+use crate::iova::Links;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of all granules of a domain's addresses.

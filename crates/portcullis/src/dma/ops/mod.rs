@@ -34,14 +34,13 @@ mod maps;
 
 pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
 
-use alloc::sync::Arc;
-
 use self::book::Book;
 use self::config::AtomicConfig;
 use super::Machine;
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
 use crate::domain::{AtomicPolicy, Domain, PolicyError};
+use crate::heap::Shared;
 use crate::mapper::Mapper;
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::Platform;
@@ -54,8 +53,8 @@ type PoolOf<X> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X
 /// A device's mappings by number, for any number of CPUs at once: see the [module](self). A kernel makes one for each device, by
 /// [`Device::ops`](super::Device::ops).
 pub struct DmaOps<X: Machine> {
-    domain: Arc<DomainOf<X>>,
-    pool: Option<Arc<PoolOf<X>>>,
+    domain: Shared<DomainOf<X>>,
+    pool: Option<Shared<PoolOf<X>>>,
     /// What the device is, but for its limits, which may change.
     profile: DeviceProfile,
     mask: AtomicU64,
@@ -91,8 +90,8 @@ impl<X: Machine> core::fmt::Debug for DmaOps<X> {
 
 impl<X: Machine> DmaOps<X> {
     pub(super) fn new(
-        domain: &Arc<DomainOf<X>>,
-        pool: Option<Arc<PoolOf<X>>>,
+        domain: &Shared<DomainOf<X>>,
+        pool: Option<Shared<PoolOf<X>>>,
         profile: DeviceProfile,
         config: OpsConfig,
     ) -> Result<Self, SetupError> {
@@ -107,8 +106,8 @@ impl<X: Machine> DmaOps<X> {
             config: AtomicConfig::new(config),
             policy: AtomicPolicy::new(Some(config.policy())),
             book: Book::new(last, domain.granule()),
-            counts: PerCpu::new(domain.platform().cpus(), Counts::default),
-            domain: Arc::clone(domain),
+            counts: PerCpu::new(domain.platform().cpus(), Counts::default)?,
+            domain: domain.clone(),
             pool,
         };
         ops.allows(config)?;
@@ -117,7 +116,7 @@ impl<X: Machine> DmaOps<X> {
     }
 
     /// The domain.
-    pub fn domain(&self) -> &Arc<DomainOf<X>> {
+    pub fn domain(&self) -> &Shared<DomainOf<X>> {
         &self.domain
     }
 

@@ -3,7 +3,6 @@
 
 mod maintained;
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -20,6 +19,7 @@ use crate::dma::{
     AdaptiveRing, DmaBuffer, DmaDevice, DmaOps, OpsConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
 };
 use crate::domain::{Domain, Policy};
+use crate::heap::{OutOfMemory, Shared, boxed};
 use crate::invalidation::InvalidationQueue;
 use crate::iova::ArenaError;
 use crate::mapper::{Mapper, TableMapper};
@@ -57,14 +57,15 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
     limits: Limits,
     memory: Option<C>,
     pool: PoolConfig,
-    swiotlb: Option<Arc<Swiotlb<P, C>>>,
-    clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    swiotlb: Option<Shared<Swiotlb<P, C>>>,
+    clock: Option<Result<SharedClock, OutOfMemory>>,
     cache: Option<Arc<dyn CacheMaintenance>>,
 }
 
 /// What of the mapper's addresses a domain hands out.
 struct Limits {
-    reserved: Vec<IovaRange>,
+    /// An error where there was no memory for them.
+    reserved: Result<Vec<IovaRange>, OutOfMemory>,
     last: Iova,
 }
 
@@ -81,7 +82,7 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// Begins a domain over any mapper, such as a hypervisor's.
     pub fn new(mapper: M) -> Self {
         let (policy, pool) = (Policy::Strict, PoolConfig::default());
-        let limits = Limits { reserved: Vec::new(), last: Iova::new(u64::MAX) };
+        let limits = Limits { reserved: Ok(Vec::new()), last: Iova::new(u64::MAX) };
         Self { mapper, policy, limits, memory: None, pool, swiotlb: None, clock: None, cache: None }
     }
 
@@ -114,8 +115,8 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     ///
     /// // Whether it could:
     /// let plain = Domain::builder(other, iommu.queue(), DomainId(2)).build(StdPlatform::new())?;
-    /// let space = Arc::clone(plain.space());
-    /// let domain: DmaDomain<(_, _, Arc<Memory>)> = DmaDomain::over(space, copies.then_some(memory));
+    /// let space = plain.space().clone();
+    /// let domain: DmaDomain<(_, _, Arc<Memory>)> = DmaDomain::over(space, copies.then_some(memory))?;
     /// # let _ = (rx, domain);
     /// # Ok(())
     /// # }
@@ -129,7 +130,7 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
 
     /// Lets queues copy although nothing is translated, through the machine's pool. The builder has
     /// the same type after it as after [`bounce`](Self::bounce), if the pool is of the same memory.
-    pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Arc<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
+    pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Shared<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, limits, pool: config, clock, cache, .. } = self;
         let swiotlb = Some(pool);
         DomainBuilder { mapper, policy, limits, memory: None, pool: config, swiotlb, clock, cache }
@@ -152,7 +153,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// using. A range may lie outside of the mapper's addresses, and no granule is handed out of
     /// which a byte is reserved. The ranges of all calls are kept free.
     pub fn reserve(mut self, range: IovaRange) -> Self {
-        self.limits.reserved.push(range);
+        self.limits.reserved = self.limits.reserved.and_then(|mut reserved| {
+            reserved.try_reserve(1).map_err(|_| OutOfMemory)?;
+            reserved.push(range);
+            Ok(reserved)
+        });
         self
     }
 
@@ -168,7 +173,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// Sets the clock by which [`QueueConfig::auto`] measures: a count of nanoseconds. Without this
     /// call it is the platform's.
     pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }
+        // SAFETY: an unsizing coercion.
+        let clock = Shared::new(clock)
+            .map(|clock| unsafe { Shared::cast::<dyn Fn() -> u64 + Send + Sync>(clock, |counted| counted) });
+        Self { clock: Some(clock), ..self }
     }
 
     /// Lets the domain have devices that are [not coherent](Device::not_coherent), around whose
@@ -180,7 +188,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// Makes the domain.
     ///
     /// # Errors
-    /// As [`Domain::new`].
+    /// As [`Domain::new`]; [`SetupError::OutOfMemory`], too, where there was no memory for what the builder was told.
     pub fn build(self, platform: P) -> Result<DmaDomain<(M, P, C)>, SetupError> {
         self.build_as(platform)
     }
@@ -188,28 +196,29 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// As [`build`](Self::build), for a [`Machine`] with a name.
     ///
     /// # Errors
-    /// As [`Domain::new`].
+    /// As [`build`](Self::build).
     pub fn build_as<X: Machine<Mapper = M, Platform = P, Memory = C>>(
         self,
         platform: P,
     ) -> Result<DmaDomain<X>, SetupError> {
         let Self { mapper, policy, limits, memory, pool, swiotlb, clock, cache } = self;
-        let domain = Domain::within(platform, mapper, policy, limits.reserved, limits.last)?;
-        Ok(DmaDomain::from_parts(Parts { memory, pool, swiotlb, clock, cache, ..Parts::of(domain) }))
+        let clock = clock.transpose()?;
+        let domain = Domain::within(platform, mapper, policy, limits.reserved?, limits.last)?;
+        Ok(DmaDomain::from_parts(Parts { memory, pool, swiotlb, clock, cache, ..Parts::of(domain) })?)
     }
 }
 
 /// A [`Domain`] with what its devices' queues need besides. Cheap to clone; a clone is the same domain.
 pub struct DmaDomain<X: Machine> {
-    parts: Arc<Parts<X>>,
+    parts: Shared<Parts<X>>,
 }
 
 struct Parts<X: Machine> {
-    domain: Arc<Domain<X::Mapper, X::Platform>>,
+    domain: Shared<Domain<X::Mapper, X::Platform>>,
     memory: Option<X::Memory>,
     pool: PoolConfig,
-    swiotlb: Option<Arc<Swiotlb<X::Platform, X::Memory>>>,
-    clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    swiotlb: Option<Shared<Swiotlb<X::Platform, X::Memory>>>,
+    clock: Option<SharedClock>,
     cache: Option<Arc<dyn CacheMaintenance>>,
     /// The pool, once it is wanted.
     made: MadePool<Pool<X, <X as Machine>::Memory>>,
@@ -218,11 +227,12 @@ struct Parts<X: Machine> {
     cleaned: MadePool<dyn AnyPool>,
 }
 
-type MadePool<T> = Mutex<Option<Arc<T>>>;
+type SharedClock = Shared<dyn Fn() -> u64 + Send + Sync>;
+type MadePool<T> = Mutex<Option<Shared<T>>>;
 type Pool<X, C> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, C>;
 
 impl<X: Machine> Parts<X> {
-    fn of(domain: Arc<Domain<X::Mapper, X::Platform>>) -> Self {
+    fn of(domain: Shared<Domain<X::Mapper, X::Platform>>) -> Self {
         let (pool, made, cleaned) = (PoolConfig::default(), Mutex::new(None), Mutex::new(None));
         Self { domain, memory: None, pool, swiotlb: None, clock: None, cache: None, made, cleaned }
     }
@@ -230,7 +240,7 @@ impl<X: Machine> Parts<X> {
 
 impl<X: Machine> Clone for DmaDomain<X> {
     fn clone(&self) -> Self {
-        Self { parts: Arc::clone(&self.parts) }
+        Self { parts: self.parts.clone() }
     }
 }
 
@@ -241,17 +251,23 @@ impl<X: Machine> fmt::Debug for DmaDomain<X> {
 }
 
 impl<X: Machine> DmaDomain<X> {
-    fn from_parts(parts: Parts<X>) -> Self {
-        Self { parts: Arc::new(parts) }
+    fn from_parts(parts: Parts<X>) -> Result<Self, OutOfMemory> {
+        Ok(Self { parts: Shared::new(parts)? })
     }
 
-    /// Makes one of a domain that exists already. Its queues may copy if there is `memory`.
-    pub fn over(domain: Arc<Domain<X::Mapper, X::Platform>>, memory: Option<X::Memory>) -> Self {
+    /// Makes one of a domain that exists already. Its queues may copy if there is `memory`. Allocates.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn over(
+        domain: Shared<Domain<X::Mapper, X::Platform>>,
+        memory: Option<X::Memory>,
+    ) -> Result<Self, OutOfMemory> {
         Self::from_parts(Parts { memory, ..Parts::of(domain) })
     }
 
     /// The address space: its policy, its figures, its mapper.
-    pub fn space(&self) -> &Arc<Domain<X::Mapper, X::Platform>> {
+    pub fn space(&self) -> &Shared<Domain<X::Mapper, X::Platform>> {
         &self.parts.domain
     }
 
@@ -273,7 +289,8 @@ impl<X: Machine> DmaDomain<X> {
     /// The device is taken to be hostile, and to trust no other: see [`Device::trusted`].
     ///
     /// # Errors
-    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses.
+    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses;
+    /// [`SetupError::OutOfMemory`].
     pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, SetupError> {
         let domain = &self.parts.domain;
         let first = domain.mapper().geometry().aperture.start();
@@ -282,7 +299,7 @@ impl<X: Machine> DmaDomain<X> {
         if domain.is_translated() && first.get() > mask.last() {
             return Err(SetupError::BeyondReach { last: mask.last(), first });
         }
-        let dma = DmaDevice::new(Arc::clone(domain), mask.last());
+        let dma = DmaDevice::new(domain.clone(), mask.last())?;
         let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group: id.0 };
         Ok(Device { domain: self.clone(), dma, id, profile, line: 0, lane: Device::coherent })
     }
@@ -292,14 +309,14 @@ impl<X: Machine> DmaDomain<X> {
         &self,
         memory: impl FnOnce(X::Memory) -> C,
         config: PoolConfig,
-    ) -> Result<Arc<Pool<X, C>>, SetupError> {
+    ) -> Result<Shared<Pool<X, C>>, SetupError> {
         let Parts { domain, memory: copies, .. } = &*self.parts;
         let memory = memory(copies.clone().ok_or(SetupError::NoCopyMemory)?);
-        BouncePool::new(Arc::clone(domain), memory, config)
+        BouncePool::new(domain.clone(), memory, config)
     }
 
     /// Returns the pool of bounce buffers for coherent devices, and makes it if there is none yet.
-    fn shared_pool(&self) -> Result<Arc<Pool<X, X::Memory>>, SetupError> {
+    fn shared_pool(&self) -> Result<Shared<Pool<X, X::Memory>>, SetupError> {
         let Parts { made, pool, .. } = &*self.parts;
         match self.found(made) {
             Some(found) => Ok(found),
@@ -310,29 +327,26 @@ impl<X: Machine> DmaDomain<X> {
     /// Keeps `pool` in `made`, and returns the pool that is kept there: another call's, if that was
     /// first. (A pool is not made under the lock: it allocates, and calls the platform. Where two do
     /// it, one pool goes.)
-    fn keep<T: ?Sized>(&self, made: &MadePool<T>, pool: Arc<T>) -> Arc<T> {
+    fn keep<T: ?Sized>(&self, made: &MadePool<T>, pool: Shared<T>) -> Shared<T> {
         let mut kept = None;
-        let mut keep = || kept = Some(Arc::clone(made.lock().get_or_insert_with(|| Arc::clone(&pool))));
+        let mut keep = || kept = Some(made.lock().get_or_insert_with(|| pool.clone()).clone());
         self.parts.domain.platform().with_cpu(|_| keep());
         kept.unwrap_or(pool)
     }
 
     /// Returns the pool of bounce buffers that is kept in `made`, if there is one.
-    fn found<T: ?Sized>(&self, made: &MadePool<T>) -> Option<Arc<T>> {
+    fn found<T: ?Sized>(&self, made: &MadePool<T>) -> Option<Shared<T>> {
         self.parts.domain.platform().with_cpu(|_| made.lock().clone())
     }
 
-    fn clock(&self) -> Clock {
-        match &self.parts.clock {
-            Some(clock) => {
-                let clock = Arc::clone(clock);
-                Box::new(move || clock())
-            }
+    fn clock(&self) -> Result<Clock, OutOfMemory> {
+        Ok(match self.parts.clock.clone() {
+            Some(clock) => boxed(move || clock())?,
             None => {
-                let domain = Arc::clone(&self.parts.domain);
-                Box::new(move || domain.now_ns())
+                let domain = self.parts.domain.clone();
+                boxed(move || domain.now_ns())?
             }
-        }
+        })
     }
 }
 
@@ -455,7 +469,7 @@ impl<X: Machine> Device<X> {
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         config.check()?;
         let lane = (self.lane)(self, &config)?;
-        Ok(Queue::new(self.dma.clone(), lane, &config))
+        Ok(Queue::new(self.dma.clone(), lane, &config)?)
     }
 
     /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel
@@ -484,16 +498,16 @@ impl<X: Machine> Device<X> {
         let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
             Strategy::Direct => Lane::Direct,
-            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)),
+            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)?),
             Strategy::Ring => Lane::Ring(self.ring(config)?),
             Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
             Strategy::Bounce => {
                 let pool = self.domain.parts.swiotlb.as_ref().ok_or(SetupError::NoCopyMemory)?;
-                Lane::Swiotlb(Box::new(Copies::new(Arc::clone(pool), self.constraints()?)))
+                Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
             }
             Strategy::Auto if !translated => Lane::Direct,
             Strategy::Auto if !memory => Lane::Ring(self.ring(config)?),
-            Strategy::Auto => Lane::Auto(Box::new(self.adaptive(config)?)),
+            Strategy::Auto => Lane::Auto(boxed(self.adaptive(config)?)?),
         })
     }
 
@@ -518,11 +532,11 @@ impl<X: Machine> Device<X> {
             Some(direction) => (direction, &[][..]),
             None => (Direction::ALL[0], &Direction::ALL[1..]),
         };
-        let (pool, clock) = (self.pool()?, self.domain.clock());
+        let (pool, clock) = (self.pool()?, self.domain.clock()?);
         let config = Self::ring_config(config);
         let ring = AdaptiveRing::new(&self.dma, pool, first, config, clock);
         let mut ring = ring.map_err(|error| no_ring(error, &config))?;
-        others.iter().for_each(|direction| ring.measure_toward(*direction));
+        others.iter().try_for_each(|direction| ring.measure_toward(*direction))?;
         Ok(ring)
     }
 

@@ -30,6 +30,7 @@ use super::{DmaBuffer, RingError, RingMapping};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
 use crate::bounce::pool::{Attributes, PoolMapping};
 use crate::domain::MapListError;
+use crate::heap::{OutOfMemory, room_for};
 use crate::iova::ArenaError;
 
 pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
@@ -163,21 +164,21 @@ impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Self {
+    fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Result<Self, OutOfMemory> {
         let room = match lane {
             Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch,
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         let number = if let Lane::Ring(ring) = &lane { ring.number() } else { number() };
-        Self {
+        Ok(Self {
             lane,
             device,
             attributes: config.attributes,
             number,
             owed: 0,
-            buffers: ManuallyDrop::new(Vec::with_capacity(room)),
+            buffers: ManuallyDrop::new(room_for(room)?),
             scratch: Vec::new(),
-        }
+        })
     }
 
     /// The strategy that the queue has: the one that was asked for, but for [`QueueConfig::auto`]

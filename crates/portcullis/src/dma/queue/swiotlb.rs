@@ -1,17 +1,17 @@
 //! Copies for a queue in a machine without an IOMMU. The machine's pool knows single pieces; here
 //! are lists of them, each copied as a whole or not at all.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{DmaMapError, DmaUnmapError, Machine};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::domain::MapListError;
+use crate::heap::Shared;
 
 /// The pool, what the device asks of its addresses, and the lists that are mapped.
 pub(super) struct Copies<X: Machine> {
-    pub(super) pool: Arc<Swiotlb<X::Platform, X::Memory>>,
+    pub(super) pool: Shared<Swiotlb<X::Platform, X::Memory>>,
     pub(super) constraints: Constraints,
     /// The pieces of each list, by the list's index; a list that is empty is free.
     lists: Vec<Vec<DmaSegment>>,
@@ -34,7 +34,7 @@ pub(super) enum Side {
 }
 
 impl<X: Machine> Copies<X> {
-    pub(super) fn new(pool: Arc<Swiotlb<X::Platform, X::Memory>>, constraints: Constraints) -> Self {
+    pub(super) fn new(pool: Shared<Swiotlb<X::Platform, X::Memory>>, constraints: Constraints) -> Self {
         Self { pool, constraints, lists: Vec::new(), free: Vec::new() }
     }
 

@@ -1,10 +1,11 @@
 //! How descriptors that were unmapped end: all of a batch together. Their addresses are free again
 //! only when the hardware has confirmed that no device reaches them.
 
-use super::{RingError, StrictRing};
+use super::{RingError, StrictRing, hold};
 use crate::addr::IovaRange;
 use crate::dma::told::Told;
 use crate::domain::{Fate, LinkFailed, Tally};
+use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -16,7 +17,7 @@ struct Last<'a, M: Mapper, P: Platform> {
 
 impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
     fn drop(&mut self) {
-        self.ring.waiting.push(self.range);
+        hold(&mut self.ring.waiting, self.range);
         self.ring.unmapped += 1;
     }
 }
@@ -55,10 +56,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// What waits now is no caller's: no commit counts it. It is tried again all the same, and keeps its addresses until it is
     /// confirmed.
-    pub(in crate::dma) fn disown(&mut self) {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: the next batch has no room, as an unmap allocates nothing. The ring is not to be used.
+    pub(in crate::dma) fn disown(&mut self) -> Result<(), OutOfMemory> {
         self.tally.unmaps += core::mem::take(&mut self.unmapped) as u64;
-        // As an unmap allocates nothing.
-        self.waiting.reserve(self.batch);
+        self.waiting.try_reserve(self.batch + 1).map_err(|_| OutOfMemory)
     }
 
     /// Whether a caller has anything that a commit is to confirm.

@@ -5,6 +5,7 @@ use core::fmt;
 use super::RingMapping;
 use crate::addr::IovaRange;
 use crate::domain::MapListError;
+use crate::heap::OutOfMemory;
 use crate::invalidation::InvalidationError;
 use crate::iova::ArenaError;
 
@@ -85,3 +86,9 @@ impl fmt::Display for RingUnmapFailed {
 }
 
 impl core::error::Error for RingUnmapFailed {}
+
+impl From<OutOfMemory> for RingError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::Arena(ArenaError::OutOfMemory)
+    }
+}

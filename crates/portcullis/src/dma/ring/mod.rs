@@ -14,6 +14,7 @@ use super::told::Told;
 use super::{DmaDevice, MOST_IN_BATCH};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PageSize, PhysSegment};
 use crate::domain::{MapListError, Tally, last_byte};
+use crate::heap::{OutOfMemory, room_for};
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -175,7 +176,7 @@ pub struct StrictRing<M: Mapper, P: Platform> {
     number: u64,
     batch: usize,
     /// Ranges that are unmapped, and neither cleared nor confirmed; neighbours that were unmapped
-    /// one after the other are one range. There is room for a batch.
+    /// one after the other are one range. There is room for a batch, as an unmap allocates nothing.
     waiting: Vec<IovaRange>,
     /// How many descriptors are unmapped and wait. Without translation nothing else is known of
     /// them.
@@ -220,7 +221,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             arena,
             number: number(),
             batch,
-            waiting: Vec::with_capacity(batch),
+            waiting: room_for(batch + 1)?,
             unmapped: 0,
             unlinked: Gather::new(),
             unconfirmed: Vec::new(),
@@ -377,6 +378,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         };
         let domain = self.device.domain();
         let len = domain.pages_of(list)?;
+        // Should the hardware not confirm that a device reaches nothing of a list that is refused.
+        self.unconfirmed.try_reserve(1).map_err(|_| OutOfMemory)?;
         let range = arena.reserve(len)?;
         let torn = Torn { waiting: &mut self.waiting, range };
         // SAFETY: the caller's promise.
@@ -567,7 +570,17 @@ impl Torn<'_> {
 impl Drop for Torn<'_> {
     #[cold]
     fn drop(&mut self) {
-        self.waiting.push(self.range);
+        hold(self.waiting, self.range);
+    }
+}
+
+/// Has `range` wait for the next commit, beside a batch. Where there is no memory for that, it stays reserved, and as it is: nothing
+/// is known of it but that a call has panicked.
+#[cold]
+pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
+    // Whatever the ring's batch has, it has room as before.
+    if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
+        waiting.push(range);
     }
 }
 

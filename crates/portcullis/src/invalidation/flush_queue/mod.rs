@@ -49,10 +49,9 @@
 mod account;
 mod ring;
 
-use alloc::sync::Arc;
-
 use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
+use crate::heap::{OutOfMemory, Shared};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
@@ -177,17 +176,23 @@ struct Announced {
 impl FlushQueue {
     /// Makes empty queues of 256 entries for `cpus` CPUs, as far as these have one of the `marks`,
     /// in whose turns the queues are used. All memory that they ever need is allocated here.
-    pub fn per_cpu(marks: Arc<Marks>, cpus: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn per_cpu(marks: Shared<Marks>, cpus: usize) -> Result<Self, OutOfMemory> {
         Self::new(marks, cpus, QUEUE_ENTRIES)
     }
 
     /// Makes one queue of 32,768 entries (512 KiB, allocated here) for all CPUs: flushes are few,
     /// and all CPUs take one lock.
-    pub fn shared() -> Self {
-        Self::new(Arc::new(Marks::new(0)), 0, SHARED_ENTRIES)
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn shared() -> Result<Self, OutOfMemory> {
+        Self::new(Shared::new(Marks::new(0)?)?, 0, SHARED_ENTRIES)
     }
 
-    fn new(marks: Arc<Marks>, cpus: usize, entries: usize) -> Self {
+    fn new(marks: Shared<Marks>, cpus: usize, entries: usize) -> Result<Self, OutOfMemory> {
         let number = || AtomicU64::new(0);
         let flushes = Flushes {
             begun: number(),
@@ -196,12 +201,12 @@ impl FlushQueue {
             confirmed_ns: number(),
         };
         let announced = Announced { queues: AtomicUsize::new(0), asked: number(), timers_ended: number() };
-        Self {
-            own: TurnLocal::apart(marks, cpus, |_| Ring::new(entries)),
-            shared: Mutex::new(Ring::new(entries)),
+        Ok(Self {
+            own: TurnLocal::apart(marks, cpus, |_| Ring::new(entries))?,
+            shared: Mutex::new(Ring::new(entries)?),
             flushes: CachePadded(flushes),
             announced: CachePadded(announced),
-        }
+        })
     }
 
     /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it.

@@ -8,6 +8,7 @@ use super::Flush;
 use super::account::{Account, SEGMENTS};
 use crate::addr::{Iova, IovaRange};
 use crate::exposure::{ByteTime, Bytes};
+use crate::heap::{OutOfMemory, slice};
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
 
@@ -49,10 +50,10 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(entries: usize) -> Self {
+    pub(super) fn new(entries: usize) -> Result<Self, OutOfMemory> {
         let word = || LocalU64::new(0);
-        let entries = (0..entries.next_power_of_two()).map(|_| [word(), word()]).collect();
-        Self {
+        let entries = slice(entries.next_power_of_two(), |_| Ok([word(), word()]))?;
+        Ok(Self {
             entries,
             head: word(),
             tail: word(),
@@ -67,7 +68,7 @@ impl Ring {
             neighbour: word(),
             sample_at: word(),
             account: Mutex::new(Account::default()),
-        }
+        })
     }
 
     /// Whether an entry can be added: a place is free, or will be when the oldest entry, which is

@@ -2,7 +2,8 @@
 //! there, and whether one ends there.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+
+use crate::heap::slice;
 
 /// The positions of a reservation's first and last granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +32,7 @@ impl Edges {
     /// it.
     pub fn new(granules: u64) -> Option<Self> {
         let count = usize::try_from(granules.div_ceil(64)).ok()?;
-        let mut words = Vec::new();
-        words.try_reserve_exact(count).ok()?;
-        words.resize(count, Word::default());
-        Some(Self { words: words.into_boxed_slice() })
+        Some(Self { words: slice(count, |_| Ok(Word::default())).ok()? })
     }
 
     /// Adds a span that overlaps no other.

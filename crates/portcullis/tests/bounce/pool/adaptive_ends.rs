@@ -19,8 +19,8 @@ fn queue(bench: &Bench, direction: Direction) -> Queue {
 }
 
 fn queue_of(bench: &Bench, profile: DeviceProfile, direction: Direction) -> Queue {
-    let device = DmaDevice::new(Arc::clone(&bench.domain), profile.mask);
-    let pooled = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
+    let device = DmaDevice::new(bench.domain.clone(), profile.mask).unwrap();
+    let pooled = BounceDevice::new(bench.pool.clone(), profile).unwrap();
     let (iommu, frames) = (Arc::clone(&bench.iommu), bench.frames.clone());
     let clock: Clock = Box::new(move || frames.copied() + 80 * iommu.stats().submissions);
     let config = StrictRingConfig::new(256, PAGE, BATCH);

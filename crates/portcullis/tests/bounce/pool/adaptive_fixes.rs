@@ -20,7 +20,7 @@ const LAZY: Policy = Policy::Lazy { window_ns: 1 << 62 };
 /// A queue of `pages` pages and a trusted device.
 fn queue_of(bench: &Bench, pages: u32, batch: usize, (wait_ns, copy_ns): (u64, u64)) -> (Costs, Queue) {
     let costs = Costs::new(wait_ns, copy_ns);
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let device = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(pages, PAGE, batch);
     let clock = costs.clock(bench);
     (costs, AdaptiveRing::new(&device, bench.device.clone(), Direction::FromDevice, config, clock).unwrap())
@@ -220,9 +220,9 @@ fn another_ring_s_copy_comes_back_untouched() {
     let (_, mut first) = queue(&bench, Direction::FromDevice, (1_000_000, 1));
     // Of the same domain, with a pool of its own and fewer sizes.
     let config = PoolConfig { threshold: PAGE, ..small() };
-    let pool = BouncePool::new(Arc::clone(&bench.domain), bench.frames.clone(), config).unwrap();
-    let other = BounceDevice::new(Arc::clone(&pool), DeviceProfile::default()).unwrap();
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let pool = BouncePool::new(bench.domain.clone(), bench.frames.clone(), config).unwrap();
+    let other = BounceDevice::new(pool.clone(), DeviceProfile::default()).unwrap();
+    let device = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(64, PAGE, 8);
     let mut second = AdaptiveRing::new(&device, other, Direction::FromDevice, config, || 0).unwrap();
     let buffer = bench.memory.buffer(16 * PAGE).unwrap();
@@ -247,7 +247,7 @@ fn another_ring_s_copy_comes_back_untouched() {
 #[test]
 fn a_pool_of_another_domain_is_refused() {
     let [one, other] = [Bench::new(small()), Bench::new(small())];
-    let device = DmaDevice::new(Arc::clone(&one.domain), u64::MAX);
+    let device = DmaDevice::new(one.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(64, PAGE, 8);
     let refused = AdaptiveRing::new(&device, other.device.clone(), Direction::ToDevice, config, || 0);
     assert!(matches!(refused, Err(RingError::OtherDomain)));

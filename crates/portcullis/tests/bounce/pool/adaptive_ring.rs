@@ -23,7 +23,7 @@ pub const BATCH: usize = 8;
 /// A queue of an untrusted device with 256 pages of its own.
 pub fn queue(bench: &Bench, direction: Direction, (wait_ns, copy_ns): (u64, u64)) -> (Costs, Queue) {
     let costs = Costs::new(wait_ns, copy_ns);
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let device = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(256, PAGE, BATCH);
     let queue = AdaptiveRing::new(&device, bench.device(0, true), direction, config, costs.clock(bench));
     (costs, queue.unwrap())
@@ -342,7 +342,7 @@ fn a_commit_that_fails_leaves_everything_waiting() {
 #[test]
 fn what_is_for_neither_ring_nor_copy_is_out_of_reach_when_its_unmap_returns() {
     let bench = Bench::on(Arc::new(Chosen::new(1)), Policy::Lazy { window_ns: 1 << 62 }, small());
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let device = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(256, PAGE, BATCH);
     let costs = Costs::new(8, 1_000_000);
     let clock = costs.clock(&bench);
@@ -429,7 +429,7 @@ fn another_ones_mapping_and_lists_that_are_none_are_errors() {
     let result = unsafe { first.map(&pieces, Attributes::default(), &mut [DmaSegment::default()]) };
     let no_room = MapListError::NoRoom { needed: 2, room: 1 };
     assert_eq!(result.unwrap_err(), AdaptiveMapError::Pool(DmaMapError::List(no_room)));
-    let untranslated = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let untranslated = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(256, PAGE, 0);
     let refused = AdaptiveRing::new(&untranslated, bench.device(0, true), Direction::ToDevice, config, || 0);
     assert!(matches!(refused, Err(RingError::Batch { .. })));

@@ -29,7 +29,7 @@ impl Costs {
 
     /// Time that passes by what has happened since the clock was read last, at the prices of now.
     pub fn clock<P: Platform + Clone>(&self, bench: &Bench<P>) -> Clock {
-        let (iommu, pool, prices) = (Arc::clone(&bench.iommu), Arc::clone(&bench.pool), self.clone());
+        let (iommu, pool, prices) = (Arc::clone(&bench.iommu), bench.pool.clone(), self.clone());
         let last = Mutex::new((0, [0; 2]));
         Box::new(move || {
             let mut last = last.lock().unwrap();

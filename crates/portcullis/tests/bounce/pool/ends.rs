@@ -131,7 +131,7 @@ fn trimming_keeps_what_it_is_told_with_one_invalidation() {
 fn a_pool_is_refused_what_it_cannot_be() {
     let bench = Bench::new(small());
     let refused = |config: PoolConfig| {
-        BouncePool::new(Arc::clone(&bench.domain), bench.frames.clone(), config).err().unwrap()
+        BouncePool::new(bench.domain.clone(), bench.frames.clone(), config).err().unwrap()
     };
     let (threshold, most) = (4 << 20, 2 << 20);
     assert_eq!(refused(PoolConfig { threshold, ..small() }), SetupError::Threshold { threshold, most });

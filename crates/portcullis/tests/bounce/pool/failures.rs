@@ -1,7 +1,5 @@
 //! When memory, addresses or tables run out, hardware does not answer, or somebody else's mapping is in the way.
 
-use std::sync::Arc;
-
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::{DmaMapError, DmaUnmapError};
@@ -101,7 +99,7 @@ fn what_waits_makes_room_before_a_map_fails() {
 fn addresses_that_run_out_are_an_error_and_nothing_is_lost() {
     let bench = Bench::new(small());
     let profile = DeviceProfile { mask: 0x3f_ffff, untrusted: true, ..DeviceProfile::default() };
-    let device = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
+    let device = BounceDevice::new(bench.pool.clone(), profile).unwrap();
     let buffer = bench.memory.buffer(200 * PAGE).unwrap();
     for (offset, len) in [(0, PAGE), (3, 100 * PAGE), (0, 128 * PAGE)] {
         let list = [piece(buffer.phys(), offset, len)];

@@ -44,7 +44,7 @@ fn it_sees_the_live_mappings_and_nothing_else_where_buffers_are_wiped() {
     let bench = Bench::new(PoolConfig { wipe: true, ..small() });
     let untrusted = bench.device(1, true);
     let profile = DeviceProfile { offset_mask: 0xfff, untrusted: true, ..DeviceProfile::default() };
-    let aligned = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
+    let aligned = BounceDevice::new(bench.pool.clone(), profile).unwrap();
     let region = region(&bench);
     let buffer = bench.memory.buffer(64 * PAGE).unwrap();
     buffer.fill(SECRET);

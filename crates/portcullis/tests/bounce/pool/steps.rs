@@ -143,7 +143,7 @@ fn what_the_device_leaves_unwritten_is_zero_its_own_or_kept() {
 fn bits_of_the_original_address_are_kept() {
     let bench = Bench::new(small());
     let profile = DeviceProfile { offset_mask: 0xfff, ..DeviceProfile::default() };
-    let device = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
+    let device = BounceDevice::new(bench.pool.clone(), profile).unwrap();
     let buffer = bench.memory.buffer(20 * PAGE).unwrap();
     // The last of them needs more than the largest slot for its offset.
     for (offset, len, way) in [(3000, 100, Way::Slot), (4000, 200, Way::Slot), (8, 16 * PAGE, Way::SingleUse)]
@@ -157,7 +157,7 @@ fn bits_of_the_original_address_are_kept() {
     }
     for mask in [0x1000, 0x1fff, 0xff0] {
         let profile = DeviceProfile { offset_mask: mask, ..DeviceProfile::default() };
-        let refused = BounceDevice::new(Arc::clone(&bench.pool), profile).err();
+        let refused = BounceDevice::new(bench.pool.clone(), profile).err();
         assert_eq!(refused, Some(SetupError::OffsetMask { mask }));
     }
     drop((buffer, device));
@@ -367,7 +367,7 @@ fn slots_travel_between_cpus_in_chains_and_each_is_lent_once() {
 fn a_device_that_does_not_reach_the_slots_gets_buffers_it_reaches() {
     let bench = Bench::new(small());
     let profile = DeviceProfile { mask: 0xffff_ffff, ..DeviceProfile::default() };
-    let device = BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap();
+    let device = BounceDevice::new(bench.pool.clone(), profile).unwrap();
     let buffer = bench.memory.buffer(20 * PAGE).unwrap();
     buffer.fill(5);
     for len in [10, 20 * PAGE] {

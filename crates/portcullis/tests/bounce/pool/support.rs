@@ -1,7 +1,7 @@
 //! A pool in the software IOMMU, with memory that runs out when the test says so.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{
@@ -9,6 +9,7 @@ use portcullis::bounce::pool::{
 };
 use portcullis::dma::DmaMapError;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -149,7 +150,9 @@ unsafe impl Platform for Ticking {
         self.1.load(Ordering::Relaxed)
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, deadline_ns: u64) {
         self.2.lock().unwrap().push(deadline_ns);
@@ -167,8 +170,8 @@ pub struct Bench<P: Platform = Arc<Chosen>> {
     pub tables: Rationed,
     pub iommu: Arc<Iommu>,
     pub platform: P,
-    pub domain: Arc<Domain<Mapper, P>>,
-    pub pool: Arc<Pool<P>>,
+    pub domain: Shared<Domain<Mapper, P>>,
+    pub pool: Shared<Pool<P>>,
     pub device: Device<P>,
     /// Frames in use before the pool was made.
     pub frames_before: u64,
@@ -204,15 +207,15 @@ impl<P: Platform + Clone> Bench<P> {
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(platform.clone(), mapper, policy).unwrap();
         let frames_before = memory.frames_in_use();
-        let pool = BouncePool::new(Arc::clone(&domain), frames.clone(), config).unwrap();
-        let device = BounceDevice::new(Arc::clone(&pool), DeviceProfile::default()).unwrap();
+        let pool = BouncePool::new(domain.clone(), frames.clone(), config).unwrap();
+        let device = BounceDevice::new(pool.clone(), DeviceProfile::default()).unwrap();
         Self { memory, frames, tables, iommu, platform, domain, pool, device, frames_before }
     }
 
     /// Another device of the pool.
     pub fn device(&self, group: u32, untrusted: bool) -> Device<P> {
         let profile = DeviceProfile { untrusted, group, ..DeviceProfile::default() };
-        BounceDevice::new(Arc::clone(&self.pool), profile).unwrap()
+        BounceDevice::new(self.pool.clone(), profile).unwrap()
     }
 
     pub fn write(&self, phys: PhysAddr, bytes: &[u8]) {

@@ -134,7 +134,7 @@ impl World {
         let bench = Bench::new(config);
         let device = |index: usize, untrusted, mask, offset_mask| {
             let profile = DeviceProfile { mask, offset_mask, untrusted, group: index as u32 };
-            BounceDevice::new(Arc::clone(&bench.pool), profile).unwrap()
+            BounceDevice::new(bench.pool.clone(), profile).unwrap()
         };
         let devices = [
             device(0, false, u64::MAX, 0),

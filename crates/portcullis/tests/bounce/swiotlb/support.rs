@@ -5,12 +5,13 @@ use std::sync::Arc;
 use portcullis::addr::{Direction, PhysAddr, PhysSegment};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{DmaMapError, DmaUnmapError};
+use portcullis::heap::Shared;
 use portcullis::platform::{CopyMemory, Platform};
 use portcullis_model::Memory;
 
 pub use crate::manual::{Manual, NONE};
 
-pub type Pool = Arc<Swiotlb<Manual, Arc<Memory>>>;
+pub type Pool = Shared<Swiotlb<Manual, Arc<Memory>>>;
 
 pub const AREA: u64 = 512 << 10;
 

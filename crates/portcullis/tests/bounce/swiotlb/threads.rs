@@ -7,6 +7,7 @@ use std::thread;
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaMapError;
+use portcullis::heap::Shared;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
 
@@ -97,7 +98,7 @@ fn nobody_waits_in_vain_and_nothing_is_lost() {
         assert_eq!(pool.usage().mapped, 0);
         // The timer's thread may be at it still.
         let pool = loop {
-            match Arc::try_unwrap(pool) {
+            match Shared::try_unwrap(pool) {
                 Ok(alone) => break alone,
                 Err(shared) => pool = shared,
             }

@@ -67,7 +67,7 @@ fn no_address_is_used_again_before_the_commit() {
 #[test]
 fn a_full_batch_refuses_and_the_mapping_lives_on() {
     let bench = Bench::new(Policy::Strict);
-    let mut batch = RawBatch::new(&bench.device, 0);
+    let mut batch = RawBatch::new(&bench.device, 0).unwrap();
     bench.device.unmap_sg_in(&mut batch, &bench.raw(0)).unwrap();
     assert!(batch.is_full(), "sizes are brought into bounds");
     assert_eq!(batch.commit(), Ok(1));
@@ -76,7 +76,7 @@ fn a_full_batch_refuses_and_the_mapping_lives_on() {
     let refused = other.device.unmap_sg_in(&mut batch, &view).unwrap_err();
     assert_eq!(refused, BatchError::OtherDomain);
     assert!(other.reaches(view[0].iova) && batch.is_empty());
-    let mut large = RawBatch::new(&bench.device, usize::MAX);
+    let mut large = RawBatch::new(&bench.device, usize::MAX).unwrap();
     for number in 0..MOST_IN_BATCH as u64 {
         assert!(!large.is_full());
         bench.device.unmap_sg_in(&mut large, &bench.raw(number)).unwrap();
@@ -100,7 +100,7 @@ fn dropping_a_batch_commits_it() {
     assert!(!bench.writes(iova, 0));
     assert_eq!((bench.submissions(), bench.memory.frames_in_use()), (1, before + tables));
     let view = bench.raw(0);
-    let mut batch = RawBatch::new(&bench.device, 8);
+    let mut batch = RawBatch::new(&bench.device, 8).unwrap();
     bench.device.unmap_sg_in(&mut batch, &view).unwrap();
     drop(batch);
     assert!(!bench.reaches(view[0].iova));
@@ -149,7 +149,7 @@ fn a_batch_that_is_dropped_unconfirmed_leaks_and_quarantines() {
 #[test]
 fn by_number_what_is_not_mapped_is_said_and_spoils_nothing() {
     let bench = Bench::new(Policy::Strict);
-    let mut batch = RawBatch::new(&bench.device, 8);
+    let mut batch = RawBatch::new(&bench.device, 8).unwrap();
     let good = bench.raw(0);
     let first = bench.device.open_single(page(2).phys, 2 * PAGE, Direction::Bidirectional).unwrap();
     let second = Iova::new(first.get() + PAGE);
@@ -190,7 +190,7 @@ fn without_translation_a_batch_counts_and_waits_for_nothing() {
     let mapping = queue.map(buffer, Direction::ToDevice).unwrap();
     unmap(&mut queue, mapping);
     assert_eq!(queue.commit().unwrap().next().unwrap().phys(), phys);
-    let mut raw = RawBatch::new(&bench.device, 4);
+    let mut raw = RawBatch::new(&bench.device, 4).unwrap();
     bench.device.unmap_single_in(&mut raw, Iova::new(phys.get()), PAGE).unwrap();
     assert_eq!((raw.commit(), bench.submissions()), (Ok(1), 0));
 }
@@ -214,7 +214,7 @@ fn a_batch_may_outlive_every_other_handle_of_the_domain() {
 #[test]
 fn the_error_of_a_commit_counts_what_waits() {
     let bench = Bench::new(Policy::Strict);
-    let mut batch = RawBatch::new(&bench.device, 8);
+    let mut batch = RawBatch::new(&bench.device, 8).unwrap();
     let buffers = [(); 3].map(|()| bench.memory.buffer(PAGE).unwrap());
     for buffer in &buffers {
         let iova = bench.device.open_single(buffer.phys(), PAGE, Direction::FromDevice).unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use portcullis::addr::{DmaSegment, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, Mapping, QueueConfig};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::Platform;
@@ -25,7 +26,7 @@ pub const LAZY_FOREVER: Policy = Policy::Lazy { window_ns: u64::MAX };
 pub struct Bench {
     pub memory: Arc<Memory>,
     pub iommu: Arc<Iommu>,
-    pub domain: Arc<Domain<Mapper, StdPlatform>>,
+    pub domain: Shared<Domain<Mapper, StdPlatform>>,
     pub device: DmaDevice<Mapper, StdPlatform>,
 }
 
@@ -43,7 +44,7 @@ impl Bench {
         iommu.attach(DEVICE, context);
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
         let domain = Domain::new(platform, mapper, policy).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         Self { memory, iommu, domain, device }
     }
 

@@ -49,7 +49,7 @@ fn a_descriptor_is_open_for_its_direction_and_no_other() {
 fn no_address_is_beyond_what_the_device_puts_on_the_bus() {
     let bench = Bench::new(Policy::Strict);
     for mask in [u64::from(u32::MAX), (1 << 36) - 1] {
-        let narrow = DmaDevice::new(Arc::clone(&bench.domain), mask);
+        let narrow = DmaDevice::new(bench.domain.clone(), mask).unwrap();
         let mut ring = StrictRing::new(&narrow, StrictRingConfig::new(8, PAGE, 1)).unwrap();
         assert!(ring.arena().unwrap().range().last().get() <= mask);
         let mapping = ring.open(&[page(0)], Direction::ToDevice).unwrap();
@@ -163,7 +163,7 @@ fn what_a_batch_that_is_dropped_leaves_open_is_counted_until_a_flush() {
             rig.platform.take(1_000_000);
             rig.domain.exposure().stale_byte_ns - before
         };
-        let mut batch = RawBatch::new(&rig.device, 4);
+        let mut batch = RawBatch::new(&rig.device, 4).unwrap();
         let whole = open(page(0), PAGE);
         rig.device.unmap_single_in(&mut batch, whole, PAGE).unwrap();
         let cut = open(page(4), 4 * PAGE);
@@ -195,7 +195,7 @@ fn what_a_batch_that_is_dropped_leaves_open_is_counted_until_a_flush() {
 fn what_is_beside_a_buffer_is_counted_until_its_batch_ends() {
     let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
     let map = || rig.device.open_single(part(0, 100).phys, 100, Direction::ToDevice).unwrap();
-    let mut batch = RawBatch::new(&rig.device, 4);
+    let mut batch = RawBatch::new(&rig.device, 4).unwrap();
     let mut sum = 0;
     for fails in [0, 1] {
         let iova = map();
@@ -203,7 +203,7 @@ fn what_is_beside_a_buffer_is_counted_until_its_batch_ends() {
         assert_eq!(neighbours(&rig, 1000), sum);
         rig.device.unmap_single_in(&mut batch, iova, 100).unwrap();
         rig.iommu.queue().fail_next(fails, BROKEN);
-        drop(std::mem::replace(&mut batch, RawBatch::new(&rig.device, 4)));
+        drop(std::mem::replace(&mut batch, RawBatch::new(&rig.device, 4).unwrap()));
         assert_eq!(
             neighbours(&rig, 1000),
             sum,

@@ -268,7 +268,7 @@ fn a_descriptor_of_another_domain_s_ring_at_the_same_addresses_is_refused() {
 #[test]
 fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
     let bench = Bench::new(Policy::Passthrough);
-    let narrow = DmaDevice::new(std::sync::Arc::clone(&bench.domain), u32::MAX.into());
+    let narrow = DmaDevice::new(bench.domain.clone(), u32::MAX.into()).unwrap();
     let mut ring = StrictRing::new(&narrow, StrictRingConfig::new(8, PAGE, 2)).unwrap();
     let list = [PhysSegment { phys: PhysAddr::new(0x5010), len: 0x20 }];
     let (first, second) =

@@ -155,7 +155,7 @@ fn what_somebody_has_unmapped_is_out_of_reach_after_a_commit() {
     let range = pages(view[0].iova, 0, 1);
     bench.domain.unmap(range).unwrap();
     assert!(bench.reaches(range.start()), "or the test means nothing");
-    let mut batch = RawBatch::new(&bench.device, 4);
+    let mut batch = RawBatch::new(&bench.device, 4).unwrap();
     let error = bench.device.unmap_sg_in(&mut batch, &view).unwrap_err();
     assert_eq!(error, BatchError::Unmap(UnmapError::NotMapped { range, unmapped: 0 }));
     assert_eq!(batch.commit(), Ok(1));
@@ -192,7 +192,7 @@ fn exactly_the_addresses_of_what_was_unmapped_in_part_are_lost() {
             assert!(bench.reaches(range.start()));
             bench.iommu.queue().fail_next(fails, BROKEN);
             if batched {
-                let mut batch = RawBatch::new(&bench.device, 1);
+                let mut batch = RawBatch::new(&bench.device, 1).unwrap();
                 let error = bench.device.unmap_single_in(&mut batch, range.start(), 5 * PAGE).unwrap_err();
                 assert_eq!(error, BatchError::Unmap(UnmapError::NotMapped { range, unmapped: 3 * PAGE }));
                 assert_eq!(batch.commit().is_ok(), fails == 0);
@@ -222,12 +222,12 @@ fn exactly_the_addresses_of_what_was_unmapped_in_part_are_lost() {
 fn a_batch_that_ends_unconfirmed_gives_its_addresses_back_after_a_flush() {
     let bench = Bench::new(Policy::Strict);
     // One page of addresses is all that the device reaches.
-    let narrow = DmaDevice::new(Arc::clone(&bench.domain), 2 * PAGE - 1);
+    let narrow = DmaDevice::new(bench.domain.clone(), 2 * PAGE - 1).unwrap();
     for policy in [Policy::Strict, LAZY_FOREVER] {
         bench.domain.set_policy(policy).unwrap();
         let iova = narrow.open_single(page(0).phys, PAGE, Direction::Bidirectional).unwrap();
         assert!(bench.reaches(iova));
-        let mut batch = RawBatch::new(&narrow, 2);
+        let mut batch = RawBatch::new(&narrow, 2).unwrap();
         narrow.unmap_single_in(&mut batch, iova, PAGE).unwrap();
         bench.iommu.queue().fail_next(u64::MAX, BROKEN);
         drop(batch);

@@ -134,7 +134,7 @@ fn a_batch_is_not_over_while_one_beside_it_is_not_confirmed() {
 fn a_batch_that_is_confirmed_waits_for_what_is_owed_beside_it() {
     let rig = Rig::new(Arc::new(StdPlatform::with_cpus(1)), Policy::Strict, Hooked::new);
     type Numbers = (rig::Mapper, Played, Arc<Memory>);
-    let domain = DmaDomain::<Numbers>::over(Arc::clone(&rig.domain), None);
+    let domain = DmaDomain::<Numbers>::over(rig.domain.clone(), None).unwrap();
     let nic = domain.attach(DeviceId(7), DmaMask::BITS_64).unwrap();
     let mut queue: Queue<Numbers> = nic.queue(QueueConfig::ring(4, PAGE).batch(2)).unwrap();
     let map = |queue: &mut Queue<Numbers>, len| {

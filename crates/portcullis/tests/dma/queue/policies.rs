@@ -160,7 +160,7 @@ fn cases() -> Vec<Case> {
     };
     let sg = |handle: &Handle, given: &[DmaSegment]| handle.unmap_sg(given).unwrap();
     let batch = |handle: &Handle, given: &[DmaSegment]| {
-        let mut batch = RawBatch::new(handle, 4);
+        let mut batch = RawBatch::new(handle, 4).unwrap();
         handle.unmap_sg_in(&mut batch, given).unwrap();
         assert_eq!(batch.commit(), Ok(1));
     };

@@ -378,7 +378,7 @@ fn a_domain_says_what_its_pool_holds() {
 #[test]
 fn what_cannot_be_is_said_at_the_door() {
     let world = World::new(Policy::Strict);
-    let bare = DmaDomain::<Machine>::over(Arc::clone(world.nic.domain().space()), None);
+    let bare = DmaDomain::<Machine>::over(world.nic.domain().space().clone(), None).unwrap();
     let nic = bare.attach(DeviceId(1), DmaMask::bits(36)).unwrap();
     let refused = nic.queue::<Frame>(QueueConfig::bounce()).unwrap_err();
     assert_eq!(refused, SetupError::NoCopyMemory);

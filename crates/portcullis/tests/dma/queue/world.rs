@@ -8,6 +8,7 @@ use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{Device, DmaBuffer, DmaMask, DomainBuilder, QueueConfig};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -44,7 +45,7 @@ pub struct World {
     pub iommu: Arc<Iommu>,
     pub nic: Device<Machine>,
     /// Where nothing is translated.
-    pub swiotlb: Option<Arc<Swiotlb<Arc<StdPlatform>, Arc<Memory>>>>,
+    pub swiotlb: Option<Shared<Swiotlb<Arc<StdPlatform>, Arc<Memory>>>>,
 }
 
 impl World {
@@ -80,7 +81,7 @@ impl World {
             Policy::Passthrough => {
                 let config = SwiotlbConfig::default();
                 let pool = Swiotlb::new(Arc::clone(&platform), Arc::clone(&memory), &config).unwrap();
-                swiotlb = Some(Arc::clone(&pool));
+                swiotlb = Some(pool.clone());
                 builder.swiotlb(pool)
             }
             _ => builder.bounce(Arc::clone(&memory), pool),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request, SharedQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -91,7 +92,7 @@ pub struct Machine {
 
 /// A domain, and what a device needs to be attached to it.
 pub struct Side {
-    pub domain: Arc<Dom>,
+    pub domain: Shared<Dom>,
     pub device: Device,
     pub context: Context,
 }
@@ -125,7 +126,7 @@ impl Machine {
     pub fn side(&self, id: u16, policy: Policy) -> Side {
         let (mapper, context) = self.mapper(id, Arc::clone(&self.queue) as _);
         let domain = Domain::new(Played::new(self.platform.clone()), mapper, policy).unwrap();
-        let device = DmaDevice::new(Arc::clone(&domain), u64::MAX);
+        let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         Side { domain, device, context }
     }
 

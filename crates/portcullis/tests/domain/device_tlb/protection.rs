@@ -114,7 +114,7 @@ fn a_batch_is_out_of_reach_after_its_commit() {
         let side = machine.caching(policy);
         // Eight ranges by themselves; more, and the device forgets everything.
         for ranges in [8, 9] {
-            let mut batch = RawBatch::new(&side.device, 16);
+            let mut batch = RawBatch::new(&side.device, 16).unwrap();
             let all: Vec<_> = (0..4 * ranges).map(|number| side.map(number)).collect();
             // Too far apart to be joined.
             let (unmapped, kept): (Vec<IovaRange>, Vec<IovaRange>) =

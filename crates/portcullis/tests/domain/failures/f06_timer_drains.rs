@@ -11,6 +11,7 @@ use crate::common::Bench;
 use crate::rig::{Clocked, LAZY_FOREVER, Rig, page};
 use portcullis::addr::{Direction, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::domain::Policy;
+use portcullis::heap::Shared;
 use portcullis::invalidation::{QUEUE_ENTRIES, SLICE};
 use portcullis::platform::PlatformEvents;
 use portcullis_model::open::OpenDomain;
@@ -214,7 +215,7 @@ fn no_turn_takes_back_more_than_a_slice() {
     let limit = Iova::new((2048 << 12) - 1);
     let map = || rig.domain.open(&[page(0)], Direction::FromDevice.permissions(), limit);
     let (out, most, all) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let domain = Arc::downgrade(&rig.domain);
+    let domain = Shared::downgrade(&rig.domain);
     platform.after_each_turn({
         let (most, all) = (Arc::clone(&most), Arc::clone(&all));
         move || {

@@ -52,7 +52,7 @@ impl Bench {
             }
         });
         let domain = Domain::new(Played::new(platform), mapper, Policy::Strict).unwrap();
-        Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX), used }
+        Self { memory, iommu, device: DmaDevice::new(domain, u64::MAX).unwrap(), used }
     }
 
     fn reached(&self, iova: Iova) -> Option<PhysAddr> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::domain::{MapListError, Policy};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{InvalidationError, InvalidationQueue};
 use portcullis::pgtable::MapError;
 use portcullis::std_platform::StdPlatform;
@@ -106,7 +107,7 @@ fn a_map_without_memory_does_not_wait_for_a_reclaim() {
     // Most of the tables that are freed, and at addresses that have none.
     let list: Vec<_> = (0..32 * 512).map(|number| page(2 * number)).collect();
     let permissions = Direction::Bidirectional.permissions();
-    let (domain, queue) = (Arc::downgrade(&rig.domain), Arc::downgrade(&rig.queue));
+    let (domain, queue) = (Shared::downgrade(&rig.domain), Arc::downgrade(&rig.queue));
     let (tells, told) = channel();
     let pages = list.clone();
     rig.queue.set(move || {

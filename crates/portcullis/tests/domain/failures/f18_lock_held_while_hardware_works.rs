@@ -14,6 +14,8 @@ use std::time::Duration;
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{Ended, QueueConfig, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policies, Policy};
+use portcullis::heap::Weak;
+use portcullis::heap::{self, OutOfMemory};
 use portcullis::invalidation::{
     Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,
 };
@@ -60,8 +62,8 @@ unsafe impl Platform for Watched {
         self.0.fence_all();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.0.register(events);
+    fn register(&self, events: heap::Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.0.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {
@@ -101,7 +103,7 @@ type Step = (&'static str, Box<dyn FnMut() + Send>);
 /// Everything that another CPU may want meanwhile. Where waits are shared, a CPU that asks hardware for something
 /// waits for its turn, as it must: then only what asks for nothing is in the list.
 fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
-    let (domain, device) = (Arc::clone(&rig.domain), rig.device.clone());
+    let (domain, device) = (rig.domain.clone(), rig.device.clone());
     let lazily = device.with_policy(LAZY_FOREVER).unwrap();
     let (other, other_device) = rig.another(9, LAZY_FOREVER);
     let policies = Arc::new(Policies::new(LAZY_FOREVER));
@@ -109,7 +111,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
     let mut ring = StrictRing::new(&device, StrictRingConfig::new(1024, PAGE, 256)).unwrap();
     let memory = Arc::clone(&rig.memory);
     let map = {
-        let domain = Arc::clone(&domain);
+        let domain = domain.clone();
         move || domain.open(&[page(1)], Direction::Bidirectional.permissions(), ANYWHERE).unwrap()
     };
     let mut all: Vec<Step> = Vec::new();
@@ -135,7 +137,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             drop(queued::end(&mut queue, mapping));
         }),
     );
-    let (one, all_pages) = (Arc::clone(&domain), map.clone());
+    let (one, all_pages) = (domain.clone(), map.clone());
     add(
         "translate",
         Box::new(move || {
@@ -150,7 +152,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             );
         }),
     );
-    let one = Arc::clone(&domain);
+    let one = domain.clone();
     add(
         "ask for counts and exposure",
         Box::new(move || {
@@ -158,7 +160,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             assert!(stats.taken_iova_bytes > 0 && stats.maps > 0 && exposure.longest_stale_ns < u64::MAX);
         }),
     );
-    let (one, two, mut window_ns) = (Arc::clone(&domain), device.clone(), 1 << 62);
+    let (one, two, mut window_ns) = (domain.clone(), device.clone(), 1 << 62);
     add(
         "weaken the policies",
         Box::new(move || {
@@ -182,7 +184,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             assert!(StrictRing::new(&one, StrictRingConfig::new(64, PAGE, 8)).unwrap().close().is_ok());
         }),
     );
-    let (one, mut batch) = (device.clone(), RawBatch::new(&device, 256));
+    let (one, mut batch) = (device.clone(), RawBatch::new(&device, 256).unwrap());
     add(
         "unmap into a batch",
         Box::new(move || {
@@ -202,7 +204,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         return all;
     }
     let mut add = |name, step: Box<dyn FnMut() + Send>| all.push((name, step));
-    let (one, range) = (Arc::clone(&domain), map);
+    let (one, range) = (domain.clone(), map);
     add(
         "unmap strictly, and flush",
         Box::new(move || {
@@ -218,7 +220,7 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
             policies.set_default(LAZY_FOREVER).unwrap();
         }),
     );
-    let one = Arc::clone(&domain);
+    let one = domain.clone();
     add("reclaim", Box::new(move || _ = one.reclaim().unwrap()));
     add(
         "change the policy",
@@ -276,7 +278,7 @@ fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
             rig.device.set_policy(Some(Policy::Strict)).unwrap();
         }),
         ("commit of a batch", Policy::Strict, |rig| {
-            let mut batch = RawBatch::new(&rig.device, 4);
+            let mut batch = RawBatch::new(&rig.device, 4).unwrap();
             rig.device.unmap_single_in(&mut batch, one(rig), PAGE).unwrap();
             assert_eq!(batch.commit(), Ok(1));
         }),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, Iova, Permissions};
 use portcullis::domain::{Policies, Policy, PolicyError};
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
 use portcullis_model::open::OpenDevice;
@@ -46,7 +47,7 @@ type Rig = rig::Rig<Turns, Hardware>;
 /// What changes share.
 #[derive(Clone)]
 struct Parties {
-    domain: Arc<Dom>,
+    domain: Shared<Dom>,
     device: Device,
     policies: Arc<Policies>,
 }
@@ -78,7 +79,7 @@ fn setting(before: Step) -> (Rig, Parties, Iova) {
     });
     let policies = Arc::new(Policies::new(LAZY_FOREVER));
     policies.govern(DeviceId(7), &rig.domain).unwrap();
-    let all = Parties { domain: Arc::clone(&rig.domain), device: rig.device.clone(), policies };
+    let all = Parties { domain: rig.domain.clone(), device: rig.device.clone(), policies };
     before(&all).unwrap();
     let iova = rig.device.open_single(page(1).phys, PAGE, Direction::Bidirectional).unwrap();
     assert!(rig.reaches(iova));

@@ -1,10 +1,12 @@
 //! Who changes policies, and what may be relied on from when on.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
 
 use portcullis::addr::DeviceId;
 use portcullis::domain::{Policies, Policy};
+use portcullis::heap;
+use portcullis::heap::Shared;
 
 use super::paint::{Paint, Painted};
 use super::threads::{Dev, Dom};
@@ -49,7 +51,7 @@ pub const BY_DOMAIN: usize = 0;
 pub const BY_DEVICE: usize = 1;
 
 pub struct Changes {
-    pub domain: Arc<Dom>,
+    pub domain: heap::Shared<Dom>,
     pub policies: Policies,
     own: Policy,
     exception: Option<Policy>,
@@ -67,7 +69,7 @@ enum Place {
 }
 
 impl Changes {
-    pub fn new(domain: Arc<Dom>, own: Policy) -> Self {
+    pub fn new(domain: heap::Shared<Dom>, own: Policy) -> Self {
         let policies = Policies::new(own);
         policies.govern(DeviceId(7), &domain).unwrap();
         Self { domain, policies, own, exception: None, closing: 0, closed: 0 }

@@ -1,13 +1,14 @@
 //! The long run: threads, and chance.
 
 use std::collections::HashSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use portcullis::addr::Iova;
 use portcullis::dma::{DmaDevice, QueueConfig};
 use portcullis::domain::{Domain, Policy};
+use portcullis::heap::Shared;
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::{Changes, Group};
@@ -91,7 +92,7 @@ fn a_device_that_retries_everything_reaches_nothing_it_must_not() {
         findings: &findings,
         over: &over,
     };
-    let mut changes = Changes::new(Arc::clone(&rig.domain), LAZY_FOREVER);
+    let mut changes = Changes::new(rig.domain.clone(), LAZY_FOREVER);
     std::thread::scope(|scope| {
         let shared = &shared;
         let workers: Vec<_> = (1..=WORKERS)

@@ -1,7 +1,8 @@
 //! Threads as CPUs, with something that happens at each border of a turn.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis::std_platform::StdPlatform;
 
@@ -50,8 +51,8 @@ unsafe impl Platform for Turns {
         self.inner.fence_all();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.inner.register(events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.inner.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {

@@ -91,7 +91,7 @@ impl Plain {
             hardware.set(move || clock.take(FLUSH_NS));
             hardware
         });
-        let other = portcullis::dma::DmaDevice::new(Arc::clone(&rig.domain), u64::MAX);
+        let other = portcullis::dma::DmaDevice::new(rig.domain.clone(), u64::MAX).unwrap();
         Self {
             rig,
             other,

@@ -8,6 +8,7 @@ use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{
     Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
+use portcullis::heap::Shared;
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};
 
@@ -69,7 +70,7 @@ impl<'a> Worker<'a> {
             direct: direct.collect(),
             batched: shared.groups[0].nic.queue(QueueConfig::batched(8)).unwrap(),
             in_batch: Vec::new(),
-            raw: RawBatch::new(device, 8),
+            raw: RawBatch::new(device, 8).unwrap(),
             in_raw: Vec::new(),
         }
     }

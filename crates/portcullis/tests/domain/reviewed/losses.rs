@@ -32,7 +32,7 @@ fn is_counted<M: portcullis::mapper::Mapper + Simulated, P: Platform>(domain: &D
 
 /// A batch of 200 pages, none of which is the next one's neighbour in memory.
 fn batch(rig: &Driver) -> RawBatch<Mapper, Played> {
-    let mut batch = RawBatch::new(&rig.device, 256);
+    let mut batch = RawBatch::new(&rig.device, 256).unwrap();
     for number in 0..200 {
         let iova = rig.device.open_single(page(2 * number).phys, PAGE, BOTH).unwrap();
         rig.device.unmap_single_in(&mut batch, iova, PAGE).unwrap();

@@ -135,7 +135,7 @@ impl<const COHERENT: bool, X: Format> Machine<COHERENT, X> {
         let reserved = reserved(table.aperture());
         let mapper = TableMapper::new(table, iommu.queue(), DomainId(1), reserved);
         let domain = Domain::new(platform, mapper, Policy::Strict).unwrap();
-        let device = DmaDevice::new(domain, u64::MAX);
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
         Arc::new(Self { memory, iommu, device })
     }
 

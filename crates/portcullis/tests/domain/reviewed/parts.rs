@@ -28,7 +28,7 @@ fn in_parts<S>(begin: impl Fn(&Driver) -> (S, IovaRange), end: impl Fn(&Driver, 
         let at = |offset| Iova::new(range.start().get() + offset);
         let reached = || (0..LARGE).step_by(PAGE as usize).filter(|offset| rig.reaches(at(*offset))).count();
         assert_eq!(reached(), 512);
-        let mut other = RawBatch::new(&rig.device, 4);
+        let mut other = RawBatch::new(&rig.device, 4).unwrap();
         rig.device.unmap_single_in(&mut other, range.start(), LARGE).unwrap();
         for offset in (0..LARGE).step_by(part as usize) {
             end(&rig, &mut own, IovaRange::new(at(offset), part).unwrap());
@@ -53,7 +53,7 @@ fn what_is_unmapped_in_parts_is_out_of_reach_though_another_has_removed_the_larg
         },
     );
     in_parts(
-        |rig| (RawBatch::new(&rig.device, 1), by_number(rig)),
+        |rig| (RawBatch::new(&rig.device, 1).unwrap(), by_number(rig)),
         |rig, batch, part| {
             let ended = rig.device.unmap_single_in(batch, part.start(), part.len());
             let error = UnmapError::NotMapped { range: part, unmapped: 0 };
@@ -106,7 +106,7 @@ fn what_is_not_confirmed_is_tried_again_and_counted_though_a_part_of_it_was_gone
         });
         let (rig, iova) = begin();
         is_tried_again(&what("a batch"), &rig, iova, || {
-            let mut batch = RawBatch::new(&rig.device, 1);
+            let mut batch = RawBatch::new(&rig.device, 1).unwrap();
             let unmapped = rig.device.unmap_single_in(&mut batch, iova, 2 * PAGE);
             assert_eq!(unmapped.is_ok(), is_whole);
         });

@@ -9,6 +9,7 @@ use portcullis::addr::{Direction, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
 use portcullis::dma::DmaUnmapError;
 use portcullis::domain::Policy;
+use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenPool;
 use portcullis_model::{Buffer, Memory, Queue};
@@ -34,7 +35,7 @@ type Pool = BouncePool<Mapper, Played, Arc<Memory>>;
 
 struct Bench {
     rig: Rig<Arc<Moody>, Hooked<Queue>>,
-    pool: Arc<Pool>,
+    pool: Shared<Pool>,
     /// Frames that were in use before.
     frames: u64,
 }
@@ -58,7 +59,7 @@ impl Bench {
             idle_ns: u64::MAX,
             ..PoolConfig::default()
         };
-        let pool = BouncePool::new(Arc::clone(&rig.domain), Arc::clone(&rig.memory), config).unwrap();
+        let pool = BouncePool::new(rig.domain.clone(), Arc::clone(&rig.memory), config).unwrap();
         rig.platform.inner.after_each_turn(step);
         rig.queue.set(step);
         Rc::new(Self { rig, pool, frames })
@@ -72,7 +73,7 @@ impl Bench {
         let listed = [piece(8, 100), piece(PAGE, (PAGES - 1) * PAGE - 8)];
         let untrusted = kind == Kind::Own;
         let profile = DeviceProfile { untrusted, offset_mask: PAGE - 1, ..DeviceProfile::default() };
-        let device = BounceDevice::new(Arc::clone(&self.pool), profile).unwrap();
+        let device = BounceDevice::new(self.pool.clone(), profile).unwrap();
         let list = if kind == Kind::Listed { &listed[..] } else { &all };
         // SAFETY: the memory is simulated, every access to it atomic, and any address allowed.
         let mapping = unsafe { device.map(list, Direction::FromDevice, Attributes::default()) }.unwrap();

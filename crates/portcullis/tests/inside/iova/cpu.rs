@@ -10,8 +10,8 @@ const PAGES: u64 = 1 << 15;
 /// Orders that the tests use.
 const ORDERS: u32 = 5;
 
-fn meta() -> Arc<RangeMeta> {
-    let meta = Arc::new(RangeMeta::new(PAGES));
+fn meta() -> Shared<RangeMeta> {
+    let meta = Shared::new(RangeMeta::new(PAGES)).unwrap();
     (0..PAGES).for_each(|page| meta.make(page, 0, Link::END.bits()).unwrap());
     (0..PAGES).step_by(8).for_each(|page| meta.make(page, 3, Link::END.bits()).unwrap());
     meta
@@ -148,7 +148,7 @@ fn a_batch_is_as_full_by_the_fast_path() {
     for (most, orders) in [(64, 5), (800, 5), (16384, 10)] {
         let mut dice = Dice(most);
         let (meta, remote_queues) = (
-            Arc::new(RangeMeta::new(2 * PAGES)),
+            Shared::new(RangeMeta::new(2 * PAGES)).unwrap(),
             [(); 2].map(|()| [CachePadded(RemoteQueue::new()), CachePadded(RemoteQueue::new())]),
         );
         let (fast, slow) = (Cpu::new(0, meta.clone()), Cpu::new(0, meta.clone()));

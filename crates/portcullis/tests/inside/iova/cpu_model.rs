@@ -11,7 +11,7 @@ use super::*;
 const PAGES: usize = 4;
 
 struct Space {
-    meta: alloc::sync::Arc<RangeMeta>,
+    meta: Shared<RangeMeta>,
     remote_queues: [CachePadded<RemoteQueue>; 2],
     /// What the holder of each page writes: in turns, or the model checker objects.
     held: [UnsafeCell<u32>; PAGES],
@@ -39,7 +39,7 @@ fn what_one_cpu_frees_another_takes_again() {
 fn race(most: u64, adopts: bool) {
     let class = Class::of(0);
     let space = Arc::new(Space {
-        meta: alloc::sync::Arc::new(RangeMeta::new(PAGES as u64)),
+        meta: Shared::new(RangeMeta::new(PAGES as u64)).unwrap(),
         remote_queues: [(); 2].map(|()| CachePadded(RemoteQueue::new())),
         held: [(); PAGES].map(|()| UnsafeCell::new(0)),
     });
@@ -68,7 +68,7 @@ fn race(most: u64, adopts: bool) {
 /// The model checker's stacks are small.
 #[inline(never)]
 fn boxed(number: u64, space: &Space) -> Box<Cpu> {
-    Box::new(Cpu::new(number, space.meta.clone()))
+    Cpu::new(number, space.meta.clone())
 }
 
 fn take(owner: &Cpu, space: &Space) -> Option<u64> {

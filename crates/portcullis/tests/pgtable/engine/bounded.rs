@@ -1,9 +1,10 @@
 //! A CPU is lent for bounded time: counted in looks at frames of tables, whatever the range.
 
 use std::cell::Cell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::pgtable::{MapError, VtdSecondStage};
 use portcullis::platform::{Frames, LocalCpu, Platform, PlatformEvents, PlatformNumber, Table};
 use portcullis_model::Memory;
@@ -46,7 +47,9 @@ unsafe impl Platform for Counting {
         PLATFORM.fence_all();
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }

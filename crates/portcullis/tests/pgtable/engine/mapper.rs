@@ -94,7 +94,7 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
                     assert_eq!(bench.device.unmap_single(first, 4 * PAGE), Err(expected));
                 }
                 1 => {
-                    let mut batch = RawBatch::new(&bench.device, 4);
+                    let mut batch = RawBatch::new(&bench.device, 4).unwrap();
                     let result = bench.device.unmap_single_in(&mut batch, first, 4 * PAGE);
                     assert!(matches!(result, Err(BatchError::Unmap(UnmapError::NotMapped { .. }))));
                     batch.commit().unwrap();

@@ -1,9 +1,10 @@
 //! A page table that is used with several platforms, whose CPUs have the same numbers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::open::OpenTable;
@@ -33,7 +34,9 @@ unsafe impl Platform for One {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }

@@ -1,7 +1,6 @@
 //! How queues of devices that are not coherent are made. All of it is compiled for a machine only
 //! where [`Device::not_coherent`] is called for that machine.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::convert::Infallible;
@@ -12,6 +11,7 @@ use crate::broken::broken;
 use crate::dma::queue::cleaned::Cleaned;
 use crate::dma::queue::not_coherent::{Copying, Inner, NotCoherent};
 use crate::dma::queue::{Lane, Machine, Queue, QueueConfig, Strategy};
+use crate::heap::{Shared, boxed};
 use crate::mapper::Mapper;
 use crate::platform::{CacheMaintenance, CopyMemory, Platform};
 use crate::setup::SetupError;
@@ -53,11 +53,11 @@ impl<X: Machine> Device<X> {
                 let granule = self.dma.domain().granule().offset_mask();
                 let units = if self.profile.untrusted { [granule; 2] } else { [0, line - 1] };
                 let device = BounceDevice::new(pool, DeviceProfile { untrusted: true, ..profile })?;
-                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config);
-                Some(Copying { queue: Box::new(queue), up_to, most, slot: 0, units })
+                let queue = Queue::<(_, _, _)>::new(alone.dma.clone(), Lane::Bounce(device), config)?;
+                Some(Copying { queue: boxed(queue)?, up_to, most, slot: 0, units })
             }
             _ => {
-                let queue = Box::new(alone.queue::<Infallible>(QueueConfig::bounce())?);
+                let queue = boxed(alone.queue::<Infallible>(QueueConfig::bounce())?)?;
                 let slot = parts.swiotlb.as_ref().map_or(0, |pool| pool.slot_bytes());
                 check_line(line, slot)?;
                 Some(Copying { queue, up_to: 0, most: 0, slot, units: [0, line - 1] })
@@ -71,15 +71,15 @@ impl<X: Machine> Device<X> {
             other => Some(other),
         };
         let queue_to_map = |strategy| -> Result<Inner, SetupError> {
-            Ok(Box::new(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?))
+            Ok(boxed(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?)?)
         };
         let mapped = strategy_to_map.map(queue_to_map).transpose()?;
-        Ok(Lane::NotCoherent(Box::new(NotCoherent::new(strategy, (cache, line), mapped, copies))))
+        Ok(Lane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
     }
 
     /// Returns the domain's pool for devices that are not coherent, and makes it if there is none
     /// yet.
-    fn cleaned_pool(&self, cache: &Arc<dyn CacheMaintenance>) -> Result<Arc<CleanedPool<X>>, SetupError> {
+    fn cleaned_pool(&self, cache: &Arc<dyn CacheMaintenance>) -> Result<Shared<CleanedPool<X>>, SetupError> {
         let (domain, parts) = (&self.domain, &*self.domain.parts);
         let pool = match domain.found(&parts.cleaned) {
             Some(found) => found,
@@ -88,11 +88,13 @@ impl<X: Machine> Device<X> {
                 // The pool maps nothing: no part of a mapping, as it splits none, and none as a
                 // whole (`up_to`, `most`).
                 let config = PoolConfig { split: false, ..parts.pool };
-                let made: Arc<dyn AnyPool> = domain.new_pool(memory, config)?;
-                domain.keep(&parts.cleaned, made)
+                let made = domain.new_pool(memory, config)?;
+                // SAFETY: an unsizing coercion.
+                domain.keep(&parts.cleaned, unsafe { Shared::cast::<dyn AnyPool>(made, |counted| counted) })
             }
         };
-        let pool: Arc<dyn Any + Send + Sync> = pool;
-        Ok(pool.downcast().unwrap_or_else(|_| broken("the pool is of the domain's memory, cleaned")))
+        // SAFETY: an upcast.
+        let pool = unsafe { Shared::cast::<dyn Any + Send + Sync>(pool, |counted| counted) };
+        Ok(pool.downcast().unwrap_or_else(|| broken("the pool is of the domain's memory, cleaned")))
     }
 }

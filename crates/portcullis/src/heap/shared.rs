@@ -1,0 +1,310 @@
+//! [`Shared`]: a value with several owners, which the last of them drops. It is `alloc::sync::Arc` in what it does; but that has no
+//! constructor on stable Rust that fails where there is no memory.
+//!
+//! Memory ordering, the usual one of such counts. A new owner stems from one that is there, so counting it needs no order. An
+//! owner that goes releases what it did with the value, and the last acquires what all others did before it drops the value. The
+//! strong owners together are one weak owner, so the memory is freed after the value was dropped.
+
+use core::any::{Any, TypeId};
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+
+use alloc::boxed::Box;
+
+use super::atomics::{AtomicUsize, Ordering, fence};
+use super::{OutOfMemory, broken, empty_box};
+
+/// Further owners are refused at half of what a count holds, so that no number of CPUs that find it too large together makes it wrap.
+const MOST: usize = usize::MAX / 2;
+
+/// A value and how many owners it has.
+#[repr(C)]
+pub(crate) struct Counted<T: ?Sized> {
+    strong: AtomicUsize,
+    /// One more as long as there are strong owners.
+    weak: AtomicUsize,
+    value: ManuallyDrop<T>,
+}
+
+/// A value with several owners: clones are the same value. The last that goes drops it.
+pub struct Shared<T: ?Sized> {
+    counted: NonNull<Counted<T>>,
+    _drops: PhantomData<T>,
+}
+
+/// Leads to the value of a [`Shared`] as long as that has an owner, and owns none of it.
+pub struct Weak<T: ?Sized> {
+    counted: NonNull<Counted<T>>,
+}
+
+// SAFETY: as a reference, it lets many threads have the value, and its last owner drops it on any of them.
+unsafe impl<T: ?Sized + Send + Sync> Send for Shared<T> {}
+// SAFETY: the same, as whoever has a reference clones it.
+unsafe impl<T: ?Sized + Send + Sync> Sync for Shared<T> {}
+// SAFETY: it becomes an owner.
+unsafe impl<T: ?Sized + Send + Sync> Send for Weak<T> {}
+// SAFETY: the same.
+unsafe impl<T: ?Sized + Send + Sync> Sync for Weak<T> {}
+
+impl<T> Shared<T> {
+    /// Makes the first owner of `value`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; the value is dropped.
+    pub fn new(value: T) -> Result<Self, OutOfMemory> {
+        Ok(SharedPlace::new()?.fill(value))
+    }
+}
+
+/// Memory for a value that is to have several owners, and that is not there yet.
+pub(crate) struct SharedPlace<T>(Box<MaybeUninit<Counted<T>>>);
+
+impl<T> SharedPlace<T> {
+    pub(crate) fn new() -> Result<Self, OutOfMemory> {
+        empty_box().map(Self)
+    }
+
+    /// Makes the first owner of `value`.
+    pub(crate) fn fill(self, value: T) -> Shared<T> {
+        let (strong, weak) = (AtomicUsize::new(1), AtomicUsize::new(1));
+        let counted = Box::write(self.0, Counted { strong, weak, value: ManuallyDrop::new(value) });
+        Shared { counted: NonNull::from(Box::leak(counted)), _drops: PhantomData }
+    }
+}
+
+impl<T> Shared<T> {
+    /// The value itself, where it has no other owner.
+    ///
+    /// # Errors
+    /// What was given, where the value has others.
+    pub fn try_unwrap(this: Self) -> Result<T, Self> {
+        if this.strong().compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return Err(this);
+        }
+        // As where the last owner drops it.
+        fence(Ordering::Acquire);
+        let this = ManuallyDrop::new(this);
+        // The memory goes, once no weak owner has it.
+        let _memory = Weak { counted: this.counted };
+        // SAFETY: this was the last owner, and no upgrade makes another; nothing reads the value after this.
+        Ok(unsafe { ManuallyDrop::take(&mut (*this.counted.as_ptr()).value) })
+    }
+}
+
+impl<T: ?Sized> Shared<T> {
+    fn strong(&self) -> &AtomicUsize {
+        // SAFETY: an owner keeps the memory.
+        unsafe { &(*self.counted.as_ptr()).strong }
+    }
+
+    /// How many owners there are: a hint, where others come and go meanwhile.
+    pub fn owners(this: &Self) -> usize {
+        this.strong().load(Ordering::Relaxed)
+    }
+
+    /// Whether both are the same value.
+    pub fn ptr_eq(this: &Self, other: &Self) -> bool {
+        ptr::addr_eq(this.counted.as_ptr(), other.counted.as_ptr())
+    }
+
+    /// Makes what leads to the value without owning it.
+    pub fn downgrade(this: &Self) -> Weak<T> {
+        // SAFETY: an owner keeps the memory.
+        count(unsafe { &(*this.counted.as_ptr()).weak });
+        Weak { counted: this.counted }
+    }
+
+    /// The same owner, of a value of another type: of `dyn Trait` where it was of what implements the trait, for one, by the closure
+    /// `|counted| counted`.
+    ///
+    /// # Safety
+    /// `to` returns its argument, as a pointer to the same value by a type that the value has.
+    pub(crate) unsafe fn cast<U: ?Sized>(
+        this: Self,
+        to: impl FnOnce(*mut Counted<T>) -> *mut Counted<U>,
+    ) -> Shared<U> {
+        let this = ManuallyDrop::new(this);
+        // SAFETY: the pointer is not null, as it is the same.
+        Shared { counted: unsafe { NonNull::new_unchecked(to(this.counted.as_ptr())) }, _drops: PhantomData }
+    }
+}
+
+impl Shared<dyn Any + Send + Sync> {
+    /// The same owner, of a value of type `T` if it is one.
+    pub(crate) fn downcast<T: Any + Send + Sync>(self) -> Option<Shared<T>> {
+        // SAFETY: the value is a `T`.
+        ((*self).type_id() == TypeId::of::<T>()).then(|| unsafe { Self::cast(self, <*mut _>::cast) })
+    }
+}
+
+/// Counts one more owner.
+fn count(owners: &AtomicUsize) {
+    // Relaxed: the caller's own is counted already.
+    if owners.fetch_add(1, Ordering::Relaxed) > MOST {
+        owners.fetch_sub(1, Ordering::Relaxed);
+        broken("a value has fewer owners than addresses");
+    }
+}
+
+impl<T: ?Sized> Clone for Shared<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        count(self.strong());
+        Self { counted: self.counted, _drops: PhantomData }
+    }
+}
+
+impl<T: ?Sized> Deref for Shared<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: an owner keeps the value, and gives out shared references alone.
+        unsafe { &(*self.counted.as_ptr()).value }
+    }
+}
+
+impl<T: ?Sized> Drop for Shared<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.strong().fetch_sub(1, Ordering::Release) == 1 {
+            self.end();
+        }
+    }
+}
+
+impl<T: ?Sized> Shared<T> {
+    #[inline(never)]
+    fn end(&mut self) {
+        fence(Ordering::Acquire);
+        // The memory goes after the value, also where its drop panics.
+        let _memory = Weak { counted: self.counted };
+        // SAFETY: this was the last owner, and no upgrade makes another; nothing reads the value after this.
+        unsafe { ManuallyDrop::drop(&mut (*self.counted.as_ptr()).value) };
+    }
+}
+
+impl<T: ?Sized> Weak<T> {
+    /// An owner of the value, as long as that has another.
+    pub fn upgrade(&self) -> Option<Shared<T>> {
+        let strong = self.strong();
+        let mut owners = strong.load(Ordering::Relaxed);
+        loop {
+            if owners == 0 || owners > MOST {
+                return None;
+            }
+            // Acquire: what was done before the value was shared is seen.
+            match strong.compare_exchange_weak(owners, owners + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Shared { counted: self.counted, _drops: PhantomData }),
+                Err(now) => owners = now,
+            }
+        }
+    }
+
+    fn strong(&self) -> &AtomicUsize {
+        // SAFETY: a weak owner keeps the memory.
+        unsafe { &(*self.counted.as_ptr()).strong }
+    }
+
+    fn weak(&self) -> &AtomicUsize {
+        // SAFETY: as above.
+        unsafe { &(*self.counted.as_ptr()).weak }
+    }
+
+    /// How many owners there are: a hint, where others come and go meanwhile; but 0 stays 0.
+    pub fn owners(&self) -> usize {
+        self.strong().load(Ordering::Relaxed)
+    }
+
+    /// Whether both lead to the same value.
+    pub fn ptr_eq(this: &Self, other: &Self) -> bool {
+        ptr::addr_eq(this.counted.as_ptr(), other.counted.as_ptr())
+    }
+}
+
+impl<T: ?Sized> Clone for Weak<T> {
+    fn clone(&self) -> Self {
+        count(self.weak());
+        Self { counted: self.counted }
+    }
+}
+
+impl<T: ?Sized> Drop for Weak<T> {
+    fn drop(&mut self) {
+        if self.weak().fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+            // SAFETY: the memory is a box's. This was the last of its owners, and the value was dropped before, which is not dropped
+            // again.
+            drop(unsafe { Box::from_raw(self.counted.as_ptr()) });
+        }
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for Weak<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(Weak)")
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Says how often it was dropped.
+    struct Drops<'a>(&'a core::cell::Cell<u32>);
+
+    impl Drop for Drops<'_> {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[test]
+    fn the_last_owner_drops_the_value_and_weak_ones_find_none_then() {
+        let drops = core::cell::Cell::new(0);
+        let first = Shared::new(Drops(&drops)).unwrap();
+        let weak = Shared::downgrade(&first);
+        let other = weak.upgrade().unwrap();
+        assert!(Shared::ptr_eq(&first, &other) && Weak::ptr_eq(&weak, &Shared::downgrade(&other)));
+        drop(first);
+        assert_eq!((weak.owners(), drops.get()), (1, 0));
+        drop(other);
+        assert_eq!((weak.owners(), drops.get()), (0, 1));
+        assert!(weak.clone().upgrade().is_none());
+        drop(weak);
+        assert_eq!(drops.get(), 1);
+        let first = Shared::new(7).unwrap();
+        let (weak, other) = (Shared::downgrade(&first), Shared::try_unwrap(first.clone()).unwrap_err());
+        drop(other);
+        assert_eq!((Shared::owners(&first), Shared::try_unwrap(first).ok()), (1, Some(7)));
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_value_of_a_trait_is_the_same_value() {
+        // SAFETY: an unsizing coercion.
+        let any =
+            |value: Shared<u64>| unsafe { Shared::cast::<dyn Any + Send + Sync>(value, |counted| counted) };
+        let value: Shared<u64> = Shared::new(7).unwrap();
+        let other = any(value.clone());
+        assert_eq!(Shared::owners(&value), 2);
+        assert!(other.clone().downcast::<u32>().is_none());
+        assert!(Shared::ptr_eq(&other.downcast::<u64>().unwrap(), &value));
+        assert_eq!(Shared::owners(&value), 1);
+        // Of no bytes, and aligned to more than the counts.
+        #[repr(align(64))]
+        struct Aligned(u8);
+        let aligned = Shared::new(Aligned(9)).unwrap();
+        assert_eq!((aligned.0, (&raw const *aligned).addr() % 64), (9, 0));
+        drop(Shared::new(()).unwrap());
+    }
+}
