@@ -14,7 +14,6 @@ use std::time::Duration;
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{Ended, QueueConfig, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policies, Policy};
-use portcullis::heap::Weak;
 use portcullis::heap::{self, OutOfMemory};
 use portcullis::invalidation::{
     Invalidation, InvalidationError, InvalidationQueue, QUEUE_ENTRIES, SharedQueue,

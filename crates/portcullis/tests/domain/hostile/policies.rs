@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use portcullis::addr::DeviceId;
 use portcullis::domain::{Policies, Policy};
 use portcullis::heap;
-use portcullis::heap::Shared;
 
 use super::paint::{Paint, Painted};
 use super::threads::{Dev, Dom};

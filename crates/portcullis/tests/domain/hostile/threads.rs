@@ -8,7 +8,6 @@ use std::time::Duration;
 use portcullis::addr::Iova;
 use portcullis::dma::{DmaDevice, QueueConfig};
 use portcullis::domain::{Domain, Policy};
-use portcullis::heap::Shared;
 
 use super::paint::{Findings, Paint, Painted};
 use super::policies::{Changes, Group};

@@ -8,7 +8,6 @@ use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{
     Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
 };
-use portcullis::heap::Shared;
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};
 
