@@ -13,7 +13,8 @@ use super::args::Settings;
 use super::device::{Device, is_plain, list};
 use super::host::Host;
 
-const FILE: &str = "etc/modprobe.d/portcullis.conf";
+/// The file, as its readers know it.
+pub const PATH: &str = "/etc/modprobe.d/portcullis.conf";
 
 /// The first line of a file that is ours.
 const HEAD: &str = "# Written by `portcullis protect --keep`, which writes it anew; docs/linux.md of Portcullis explains it.";
@@ -21,7 +22,10 @@ const HEAD: &str = "# Written by `portcullis protect --keep`, which writes it an
 /// Programs that make an initramfs, where they lie, and what has one made.
 const MAKERS: [(&str, &str); 3] = [
     ("usr/sbin/update-initramfs", "update-initramfs -u"),
-    ("usr/bin/dracut", "dracut --force --add-drivers portcullis"),
+    (
+        "usr/bin/dracut",
+        r#"dracut --force, with add_drivers+=" portcullis " in /etc/dracut.conf.d/portcullis.conf"#,
+    ),
     ("usr/bin/mkinitcpio", "mkinitcpio -P, with portcullis in MODULES of /etc/mkinitcpio.conf"),
 ];
 
@@ -29,18 +33,18 @@ const MAKERS: [(&str, &str); 3] = [
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
     #[error("{file} was not written by this program: put this into it by hand, or move it away:\n{wanted}")]
-    Foreign { file: String, wanted: String },
+    Foreign { file: &'static str, wanted: String },
     #[error(
         "{file} keeps {} for {}, and the module's parameters have one policy for all: protect these with the same, \
          or take them out first (`portcullis unprotect DEVICE --keep`)",
         Printable(settings),
         Printable(list(devices))
     )]
-    Other { file: String, settings: String, devices: Vec<String> },
+    Other { file: &'static str, settings: String, devices: Vec<String> },
     #[error("{file} keeps nothing for {}", Printable(device))]
-    Absent { file: String, device: String },
+    Absent { file: &'static str, device: String },
     #[error("cannot write {file}: {source}")]
-    Write { file: String, source: io::Error },
+    Write { file: &'static str, source: io::Error },
 }
 
 /// A rule for devices to come, and not the name of one.
@@ -59,6 +63,14 @@ struct Kept {
     settings: String,
     /// Modules of drivers that wait.
     drivers: BTreeSet<String>,
+}
+
+/// What is to become of the file.
+#[derive(Debug)]
+pub struct Plan {
+    /// `None`: it goes.
+    text: Option<String>,
+    said: Vec<String>,
 }
 
 impl Kept {
@@ -85,7 +97,7 @@ impl Kept {
 
 impl Host<'_> {
     fn conf(&self) -> PathBuf {
-        self.at(FILE)
+        self.at(PATH.trim_start_matches('/'))
     }
 
     /// What the file keeps; `Err` with its text where it is somebody else's.
@@ -96,9 +108,9 @@ impl Host<'_> {
         }
     }
 
-    /// Keeps `rule`, a device or a rule for some, for each boot. Returns what is to be done besides.
-    pub fn keep(&self, rule: &str, settings: &Settings) -> Result<Vec<String>, KeepError> {
-        let (file, settings) = (format!("/{FILE}"), settings.to_string());
+    /// How `rule`, a device or a rule for some, is kept for each boot. Nothing is written yet.
+    pub fn keep(&self, rule: &str, settings: &Settings) -> Result<Plan, KeepError> {
+        let (file, settings) = (PATH, settings.to_string());
         let drivers = self.drivers_of(rule);
         let modules = drivers.iter().filter_map(|driver| self.module_of(driver)).collect::<BTreeSet<_>>();
         let mut kept = Kept { devices: Vec::new(), settings: settings.clone(), drivers: modules };
@@ -122,7 +134,6 @@ impl Host<'_> {
             Ok(None) => {}
         }
         kept.devices.push(rule.into());
-        self.write_whole(&kept.text()).map_err(|source| KeepError::Write { file: file.clone(), source })?;
         let mut said =
             vec![format!("Kept for each boot: {} ({}), in {file}.", Printable(rule), Printable(&settings))];
         let built_in: Vec<&String> =
@@ -135,13 +146,18 @@ impl Host<'_> {
             ));
         }
         said.push(self.initramfs());
-        Ok(said)
+        Ok(Plan { text: Some(kept.text()), said })
     }
 
-    /// Keeps `rule` no more.
-    pub fn keep_no_more(&self, rule: &str) -> Result<Vec<String>, KeepError> {
-        let file = format!("/{FILE}");
-        let absent = || KeepError::Absent { file: file.clone(), device: rule.into() };
+    /// Whether the file, if it is ours, has this rule.
+    pub fn is_kept(&self, rule: &str) -> bool {
+        self.kept().ok().flatten().is_some_and(|kept| kept.devices.iter().any(|other| other == rule))
+    }
+
+    /// How `rule` is kept no more.
+    pub fn keep_no_more(&self, rule: &str) -> Result<Plan, KeepError> {
+        let file = PATH;
+        let absent = || KeepError::Absent { file, device: rule.into() };
         let Ok(kept) = self.kept() else {
             return Err(KeepError::Foreign { file, wanted: format!("(without {rule})") });
         };
@@ -155,13 +171,20 @@ impl Host<'_> {
             .flat_map(|other| self.drivers_of(other))
             .filter_map(|driver| self.module_of(&driver))
             .collect();
-        let done = if kept.devices.is_empty() {
-            std::fs::remove_file(self.conf())
-        } else {
-            self.write_whole(&kept.text())
+        let text = (!kept.devices.is_empty()).then(|| kept.text());
+        let said = vec![format!("{} is no longer kept in {file}.", Printable(rule)), self.initramfs()];
+        Ok(Plan { text, said })
+    }
+
+    /// Does what was planned, and says so.
+    pub fn settle(&self, plan: &Plan) -> Result<(), KeepError> {
+        let done = match &plan.text {
+            Some(text) => self.write_whole(text),
+            None => std::fs::remove_file(self.conf()),
         };
-        done.map_err(|source| KeepError::Write { file: file.clone(), source })?;
-        Ok(vec![format!("{} is no longer kept in {file}.", Printable(rule)), self.initramfs()])
+        done.map_err(|source| KeepError::Write { file: PATH, source })?;
+        plan.said.iter().for_each(|line| self.outside.say(line));
+        Ok(())
     }
 
     /// Writes the file as a whole, or leaves it as it was.
@@ -174,11 +197,14 @@ impl Host<'_> {
 
     /// What a copy of the file in the initramfs needs.
     fn initramfs(&self) -> String {
-        let why = "The initramfs has a copy of this file, and loads drivers of disks by it";
         let maker = MAKERS.iter().find(|(program, _)| self.at(program).exists());
         match maker {
-            Some((_, command)) => format!("{why}: bring it up to date ({command})."),
-            None => format!("{why}, if this system has one: have it made anew."),
+            Some((_, command)) => {
+                format!("The initramfs has a copy of this file: bring it up to date ({command}).")
+            }
+            None => {
+                "If this system has an initramfs, that has a copy of this file: have it made anew.".into()
+            }
         }
     }
 

@@ -27,8 +27,8 @@ pub enum ProtectError {
     )]
     Rule { rule: String },
     #[error(
-        "{device} has no IOMMU: nothing can keep it from memory. (Is the IOMMU on in the firmware's settings, as VT-d, AMD-Vi or SMMU, \
-         and on Intel's machines in the kernel's command line, intel_iommu=on?)"
+        "{device} has no IOMMU group, so nothing can keep it from memory. Is the IOMMU on, in the firmware's settings (VT-d, AMD-Vi), and on \
+         Intel's machines by intel_iommu=on on the kernel's command line? Behind virtio-iommu a device has a group once a driver has had it."
     )]
     NoIommu { device: Device },
     #[error(
@@ -73,7 +73,7 @@ pub fn protect(host: &Host<'_>, name: &str, settings: &Settings, how: How) -> Re
     }
     if keep::is_rule(name) {
         return if how.keep {
-            say(host, host.keep(name, settings)?)
+            Ok(host.settle(&host.keep(name, settings)?)?)
         } else {
             Err(ProtectError::Rule { rule: name.into() })
         };
@@ -85,19 +85,20 @@ pub fn protect(host: &Host<'_>, name: &str, settings: &Settings, how: How) -> Re
     if host.group(&device).is_none() {
         return Err(ProtectError::NoIommu { device });
     }
+    // Before anything is done, as it may be refused.
+    let plan = how.keep.then(|| host.keep(&device.name, settings)).transpose()?;
     host.load()?;
     if host.is_protected(&device) {
         let before = host.settings(&device);
         host.set(&device, settings).map_err(|error| host.refused(&device, &error))?;
         let before = before.map_or("another policy".into(), |before| before.to_string());
-        say(
-            host,
-            vec![format!("{device}: {settings} in place of {}, with its driver running.", Printable(before))],
-        )?;
+        let text =
+            format!("{device}: {settings} in place of {}, with its driver running.", Printable(before));
+        host.outside.say(&text);
     } else {
         take(host, &device, settings, how)?;
     }
-    if how.keep { say(host, host.keep(&device.name, settings)?) } else { Ok(()) }
+    Ok(plan.map_or(Ok(()), |plan| host.settle(&plan))?)
 }
 
 /// Protects a device that is not, with all that the IOMMU does not tell from it.
@@ -110,12 +111,10 @@ fn take(host: &Host<'_>, device: &Device, settings: &Settings, how: How) -> Resu
     match may_unbind(host, device, &bound, how) {
         // From the next boot on is all that can be had.
         Err(ProtectError::Needed { stops, .. }) if how.keep => {
-            return say(
-                host,
-                vec![format!(
-                    "{device} stays as it is until the next boot: {stops}, and this system needs it."
-                )],
-            );
+            let text =
+                format!("{device} stays as it is until the next boot: {stops}, and this system needs it.");
+            host.outside.say(&text);
+            return Ok(());
         }
         may => may?,
     }
@@ -124,17 +123,13 @@ fn take(host: &Host<'_>, device: &Device, settings: &Settings, how: How) -> Resu
     host.change(&bound, device, &change).map_err(|failed| Refusal::new(host, failed, "protected"))?;
     let again = match bound.as_slice() {
         [] => "It has no driver now; one that takes it is behind Portcullis.".into(),
-        bound => format!(
-            "{}.",
-            list(
-                &bound
-                    .iter()
-                    .map(|one| format!("{} has {} again", Printable(one.name()), one.device))
-                    .collect::<Vec<_>>()
-            )
-        ),
+        bound => {
+            let again = |one: &Bound| format!("{} has {} again", Printable(one.name()), one.device);
+            format!("{}.", list(&bound.iter().map(again).collect::<Vec<_>>()))
+        }
     };
-    say(host, vec![format!("{device} is protected: {settings}. {again}")])
+    host.outside.say(&format!("{device} is protected: {settings}. {again}"));
+    Ok(())
 }
 
 /// Gives what `name` means back to Linux.
@@ -142,15 +137,25 @@ pub fn unprotect(host: &Host<'_>, name: &str, how: How) -> Result<(), ProtectErr
     if !host.outside.is_root() {
         return Err(ProtectError::NotRoot);
     }
-    if keep::is_rule(name) {
+    // A device may be kept that is no longer there.
+    if keep::is_rule(name) || host.is_kept(name) && host.find(name).is_err() {
         return if how.keep {
-            say(host, host.keep_no_more(name)?)
+            Ok(host.settle(&host.keep_no_more(name)?)?)
         } else {
             Err(ProtectError::Rule { rule: name.into() })
         };
     }
     let device = found(host, name)?;
-    if host.is_protected(&device) {
+    let is_protected = host.is_protected(&device);
+    if !is_protected && !how.keep {
+        return Err(ProtectError::NotProtected { device });
+    }
+    let plan = match how.keep.then(|| host.keep_no_more(&device.name)).transpose() {
+        // It is protected for now alone.
+        Err(KeepError::Absent { .. }) if is_protected => None,
+        plan => plan?,
+    };
+    if is_protected {
         match host.rule_for(&device) {
             Some(_) if how.keep => host.outside.say(&format!(
                 "{device} stays protected until the module is loaded anew, as at a boot: its parameters name it."
@@ -158,10 +163,12 @@ pub fn unprotect(host: &Host<'_>, name: &str, how: How) -> Result<(), ProtectErr
             Some(rule) => return Err(ProtectError::Ruled { device, rule }),
             None => put_back(host, &device, how)?,
         }
-    } else if !how.keep {
-        return Err(ProtectError::NotProtected { device });
     }
-    if how.keep { say(host, host.keep_no_more(&device.name)?) } else { Ok(()) }
+    if !how.keep && host.is_kept(&device.name) {
+        host.outside
+            .say(&format!("At the next boot it is protected again: --keep takes it out of {}.", keep::PATH));
+    }
+    Ok(plan.map_or(Ok(()), |plan| host.settle(&plan))?)
 }
 
 /// Gives a device back, with all that the IOMMU does not tell from it.
@@ -179,7 +186,8 @@ fn put_back(host: &Host<'_>, device: &Device, how: How) -> Result<(), ProtectErr
     let mode = host
         .linux_mode(device)
         .map_or(String::new(), |mode| format!(", which protects by its own mode: {}", Printable(mode)));
-    say(host, vec![format!("{device} is Linux's again{mode}.")])
+    host.outside.say(&format!("{device} is Linux's again{mode}."));
+    Ok(())
 }
 
 /// Finds a device, and says what was found.
@@ -208,7 +216,7 @@ fn may_unbind(host: &Host<'_>, device: &Device, bound: &[Bound], how: How) -> Re
         return Err(ProtectError::Needed { device: device.clone(), stops, keeps: how.keep });
     }
     let drivers: Vec<String> =
-        bound.iter().map(|one| format!("{} of its driver {}", one.device, Printable(one.name()))).collect();
+        bound.iter().map(|one| format!("{} from its driver {}", one.device, Printable(one.name()))).collect();
     let stop = told(&stops)
         .map_or("Nothing is known to use it.".into(), |stops| format!("Meanwhile all on it stops: {stops}."));
     let shares =
@@ -223,9 +231,4 @@ fn may_unbind(host: &Host<'_>, device: &Device, bound: &[Bound], how: How) -> Re
         Some(false) => Err(ProtectError::Declined),
         None => Err(ProtectError::Unasked { what }),
     }
-}
-
-fn say(host: &Host<'_>, lines: Vec<String>) -> Result<(), ProtectError> {
-    lines.iter().for_each(|line| host.outside.say(line));
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! What holds over reboots.
 
-use super::{ASK, Fake, How, KEEP};
+use super::{ASK, Fake, How, KEEP, YES};
 use crate::linux::keep::is_rule;
 
 const FILE: &str = "etc/modprobe.d/portcullis.conf";
@@ -47,11 +47,36 @@ fn a_device_is_kept_with_its_policy_and_its_driver_waits() {
 }
 
 #[test]
+fn what_is_given_back_for_now_comes_again_at_the_next_boot() {
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    fake.unprotect("nvme0n1", YES).unwrap();
+    assert!(fake.heard().contains("At the next boot it is protected again"), "{}", fake.heard());
+    assert!(kept(&fake).contains("devices=0000:00:04.0 "));
+    // Protected for now alone: there is nothing to take out, which is no error.
+    fake.protect("eth0", "policy=bounce", YES).unwrap();
+    fake.unprotect("eth0", KEEP).unwrap();
+    assert!(!fake.is_protected("0000:00:05.0"));
+}
+
+#[test]
+fn a_device_that_has_gone_is_taken_out_by_its_address() {
+    let fake = Fake::new();
+    fake.protect("00:06.0", "policy=bounce", KEEP).unwrap();
+    std::fs::remove_file(fake.root.join("sys/bus/pci/devices/0000:00:06.0")).unwrap();
+    assert!(fake.unprotect("0000:00:06.0", YES).is_err());
+    fake.unprotect("0000:00:06.0", KEEP).unwrap();
+    assert!(!fake.root.join(FILE).exists());
+}
+
+#[test]
 fn the_modules_parameters_have_one_policy_for_all() {
     let fake = Fake::new();
     fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    fake.writes.borrow_mut().clear();
     let error = fake.protect("eth0", "policy=strict", KEEP).unwrap_err().to_string();
     assert!(error.contains("keeps policy=bounce for 0000:00:04.0"), "{error}");
+    assert!(fake.writes.borrow().is_empty(), "nothing was done before that was found");
     // The only one that is kept may change.
     fake.protect("nvme0n1", "policy=strict", RULE).unwrap();
     assert!(kept(&fake).contains("devices=0000:00:04.0 policy=strict\n"));
@@ -116,6 +141,7 @@ fn a_file_of_somebody_else_s_stays() {
         let error = fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap_err().to_string();
         assert!(error.contains("not written by this program"), "{error}");
         assert!(error.contains("options portcullis devices=0000:00:04.0 policy=bounce"), "{error}");
+        assert!(fake.writes.borrow().is_empty(), "nothing was done before that was found");
         assert!(
             fake.unprotect("nvme0n1", KEEP).unwrap_err().to_string().contains("not written by this program")
         );
@@ -126,7 +152,7 @@ fn a_file_of_somebody_else_s_stays() {
 #[test]
 fn what_the_initramfs_needs_is_said_as_this_system_does_it() {
     for (program, expected) in [
-        (None, "if this system has one"),
+        (None, "If this system has an initramfs"),
         (Some("usr/sbin/update-initramfs"), "(update-initramfs -u)"),
         (Some("usr/bin/dracut"), "(dracut --force"),
         (Some("usr/bin/mkinitcpio"), "MODULES"),

@@ -69,6 +69,11 @@ fn row(text: &str, name: &str) -> String {
 fn a_protected_device_is_told_with_what_it_did() {
     let fake = protected();
     fake.file("sys/bus/pci/devices/0000:00:05.0/removable", "removable\n");
+    // A partition is a part of its disk.
+    fake.file(
+        &format!("{}/partition", fake.child("block", "0000:00:04.0", "nvme/nvme0/nvme0n1/nvme0n1p1")),
+        "1\n",
+    );
     let text = text(&fake, None);
     assert!(text.starts_with("0000:00:04.0 (nvme0n1)\n"), "{text}");
     for (name, expected) in [
