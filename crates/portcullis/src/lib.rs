@@ -17,7 +17,7 @@
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | to run `virtio-drivers` | its `Hal`, by a [`Queue`] | `hal.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
-//! | a kernel whose drivers map and unmap by number, from all CPUs | [`Device::ops`](dma::Device::ops) | [`dma::DmaOps`] |
+//! | a kernel whose drivers map and unmap by number, from all CPUs | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |

@@ -30,6 +30,15 @@ pub enum DmaMapError {
         /// The most bytes that there may be.
         most: u64,
     },
+    /// A mapping was to have addresses that the domain hands out to drivers, or that the device does not reach, or whose
+    /// offset in a granule is not that of the memory. See [`DmaOps::map_at`](crate::dma::DmaOps::map_at).
+    #[error(
+        "nothing can be mapped at {iova}: the domain does not keep the addresses free, or they do not fit"
+    )]
+    Address {
+        /// The first address.
+        iova: Iova,
+    },
     /// There is no memory for a buffer to copy through, not even after idle ones were evicted.
     #[error("no {bytes:#x} bytes of memory to copy through; the pool's slots hold {held:#x}")]
     NoBuffer {
@@ -105,8 +114,9 @@ pub enum DmaUnmapError {
     /// A mapping that was made by itself has not ended.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
-    /// No copy begins at the address: it is over, as another caller ended it by number, or never was. Nothing is changed.
-    #[error("{iova} is the address of no copy")]
+    /// No mapping begins at the address (for a queue that copies: no copy): it is over, as another caller ended it by number, or
+    /// never was. Nothing is changed.
+    #[error("{iova} is the address of no mapping")]
     NotMapped {
         /// The address.
         iova: Iova,

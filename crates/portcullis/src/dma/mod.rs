@@ -50,6 +50,8 @@ macro_rules! error_by_its_reason {
     };
 }
 
+use alloc::boxed::Box;
+
 mod adaptive;
 mod buffer;
 mod coherent;
@@ -74,7 +76,7 @@ pub(crate) use adaptive::{
 pub use buffer::DmaBuffer;
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
-pub use ops::{DmaOps, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
+pub use ops::{DmaOps, Leftover, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{
@@ -90,3 +92,6 @@ pub(crate) use raw_batch::{BatchError, RawBatch};
 pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
 #[cfg(not(feature = "parts"))]
 pub(crate) use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+
+/// A count of nanoseconds, by which it is measured what copying and mapping cost.
+type Clock = Box<dyn Fn() -> u64 + Send + Sync>;

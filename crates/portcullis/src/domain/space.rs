@@ -2,6 +2,7 @@
 //! mapped as a whole or not at all, and no other caller gets its range until an unmap has given
 //! that back.
 
+mod at_once;
 mod endings;
 mod guards;
 mod lifecycle;
@@ -16,6 +17,7 @@ pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
 
+use self::at_once::AtOnce;
 use super::account::Books;
 use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
@@ -76,6 +78,10 @@ pub struct Domain<M: Mapper, P: Platform> {
     due_ns: AtomicU64,
     /// Rings made so far: the colour of the next one.
     rings: AtomicU64,
+    /// Addresses that are handed out to nobody.
+    reserved: Vec<IovaRange>,
+    /// Whether maps wait for nothing that another caller does, and what they have left to do.
+    at_once: AtOnce,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
@@ -127,6 +133,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             books: Books::new(cpus)?,
             due_ns: AtomicU64::new(u64::MAX),
             rings: AtomicU64::new(0),
+            reserved: config.reserved,
+            at_once: AtOnce::default(),
             platform,
             mapper,
             granule,
@@ -249,6 +257,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(self.platform.with_cpu_fast(fast)??.done())
     }
 
+    /// Whether all addresses of `range` are in one of those that the domain hands out to nobody: reserved by its
+    /// [builder](crate::dma::DomainBuilder::reserve), or by its mapper.
+    pub(crate) fn is_reserved(&self, range: IovaRange) -> bool {
+        let is_whole = range.start().is_aligned(self.granule);
+        is_whole && self.reserved.iter().any(|reserved| reserved.contains_range(range))
+    }
+
     /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
     /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before that,
     /// one barrier of all CPUs ([`Platform::fence_all`]), and a wait for what CPUs that ever
@@ -337,6 +352,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     fn alloc(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
         let alloc = || self.alloc_once(len, limit);
         match alloc() {
+            Err(exhausted @ IovaError::Exhausted { .. }) if self.is_at_once() => {
+                self.want_maintenance();
+                Err(exhausted)
+            }
             Err(IovaError::Exhausted { .. }) if self.is_pending() && self.flush().is_ok() => {
                 self.reclaim_deferred(None);
                 alloc()
@@ -354,7 +373,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// has the CPU back.
     #[inline]
     fn alloc_once(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
-        self.space.alloc_guarded(&self.platform, len, limit, |range| self.changing(range))
+        self.space
+            .alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), |range| self.changing(range))
     }
 
     /// Takes back every range whose flush is confirmed, from every queue, or from that of CPU
@@ -396,6 +416,8 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
+        // A flush that fails is tried again below.
+        let _ = self.maintain();
         // Where this fails or panics, devices may still reach what waits: it is tried again later,
         // as no caller is here to be told.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));

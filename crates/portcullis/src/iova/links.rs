@@ -54,7 +54,7 @@ pub(crate) struct Links {
 
 impl WordLeaf {
     /// The number of words that lie side by side.
-    pub(super) const WORDS: u64 = LEAF_WORDS as u64;
+    pub(crate) const WORDS: u64 = LEAF_WORDS as u64;
 
     /// Returns the word of `index`, which lies in this leaf.
     #[inline]
@@ -111,6 +111,12 @@ impl Links {
         Ok(unsafe { leaf(below) })
     }
 
+    /// Calls `f` with each leaf, and the index of its first word.
+    pub(crate) fn each_leaf(&self, mut f: impl FnMut(u64, &WordLeaf)) {
+        // SAFETY: the root has this many levels below it, and the array lives.
+        unsafe { each(&self.root, self.height, 0, &mut f) };
+    }
+
     /// Returns how many bytes of memory all levels and leaves take.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.0.load(Ordering::Relaxed)
@@ -165,6 +171,28 @@ unsafe fn level<'a>(below: *mut Below) -> Option<&'a Level> {
 unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a WordLeaf> {
     // SAFETY: by the caller's promise it is a leaf, which is freed only with its array.
     unsafe { below.cast::<WordLeaf>().as_ref() }
+}
+
+/// Calls `f` with each leaf under `pointer`, whose first word has the index `first`.
+///
+/// # Safety
+/// `pointer` is one of an array that lives, with `height` levels below it.
+unsafe fn each(pointer: &AtomicPtr<Below>, height: u32, first: u64, f: &mut impl FnMut(u64, &WordLeaf)) {
+    let below = pointer.load(Ordering::Acquire);
+    let Some(lower) = height.checked_sub(1) else {
+        // SAFETY: the caller's promise: no level is below, so this is a leaf.
+        if let Some(leaf) = unsafe { leaf(below) } {
+            f(first, leaf);
+        }
+        return;
+    };
+    // SAFETY: the caller's promise: levels are below.
+    let Some(level) = (unsafe { level(below) }) else { return };
+    for (entry, pointer) in level.iter().enumerate() {
+        let first = first + ((entry as u64) << (LEAF_BITS + lower * LEVEL_BITS));
+        // SAFETY: an entry of a level has one level fewer below it.
+        unsafe { each(pointer, lower, first, f) };
+    }
 }
 
 /// Makes `N` fresh entries in the memory where they are to stay.

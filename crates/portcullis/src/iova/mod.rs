@@ -22,7 +22,7 @@ mod space;
 mod word;
 
 pub(crate) use cached::Own;
-pub(crate) use links::Links;
+pub(crate) use links::{Links, WordLeaf};
 
 pub use arena::{ArenaError, ReleaseError, RingArena, RingConfig};
 pub use bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};

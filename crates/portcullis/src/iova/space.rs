@@ -101,11 +101,12 @@ impl IovaSpace {
     /// under the lock for at most 32 of the bitmap's nodes and leaves at a time.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        self.alloc_guarded(platform, len, limit, |range| range)
+        self.alloc_guarded(platform, (len, limit), true, |range| range)
     }
 
     /// As [`alloc`](Self::alloc), and makes a `guard` of the range while the CPU is lent: if the
-    /// platform panics afterwards, the guard is dropped.
+    /// platform panics afterwards, the guard is dropped. It takes other CPUs' lists back, and waits for them, only if
+    /// it `may_wait`.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -113,8 +114,8 @@ impl IovaSpace {
     pub(crate) fn alloc_guarded<P: Platform, T>(
         &self,
         platform: &P,
-        len: u64,
-        limit: Iova,
+        (len, limit): (u64, Iova),
+        may_wait: bool,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
         if let Some(Some(guarded)) = self.platform.with_cpu_fast(platform, |cpu| {
@@ -122,7 +123,7 @@ impl IovaSpace {
         }) {
             return Ok(guarded);
         }
-        self.alloc_slowly(platform, len, limit, guard)
+        self.alloc_slowly(platform, (len, limit), may_wait, guard)
     }
 
     #[cold]
@@ -130,8 +131,8 @@ impl IovaSpace {
     fn alloc_slowly<P: Platform, T>(
         &self,
         platform: &P,
-        len: u64,
-        limit: Iova,
+        (len, limit): (u64, Iova),
+        may_wait: bool,
         guard: impl Fn(IovaRange) -> T,
     ) -> Result<T, IovaError> {
         let request = self.request(len, limit)?;
@@ -141,7 +142,9 @@ impl IovaSpace {
         // A request that could not be satisfied even so takes no CPU's lists away.
         let impossible = request.pages > request.end_page.min(self.total);
         if tried.as_ref().is_err_and(|error| *error == BitmapError::NoFit) && !impossible {
-            self.drain_all(platform);
+            if may_wait {
+                self.drain_all(platform);
+            }
             tried = platform.with_cpu(|_| self.last_resort(request).map(&guarded));
         }
         tried.map_err(|error| match error {

@@ -2,6 +2,7 @@
 //! that an untrusted device is never given a granule of the original that holds other data, too.
 
 use super::BouncePool;
+use super::client::Client;
 use super::config::{Attributes, DeviceProfile};
 use super::mapping::PoolMapping;
 use super::slot::Terms;
@@ -19,15 +20,6 @@ use crate::setup::SetupError;
 pub struct BounceDevice<M: Mapper, P: Platform, C: CopyMemory> {
     pool: Shared<BouncePool<M, P, C>>,
     client: Client,
-}
-
-/// A device as its pool sees it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Client {
-    profile: DeviceProfile,
-    reaches_slots: bool,
-    /// Bits of an address that are 0 where the device may be given what begins or ends there.
-    inside: u64,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
@@ -133,44 +125,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     }
 }
 
-impl Client {
-    /// The highest address that the device can put on the bus.
-    pub(super) fn limit(&self) -> Iova {
-        Iova::new(self.profile.mask)
-    }
-
-    #[inline]
-    pub(super) fn group(&self) -> u64 {
-        self.profile.group.into()
-    }
-
-    /// Returns the bytes of `list`, whose sums are not checked, and whether the device may be given all of its granules: for
-    /// an untrusted one, whether each piece consists of whole ones.
-    #[inline]
-    pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
-        let look = |(len, bits): (u64, u64), piece: &PhysSegment| {
-            (len.wrapping_add(piece.len), bits | piece.phys.get() | piece.len)
-        };
-        let (len, bits) = list.iter().fold((0, 0), look);
-        (len, bits & self.inside == 0)
-    }
-}
-
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Returns a device with this profile, as this pool sees it.
-    ///
-    /// # Errors
-    /// As [`BounceDevice::new`].
-    pub(crate) fn client(&self, profile: DeviceProfile) -> Result<Client, SetupError> {
-        let mask = profile.offset_mask;
-        let inside = self.domain.granule().offset_mask();
-        if mask & mask.wrapping_add(1) != 0 || mask > inside {
-            return Err(SetupError::OffsetMask { mask });
-        }
-        let reaches_slots = self.region.last().get() <= profile.mask;
-        Ok(Client { profile, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
-    }
-
     /// As [`BounceDevice::map`], for `client`.
     ///
     /// # Safety

@@ -24,6 +24,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory> PlatformEvents for BouncePool<M, P, C> {
     fn timer(&self) {
+        self.maintain();
         let Some(at) = self.idle.at_ns() else { return };
         // Also where what it comes for panics.
         let again = Guard::new(|| self.look_later());

@@ -48,10 +48,11 @@
 //! [reclaims](Domain::reclaim) them.
 
 // What slots are: `layout`, `slot`, `cpu`, `depot`. What the pool's ordered map holds: `single`.
-// What one caller has in hand: `hands`. Each of the following uses those before it: `memory`,
+// What one caller has in hand: `hands`. What a device is: `client`. Each of the following uses those before it: `memory`,
 // `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `device`, `named`; `events` uses
 // `idle`, `claim` and `trim`.
 mod claim;
+mod client;
 mod config;
 mod cpu;
 mod depot;
@@ -71,10 +72,11 @@ mod slotted;
 mod split;
 mod trim;
 mod unlink;
+mod wanted;
 
+pub(crate) use client::Client;
 pub use config::{Attributes, DeviceProfile, PoolConfig, PoolUsage};
 pub use device::BounceDevice;
-pub(crate) use device::Client;
 pub use mapping::{PoolMapping, Way};
 pub(crate) use own::Rule;
 pub(crate) use slot::Toward;
@@ -90,6 +92,7 @@ use self::layout::Layout;
 use self::single::Singles;
 use self::slot::Slot;
 use self::unlink::StillMapped;
+use self::wanted::Wants;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
 use crate::heap::{Shared, SharedPlace, slice};
@@ -126,6 +129,7 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     singles: Singles,
     idle: Idle,
     still_mapped: StillMapped,
+    wants: Wants,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
@@ -163,6 +167,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             singles: Singles::default(),
             idle: Idle::default(),
             still_mapped: StillMapped::default(),
+            wants: Wants::default(),
             slots,
             memory: ManuallyDrop::new(memory),
             domain,

@@ -2,9 +2,12 @@
 //! mapping went: its end, and syncs of any part. An address that is in no mapping of the caller's group through a buffer is
 //! the answer `None`, or an error, and changes nothing.
 
+use core::ops::Bound;
+
 use super::BouncePool;
-use super::device::Client;
-use super::single::{Map, Phase, Single};
+use super::client::Client;
+use super::layout::Place;
+use super::single::{Look, Map, Phase, Single};
 use super::slot::Toward;
 use crate::addr::{Iova, IovaRange};
 use crate::bounce::error::{DmaUnmapError, inside};
@@ -13,6 +16,12 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Whether the address is one of a slot.
+    #[inline]
+    pub(crate) fn has_slot_at(&self, iova: Iova) -> bool {
+        self.layout.find(iova).is_some()
+    }
+
     /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap) does. `copied` says whether the original
     /// gets what the device wrote. Returns `None` where the address is none of a slot.
     ///
@@ -107,6 +116,51 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             unsafe { self.copy_single(&single, offset, len, into) };
         }
         Some(Ok(()))
+    }
+
+    /// Ends every mapping of `client`'s group that has buffers, without a copy, and calls `ended` with the bytes of each. O(slots).
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]: all are over, but of some devices may still reach what was mapped directly, until a later trim succeeds.
+    ///
+    /// # Safety
+    /// No map, unmap or sync for a device of the group runs at the same time.
+    pub(crate) unsafe fn end_all_of(
+        &self,
+        client: &Client,
+        mut ended: impl FnMut(u64),
+    ) -> Result<(), DmaUnmapError> {
+        let mut result = Ok(());
+        for (index, slot) in self.slots.iter().enumerate() {
+            let Some(terms) = slot.lent().filter(|_| slot.group() == client.group()) else { continue };
+            let class = self.layout.class_of_slot(index);
+            let start = self.layout.start_of(class, index);
+            let (iova, len) = (Iova::new(start | terms.offset), slot.origin().len);
+            // SAFETY: nothing is copied; for the rest the caller's promise.
+            match unsafe { self.unmap_slot(Place { class, index, start }, iova, len, false) } {
+                Ok(()) => ended(len),
+                Err(error) => result = Err(error),
+            }
+        }
+        let mut from = Bound::Unbounded;
+        loop {
+            let (claim, mut found) = (self.claim(), None);
+            self.singles.visit(self.domain.platform(), &mut from, |entry| {
+                if !matches!(entry.phase.get(), Phase::Live(_)) || entry.single.group != client.group() {
+                    return Look::On;
+                }
+                entry.phase.set(Phase::Taken(claim.number()));
+                found = Some(entry.single.clone());
+                Look::Enough
+            });
+            let Some(single) = found else {
+                claim.done();
+                return result;
+            };
+            ended(single.len);
+            // SAFETY: nothing is copied; for the rest the caller's promise.
+            result = result.and(unsafe { self.end_parts(claim, &single, false) });
+        }
     }
 
     /// The mapping of the map that has the granule of `at`, if it has not ended.

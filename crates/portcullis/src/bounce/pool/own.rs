@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::BouncePool;
 use super::claim::Claim;
-use super::device::Client;
+use super::client::Client;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::single::{Parts, Phase, Place, Single, find, remember};

@@ -5,6 +5,7 @@
 use super::BouncePool;
 use super::hands::Populating;
 use super::slot::{Phase, Slot};
+use super::wanted::Wanted;
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
@@ -117,7 +118,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Option<usize>, DmaMapError> {
         let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
-        if empty.index.is_none() && self.rebalance(class, direction) {
+        if empty.index.is_none() && self.rebalance_now(class, direction) {
             let found = self.take(class, direction.index());
             if found.is_some() {
                 return Ok(found);
@@ -199,10 +200,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
+    /// As [`rebalance`](Self::rebalance), where a map may wait; else that is left to [`maintain`](Self::maintain).
+    fn rebalance_now(&self, class: usize, direction: Direction) -> bool {
+        if self.domain.is_at_once() {
+            self.want(Wanted::Slots { class, direction });
+            return false;
+        }
+        self.rebalance(class, direction)
+    }
+
     /// Brings the free slots that CPUs keep to the depots, if the class, which is exhausted, has
     /// enough of them to be worth it; and gives up the buffers of some where none is for
     /// `direction`. Returns whether there may be a slot now.
-    fn rebalance(&self, class: usize, direction: Direction) -> bool {
+    pub(super) fn rebalance(&self, class: usize, direction: Direction) -> bool {
         let free = self.cached_slots(class);
         if free == 0 || free * WORTH_COLLECTING < self.layout.slots(class) as u64 {
             return false;
@@ -222,9 +232,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Where there is none,
     /// gives back the buffers that wait, which may wait for hardware and for other CPUs' turns, and
-    /// tries once more.
+    /// tries once more; but leaves that to [`maintain`](Self::maintain) in a domain whose maps wait for nobody.
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
+            if self.domain.is_at_once() {
+                self.want(Wanted::Memory);
+                return None;
+            }
             let made_room = self.trim(0).is_ok_and(|bytes| bytes > 0);
             if made_room { self.try_alloc(bytes) } else { None }
         })

@@ -5,7 +5,7 @@
 use alloc::vec::Vec;
 
 use super::BouncePool;
-use super::device::Client;
+use super::client::Client;
 use super::mapping::{PoolMapping, Way};
 use super::single::{Ends, Parts, remember};
 use super::slot::{Terms, Toward};

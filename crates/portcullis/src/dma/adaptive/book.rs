@@ -17,19 +17,19 @@ pub(super) const FIRST_TIMED: u64 = 8;
 
 /// Returns how many mappings of a size there are from one that is timed to the next, when `made` were made: a quarter, so
 /// that the four samples which change a choice come before there are two and a half times as many.
-pub(super) fn pause_after(made: u64) -> u64 {
+pub(crate) fn pause_after(made: u64) -> u64 {
     (made / 4).clamp(1, TIMED)
 }
 
 /// Returns how many classes mappings of up to `threshold` bytes have. (Two of each and direction have numbers of 8 bits.)
-pub(super) fn classes(threshold: u64) -> usize {
+pub(crate) fn classes(threshold: u64) -> usize {
     (class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1).min(42)
 }
 
 /// Returns the class of mappings of `len` bytes; `None` for 0 bytes, and beyond the last of
 /// `classes`.
 #[inline]
-pub(super) fn class_of(len: u64, classes: usize) -> Option<usize> {
+pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
     let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
     let class = shift.saturating_sub(LEAST_SHIFT) as usize;
     (class < classes && len > 0).then_some(class)
@@ -120,7 +120,7 @@ impl Mean {
 
 /// Which half of a mapping's life was timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(crate) enum Half {
     Map,
     Unmap,
 }
@@ -181,7 +181,7 @@ pub struct Explained {
 
 /// Mappings of one size, direction and shape.
 #[derive(Debug)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     choice: Choice,
     copy: Cost,
     map: Cost,
@@ -214,7 +214,7 @@ impl Cell {
 
     /// The way that the next timed mapping takes: the chosen one, but for a probe now and then. It
     /// stands for `mappings`, of whose time probes have their share.
-    pub(super) fn turn(&mut self, mappings: u64) -> Choice {
+    pub(crate) fn turn(&mut self, mappings: u64) -> Choice {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let ours = ours.unwrap_or(0);
         self.left = self.left.saturating_add_unsigned(mappings.saturating_mul(ours) / PROBES_SHARE);
@@ -235,7 +235,7 @@ impl Cell {
     }
 
     /// Notes that half of a mapping which went `way` took `ns`. Returns the choice from now on.
-    pub(super) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
+    pub(crate) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let usual = self.cost(self.choice).half(half).sixteenths;
         let took = self.cost(way).half(half).add(ns);
         if self.probing && way != self.choice {

@@ -12,7 +12,7 @@ mod short;
 
 use alloc::boxed::Box;
 
-use self::book::{Cell, FIRST_TIMED, Half, class_of, classes, most_bytes, pause_after};
+use self::book::{FIRST_TIMED, most_bytes};
 use self::commits::Commits;
 use self::ends::Ends;
 use self::mapping::Course;
@@ -29,8 +29,8 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::unique;
 
-pub(crate) use book::Choice;
 pub use book::Explained;
+pub(crate) use book::{Cell, Choice, Half, class_of, classes, pause_after};
 pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
 pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
 

@@ -8,7 +8,7 @@
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::heap::OutOfMemory;
-use crate::iova::Links;
+use crate::iova::{Links, WordLeaf};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of all granules of a domain's addresses.
@@ -29,6 +29,8 @@ pub(super) struct Entry {
     pub neighbours: u64,
     /// Whether it ends strictly whatever the policy.
     pub lasting: bool,
+    /// Whether its addresses are handed out to nobody.
+    pub fixed: bool,
 }
 
 /// A mapping begins at the granule.
@@ -37,8 +39,14 @@ const LIVE: u64 = 1;
 const LASTING: u64 = 1 << 1;
 /// A mapping has gaps between its pieces: the next granule's word says of how many bytes.
 const GAPS: u64 = 1 << 2;
-/// What follows in a word: the offset of the first byte in its granule, and above that the length.
-const FLAG_BITS: u32 = 3;
+/// A mapping has addresses that were chosen, and go back to nobody.
+const FIXED: u64 = 1 << 3;
+/// No mapping begins at the granule, but one that began some granules before may go on here: it is one of those that a search
+/// for the beginning looks at. A mapping at a multiple of its size has none of these. Where the mapping is over, the word stays.
+const CONTINUES: u64 = 1 << 4;
+/// What follows in a word: the offset of the first byte in its granule, and above that the length; or a number of bytes or of
+/// granules.
+const FLAG_BITS: u32 = 5;
 
 impl Entry {
     /// Bytes of the buffer: those of a list with gaps are fewer than from its first to its last.
@@ -70,17 +78,26 @@ impl Book {
 
     /// Notes a mapping, whose addresses are the caller's. Allocates where no mapping was ever near.
     pub(super) fn note(&self, entry: Entry) -> Result<(), DmaMapError> {
-        let Entry { iova, len, neighbours, lasting } = entry;
+        let Entry { iova, len, neighbours, lasting, fixed } = entry;
         let most = self.most();
         let page = iova.get() >> self.granule.shift();
         let range =
             entry.range(self.granule).filter(|_| len <= most).ok_or(DmaMapError::TooLong { len, most })?;
         let gaps = neighbours.saturating_sub(range.len().saturating_sub(len));
         if gaps > 0 {
-            self.word_or_make(page + 1)?.store(gaps, Ordering::Relaxed);
+            self.word_or_make(page + 1)?.store(gaps << FLAG_BITS, Ordering::Relaxed);
+        }
+        // Where a search from inside of the mapping looks before it looks at its beginning.
+        let last = range.last().get() >> self.granule.shift();
+        let after =
+            |page: u64| page.checked_add(page & page.wrapping_neg()).filter(|next| *next <= last && page > 0);
+        let mut next = after(page);
+        while let Some(inside) = next {
+            self.word_or_make(inside)?.store((inside - page) << FLAG_BITS | CONTINUES, Ordering::Relaxed);
+            next = after(inside);
         }
         let flag = |set, flag| if set { flag } else { 0 };
-        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS);
+        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS) | flag(fixed, FIXED);
         let offset = iova.get() & self.granule.offset_mask();
         let word = (len << self.granule.shift() | offset) << FLAG_BITS | flags;
         self.word_or_make(page)?.store(word, Ordering::Relaxed);
@@ -105,17 +122,39 @@ impl Book {
         if taken.is_ok() { Ok(entry) } else { Err(nothing) }
     }
 
-    /// Finds the mapping that has the address `at`, anywhere in it. Looks at a word for each size that an aligned range can have.
+    /// Takes every mapping out of the book, and calls `f` with it. O(granules that ever had a mapping near).
+    pub(super) fn take_all(&self, mut f: impl FnMut(Entry)) {
+        self.words.each_leaf(|first, leaf| {
+            for page in first..first.saturating_add(WordLeaf::WORDS) {
+                let word = leaf.word(page);
+                let found = word.load(Ordering::Relaxed);
+                if let Some(entry) = self.entry(page, found)
+                    && word.compare_exchange(found, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+                {
+                    f(entry);
+                }
+            }
+        });
+    }
+
+    /// Finds the mapping that has the address `at`, anywhere in it. Looks at a word for each power of two.
     pub(super) fn find(&self, at: Iova) -> Option<Entry> {
         let page = at.get() >> self.granule.shift();
-        // Addresses of a mapping begin at a multiple of their number, rounded up to a power of two.
+        // The granule with one more of its number's lowest bits cleared each time: the mapping begins at one of these, or one of
+        // them says where.
         (0..u64::BITS - self.granule.shift()).find_map(|order| {
             let first = page >> order << order;
             // Each beginning is looked at once.
             if order > 0 && first == page >> (order - 1) << (order - 1) {
                 return None;
             }
-            let entry = self.entry(first, self.word(first)?.load(Ordering::Relaxed))?;
+            let word = self.word(first)?.load(Ordering::Relaxed);
+            let entry = if word & (LIVE | CONTINUES) == CONTINUES {
+                let begins = first.checked_sub(word >> FLAG_BITS)?;
+                self.entry(begins, self.word(begins)?.load(Ordering::Relaxed))?
+            } else {
+                self.entry(first, word)?
+            };
             let last = entry.range(self.granule)?.last();
             (at <= last).then_some(entry)
         })
@@ -142,8 +181,72 @@ impl Book {
         let iova = Iova::new(page << shift | rest & self.granule.offset_mask());
         let len = rest >> shift;
         let range = IovaRange::of_pages(iova, len, self.granule)?;
-        let gaps = if word & GAPS == 0 { 0 } else { self.word(page + 1)?.load(Ordering::Relaxed) };
+        let gaps =
+            if word & GAPS == 0 { 0 } else { self.word(page + 1)?.load(Ordering::Relaxed) >> FLAG_BITS };
         let neighbours = (range.len() - len).saturating_add(gaps);
-        Some(Entry { iova, len, neighbours, lasting: word & LASTING != 0 })
+        Some(Entry { iova, len, neighbours, lasting: word & LASTING != 0, fixed: word & FIXED != 0 })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn entry(iova: u64, len: u64, neighbours: u64) -> Entry {
+        Entry { iova: Iova::new(iova), len, neighbours, lasting: false, fixed: false }
+    }
+
+    /// Wherever it begins, and whatever stood in the words before.
+    #[test]
+    fn a_mapping_is_found_by_every_address_in_it_and_by_no_other() {
+        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K);
+        for first in 1..40_u64 {
+            for pages in 1..20_u64 {
+                let noted = entry(first * 4096 + 100, pages * 4096 - 200, 200);
+                book.note(noted).unwrap();
+                for page in 0..64 {
+                    let inside = (first..first + pages).contains(&page);
+                    let found = book.find(Iova::new(page * 4096 + 150));
+                    assert_eq!(found, inside.then_some(noted), "{page} of {pages} from {first}");
+                }
+                assert_eq!(book.take(noted.iova, noted.len), Ok(noted));
+                assert_eq!(
+                    book.take(noted.iova, noted.len),
+                    Err(DmaUnmapError::NotMapped { iova: noted.iova })
+                );
+            }
+        }
+        assert_eq!((0..64).find_map(|page| book.find(Iova::new(page * 4096))), None);
+    }
+
+    /// A number of bytes in gaps, odd or even, is no mapping.
+    #[test]
+    fn what_is_beside_the_pieces_of_a_list_is_kept_with_it() {
+        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K);
+        for gaps in [1, 2, 3, 4, 5, 7, 4095, 8001] {
+            let noted = entry(8 * 4096 + 8, 3 * 4096 - 16, 16 + gaps);
+            book.note(noted).unwrap();
+            for page in 8..11 {
+                assert_eq!(book.find(Iova::new(page * 4096)), Some(noted), "{gaps}");
+                let at = Iova::new(page * 4096 + 8);
+                assert!(book.take(at, 77).is_err());
+            }
+            assert_eq!(noted.used(PageSize::SIZE_4K), 3 * 4096 - 16 - gaps);
+            assert_eq!(book.take(noted.iova, noted.len), Ok(noted));
+        }
+    }
+
+    #[test]
+    fn all_mappings_are_taken_once() {
+        let book = Book::new(Iova::new(u64::MAX), PageSize::SIZE_4K);
+        let all = [entry(4096, 1, 4095), entry(3 << 40, 9 * 4096, 0), entry(u64::MAX - 4095, 4096, 0)];
+        let all = all.map(|entry| Entry { lasting: entry.len == 1, fixed: entry.len > 4096, ..entry });
+        all.iter().for_each(|entry| book.note(*entry).unwrap());
+        let mut taken = alloc::vec::Vec::new();
+        book.take_all(|entry| taken.push(entry));
+        assert_eq!(taken, all);
+        book.take_all(|entry| panic!("{entry:?}"));
+        let most = book.most();
+        assert_eq!(book.note(entry(0, most + 1, 0)), Err(DmaMapError::TooLong { len: most + 1, most }));
     }
 }

@@ -26,6 +26,13 @@ pub enum OpsConfig {
         /// [copies](crate::bounce::pool::PoolConfig::threshold).
         threshold: u64,
     },
+    /// The cheaper of [`Strict`](Self::Strict) and [`Bounce`](Self::Bounce), as measured for each size while it runs: one mapping
+    /// in 61 is timed, of which at most one in 64 goes the other way. A device that is not
+    /// [trusted](crate::dma::Device::trusted) gets whole granules alone, and copies of all else.
+    Auto {
+        /// The most bytes of a mapping that may be copied as a whole, as for [`Bounce`](Self::Bounce).
+        threshold: u64,
+    },
 }
 
 impl OpsConfig {
@@ -33,14 +40,14 @@ impl OpsConfig {
     pub(super) const fn policy(self) -> Policy {
         match self {
             Self::Lazy { window_ns } => Policy::Lazy { window_ns },
-            Self::Strict | Self::Bounce { .. } => Policy::Strict,
+            Self::Strict | Self::Bounce { .. } | Self::Auto { .. } => Policy::Strict,
         }
     }
 
     /// The most bytes of a mapping that is copied; `None` where nothing is.
     pub(super) const fn threshold(self) -> Option<u64> {
         match self {
-            Self::Bounce { threshold } => Some(threshold),
+            Self::Bounce { threshold } | Self::Auto { threshold } => Some(threshold),
             Self::Strict | Self::Lazy { .. } => None,
         }
     }
@@ -54,8 +61,9 @@ pub(super) struct AtomicConfig {
     window_ns: AtomicU64,
 }
 
-/// The window of a handle that is strict.
+/// The window of a handle that is strict, and of one that measures.
 const NO_WINDOW: u64 = u64::MAX;
+const AUTO: u64 = u64::MAX - 1;
 
 impl AtomicConfig {
     pub(super) fn new(config: OpsConfig) -> Self {
@@ -66,8 +74,11 @@ impl AtomicConfig {
 
     /// Relaxed, as each mapping ends by what it is: one that is made beside a change is of one kind or the other.
     pub(super) fn set(&self, config: OpsConfig) {
-        let window_ns =
-            if let OpsConfig::Lazy { window_ns } = config { window_ns.min(NO_WINDOW - 1) } else { NO_WINDOW };
+        let window_ns = match config {
+            OpsConfig::Lazy { window_ns } => window_ns.min(AUTO - 1),
+            OpsConfig::Auto { .. } => AUTO,
+            OpsConfig::Strict | OpsConfig::Bounce { .. } => NO_WINDOW,
+        };
         self.window_ns.store(window_ns, Ordering::Relaxed);
         let copied = config.threshold().map_or(0, |threshold| threshold.saturating_add(1));
         self.copied.store(copied, Ordering::Relaxed);
@@ -75,10 +86,17 @@ impl AtomicConfig {
 
     pub(super) fn get(&self) -> OpsConfig {
         match (self.threshold(), self.window_ns.load(Ordering::Relaxed)) {
+            (Some(threshold), AUTO) => OpsConfig::Auto { threshold },
             (Some(threshold), _) => OpsConfig::Bounce { threshold },
-            (None, NO_WINDOW) => OpsConfig::Strict,
+            (None, NO_WINDOW | AUTO) => OpsConfig::Strict,
             (None, window_ns) => OpsConfig::Lazy { window_ns },
         }
+    }
+
+    /// Whether it is measured which way is cheaper.
+    #[inline]
+    pub(super) fn is_auto(&self) -> bool {
+        self.window_ns.load(Ordering::Relaxed) == AUTO
     }
 
     /// The most bytes of a mapping that is copied; `None` where nothing is.
@@ -173,13 +191,16 @@ mod tests {
         let all = [
             OpsConfig::Strict,
             OpsConfig::Lazy { window_ns: 0 },
-            OpsConfig::Lazy { window_ns: u64::MAX - 1 },
+            OpsConfig::Lazy { window_ns: u64::MAX - 2 },
+            OpsConfig::Auto { threshold: 0 },
+            OpsConfig::Auto { threshold: 1 << 20 },
             OpsConfig::Bounce { threshold: 0 },
             OpsConfig::Bounce { threshold: u64::MAX - 1 },
         ];
         for config in all {
             kept.set(config);
             assert_eq!((kept.get(), kept.threshold()), (config, config.threshold()));
+            assert_eq!(kept.is_auto(), matches!(config, OpsConfig::Auto { .. }));
         }
     }
 }

@@ -1,13 +1,23 @@
 //! How mappings end, and are synced meanwhile. Which way a mapping went is found out from its address: the pool knows its slots,
 //! the book what is mapped, and the pool's map the rest.
 
+use super::book::Entry;
 use super::{DmaOps, UnmapAttributes};
-use crate::addr::Iova;
+use crate::addr::{Iova, IovaRange};
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::Toward;
 use crate::dma::Machine;
-use crate::domain::Ending;
+use crate::dma::adaptive::{Choice, Half};
+use crate::domain::{Ending, Tally, UnmapError};
+use crate::invalidation::Gather;
 use crate::sync::{Ordering, fence};
+
+/// An unmap that is timed.
+struct Timed {
+    size: usize,
+    way: Choice,
+    start: u64,
+}
 
 impl<X: Machine> DmaOps<X> {
     /// Ends the mapping of `len` bytes at `iova`: of a list, all bytes from the first to the last, with one wait. After
@@ -34,13 +44,41 @@ impl<X: Machine> DmaOps<X> {
         len: u64,
         attributes: UnmapAttributes,
     ) -> Result<(), DmaUnmapError> {
+        let timed = if self.config.is_auto() { self.begin_timed(iova, len) } else { None };
         // SAFETY: the caller's promise.
         let ended = unsafe { self.end(iova, len, !attributes.skip_copy) };
+        if let Some(timed) = timed
+            && ended.is_ok()
+        {
+            self.end_timed(timed);
+        }
         match &ended {
             Ok(()) => {}
             Err(_) => self.count_error(),
         }
         ended
+    }
+
+    /// Reads the clock, if this unmap is to be timed: its CPU's turn has come, or the mapping went the way that is not chosen.
+    fn begin_timed(&self, iova: Iova, len: u64) -> Option<Timed> {
+        let ((chooser, clock), pool) = (self.chooser.as_ref()?, self.pool.as_deref()?);
+        let size = chooser.size_of(len)?;
+        let way = if pool.has_slot_at(iova) { Choice::Copy } else { Choice::Map };
+        // Of a device that is not trusted, others were no choice.
+        let is_whole = !self.profile.untrusted || len & self.domain.granule().offset_mask() == 0;
+        let mut is_timed = is_whole && way != chooser.choice(size);
+        if !is_timed {
+            self.count(|counts, alone| {
+                is_timed = alone && counts.timed_unmaps.next(counts.unmaps.get()).is_some()
+            });
+        }
+        is_timed.then(|| Timed { size, way, start: clock() })
+    }
+
+    fn end_timed(&self, Timed { size, way, start }: Timed) {
+        let Some((chooser, clock)) = &self.chooser else { return };
+        let took = clock().saturating_sub(start);
+        self.count(|_, _| chooser.note(size, way, Half::Unmap, took));
     }
 
     /// # Safety
@@ -74,15 +112,45 @@ impl<X: Machine> DmaOps<X> {
             counts.open.add(alone, entry.used(granule).wrapping_neg());
             counts.exposed.add(alone, entry.neighbours.wrapping_neg());
         });
-        let ended = if entry.lasting {
-            self.domain.end_now(range, entry.neighbours)
-        } else {
-            let ending = Ending { neighbours: entry.neighbours, exception: Some(&self.policy) };
-            self.domain.end(range, ending)
-        };
+        let ended = self.close(range, entry);
         // The driver's reads come after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)
+    }
+
+    /// Ends what was mapped by the domain.
+    #[inline]
+    pub(super) fn close(&self, range: IovaRange, entry: Entry) -> Result<(), UnmapError> {
+        match entry {
+            Entry { fixed: true, .. } => self.close_fixed(range, entry),
+            Entry { lasting: true, neighbours, .. } => self.domain.end_now(range, neighbours),
+            Entry { neighbours, .. } => {
+                self.domain.end(range, Ending { neighbours, exception: Some(&self.policy) })
+            }
+        }
+    }
+
+    /// The same for addresses that go back to nobody.
+    #[cold]
+    fn close_fixed(&self, range: IovaRange, entry: Entry) -> Result<(), UnmapError> {
+        let (domain, mut gather) = (&self.domain, Gather::new());
+        let unmapped = domain.unlink(range, &mut gather);
+        let confirmed = domain.confirm(&gather);
+        domain.settle(Tally { unmaps: 1, ..Tally::default() });
+        domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
+        if confirmed.is_err() {
+            domain.leave_open(unmapped.bytes);
+        }
+        match confirmed {
+            _ if unmapped.kept > 0 => {
+                Err(UnmapError::StillMapped { range, unmapped: unmapped.bytes, kept: unmapped.kept })
+            }
+            Err(error) => Err(UnmapError::Unconfirmed { range, error }),
+            Ok(()) if unmapped.bytes < range.len() => {
+                Err(UnmapError::NotMapped { range, unmapped: unmapped.bytes })
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Gives the CPU what the device has written to `len` bytes at the address `at`, anywhere inside of a mapping, which goes on.

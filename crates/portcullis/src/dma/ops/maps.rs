@@ -4,12 +4,23 @@ use super::book::Entry;
 use super::{DmaOps, MapAttributes, PoolOf};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
-use crate::bounce::pool::Attributes;
+use crate::bounce::pool::Attributes as PoolAttributes;
 use crate::dma::Machine;
+use crate::dma::adaptive::{Choice, Half};
 use crate::dma::device::bytes_of;
 use crate::dma::layout::device_view;
-use crate::domain::{MapListError, UnmapError};
+use crate::domain::{MapListError, Tally, UnmapError};
+use crate::invalidation::Gather;
+use crate::pgtable::Attributes;
 use crate::sync::Ordering;
+
+/// A mapping that was made.
+enum Made {
+    /// Through buffers, in whole or in part: its address and length.
+    Copied { iova: Iova, len: u64 },
+    /// By the domain: its address, and its granules.
+    Opened { iova: Iova, range: IovaRange },
+}
 
 impl<X: Machine> DmaOps<X> {
     /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns its address for them: see the
@@ -41,14 +52,10 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
-        if let Some(pool) = self.copier(len, attributes) {
-            // SAFETY: the caller's promise.
-            if let Some(mapped) = unsafe { self.copy(pool, &list, len, direction, attributes) } {
-                return mapped.map(|(iova, _)| iova);
-            }
-        }
         // SAFETY: the caller's promise.
-        unsafe { self.open(&list, direction, attributes) }.map(|(iova, _)| iova)
+        match unsafe { self.enter(&list, len, direction, attributes) }? {
+            Made::Copied { iova, .. } | Made::Opened { iova, .. } => Ok(iova),
+        }
     }
 
     /// As [`map`](Self::map), for a list: in one range of addresses, and by one call of the
@@ -75,18 +82,139 @@ impl<X: Machine> DmaOps<X> {
             return Err(no_room);
         }
         let len = bytes_of(list.iter().map(|piece| piece.len));
-        if let Some(pool) = self.copier(len, attributes) {
-            // SAFETY: the caller's promise.
-            if let Some(mapped) = unsafe { self.copy(pool, list, len, direction, attributes) } {
-                let (iova, len) = mapped?;
+        // SAFETY: the caller's promise.
+        match unsafe { self.enter(list, len, direction, attributes) }? {
+            Made::Copied { iova, len } => {
                 let segment = out.first_mut().ok_or(no_room)?;
                 *segment = DmaSegment { iova, len };
-                return Ok(1);
+                Ok(1)
+            }
+            Made::Opened { range, .. } => {
+                device_view(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
+            }
+        }
+    }
+
+    /// As [`map`](Self::map), at the address `iova`, never copied: for what firmware goes on using by its own addresses, and for
+    /// address spaces that others lay out. The addresses are some that the domain hands out to nobody
+    /// ([`DomainBuilder::reserve`](crate::dma::DomainBuilder::reserve), [`Geometry::reserved`](crate::mapper::Geometry)), and the first is as far in
+    /// its granule as `phys` is. The mapping ends strictly whatever the policy, and its addresses go on being nobody's.
+    ///
+    /// May allocate, and wait for hardware. Any context.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map); and [`DmaMapError::Address`] for other addresses.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    pub unsafe fn map_at(
+        &self,
+        iova: Iova,
+        (phys, len): (PhysAddr, u64),
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<(), DmaMapError> {
+        // SAFETY: the caller's promise.
+        let opened = unsafe { self.open_at(iova, PhysSegment { phys, len }, attributes.of(direction)) };
+        self.count_opened(&opened);
+        opened.map(|_| ())
+    }
+
+    /// # Safety
+    /// As [`map`](Self::map).
+    unsafe fn open_at(&self, iova: Iova, piece: PhysSegment, how: Attributes) -> Result<Entry, DmaMapError> {
+        let (granule, domain) = (self.domain.granule(), &self.domain);
+        let PhysSegment { phys, len } = piece;
+        domain.pages_of(&[piece])?;
+        let range = IovaRange::of_pages(iova, len, granule).filter(|range| {
+            let fits = iova.page_offset(granule) == phys.page_offset(granule);
+            fits && domain.is_reserved(*range) && range.last().get() <= self.mask.load(Ordering::Relaxed)
+        });
+        let range = range.ok_or(DmaMapError::Address { iova })?;
+        let neighbours = range.len() - len;
+        // SAFETY: the caller's promise.
+        let linked = unsafe { domain.link(range, &[piece], how, &mut Gather::new()) };
+        linked.map_err(|failed| {
+            if failed.remains.reachable {
+                domain.leave_open(range.len());
+            }
+            DmaMapError::List(failed.error)
+        })?;
+        domain.settle(Tally { maps: 1, ..Tally::default() });
+        domain.count_neighbours(neighbours.cast_signed());
+        let entry = Entry { iova, len, neighbours, lasting: true, fixed: true };
+        let noted = self.book.note(entry);
+        noted.map(|()| entry).map_err(|error| match self.close(range, entry) {
+            Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
+            _ => error,
+        })
+    }
+
+    /// Makes a mapping of a list of `len` bytes, whichever way it is to go.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline]
+    unsafe fn enter(
+        &self,
+        list: &[PhysSegment],
+        len: u64,
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<Made, DmaMapError> {
+        if let Some(pool) = self.copier(len, attributes) {
+            if self.config.is_auto() {
+                // SAFETY: the caller's promise.
+                return unsafe { self.enter_measured(pool, (list, len), direction, attributes) };
+            }
+            // SAFETY: the caller's promise.
+            if let Some(mapped) = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) }
+            {
+                return mapped;
             }
         }
         // SAFETY: the caller's promise.
-        let (_, range) = unsafe { self.open(list, direction, attributes) }?;
-        device_view(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
+        unsafe { self.open(list, direction, attributes) }
+    }
+
+    /// The same for a handle that measures.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    unsafe fn enter_measured(
+        &self,
+        pool: &PoolOf<X>,
+        (list, len): (&[PhysSegment], u64),
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<Made, DmaMapError> {
+        let measured = self.chooser.as_ref().and_then(|(chooser, clock)| {
+            let size = chooser.size_of(len)?;
+            let mut timed = None;
+            self.count(|counts, alone| {
+                let turn = if alone { counts.timed_maps.next(counts.maps.get()) } else { None };
+                timed = turn.map(|stands_for| chooser.turn(size, stands_for));
+            });
+            Some((chooser, clock, size, timed))
+        });
+        let Some((chooser, clock, size, timed)) = measured else {
+            // SAFETY: the caller's promise.
+            let copied = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) };
+            // SAFETY: the caller's promise.
+            return copied.unwrap_or_else(|| unsafe { self.open(list, direction, attributes) });
+        };
+        let start = timed.map(|_| clock());
+        let choice = timed.unwrap_or(chooser.choice(size));
+        // SAFETY: the caller's promise.
+        let copied = unsafe { self.copy(pool, (list, len), direction, attributes, choice) };
+        // SAFETY: the caller's promise.
+        let made = copied.unwrap_or_else(|| unsafe { self.open(list, direction, attributes) })?;
+        if let Some(start) = start {
+            let took = clock().saturating_sub(start);
+            let way = if matches!(made, Made::Copied { .. }) { Choice::Copy } else { Choice::Map };
+            self.count(|_, _| chooser.note(size, way, Half::Map, took));
+        }
+        Ok(made)
     }
 
     /// The pool, if a mapping of `len` bytes may have to be copied, in whole or in part.
@@ -99,7 +227,8 @@ impl<X: Machine> DmaOps<X> {
     }
 
     /// Maps a list of `len` bytes through buffers, or with copies of its ends; returns the address and the length that end it.
-    /// Returns `None` where the device is to have the memory itself.
+    /// Returns `None` where the device is to have the memory itself: what is larger than what is copied, and what is to be mapped by
+    /// `choice`, if the device may have all of its granules.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -107,18 +236,20 @@ impl<X: Machine> DmaOps<X> {
     unsafe fn copy(
         &self,
         pool: &PoolOf<X>,
-        list: &[PhysSegment],
-        len: u64,
+        (list, len): (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
-    ) -> Option<Result<(Iova, u64), DmaMapError>> {
+        choice: Choice,
+    ) -> Option<Result<Made, DmaMapError>> {
         // Of limits that change, a map beside that may see a pair that no device has: then it copies with what it can keep.
         let client = self.client(pool)?;
-        if self.config.threshold().is_none_or(|threshold| len > threshold) && client.look_at(list).1 {
+        let is_mapped =
+            choice == Choice::Map || self.config.threshold().is_none_or(|threshold| len > threshold);
+        if is_mapped && client.look_at(list).1 {
             return None;
         }
         // A device may write less than the whole, and a driver relies on the rest (so does Linux: CVE-2022-0854).
-        let how = Attributes { copy_in: true, ..Attributes::default() };
+        let how = PoolAttributes { copy_in: true, ..PoolAttributes::default() };
         // SAFETY: the caller's promise.
         let mapped = unsafe {
             if attributes.skip_copy {
@@ -127,7 +258,7 @@ impl<X: Machine> DmaOps<X> {
                 pool.map(&client, list, direction, how)
             }
         };
-        let mapped = mapped.map(|mapping| (mapping.iova(), mapping.len()));
+        let mapped = mapped.map(|mapping| Made::Copied { iova: mapping.iova(), len: mapping.len() });
         match &mapped {
             Ok(_) => self.count(|counts, alone| {
                 counts.maps.add(alone, 1);
@@ -138,7 +269,7 @@ impl<X: Machine> DmaOps<X> {
         Some(mapped)
     }
 
-    /// Maps a list by the domain. Returns the address of its first byte, and its granules.
+    /// Maps a list by the domain.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -147,18 +278,22 @@ impl<X: Machine> DmaOps<X> {
         list: &[PhysSegment],
         direction: Direction,
         attributes: MapAttributes,
-    ) -> Result<(Iova, IovaRange), DmaMapError> {
+    ) -> Result<Made, DmaMapError> {
         // SAFETY: the caller's promise.
         let opened = unsafe { self.open_noted(list, direction, attributes) };
-        match &opened {
-            Ok((entry, _)) => self.count(|counts, alone| {
+        self.count_opened(&opened.map(|(entry, _)| entry));
+        opened.map(|(entry, range)| Made::Opened { iova: entry.iova, range })
+    }
+
+    fn count_opened(&self, opened: &Result<Entry, DmaMapError>) {
+        match opened {
+            Ok(entry) => self.count(|counts, alone| {
                 counts.maps.add(alone, 1);
                 counts.open.add(alone, entry.used(self.domain.granule()));
                 counts.exposed.add(alone, entry.neighbours);
             }),
             Err(_) => self.count_error(),
         }
-        opened.map(|(entry, range)| (entry.iova, range))
     }
 
     /// # Safety
@@ -194,7 +329,7 @@ impl<X: Machine> DmaOps<X> {
         let unused = granule.offset_mask() - (last & granule.offset_mask());
         let len = range.len() - (iova.get() - range.start().get()) - unused;
         let neighbours = range.len().saturating_sub(used);
-        let entry = Entry { iova, len, neighbours, lasting: attributes.lasting };
+        let entry = Entry { iova, len, neighbours, lasting: attributes.lasting, fixed: false };
         let noted = self.book.note(entry);
         changing.done();
         match noted {

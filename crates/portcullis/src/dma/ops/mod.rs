@@ -11,6 +11,7 @@
 //! | [lasting](MapAttributes::lasting) | mapped | strictly |
 //! | [MMIO](MapAttributes::mmio); any other under `Strict` or `Lazy` | mapped | by the configuration at that time |
 //! | up to the threshold of `Bounce` | copied, through a buffer that stays mapped | without a wait |
+//! | up to that of `Auto` | copied, or mapped if all of its granules may be the device's, whichever is cheaper | without a wait; strictly |
 //! | larger, of a device that is [trusted](super::Device::trusted), or of whole granules | mapped | strictly |
 //! | larger, any other | mapped, but for copies of its unaligned ends; copied where its pieces meet inside a granule | strictly |
 //!
@@ -24,23 +25,34 @@
 //! moment.
 //!
 //! # Contexts
-//! Every method says whether it may wait, and where it may be called. What takes a CPU's values or a lock of the library's does
+//! Every method says whether it may wait, and where it may be called. No map, unmap or sync waits for what another *caller* does, as an
+//! interrupt handler may have interrupted just that one: from the time when a domain has its first handle, what would take
+//! such waits is left to [`maintain`](DmaOps::maintain), which the platform's timer calls. Waits for hardware are as long as the mapper's. So two
+//! things are up to a kernel that maps in interrupt handlers: its mapper waits for hardware alone (a
+//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for other callers), and while handlers may map, it calls no
+//! [`reclaim`](crate::domain::Domain::reclaim) of a domain whose translations are a [`PageTable`](crate::pgtable::PageTable), whose maps
+//! wait at a table that is being taken out. What takes a CPU's values or a lock of the library's does
 //! so with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.
 
 mod book;
+mod choice;
 mod config;
 mod ends;
+mod left;
 mod maps;
 
 pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
+pub use left::Leftover;
 
 use self::book::Book;
+use self::choice::{Chooser, Turns};
 use self::config::AtomicConfig;
-use super::Machine;
+use super::{Clock, Machine};
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
 use crate::domain::{AtomicPolicy, Domain, PolicyError};
 use crate::heap::Shared;
+use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::Platform;
@@ -63,6 +75,8 @@ pub struct DmaOps<X: Machine> {
     /// How what is mapped, and not copied, ends.
     policy: AtomicPolicy,
     book: Book,
+    /// Where there is a pool: what is measured, and the clock that it is measured by.
+    chooser: Option<(Chooser, Clock)>,
     counts: PerCpu<Counts>,
 }
 
@@ -77,6 +91,9 @@ struct Counts {
     /// Bytes that are mapped, and bytes beside them. Below zero where more is unmapped on a CPU than was mapped there.
     open: Counter,
     exposed: Counter,
+    /// When this CPU times its next mapping, and its next unmap. Callers without a CPU time nothing.
+    timed_maps: Turns,
+    timed_unmaps: Turns,
 }
 
 impl<X: Machine> core::fmt::Debug for DmaOps<X> {
@@ -93,12 +110,16 @@ impl<X: Machine> DmaOps<X> {
         domain: &Shared<DomainOf<X>>,
         pool: Option<Shared<PoolOf<X>>>,
         profile: DeviceProfile,
-        config: OpsConfig,
+        (config, clock): (OpsConfig, Clock),
     ) -> Result<Self, SetupError> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
         let last = domain.mapper().geometry().aperture.last();
+        let chooser = match &pool {
+            Some(pool) => Some((Chooser::new(pool.threshold())?, clock)),
+            None => None,
+        };
         let ops = Self {
             profile,
             mask: AtomicU64::new(profile.mask),
@@ -106,12 +127,14 @@ impl<X: Machine> DmaOps<X> {
             config: AtomicConfig::new(config),
             policy: AtomicPolicy::new(Some(config.policy())),
             book: Book::new(last, domain.granule()),
+            chooser,
             counts: PerCpu::new(domain.platform().cpus(), Counts::default)?,
             domain: domain.clone(),
             pool,
         };
         ops.allows(config)?;
         ops.check(profile)?;
+        domain.map_at_once();
         Ok(ops)
     }
 
@@ -160,6 +183,22 @@ impl<X: Machine> DmaOps<X> {
         self.mask.store(mask, Ordering::Relaxed);
         self.offset_mask.store(offset_mask, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Does what maps and unmaps have left, of this device and of all others of the domain, as it takes waits for other callers:
+    /// taking back addresses and buffers that other CPUs keep, flushes for their sake, giving up buffers that wait. They ask for it by
+    /// the platform's timer ([`Platform::wake_at`]), whose call does the same: so nobody need call this, and a kernel may wherever it is
+    /// short of memory or addresses, or a map has failed. Costs little where nothing was left.
+    ///
+    /// May wait for hardware and for other CPUs; allocates nothing; not with interrupts off, and not in an interrupt handler.
+    ///
+    /// # Errors
+    /// [`InvalidationError`]: the hardware did not confirm. A later call, or timer, tries again.
+    pub fn maintain(&self) -> Result<(), InvalidationError> {
+        if let Some(pool) = &self.pool {
+            pool.maintain();
+        }
+        self.domain.maintain()
     }
 
     /// What the handle has done, and what is open now. O(CPUs x size classes of the pool); takes the lock of each class in turn.

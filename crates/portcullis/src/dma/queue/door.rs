@@ -475,7 +475,8 @@ impl<X: Machine> Device<X> {
     /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel
     /// makes one for each device, and calls nothing else for its mappings: the handle keeps account of its own alone.
     ///
-    /// Where the domain has memory to copy through, its pool is made, too, so that the configuration may
+    /// From then on no map of the domain waits for what another caller does, by whatever handle or queue: see
+    /// [`dma::ops`](crate::dma::ops). Where the domain has memory to copy through, its pool is made, too, so that the configuration may
     /// [change](DmaOps::set_config) later. Allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
@@ -489,7 +490,7 @@ impl<X: Machine> Device<X> {
         let (domain, parts) = (&self.domain, &*self.domain.parts);
         let has_pool = parts.memory.is_some() && parts.domain.is_translated();
         let pool = if has_pool { Some(domain.shared_pool()?) } else { None };
-        DmaOps::new(&parts.domain, pool, self.profile, config)
+        DmaOps::new(&parts.domain, pool, self.profile, (config, domain.clock()?))
     }
 
     /// Makes a lane of a coherent device.

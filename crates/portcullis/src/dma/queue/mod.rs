@@ -24,6 +24,7 @@ use self::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
 use self::mapping::Kind;
 use self::not_coherent::NotCoherent;
 use self::swiotlb::{Copied, Copies, Side};
+use super::Clock;
 use super::device::bytes_of;
 use super::ring::number;
 use super::{DmaBuffer, RingError, RingMapping};
@@ -44,9 +45,6 @@ pub use error::{NotMapped, NotUnmapped};
 pub use machine::Machine;
 pub use mapping::{Ended, Mapping, RawMapping};
 pub use object::AnyQueue;
-
-/// The clock by which copies and mappings are compared.
-type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// A queue of a device: it maps buffers for the device, and gives them back.
 ///

@@ -77,7 +77,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             // is reclaiming, this one does not wait, as it may be an interrupt handler's, which has interrupted that. What the first
             // attempt has mapped and removed again may still be cached, in pieces that differ from those of the second.
             Err(MapError::OutOfMemory)
-                if self.mapper.sync(gather).is_ok() && self.mapper.try_reclaim(&self.platform).is_ok() =>
+                if !self.is_at_once()
+                    && self.mapper.sync(gather).is_ok()
+                    && self.mapper.try_reclaim(&self.platform).is_ok() =>
             {
                 map(gather)
             }

@@ -9,7 +9,7 @@ use super::support::{CONFIGS, Calls, THRESHOLD, buffer, contents, machine, part}
 use crate::queue::world::{PAGE, World};
 
 /// Lengths that go through a slot, with copies of the ends, and mapped as a whole.
-const LENS: [(u64, u64); 3] = [(16, 2 * PAGE), (16, 2 * THRESHOLD), (0, 2 * THRESHOLD)];
+const LENS: [(u64, u64); 3] = [(16, 2 * PAGE), (16, 3 * THRESHOLD), (0, 2 * THRESHOLD)];
 
 #[test]
 fn what_names_no_mapping_changes_nothing() {

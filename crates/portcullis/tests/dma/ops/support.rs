@@ -60,7 +60,6 @@ pub trait Calls {
     fn syncs_for_device(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError>;
 }
 
-// SAFETY (of all calls): the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
 impl<X: portcullis::dma::Machine> Calls for DmaOps<X> {
     fn maps(&self, piece: PhysSegment, direction: Direction) -> Result<Iova, DmaMapError> {
         self.maps_as(piece, direction, MapAttributes::default())
@@ -72,29 +71,35 @@ impl<X: portcullis::dma::Machine> Calls for DmaOps<X> {
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Iova, DmaMapError> {
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.map(phys, len, direction, attributes) }
     }
 
     fn maps_list(&self, list: &[PhysSegment], direction: Direction) -> Result<Vec<DmaSegment>, DmaMapError> {
         let mut out = vec![DmaSegment::default(); list.len()];
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         let count = unsafe { self.map_sg(list, direction, MapAttributes::default(), &mut out) }?;
         out.truncate(count);
         Ok(out)
     }
 
     fn ends(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.unmap(iova, len, UnmapAttributes::default()) }
     }
 
     fn ends_uncopied(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.unmap(iova, len, UnmapAttributes { skip_copy: true }) }
     }
 
     fn syncs_for_cpu(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.sync_for_cpu(at, len) }
     }
 
     fn syncs_for_device(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
+        // SAFETY: the memory is the test's, all of it atomics, and no two calls for one mapping run at once.
         unsafe { self.sync_for_device(at, len) }
     }
 }

@@ -1,0 +1,72 @@
+//! What maps leave to be done where they may not wait for other callers ([`Domain::is_at_once`](crate::domain::Domain)): taking
+//! slots from other CPUs and directions, and giving up buffers that wait. Each kind of work is a bit.
+
+use super::BouncePool;
+use super::layout::MOST_CLASSES;
+use crate::addr::Direction;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Something that a map has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Slots of a class whose buffers are mapped for this direction.
+    Slots { class: usize, direction: Direction },
+    /// Memory.
+    Memory,
+}
+
+const MEMORY: u64 = 1 << 63;
+const _: () = assert!(MOST_CLASSES * Direction::ALL.len() < 63);
+
+impl Wanted {
+    fn bit(self) -> u64 {
+        match self {
+            Self::Slots { class, direction } => 1 << (class * Direction::ALL.len() + direction.index()),
+            Self::Memory => MEMORY,
+        }
+    }
+}
+
+/// The bits.
+#[derive(Debug)]
+pub(super) struct Wants(AtomicU64);
+
+impl Default for Wants {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Has the platform call the pool's timer soon, which [maintains](Self::maintain) it.
+    #[cold]
+    pub(super) fn want(&self, wanted: Wanted) {
+        // Release: the call that takes the bits sees what there was. The platform orders the timer behind the call that asks for it.
+        if self.wants.0.fetch_or(wanted.bit(), Ordering::Release) & wanted.bit() == 0 {
+            let platform = self.domain.platform();
+            platform.wake_at(platform.now_ns());
+        }
+    }
+
+    /// Does what maps have left: takes free slots of other CPUs and directions, and gives up the buffers that wait. Does nothing
+    /// where no map has left anything. Waits for hardware and for other CPUs' turns; the caller holds no lock and no CPU,
+    /// and is no interrupt handler. What the hardware does not confirm waits for a later trim.
+    pub(crate) fn maintain(&self) {
+        let wants = self.wants.0.swap(0, Ordering::Acquire);
+        if wants == 0 {
+            return;
+        }
+        if wants & MEMORY != 0 {
+            let _ = self.trim(0);
+        }
+        for class in 0..self.layout.classes() {
+            for direction in Direction::ALL {
+                if wants & (Wanted::Slots { class, direction }).bit() != 0 {
+                    self.rebalance(class, direction);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What a driver leaves when it goes, or its device is gone: all of it ends, and nothing is copied to memory that may be
+//! somebody else's by now.
+
+use arrayvec::ArrayVec;
+
+use super::DmaOps;
+use super::book::Entry;
+use crate::bounce::error::DmaUnmapError;
+use crate::dma::Machine;
+use crate::domain::{Linked, Unlinked};
+use crate::invalidation::{Gather, InvalidationError};
+
+/// Mappings that end with one wait.
+const TOGETHER: usize = 16;
+
+/// What [`DmaOps::unmap_all`] has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Leftover {
+    /// Mappings, each list one.
+    pub mappings: u64,
+    /// Bytes of drivers' memory in them; of a list that was copied, and has gaps, none of the gaps.
+    pub bytes: u64,
+}
+
+impl<X: Machine> DmaOps<X> {
+    /// Ends every mapping of the handle's that has not ended, without a copy, and returns how many there were: for a driver that
+    /// has left some, or a device that is gone. Copies belong to the device's [group](crate::dma::Device::in_group), so those
+    /// of other devices of its group, which it trusts, end, too. A driver that ends one of these mappings later is told
+    /// that there is none.
+    ///
+    /// Waits for one invalidation for each 16 mappings, and for each copy with addresses of its own. O(granules of addresses
+    /// that ever had a mapping near + slots of the pool). Allocates nothing; not with interrupts off, as it takes long.
+    ///
+    /// # Errors
+    /// [`DmaUnmapError`]: all mappings are over, but for some of them the hardware did not confirm: **devices may still reach
+    /// these**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
+    ///
+    /// # Safety
+    /// No other map, unmap or sync of the handle runs at the same time, nor of any other device of its group.
+    pub unsafe fn unmap_all(&self) -> Result<Leftover, DmaUnmapError> {
+        self.end_all()
+    }
+
+    fn end_all(&self) -> Result<Leftover, DmaUnmapError> {
+        let (mut left, mut result) = (Leftover::default(), Ok(()));
+        let mut some: ArrayVec<Entry, TOGETHER> = ArrayVec::new();
+        let mut end = |some: &mut ArrayVec<Entry, TOGETHER>| {
+            if let Err(error) = self.close_some(some) {
+                result = Err(DmaUnmapError::Unconfirmed { error });
+            }
+            some.clear();
+        };
+        self.book.take_all(|entry| {
+            left.mappings += 1;
+            left.bytes += entry.used(self.domain.granule());
+            some.push(entry);
+            if some.is_full() {
+                end(&mut some);
+            }
+        });
+        end(&mut some);
+        if let Some(pool) = self.pool.as_deref()
+            && let Some(client) = self.client(pool)
+        {
+            let ended = |bytes| {
+                left.mappings += 1;
+                left.bytes += bytes;
+                self.count(|counts, alone| counts.unmaps.add(alone, 1));
+            };
+            // SAFETY: by the promise of `unmap_all`, or as the handle is being dropped, nothing else runs for these mappings.
+            let copies = unsafe { pool.end_all_of(&client, ended) };
+            result = result.and(copies);
+        }
+        result.map(|()| left).inspect_err(|_| self.count_error())
+    }
+
+    /// Ends mappings with one wait.
+    fn close_some(&self, some: &[Entry]) -> Result<(), InvalidationError> {
+        if some.is_empty() {
+            return Ok(());
+        }
+        let (domain, granule, mut gather) = (&*self.domain, self.domain.granule(), Gather::new());
+        let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
+        for entry in some {
+            let Some(range) = entry.range(granule) else { continue };
+            let linked = match entry.fixed {
+                true => Linked::from_lost(domain, range),
+                false => Linked::from_range(domain, range),
+            };
+            // What is mapped as a whole is removed as a whole: nothing stays.
+            unlinked.extend(linked.unlink(&mut gather));
+            domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
+            self.count(|counts, alone| {
+                counts.unmaps.add(alone, 1);
+                counts.open.add(alone, entry.used(granule).wrapping_neg());
+                counts.exposed.add(alone, entry.neighbours.wrapping_neg());
+            });
+        }
+        let confirmed = domain.confirm(&gather);
+        unlinked.into_iter().for_each(|unlinked| match confirmed {
+            Ok(()) => unlinked.free(),
+            Err(_) => unlinked.quarantine(),
+        });
+        confirmed
+    }
+}
+
+/// What is left ends with the handle, as by [`unmap_all`](DmaOps::unmap_all).
+impl<X: Machine> Drop for DmaOps<X> {
+    fn drop(&mut self) {
+        if self.usage().open_mappings() > 0 {
+            // There is no one to tell: what is not confirmed is out of use until a flush is.
+            let _ = self.end_all();
+        }
+    }
+}

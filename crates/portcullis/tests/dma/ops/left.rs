@@ -1,0 +1,195 @@
+//! What a driver leaves; addresses that are chosen; hardware that does not confirm.
+
+use portcullis::addr::{Direction, Iova, IovaRange};
+use portcullis::dma::{DmaMapError, DmaUnmapError, Leftover, MapAttributes, OpsConfig};
+use portcullis::domain::{Policy, UnmapError};
+
+use super::support::{CONFIGS, Calls, Ops, THRESHOLD, buffer, contents, machine, part, whole};
+use crate::queue::world::{BROKEN, PAGE, World};
+
+/// One mapping of each kind, each of a different part of the buffer, which begins with 0x77. Returns their addresses and lengths.
+fn one_of_each(ops: &Ops, memory: &portcullis_model::Buffer) -> Vec<(Iova, u64)> {
+    let at = |page: u64, offset, len| part(memory, page * PAGE + offset, len);
+    let mut all: Vec<_> = [(0, 16, 64), (2, 0, THRESHOLD), (20, 8, 3 * THRESHOLD), (70, 0, 2 * THRESHOLD)]
+        .map(|(page, offset, len)| (ops.maps(at(page, offset, len), Direction::Bidirectional).unwrap(), len))
+        .into();
+    let lists = [[at(110, 0, PAGE), at(113, 0, PAGE)], [at(120, 8, 64), at(122, 16, 65)]];
+    all.extend(lists.map(|list| whole(&ops.maps_list(&list, Direction::Bidirectional).unwrap())));
+    let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
+    all.push((ops.maps_as(at(130, 0, PAGE), Direction::Bidirectional, lasting).unwrap(), PAGE));
+    all
+}
+
+#[test]
+fn what_a_driver_leaves_ends_without_a_copy() {
+    for config in CONFIGS {
+        for drops in [false, true] {
+            let (world, ops) = machine(config);
+            let memory = buffer(&world, 144 * PAGE, 7);
+            let all = one_of_each(&ops, &memory);
+            let domain = std::sync::Arc::clone(ops.domain());
+            all.iter().for_each(|(iova, _)| assert!(world.writes(*iova, b"from it!")));
+            let before = contents(&memory);
+            if drops {
+                drop(ops);
+            } else {
+                // SAFETY: nothing else runs.
+                let left = unsafe { ops.unmap_all() }.unwrap();
+                let bytes = 64 + 6 * THRESHOLD + 2 * PAGE + 64 + 65 + PAGE;
+                assert_eq!(left, Leftover { mappings: 7, bytes }, "{config:?}");
+                let usage = ops.usage();
+                assert_eq!(
+                    (usage.open_mappings(), usage.open_bytes, usage.exposed_bytes, usage.errors),
+                    (0, 0, 0, 0)
+                );
+                for (iova, len) in &all {
+                    assert!(matches!(ops.ends(*iova, *len), Err(DmaUnmapError::NotMapped { .. })));
+                }
+                // SAFETY: as above.
+                assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover::default()));
+            }
+            all.iter().for_each(|(iova, _)| _ = world.writes(*iova, b"too late"));
+            assert!(contents(&memory) == before, "nothing is copied, and nothing is reached");
+            domain.flush().unwrap();
+            let stats = domain.stats();
+            assert_eq!(stats.lost_iova_bytes, 0, "{config:?}");
+            let pool = world.nic.domain().pool_usage().unwrap();
+            assert_eq!(
+                stats.taken_iova_bytes - stats.cached_iova_bytes,
+                pool.iova_bytes,
+                "all addresses are back"
+            );
+            assert_eq!(pool.singles, 0);
+        }
+    }
+}
+
+/// The hardware stops to answer in the middle: what it did not confirm is out of use until it has.
+#[test]
+fn what_is_not_confirmed_is_said_and_nobody_gets_its_addresses() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        let memory = buffer(&world, 144 * PAGE, 7);
+        let all = one_of_each(&ops, &memory);
+        // The device has translations of all.
+        all.iter().for_each(|(iova, _)| assert!(world.writes(*iova, b"from it!")));
+        let is_lazy = matches!(config, OpsConfig::Lazy { .. });
+        for (iova, len) in &all {
+            world.iommu.queue().fail_next(1, BROKEN);
+            let ended = ops.ends(*iova, *len);
+            let is_open = world.writes(*iova, b"too late");
+            match ended {
+                Ok(()) => assert!(is_lazy || config == CONFIGS[2], "{config:?} {len:#x}"),
+                Err(DmaUnmapError::Unmap(UnmapError::Unconfirmed { error, .. }))
+                | Err(DmaUnmapError::Unconfirmed { error }) => assert!(error == BROKEN && is_open),
+                Err(error) => panic!("{error}"),
+            }
+            // A second time it is no mapping.
+            assert!(matches!(ops.ends(*iova, *len), Err(DmaUnmapError::NotMapped { .. })));
+            world.iommu.queue().fail_next(0, BROKEN);
+        }
+        // Addresses that devices may reach are nobody's.
+        let other = buffer(&world, PAGE, 9);
+        let fresh: Vec<_> = (0..64)
+            .map(|_| {
+                ops.maps_as(
+                    part(&other, 0, PAGE),
+                    Direction::ToDevice,
+                    MapAttributes { lasting: true, ..MapAttributes::default() },
+                )
+                .unwrap()
+            })
+            .collect();
+        assert!(fresh.iter().all(|iova| world.reads(*iova) == Some([9; 8])), "{config:?}");
+        ops.domain().flush().unwrap();
+        if let Some(pool) = &ops.usage().pool {
+            assert!(pool.singles <= 2);
+        }
+        fresh.into_iter().for_each(|iova| ops.ends(iova, PAGE).unwrap());
+        ops.domain().flush().unwrap();
+        let usage = ops.usage();
+        assert_eq!((usage.open_mappings(), usage.open_bytes, usage.exposed_bytes), (0, 0, 0));
+        assert_eq!(ops.domain().stats().lost_iova_bytes, 0, "{config:?}");
+        all.iter().for_each(|(iova, _)| _ = world.writes(*iova, b"too late"));
+    }
+}
+
+#[test]
+fn all_that_is_left_is_not_confirmed_and_then_is() {
+    let (world, ops) = machine(OpsConfig::Strict);
+    let memory = buffer(&world, 144 * PAGE, 7);
+    let all = one_of_each(&ops, &memory);
+    all.iter().for_each(|(iova, _)| assert!(world.writes(*iova, b"from it!")));
+    world.iommu.queue().fail_next(1, BROKEN);
+    // SAFETY: nothing else runs.
+    assert_eq!(unsafe { ops.unmap_all() }, Err(DmaUnmapError::Unconfirmed { error: BROKEN }));
+    assert!(world.writes(all[0].0, b"too late"));
+    // Nobody gets these addresses: a device would reach the old memory through them.
+    let other = buffer(&world, PAGE, 9);
+    let fresh: Vec<_> =
+        (0..64).map(|_| ops.maps(part(&other, 0, PAGE), Direction::ToDevice).unwrap()).collect();
+    assert!(fresh.iter().all(|iova| world.reads(*iova) == Some([9; 8])));
+    fresh.into_iter().for_each(|iova| ops.ends(iova, PAGE).unwrap());
+    ops.domain().flush().unwrap();
+    assert!(all.iter().all(|(iova, _)| !world.writes(*iova, b"too late")));
+    assert_eq!((ops.usage().open_mappings(), ops.domain().stats().lost_iova_bytes), (0, 0));
+}
+
+/// What firmware uses by its own addresses, and what lies where somebody else wants it.
+#[test]
+fn chosen_addresses_are_those_that_nobody_is_given() {
+    for config in CONFIGS {
+        let mut kept = None;
+        let world = World::with(Policy::Strict, |builder| {
+            let range = IovaRange::new(Iova::new(0x1000_1000), 9 * PAGE).unwrap();
+            kept = Some(range);
+            builder.reserve(range)
+        });
+        let (ops, kept) = (world.nic.ops(config).unwrap(), kept.unwrap());
+        let memory = buffer(&world, 9 * PAGE, 7);
+        let both = Direction::Bidirectional;
+        // SAFETY: the memory is the test's, all of it atomics.
+        let at = |iova, offset, len| unsafe {
+            ops.map_at(
+                Iova::new(iova),
+                (part(&memory, offset, len).phys, len),
+                both,
+                MapAttributes::default(),
+            )
+        };
+        let start = kept.start().get();
+        for (iova, offset, len) in [
+            (start - PAGE, 0, PAGE),
+            (start + 8 * PAGE, 0, 2 * PAGE),
+            (start, 8, 8),
+            (start + 8, 0, 8),
+            (0x2000_0000, 0, PAGE),
+            (!0xfff, 0, PAGE),
+        ] {
+            assert!(matches!(at(iova, offset, len), Err(DmaMapError::Address { .. })), "{iova:#x}");
+        }
+        assert!(matches!(at(start, 0, 0), Err(DmaMapError::List(_))));
+        for _ in 0..2 {
+            at(start + PAGE + 8, 8, 6 * PAGE).unwrap();
+            assert!(at(start + 3 * PAGE, 0, PAGE).is_err(), "something is there");
+            for page in 0..6 {
+                let there = Iova::new(start + PAGE + 8 + page * PAGE);
+                assert!(world.writes(there, b"from it!"));
+                assert_eq!(&contents(&memory)[(8 + page * PAGE) as usize..][..8], b"from it!");
+                ops.syncs_for_cpu(there, 8).unwrap();
+            }
+            assert_eq!((ops.usage().open_bytes, ops.usage().exposed_bytes), (6 * PAGE, PAGE));
+            assert!(ops.ends(Iova::new(start + PAGE), 6 * PAGE).is_err());
+            ops.ends(Iova::new(start + PAGE + 8), 6 * PAGE).unwrap();
+            assert!(!world.writes(Iova::new(start + PAGE + 8), b"too late"), "{config:?}");
+        }
+        // The device's mask is looked at, too.
+        ops.set_limits(start + PAGE, 0).unwrap();
+        assert!(matches!(at(start + PAGE, 0, PAGE), Err(DmaMapError::Address { .. })));
+        assert_eq!((ops.usage().open_mappings(), ops.domain().stats().lost_iova_bytes), (0, 0));
+        // None of them was ever handed out.
+        ops.set_limits(u64::MAX, 0).unwrap();
+        let others: Vec<_> = (0..64).map(|_| ops.maps(part(&memory, 0, PAGE), both).unwrap()).collect();
+        assert!(others.iter().all(|iova| !kept.contains(*iova)));
+    }
+}
