@@ -272,7 +272,9 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return None;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.domain.map_fast(segment, direction.permissions().into(), Iova::new(self.limit)) }
+        unsafe {
+            self.domain.map_fast(segment, direction.permissions().into(), Iova::new(self.limit), |_| ())
+        }
     }
 
     /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.

@@ -210,7 +210,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             // Whole pages, so that nothing counts as beside the segment.
             let pages = PhysSegment { phys: phys.align_down(self.granule), len };
             // SAFETY: the caller's promise.
-            if let Some(range) = unsafe { self.map_fast(pages, attributes, limit) } {
+            if let Some(range) = unsafe { self.map_fast(pages, attributes, limit, |_| ()) } {
                 return Ok(range);
             }
         }
@@ -222,7 +222,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's
     /// list, and needs a walk and some stores, all in one turn of its CPU. Otherwise returns `None`
     /// with nothing changed, and [`map`](Self::map) maps them, or says why not. The bytes beside
-    /// the segment in its pages [count](Self::count_neighbours).
+    /// the segment in its pages [count](Self::count_neighbours). Calls `counted` with the CPU where it did.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -232,6 +232,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         segment: PhysSegment,
         attributes: Attributes,
         limit: Iova,
+        counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<IovaRange> {
         let PhysSegment { phys, len: used } = segment;
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
@@ -251,6 +252,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                     page.add(|book| &book.maps, 1);
                     self.change_in(page, len - used);
                 });
+                counted(cpu);
                 Some(changing)
             })?
         };

@@ -12,7 +12,7 @@ use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
 use crate::heap::Shared;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::setup::SetupError;
 
 /// A device of a pool's domain. Cheap to clone.
@@ -121,26 +121,30 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         // SAFETY: the caller's promise.
-        unsafe { self.pool.map(&self.client, list, direction, attributes) }
+        unsafe { self.pool.map::<false>(&self.client, list, direction, attributes, |_| ()) }
     }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// As [`BounceDevice::map`], for `client`.
+    /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU where that has the slot at hand, as nearly always.
+    /// Where all mappings of a direction in which devices write ask for a copy-in, `FILLED` makes that the short way, too.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
     #[inline(always)]
-    pub(crate) unsafe fn map<'a>(
+    pub(crate) unsafe fn map<'a, const FILLED: bool>(
         &self,
         client: &Client,
         list: &'a [PhysSegment],
         direction: Direction,
         attributes: Attributes,
+        counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         if let [piece] = list {
             // SAFETY: the caller's promise.
-            if let Some(mapping) = unsafe { self.map_fast(client, *piece, direction, attributes) } {
+            if let Some(mapping) =
+                unsafe { self.map_fast::<FILLED>(client, *piece, direction, attributes, counted) }
+            {
                 return Ok(mapping);
             }
         }
@@ -154,12 +158,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`BounceDevice::map`].
     #[inline(always)]
-    unsafe fn map_fast<'a>(
+    unsafe fn map_fast<'a, const FILLED: bool>(
         &self,
         client: &Client,
         piece: PhysSegment,
         direction: Direction,
         attributes: Attributes,
+        counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<PoolMapping<'a>> {
         if attributes.persistent_streaming || !client.reaches_slots {
             return None;
@@ -167,7 +172,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         piece.last().ok()?;
         let terms = self.terms(client, piece.phys, false, direction, attributes);
         let bytes = piece.len.checked_add(terms.offset)?;
-        let (place, slot) = self.take_fast(bytes, direction.index(), client.group())?;
+        let (place, slot) = self.take_fast::<FILLED>(bytes, (direction.index(), client.group()), counted)?;
         // SAFETY: the caller's promise; the slot is in this caller's hands.
         Some(unsafe { self.fill(slot, place, piece, None, (terms, true)) })
     }

@@ -13,7 +13,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::heap::Shared;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Whether the address is one of a slot.
@@ -23,7 +23,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap) does. `copied` says whether the original
-    /// gets what the device wrote. Returns `None` where the address is none of a slot.
+    /// gets what the device wrote. Calls `counted` with the CPU that keeps the slot, if one does at once, as nearly always. Returns
+    /// `None` where the address is none of a slot.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -34,16 +35,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     pub(crate) unsafe fn end_in_slot(
         &self,
         client: &Client,
-        iova: Iova,
-        len: u64,
+        (iova, len): (Iova, u64),
         copied: bool,
+        counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<Result<(), DmaUnmapError>> {
         let place = self.layout.find(iova)?;
-        if self.slots[place.index].group() != client.group() {
+        if self.slots[place.index].whose() != client.group() {
             return Some(Err(DmaUnmapError::NotMapped { iova }));
         }
         // SAFETY: the caller's promise.
-        if copied && unsafe { self.unmap_fast(iova, len) } {
+        if copied && unsafe { self.unmap_fast::<true>(iova, len, counted) } {
             return Some(Ok(()));
         }
         // SAFETY: the caller's promise.
@@ -94,7 +95,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let nothing = DmaUnmapError::NotMapped { iova: at };
         if let Some(place) = self.layout.find(at) {
             let slot = &self.slots[place.index];
-            let Some(terms) = slot.lent().filter(|_| slot.group() == client.group()) else {
+            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group()) else {
                 return Some(Err(nothing));
             };
             let begin = Iova::new(place.start + terms.offset);
@@ -132,7 +133,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
         for (index, slot) in self.slots.iter().enumerate() {
-            let Some(terms) = slot.lent().filter(|_| slot.group() == client.group()) else { continue };
+            let Some(terms) = slot.lent().filter(|_| slot.whose() == client.group()) else { continue };
             let class = self.layout.class_of_slot(index);
             let start = self.layout.start_of(class, index);
             let (iova, len) = (Iova::new(start | terms.offset), slot.origin().len);

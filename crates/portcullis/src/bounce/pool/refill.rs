@@ -23,17 +23,26 @@ const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Takes a free slot for `bytes` bytes, whose buffer is mapped for `kind` and was `group`'s
-    /// before, if the CPU's loaded magazine has one at hand. Returns its class, its number and
-    /// itself. O(1), without an atomic read-modify-write.
+    /// before, if the CPU's loaded magazine has one at hand; calls `counted` then, with the CPU. If the mapping is to be `FILLED`
+    /// as a whole, some of the bytes may be a CPU's. Returns the slot's class, its number and itself. O(1), without an
+    /// atomic read-modify-write.
     #[inline(always)]
-    pub(super) fn take_fast(&self, bytes: u64, kind: usize, group: u64) -> Option<((usize, usize), &Slot)> {
+    pub(super) fn take_fast<const FILLED: bool>(
+        &self,
+        bytes: u64,
+        (kind, group): (usize, u64),
+        counted: impl FnOnce(&LocalCpu<'_>),
+    ) -> Option<((usize, usize), &Slot)> {
         // The class is found only here: what is known before the CPU is lent would have to be kept
         // meanwhile.
         let pop = |this_cpu: &LocalCpu<'_>| {
             let class = self.layout.class_of(bytes)?;
             let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
-                cpu.pop_if(&self.slots, class, kind, |slot| slot.group() == group)
+                cpu.pop_if(&self.slots, class, kind, |slot| {
+                    if FILLED { slot.whose() == group } else { slot.group() == group }
+                })
             })??;
+            counted(this_cpu);
             Some(((class, index), slot))
         };
         self.domain.platform().with_cpu_fast(pop)?
@@ -65,11 +74,24 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// read-modify-write; takes the depot's lock once where a magazine must go there.
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
+        self.give_back_counted(class, kind, index, |_| ());
+    }
+
+    /// The same, with a call of `counted` with the CPU that the slot goes to, if it goes to one at once.
+    #[inline(always)]
+    pub(super) fn give_back_counted(
+        &self,
+        class: usize,
+        kind: usize,
+        index: usize,
+        counted: impl FnOnce(&LocalCpu<'_>),
+    ) {
         let most = self.layout.magazine_slots(class);
         let mut in_hand = Some(self.in_hand(class, kind, index));
         let push = |this_cpu: &LocalCpu<'_>| {
             self.cpus.with(Some(this_cpu), |cpu| {
                 in_hand.take().into_iter().for_each(Guard::done);
+                counted(this_cpu);
                 cpu.push(&self.slots, (class, kind), index, most)
             })
         };

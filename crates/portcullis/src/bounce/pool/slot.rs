@@ -17,6 +17,10 @@ use crate::sync::{AtomicPtr, Ordering};
 /// The group of a slot whose bytes may be handed to no device: no device has it.
 pub(super) const NO_GROUP: u64 = u64::MAX;
 
+/// Beside the group of a slot: some bytes in its buffer are a CPU's, which no driver may find there. A mapping that is filled
+/// as a whole when it is made shows none of them.
+pub(super) const CPU_BYTES: u64 = 1 << 32;
+
 /// No memory is there.
 const NO_BUFFER: u64 = u64::MAX;
 
@@ -209,6 +213,14 @@ impl Slot {
         plain.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
+    /// As [`lent_plainly`](Self::lent_plainly), for a mapping that may have asked for a copy-in.
+    #[inline]
+    pub(super) fn lent_simply(&self) -> Option<(usize, u64)> {
+        let state = self.state.get();
+        let simple = state & (PHASE | WIPE | LISTED) == Phase::Live as u64;
+        simple.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
+    }
+
     /// The terms of the mapping that the slot is lent to; `None` for a slot that is not.
     #[inline]
     pub(super) fn lent(&self) -> Option<Terms> {
@@ -255,6 +267,12 @@ impl Slot {
     #[inline]
     pub(super) fn group(&self) -> u64 {
         self.group.get()
+    }
+
+    /// Whose bytes the slot's buffer has, whether or not some of them are a CPU's.
+    #[inline]
+    pub(super) fn whose(&self) -> u64 {
+        self.group.get() & !CPU_BYTES
     }
 
     #[inline]

@@ -9,13 +9,13 @@ use super::layout::Place;
 use super::mapping::{PoolMapping, Way};
 use super::memory::copy_pieces;
 use super::own::Rule;
-use super::slot::{NO_GROUP, Phase, Pieces, Slot, Terms, Toward};
+use super::slot::{CPU_BYTES, Phase, Pieces, Slot, Terms, Toward};
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError, inside};
 use crate::broken::broken;
 use crate::heap::boxed;
 use crate::mapper::Mapper;
-use crate::platform::{CopyMemory, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
@@ -40,7 +40,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.give_back(class, kind, index);
             return Err(error);
         }
-        if slot.group() != group {
+        // What is filled as a whole shows a driver nothing that a CPU has left.
+        let fits = if terms.copy_in { slot.whose() == group } else { slot.group() == group };
+        if !fits {
             self.wipe(slot, class, kind);
             slot.set_group(group);
         }
@@ -132,19 +134,32 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline]
     pub(crate) unsafe fn unmap_by(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         // SAFETY: the caller's promise.
-        unsafe { if self.unmap_fast(iova, len) { Ok(()) } else { self.unmap_slow(rule, iova, len) } }
+        unsafe {
+            if self.unmap_fast::<false>(iova, len, |_| ()) {
+                Ok(())
+            } else {
+                self.unmap_slow(rule, iova, len)
+            }
+        }
     }
 
-    /// Ends a mapping through a slot, if it is of one piece and asks for nothing else, as nearly
-    /// all are. Returns whether it was; if not, nothing has changed.
+    /// Ends a mapping through a slot, if it is of one piece and asks for nothing else (but to be `FILLED`), as nearly
+    /// all are. Returns whether it was; if not, nothing has changed. Calls `counted` with the CPU that keeps the slot, if one
+    /// does at once.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
-    pub(super) unsafe fn unmap_fast(&self, iova: Iova, len: u64) -> bool {
+    pub(super) unsafe fn unmap_fast<const FILLED: bool>(
+        &self,
+        iova: Iova,
+        len: u64,
+        counted: impl FnOnce(&LocalCpu<'_>),
+    ) -> bool {
         let Some(Place { class, index, start }) = self.layout.find(iova) else { return false };
         let Some(slot) = self.slots.get(index) else { return false };
-        let Some((kind, offset)) = slot.lent_plainly() else { return false };
+        let lent = if FILLED { slot.lent_simply() } else { slot.lent_plainly() };
+        let Some((kind, offset)) = lent else { return false };
         let origin = slot.origin();
         if origin.len != len || start + offset != iova.get() {
             return false;
@@ -158,9 +173,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             fence(Ordering::Acquire);
             // SAFETY: the caller's promise.
             unsafe { self.memory.copy_out(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
+            if FILLED && kind == Direction::FromDevice.index() {
+                // As in `unmap_slot`.
+                slot.set_group(slot.group() | CPU_BYTES);
+            }
         }
         in_hand.done();
-        self.give_back(class, kind, index);
+        self.give_back_counted(class, kind, index, counted);
         true
     }
 
@@ -208,9 +227,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if terms.wipe {
             self.wipe(slot, place.class, kind);
         } else if terms.copy_in {
-            // The buffer has a CPU's bytes in it, and the next driver is to find none: no group has
-            // it.
-            slot.set_group(NO_GROUP);
+            // The buffer has a CPU's bytes in it, and the next driver is to find none.
+            slot.set_group(slot.group() | CPU_BYTES);
         }
         in_hand.done();
         self.give_back(place.class, kind, place.index);

@@ -120,7 +120,8 @@ pub struct MapAttributes {
     /// `DMA_ATTR_PRIVILEGED`): never copied.
     pub privileged: bool,
     /// The bytes are not copied now: the driver syncs what the device is to read, or there is nothing yet (Linux's
-    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or what devices of its group had there.
+    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or what devices of its group had there. What
+    /// a device only writes is copied all the same, as it may write less than the whole, and the driver relies on the rest.
     pub skip_copy: bool,
 }
 

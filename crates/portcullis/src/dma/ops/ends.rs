@@ -10,6 +10,7 @@ use crate::dma::Machine;
 use crate::dma::adaptive::{Choice, Half};
 use crate::domain::{Ending, Tally, UnmapError};
 use crate::invalidation::Gather;
+use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
 
 /// An unmap that is timed.
@@ -87,9 +88,18 @@ impl<X: Machine> DmaOps<X> {
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
         let copies = self.pool.as_deref().and_then(|pool| Some((pool, self.client(pool)?)));
         if let Some((pool, client)) = &copies {
+            let mut is_counted = false;
+            let counted = |cpu: &LocalCpu<'_>| {
+                let (counts, alone) = self.counts_of(cpu);
+                counts.unmaps.add(alone, 1);
+                is_counted = true;
+            };
             // SAFETY: the caller's promise.
-            if let Some(ended) = unsafe { pool.end_in_slot(client, iova, len, copied) } {
-                return ended.inspect(|()| self.count(|counts, alone| counts.unmaps.add(alone, 1)));
+            if let Some(ended) = unsafe { pool.end_in_slot(client, (iova, len), copied, counted) } {
+                if ended.is_ok() && !is_counted {
+                    self.count(|counts, alone| counts.unmaps.add(alone, 1));
+                }
+                return ended;
             }
         }
         let entry = match self.book.take(iova, len) {

@@ -1,7 +1,7 @@
 //! How mappings are made: a list as a whole or not at all, and in the book before anybody knows its address.
 
 use super::book::Entry;
-use super::{DmaOps, MapAttributes, PoolOf};
+use super::{Counts, DmaOps, MapAttributes, PoolOf};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::bounce::pool::Attributes as PoolAttributes;
@@ -12,6 +12,7 @@ use crate::dma::layout::device_view;
 use crate::domain::{MapListError, Tally, UnmapError};
 use crate::invalidation::Gather;
 use crate::pgtable::Attributes;
+use crate::platform::LocalCpu;
 use crate::sync::Ordering;
 
 /// A mapping that was made.
@@ -250,20 +251,27 @@ impl<X: Machine> DmaOps<X> {
         }
         // A device may write less than the whole, and a driver relies on the rest (so does Linux: CVE-2022-0854).
         let how = PoolAttributes { copy_in: true, ..PoolAttributes::default() };
+        let mut is_counted = false;
+        let add = |(counts, alone): (&Counts, bool)| {
+            counts.maps.add(alone, 1);
+            counts.copies.add(alone, 1);
+        };
         // SAFETY: the caller's promise.
         let mapped = unsafe {
-            if attributes.skip_copy {
+            if attributes.skip_copy && direction != Direction::FromDevice {
                 pool.map_slow(&client, list, direction, (how, false))
             } else {
-                pool.map(&client, list, direction, how)
+                let counted = |cpu: &LocalCpu<'_>| {
+                    add(self.counts_of(cpu));
+                    is_counted = true;
+                };
+                pool.map::<true>(&client, list, direction, how, counted)
             }
         };
         let mapped = mapped.map(|mapping| Made::Copied { iova: mapping.iova(), len: mapping.len() });
         match &mapped {
-            Ok(_) => self.count(|counts, alone| {
-                counts.maps.add(alone, 1);
-                counts.copies.add(alone, 1);
-            }),
+            Ok(_) if is_counted => {}
+            Ok(_) => self.count(|counts, alone| add((counts, alone))),
             Err(_) => self.count_error(),
         }
         Some(mapped)
@@ -309,7 +317,7 @@ impl<X: Machine> DmaOps<X> {
         let how = attributes.of(direction);
         let fast = match list {
             // SAFETY: the caller's promise.
-            [piece] => unsafe { self.domain.map_fast(*piece, how, limit) },
+            [piece] => unsafe { self.domain.map_fast(*piece, how, limit, |_| ()) },
             _ => None,
         };
         let used = bytes_of(list.iter().map(|piece| piece.len));

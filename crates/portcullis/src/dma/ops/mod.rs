@@ -55,7 +55,7 @@ use crate::heap::Shared;
 use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
 use crate::percpu::{Counter, PerCpu};
-use crate::platform::Platform;
+use crate::platform::{LocalCpu, Platform};
 use crate::setup::SetupError;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -248,10 +248,16 @@ impl<X: Machine> DmaOps<X> {
         pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok()
     }
 
+    /// What the CPU counts of the handle, and whether it alone does.
+    #[inline]
+    fn counts_of(&self, cpu: &LocalCpu<'_>) -> (&Counts, bool) {
+        self.counts.get(Some(cpu.index()))
+    }
+
     #[inline]
     fn count(&self, f: impl FnOnce(&Counts, bool)) {
         self.domain.platform().with_cpu(|cpu| {
-            let (counts, alone) = self.counts.get(cpu.map(crate::platform::LocalCpu::index));
+            let (counts, alone) = self.counts.get(cpu.map(LocalCpu::index));
             f(counts, alone);
         });
     }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
-use portcullis::dma::{DmaMask, MapAttributes, OpsConfig};
+use portcullis::dma::{DmaMask, MapAttributes, OpsConfig, Queue, QueueConfig};
 use portcullis::domain::Domain;
 use portcullis::pgtable::{Arm, Memory as CacheKind, PageTable};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Iommu, IommuConfig, Memory};
 
 use super::support::{CONFIGS, Calls, THRESHOLD, buffer, contents, machine, part, whole};
-use crate::queue::world::PAGE;
+use crate::queue::world::{Machine, PAGE};
 
 /// Buffers of any length at any offset: the device finds the driver's bytes, the driver the device's, and afterwards
 /// the device changes nothing of what is strict.
@@ -183,6 +183,39 @@ fn a_driver_may_say_that_nothing_is_to_be_copied() {
         assert_eq!(&contents(&memory)[..8], if is_copied { &[7; 8][..] } else { b"unwanted" });
         // What was not copied in at first was noted, and is gone from the buffer when another group has it.
         assert_eq!((ops.usage().errors, ops.usage().open_mappings()), (0, 0));
+    }
+}
+
+/// What a device leaves unwritten is the driver's own. A driver that asks for no copy-in finds nobody's bytes there.
+#[test]
+fn a_buffer_that_was_filled_shows_the_next_driver_none_of_its_bytes() {
+    let (world, ops) = machine(CONFIGS[2]);
+    let memory = buffer(&world, PAGE, 7);
+    let mut queue: Queue<Machine> = world.nic.queue(QueueConfig::bounce()).unwrap();
+    for round in 0..3 {
+        // By the short way, and as a list and without a copy first, by the long one.
+        memory.write(0, b"a secret").unwrap();
+        let first = ops.maps(part(&memory, 0, 64), Direction::FromDevice).unwrap();
+        ops.ends(first, 64).unwrap();
+        assert_eq!(&contents(&memory)[..8], b"a secret", "the device has written nothing");
+        if round > 0 {
+            let list = [part(&memory, 0, 32), part(&memory, 1024, 32)];
+            let (iova, len) = whole(&ops.maps_list(&list, Direction::FromDevice).unwrap());
+            ops.ends(iova, len).unwrap();
+            let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
+            let iova = ops.maps_as(part(&memory, 0, 64), Direction::FromDevice, attributes).unwrap();
+            ops.ends(iova, 64).unwrap();
+            assert_eq!(&contents(&memory)[..8], b"a secret");
+        }
+        // Of the same group, in the same buffer.
+        let other = buffer(&world, PAGE, 1);
+        let mut out = [DmaSegment::default()];
+        // SAFETY: the memory is the test's, all of it atomics.
+        let mapped = unsafe { queue.map_raw(&[part(&other, 0, 64)], Direction::FromDevice, &mut out) };
+        let (mapping, _) = mapped.unwrap();
+        assert_eq!(out[0].iova, first, "round {round}");
+        queue.unmap_raw(mapping).unwrap();
+        assert_eq!(contents(&other)[..64], [0; 64], "round {round}");
     }
 }
 

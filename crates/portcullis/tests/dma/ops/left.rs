@@ -27,7 +27,7 @@ fn what_a_driver_leaves_ends_without_a_copy() {
             let (world, ops) = machine(config);
             let memory = buffer(&world, 144 * PAGE, 7);
             let all = one_of_each(&ops, &memory);
-            let domain = std::sync::Arc::clone(ops.domain());
+            let domain = ops.domain().clone();
             all.iter().for_each(|(iova, _)| assert!(world.writes(*iova, b"from it!")));
             let before = contents(&memory);
             if drops {

@@ -1,13 +1,14 @@
 //! A map in an interrupt handler may have interrupted any other caller: it waits for none. What would take that is done by the
 //! platform's timer.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::dma::{DmaMapError, DmaMask, DmaOps, OpsConfig};
 use portcullis::domain::{Domain, MapListError};
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
@@ -46,8 +47,8 @@ unsafe impl Platform for Fenced {
         self.cpus.fence_all();
     }
 
-    fn register(&self, events: Weak<dyn PlatformEvents>) {
-        self.cpus.register(events);
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.cpus.register(events)
     }
 
     fn wake_at(&self, deadline_ns: u64) {
