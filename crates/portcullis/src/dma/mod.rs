@@ -57,6 +57,7 @@ mod buffer;
 mod coherent;
 mod device;
 mod layout;
+mod machine;
 pub mod ops;
 mod queue;
 mod raw_batch;
@@ -76,11 +77,12 @@ pub(crate) use adaptive::{
 pub use buffer::DmaBuffer;
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
+pub use machine::Machine;
 pub use ops::{DmaOps, Leftover, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{
-    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Machine, Mapping,
+    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Mapping,
     NotMapped, NotUnmapped, Queue, QueueConfig, RawMapping,
 };
 pub use raw_batch::MOST_IN_BATCH;

@@ -142,9 +142,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         if let [piece] = list {
             // SAFETY: the caller's promise.
-            if let Some(mapping) =
-                unsafe { self.map_fast::<FILLED>(client, *piece, direction, attributes, counted) }
-            {
+            let fast = unsafe { self.map_fast::<FILLED>(client, *piece, direction, attributes, counted) };
+            if let Some(mapping) = fast {
                 return Ok(mapping);
             }
         }

@@ -9,15 +9,16 @@ use core::convert::Infallible;
 use core::fmt;
 
 use self::maintained::AnyPool;
-use super::machine::{AdaptiveOf, CopyingOf, DeviceOf, RingOf};
 use super::swiotlb::Copies;
-use super::{Clock, Lane, Machine, Queue, QueueConfig, Strategy};
+use super::{Lane, Queue, QueueConfig, Strategy};
 use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
 use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
 use crate::bounce::swiotlb::{Constraints, Swiotlb};
+use crate::dma::machine::{AdaptiveOf, CopyingOf, DeviceOf, RingOf};
 use crate::dma::{
     AdaptiveRing, DmaBuffer, DmaDevice, DmaOps, OpsConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
 };
+use crate::dma::{Clock, Machine};
 use crate::domain::{Domain, Policy};
 use crate::heap::{OutOfMemory, Shared, boxed};
 use crate::invalidation::InvalidationQueue;
@@ -341,6 +342,7 @@ impl<X: Machine> DmaDomain<X> {
 
     fn clock(&self) -> Result<Clock, OutOfMemory> {
         Ok(match self.parts.clock.clone() {
+            #[allow(clippy::redundant_closure, reason = "the closure owns the clock, which has no size")]
             Some(clock) => boxed(move || clock())?,
             None => {
                 let domain = self.parts.domain.clone();

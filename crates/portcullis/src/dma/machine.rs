@@ -31,12 +31,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> Machine for (M, P, C) {
 }
 
 /// The parts of queues, of one machine.
-pub(super) type DeviceOf<X> = DmaDevice<<X as Machine>::Mapper, <X as Machine>::Platform>;
-pub(super) type BatchOf<X> = RawBatch<<X as Machine>::Mapper, <X as Machine>::Platform>;
-pub(super) type RingOf<X> = StrictRing<<X as Machine>::Mapper, <X as Machine>::Platform>;
-pub(super) type CopyingOf<X> =
+pub(in crate::dma) type DeviceOf<X> = DmaDevice<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(in crate::dma) type BatchOf<X> = RawBatch<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(in crate::dma) type RingOf<X> = StrictRing<<X as Machine>::Mapper, <X as Machine>::Platform>;
+pub(in crate::dma) type CopyingOf<X> =
     BounceDevice<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory>;
-pub(super) type AdaptiveOf<X> =
+pub(in crate::dma) type AdaptiveOf<X> =
     AdaptiveRing<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory, Clock>;
 
 /// The memory of a machine that copies nothing: there is none.
