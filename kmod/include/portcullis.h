@@ -120,8 +120,6 @@ int pc_set_limits(const struct pc_device *device, u64 mask, u64 offset_mask);
 int pc_set_policy(const struct pc_device *device, const struct pc_policy *policy);
 /* Ends everything that the device has mapped; returns how many bytes that was. Waits for hardware; process context. */
 u64 pc_unmap_all(const struct pc_device *device);
-/* What must wait for other callers: process context. */
-void pc_maintain(const struct pc_device *device);
 void pc_usage(const struct pc_device *device, struct pc_usage *usage);
 
 /* Heap: blocks are aligned to 8 bytes, powers of two to themselves, and what is larger than a page to pages. NULL for none. */
@@ -137,7 +135,8 @@ u32 pcs_cpus(void);
 u64 pcs_now(void);
 /* Calls pc_domain_timer at that time of pcs_now, or before. */
 void pcs_arm(void *group, u64 deadline_ns);
-void pcs_bug(const char *text, size_t len) __attribute__((__noreturn__));
+/* The last words of a task that a broken invariant ends. */
+void pcs_say(const char *text, size_t len);
 
 /* Permissions of a mapping; PC_MMIO, PC_UNCACHED and PC_PRIVILEGED of above may be added, shifted by 8. */
 #define PC_READ			1

@@ -208,7 +208,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	long count;
 	int n, written;
 
-	/* The core writes its answer where it has read: a list of segments is never longer than what it came from. */
+	/* Room for the list and for the core's answer, which is never longer. */
 	if (nents > ENTRIES / 2) {
 		list = kmalloc_array(nents, 2 * sizeof(*list), GFP_ATOMIC | __GFP_NOWARN);
 		if (!list)
@@ -371,6 +371,43 @@ static unsigned long get_merge_boundary(struct device *dev)
 {
 	return PAGE_SIZE - 1;
 }
+
+/*
+ * A device that shares a domain with one that is protected, and could not be taken itself: Linux must not give it addresses of its own there,
+ * as they may be ours. Nothing is mapped for it.
+ */
+#if PCS_MAPS_PHYS
+static dma_addr_t refuse_phys(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, unsigned long attrs)
+{
+	return DMA_MAPPING_ERROR;
+}
+#else
+static dma_addr_t refuse_page(struct device *dev, struct page *page, unsigned long offset, size_t size, enum dma_data_direction dir,
+			      unsigned long attrs)
+{
+	return DMA_MAPPING_ERROR;
+}
+#endif
+
+static int refuse_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
+{
+	return -ENOMEM;
+}
+
+static void *refuse_alloc(struct device *dev, size_t size, dma_addr_t *handle, gfp_t gfp, unsigned long attrs)
+{
+	return NULL;
+}
+
+const struct dma_map_ops pcs_refusing_ops = {
+#if PCS_MAPS_PHYS
+	.map_phys = refuse_phys,
+#else
+	.map_page = refuse_page,
+#endif
+	.map_sg = refuse_sg,
+	.alloc = refuse_alloc,
+};
 
 void pcs_fill_ops(struct dma_map_ops *ops)
 {

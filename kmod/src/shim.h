@@ -126,8 +126,8 @@ bool pcs_group_is_known(struct device *dev);
 
 /* ops.c */
 void pcs_fill_ops(struct dma_map_ops *ops);
+extern const struct dma_map_ops pcs_refusing_ops;
 u64 pcs_reach(struct device *dev);
-size_t pcs_opt_mapping_size(void);
 
 /* services.c */
 void pcs_group_timer_init(struct pcs_group *group);

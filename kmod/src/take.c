@@ -278,6 +278,25 @@ int pcs_give_back(struct pcs_device *pd)
 	return 0;
 }
 
+/* What the devices had that map nothing now: the same for all, as only those have it that Linux translates for. */
+static const struct dma_map_ops *refused_ops;
+static bool refused_dma_iommu;
+
+static void refuse(struct device *dev)
+{
+	dev_err(dev, "portcullis: it shares its addresses with a device that is protected: nothing is mapped for it\n");
+	refused_ops = dev->dma_ops;
+	refused_dma_iommu = pcs_get_dma_iommu(dev);
+	pcs_put_dma_iommu(dev, false);
+	set_dma_ops(dev, &pcs_refusing_ops);
+}
+
+static void accept(struct device *dev)
+{
+	set_dma_ops(dev, refused_ops);
+	pcs_put_dma_iommu(dev, refused_dma_iommu);
+}
+
 /* A driver is about to be bound: its probe comes next. */
 void pcs_binds(struct device *dev)
 {
@@ -295,7 +314,11 @@ void pcs_binds(struct device *dev)
 		pcs_take(dev, &pcs_default_policy, false);
 	pd = pcs_find(dev);
 	if (!pd || pd->bound) {
-		module_put(THIS_MODULE);
+		/* The module stays, as operations of its are in place. */
+		if (!pd && pcs_group_is_known(dev))
+			refuse(dev);
+		else
+			module_put(THIS_MODULE);
 		return;
 	}
 	pd->bound = true;
@@ -309,6 +332,10 @@ void pcs_unbound(struct device *dev, bool failed)
 {
 	struct pcs_device *pd = pcs_find(dev);
 
+	if (!pd && dev->dma_ops == &pcs_refusing_ops) {
+		accept(dev);
+		module_put(THIS_MODULE);
+	}
 	if (!pd)
 		return;
 	if (failed) {

@@ -1,7 +1,6 @@
 //! Domains and devices, as the C shim holds them: each domain is one of Linux's IOMMU domains, each device a [`DmaOps`].
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use portcullis::SetupError;
@@ -14,6 +13,7 @@ use portcullis::dma::{
     UnmapAttributes,
 };
 use portcullis::domain::MapListError;
+use portcullis::heap::Shared;
 use portcullis::mapper::Geometry;
 
 use crate::ffi::{self, DeviceConfig, DomainConfig, Policy, Segment, Usage};
@@ -43,7 +43,7 @@ const LARGEST_SLOT: u64 = 2 << 20;
 
 /// `struct pc_domain`.
 pub struct Domain {
-    kernel: Arc<Kernel>,
+    kernel: Shared<Kernel>,
     domain: DmaDomain<Linux>,
 }
 
@@ -100,7 +100,7 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
         }
     }
     let geometry = Geometry { aperture: bounds(config.first, config.last)?, page_sizes, reserved };
-    let kernel = Arc::new(Kernel::new(config.group).ok_or(ENOMEM)?);
+    let kernel = Kernel::new(config.group).and_then(Shared::new).map_err(|_| ENOMEM)?;
     let mapper = LinuxMapper::new(config.group, geometry);
     // Every device that reaches 4 GiB reaches the pool.
     let pool = PoolConfig {
@@ -109,7 +109,7 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
         ..PoolConfig::default()
     };
     let builder = dma::DomainBuilder::new(mapper).bounce(Memory, pool);
-    let domain = builder.build_as(Machine(Arc::clone(&kernel))).map_err(|error| setup_error(&error))?;
+    let domain = builder.build_as(Machine(kernel.clone())).map_err(|error| setup_error(&error))?;
     Ok(Domain { kernel, domain })
 }
 
@@ -124,14 +124,26 @@ fn new_device(domain: &Domain, of: &DeviceConfig) -> Result<Device, i32> {
 
 /// Gives the shim what was made.
 fn give<T>(made: Result<T, i32>, out: *mut *mut T) -> i32 {
-    match made {
-        Ok(made) => {
-            // SAFETY: the shim's place.
-            unsafe { *out = Box::into_raw(Box::new(made)) };
-            0
-        }
-        Err(error) => error,
-    }
+    let mut place = Vec::new();
+    let made = match (made, place.try_reserve_exact(1)) {
+        (Ok(made), Ok(())) => made,
+        (Err(error), _) => return error,
+        (Ok(_), Err(_)) => return ENOMEM,
+    };
+    place.push(made);
+    let place: Box<[T]> = place.into_boxed_slice();
+    // SAFETY: the shim's place. A slice of one is laid out as the one, so `take` may have it as a box of its own.
+    unsafe { *out = Box::into_raw(place).cast() };
+    0
+}
+
+/// Takes back what `give` has given.
+///
+/// # Safety
+/// It was given, and not taken back since; nothing uses it any more.
+unsafe fn take<T>(given: *mut T) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Box::from_raw(given) });
 }
 
 /// See the header.
@@ -157,7 +169,7 @@ pub unsafe extern "C" fn pc_domain_new(config: *const DomainConfig, out: *mut *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_free(domain: *mut Domain) {
     // SAFETY: the caller's promise.
-    drop(unsafe { Box::from_raw(domain) });
+    unsafe { take(domain) };
 }
 
 /// See the header.
@@ -201,7 +213,7 @@ pub unsafe extern "C" fn pc_device_new(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_device_free(device: *mut Device) {
     // SAFETY: the caller's promise.
-    drop(unsafe { Box::from_raw(device) });
+    unsafe { take(device) };
 }
 
 fn direction(number: u32) -> Direction {
@@ -217,6 +229,8 @@ fn map_attributes(attributes: u32) -> MapAttributes {
     MapAttributes {
         mmio: attributes & ffi::MMIO != 0,
         lasting: attributes & ffi::LASTING != 0,
+        uncached: attributes & ffi::UNCACHED != 0,
+        privileged: attributes & ffi::PRIVILEGED != 0,
         skip_copy: attributes & ffi::SKIP_COPY != 0,
     }
 }
@@ -347,13 +361,6 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
 pub unsafe extern "C" fn pc_unmap_all(_device: *const Device) -> u64 {
     0
 }
-
-/// See the header.
-///
-/// # Safety
-/// The device is there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pc_maintain(_device: *const Device) {}
 
 /// See the header.
 ///

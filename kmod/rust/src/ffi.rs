@@ -132,7 +132,7 @@ unsafe extern "C" {
     pub fn pcs_cpus() -> u32;
     pub fn pcs_now() -> u64;
     pub fn pcs_arm(group: *mut c_void, deadline_ns: u64);
-    pub fn pcs_bug(text: *const u8, len: usize) -> !;
+    pub fn pcs_say(text: *const u8, len: usize);
     pub fn pcs_iommu_map(
         group: *mut c_void,
         iova: u64,

@@ -63,5 +63,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     // Never an error: see `write_str`.
     let _ = write!(text, "{info}");
     // SAFETY: the bytes are there.
-    unsafe { ffi::pcs_bug(text.bytes.as_ptr(), text.len) }
+    unsafe { ffi::pcs_say(text.bytes.as_ptr(), text.len) };
+    // SAFETY: an invalid instruction, which the kernel's handler does not return from. (It stands here, as objtool must see that nothing
+    // follows: what a function of another file does it knows in some kernels only.)
+    unsafe { core::arch::asm!("ud2", options(noreturn, nomem, nostack)) }
 }

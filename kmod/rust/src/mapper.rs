@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
-use portcullis::pgtable::{MapError, Unmapped};
+use portcullis::pgtable::{Attributes, MapError, Memory, Unmapped};
 use portcullis::platform::Platform;
 
 use crate::ffi::{self, Segment};
@@ -44,6 +44,18 @@ impl LinuxMapper {
     }
 }
 
+/// What Linux is told of a mapping's attributes.
+fn told(attributes: Attributes) -> u32 {
+    let allows = |kind, bit| if attributes.permissions.allows(kind) { bit } else { 0 };
+    let memory = match attributes.memory {
+        Memory::WriteBack => 0,
+        Memory::Uncached => ffi::UNCACHED << 8,
+        Memory::Device => ffi::MMIO << 8,
+    };
+    let privileged = if attributes.privileged { ffi::PRIVILEGED << 8 } else { 0 };
+    allows(Permissions::READ, ffi::READ) | allows(Permissions::WRITE, ffi::WRITE) | memory | privileged
+}
+
 // SAFETY: `iommu_map` opens just the memory named, and undoes what it entered where it fails (the shim does so for a list); what a failed
 // map of several parts has entered is removed and gathered here. `iommu_unmap_fast` removes what is mapped of a range; the shim goes
 // on behind holes. `iotlb_sync` and `flush_iotlb_all` return when hardware has forgotten the range, or everything, and all
@@ -63,11 +75,10 @@ unsafe impl Mapper for LinuxMapper {
         _platform: &P,
         range: IovaRange,
         list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
+        attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        let permissions = if permissions.allows(Permissions::READ) { ffi::READ } else { 0 }
-            | if permissions.allows(Permissions::WRITE) { ffi::WRITE } else { 0 };
+        let permissions = told(attributes);
         let begin = range.start().get();
         let mut at = begin;
         // The list, in one part where there is memory for it.
@@ -115,25 +126,24 @@ unsafe impl Mapper for LinuxMapper {
         // SAFETY: the range is the caller's.
         let bytes = unsafe { ffi::pcs_iommu_unmap(self.group, range.start().get(), range.len(), &mut hints) };
         if bytes > 0 {
-            gather.add(range);
+            gather.add_with(range, hints);
         }
         Unmapped { bytes, kept: 0, stale: range }
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        let hints = gather.hints();
         for request in gather.requests(DomainId(0), &self.costs()) {
             match request.invalidation {
-                Invalidation::Range { range, .. } => self.sync_range(range)?,
-                // SAFETY: it waits for hardware, and the caller holds no CPU.
+                // Of a range that no unmap has found, Linux's driver would have to guess what was there.
+                Invalidation::Range { range, .. } if hints != u64::MAX => {
+                    // SAFETY: it waits for hardware, and the caller holds no CPU.
+                    unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
+                }
+                // SAFETY: as above.
                 _ => unsafe { ffi::pcs_iommu_flush(self.group) },
             }
         }
-        Ok(())
-    }
-
-    fn sync_range(&self, range: IovaRange) -> Result<(), InvalidationError> {
-        // SAFETY: it waits for hardware, and the caller holds no CPU.
-        unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), u64::MAX) };
         Ok(())
     }
 }

@@ -1,11 +1,10 @@
 //! CPUs, clock and timer of the kernel, for one domain. A CPU is lent with interrupts off; a timer is a work item of the domain's own, so
 //! that no domain waits for the hardware of another.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 
-use portcullis::heap::{OutOfMemory, Weak};
+use portcullis::heap::{OutOfMemory, Shared, Weak};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use spin::Mutex;
 
@@ -40,11 +39,11 @@ fn interrupts_off<R>(f: impl FnOnce(usize) -> R) -> R {
 }
 
 impl Kernel {
-    /// Makes the platform of the shim's `group`; `None` where there is no memory.
-    pub fn new(group: *mut c_void) -> Option<Self> {
+    /// Makes the platform of the shim's `group`.
+    pub fn new(group: *mut c_void) -> Result<Self, OutOfMemory> {
         let mut listeners = Vec::new();
-        listeners.try_reserve_exact(LISTENERS).ok()?;
-        Some(Self { number: PlatformNumber::new(), group, listeners: Mutex::new(listeners) })
+        listeners.try_reserve_exact(LISTENERS).map_err(|_| OutOfMemory)?;
+        Ok(Self { number: PlatformNumber::new(), group, listeners: Mutex::new(listeners) })
     }
 
     /// Calls `f` for each listener that is still there.
@@ -72,7 +71,7 @@ impl Kernel {
 
 /// The platform of a domain: all handles of one [`Kernel`] are the same.
 #[derive(Clone)]
-pub struct Machine(pub Arc<Kernel>);
+pub struct Machine(pub Shared<Kernel>);
 
 // SAFETY: interrupts are off while a CPU is lent, so nothing else runs there; the processor is the CPU, and its own stores are visible to
 // it; `nr_cpu_ids` never changes; the barrier is the default one, as no proof has a light fence; `pc_domain_cpu_released` is called
@@ -101,18 +100,17 @@ unsafe impl Platform for Machine {
 
     fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let mut events = Some(events);
-        // In the place of one that is gone, or behind the last.
-        let is_heard = interrupts_off(|_| {
+        // In the place of one that is gone, or behind the last. What is not kept is dropped with interrupts on again.
+        interrupts_off(|_| {
             let mut list = self.0.listeners.lock();
             if let Some(gone) = list.iter_mut().find(|known| known.owners() == 0) {
                 events = events.take().map(|events| core::mem::replace(gone, events));
-                true
-            } else {
-                list.try_reserve(1).map(|()| list.extend(events.take())).is_ok()
+                return Ok(());
             }
-        });
-        // What a listener replaces is dropped with interrupts on.
-        if is_heard { Ok(()) } else { Err(OutOfMemory) }
+            list.try_reserve(1).map_err(|_| OutOfMemory)?;
+            list.extend(events.take());
+            Ok(())
+        })
     }
 
     fn wake_at(&self, deadline_ns: u64) {
