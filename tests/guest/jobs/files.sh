@@ -1,7 +1,7 @@
 # A file system behind each policy: made, filled, read again, checked.
 drivers
 load_ours
-load ext4
+load crc32c_generic; load ext4
 grep -q ext4 /proc/filesystems || { echo "skip files: the kernel has no ext4"; ok "nothing to do"; echo end; return 0; }
 for way in $MODES; do
     for entry in nvme:04.0 virtio_blk:08.0; do

@@ -24,7 +24,7 @@ switches() {
     while kill -0 $load_id 2>/dev/null; do
         for way in strict lazy auto bounce; do
             put "$P/devices/$nvme/policy" $way || return 1
-            put "$P/devices/$nvme/window_us" $((at % 20000)) || return 1
+            put "$P/devices/$nvme/window_us" $((1 + at * 997 % 20000)) || return 1
             put "$P/devices/$nvme/threshold" $((4096 << (at % 6))) || return 1
             usleep 150000; at=$((at + 1))
         done
@@ -59,7 +59,7 @@ bind "$nvme" nvme; within 20 disk "$nvme"
 check "driver returns" use_disk nvme "$nvme"
 
 # A device is pulled out while it is in use.
-hot=$(basename "$(ls -d $PCI/devices/$(dev 0c.0)/0000:* 2>/dev/null | head -n 1)")
+hot=$(basename "$(ls -d $PCI/devices/$(dev 0c.0)/0000:??:??.? 2>/dev/null | head -n 1)")
 if [ -n "$hot" ] && grouped "$hot" nvme && mode "$hot" bounce >/tmp/said 2>&1; then
     bind "$hot" nvme; within 20 disk "$hot"
     hot_node=/dev/$(disk "$hot"); within 5 test -b "$hot_node"

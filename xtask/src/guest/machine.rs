@@ -150,7 +150,9 @@ impl Run<'_> {
     fn command(&self) -> Command {
         let mut qemu = Command::new("nice");
         qemu.args(["-n", "5", QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        qemu.args(["-machine", "q35,kernel-irqchip=split", "-cpu", "max,la57=off", "-m", MEMORY]);
+        // With these two, Linux copies by an instruction of which QEMU does one byte at a time.
+        let cpu = "max,la57=off,erms=off,fsrm=off";
+        qemu.args(["-machine", "q35,kernel-irqchip=split", "-cpu", cpu, "-m", MEMORY]);
         qemu.args(["-smp", &self.cpus.to_string()]);
         if self.counted {
             qemu.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
