@@ -106,7 +106,7 @@ pub const JOBS: [&Job; 15] = [
         what: "instructions in map and unmap, on one CPU whose clock counts them",
         script: "bench",
         modes: ALL,
-        settings: "ROUNDS=1 LOOPS=5000 CASES='1 1 skip\n1 1 depth=64 skip\n1 1\n1 16 skip\n1 16 sg skip'",
+        settings: "ROUNDS=2 LOOPS=15000 CASES='1 1 skip\n1 1 depth=64 skip\n1 1\n1 16 skip\n1 16 sg skip'",
         cpus: 1,
         counted: true,
         ..USUAL

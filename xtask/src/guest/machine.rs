@@ -55,6 +55,8 @@ pub struct Run<'a> {
     pub time: Duration,
     /// Whether a device does what it should not.
     pub hostile: bool,
+    /// Whether all that the job says is printed as it comes.
+    pub aloud: bool,
     /// A folder for the disks and the log.
     pub folder: &'a Path,
 }
@@ -122,6 +124,9 @@ impl Run<'_> {
                     if let Line::Host(command) = Line::read(&line) {
                         self.command_monitor(command)?;
                     }
+                    if self.aloud {
+                        println!("| {}", line.trim_end());
+                    }
                     report.take(&line);
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Ok(report),
@@ -150,8 +155,8 @@ impl Run<'_> {
     fn command(&self) -> Command {
         let mut qemu = Command::new("nice");
         qemu.args(["-n", "5", QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        // With these two, Linux copies by an instruction of which QEMU does one byte at a time.
-        let cpu = "max,la57=off,erms=off,fsrm=off";
+        // With these, Linux copies and clears by an instruction of which QEMU does one byte at a time.
+        let cpu = "max,la57=off,erms=off,fsrm=off,fsrs=off";
         qemu.args(["-machine", "q35,kernel-irqchip=split", "-cpu", cpu, "-m", MEMORY]);
         qemu.args(["-smp", &self.cpus.to_string()]);
         if self.counted {

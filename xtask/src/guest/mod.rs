@@ -238,13 +238,11 @@ fn run_one(
         time: job.time
             + std::time::Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
         hostile: job.hostile,
+        aloud: wanted.verbose,
         folder: &folder.join("run"),
     };
     let report = run.run()?;
     let named = format!("{} on Linux {} behind {}", job.name, kernel.release, iommu.name());
-    if wanted.verbose {
-        report.said().for_each(|line| println!("| {line}"));
-    }
     println!(
         "{named}: {} checks held, {} failed, {} skipped, {} s (seed {seed})",
         report.held,

@@ -59,11 +59,6 @@ impl Report {
         }
     }
 
-    /// All lines of the job.
-    pub fn said(&self) -> impl Iterator<Item = &str> {
-        self.said.iter().map(String::as_str)
-    }
-
     /// The figures, as tables of Markdown.
     pub fn tables(&self) -> String {
         let mut text = String::new();
