@@ -149,7 +149,9 @@ drivers() {
     load virtio_iommu
     echo 0 >$PCI/drivers_autoprobe
     load virtio_pci
-    for module in nvme virtio_blk ahci sd_mod xhci_pci usb_storage uas e1000e igb virtio_net; do load $module; done
+    for module in nvme virtio_blk ahci sd_mod xhci_pci usb_storage uas e1000e igb virtio_net; do
+        load $module || bad "driver $module" "it could not be loaded"
+    done
     # What the kernel has built in has taken its devices already.
     for entry in $DISKS $CARDS; do
         unbind "$(dev "${entry##*:}")"; grouped "$(dev "${entry##*:}")" "$(pci_driver "${entry%%:*}")"

@@ -59,7 +59,7 @@ const OF_KERNELS: [&str; 6] = [
     "*/kernel/lib/*",
     "*/kernel/net/*",
 ];
-const OF_KERNELS_TOO: [&str; 2] = ["*/kernel/crypto/*", "*/kernel/arch/*"];
+const OF_KERNELS_TOO: [&str; 3] = ["*/kernel/crypto/*", "*/kernel/arch/*", "*/kernel/block/*"];
 const NOT_OF_KERNELS: [&str; 8] = [
     "*/drivers/gpu/*",
     "*/drivers/media/*",
@@ -83,7 +83,9 @@ impl Root {
         let path = folder.join("root");
         let complete = folder.join("root.complete");
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        if let Ok(releases) = std::fs::read_to_string(&complete) {
+        let recipe = recipe();
+        let known = std::fs::read_to_string(&complete).unwrap_or_default();
+        if let Some(releases) = known.strip_prefix(&recipe) {
             let named = KERNELS.iter().map(|&(name, _)| name);
             let releases = named.zip(releases.lines().map(str::to_owned)).collect();
             return Ok(Self { path, releases });
@@ -118,7 +120,8 @@ impl Root {
         let awk = root.path.join("usr/bin/awk");
         std::os::unix::fs::symlink("gawk", awk).map_err(|error| format!("awk: {error}"))?;
         let releases: Vec<&str> = root.releases.iter().map(|(_, release)| release.as_str()).collect();
-        std::fs::write(complete, releases.join("\n")).map_err(|error| format!("root.complete: {error}"))?;
+        std::fs::write(complete, format!("{recipe}{}", releases.join("\n")))
+            .map_err(|error| format!("root.complete: {error}"))?;
         Ok(root)
     }
 
@@ -247,6 +250,11 @@ impl Root {
         let well = whole.success() && (unpacked.success() || of_kernel);
         if well { Ok(()) } else { Err(format!("unpacking {name}: {whole}, tar: {unpacked}")) }
     }
+}
+
+/// What the folder is made by: with another it is made anew.
+fn recipe() -> String {
+    format!("{KERNELS:?} {PACKAGES:?} {UNUSED:?} {OF_KERNELS:?} {OF_KERNELS_TOO:?} {NOT_OF_KERNELS:?}\n")
 }
 
 /// Why the folder cannot be made or used on this machine, if so.
