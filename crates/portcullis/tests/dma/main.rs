@@ -5,6 +5,9 @@ extern crate alloc;
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(not(watched))]
+#[path = "../dice/mod.rs"]
+mod dice;
 #[path = "../played/mod.rs"]
 mod played;
 #[path = "../queued/mod.rs"]

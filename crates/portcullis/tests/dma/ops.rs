@@ -5,6 +5,7 @@ mod auto;
 mod each;
 mod left;
 mod mistakes;
+mod random;
 mod support;
 mod threads;
 mod waits;

@@ -188,6 +188,38 @@ impl Book {
     }
 }
 
+#[cfg(all(test, loom))]
+mod model {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two that end it, and one that ends all, at once.
+    #[test]
+    fn of_several_callers_that_end_a_mapping_one_has_it() {
+        loom::model(|| {
+            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K));
+            let (iova, len) = (Iova::new(0x2010), 0x1ff0);
+            book.note(Entry { iova, len, neighbours: 0x10, lasting: false, fixed: false }).unwrap();
+            let other = {
+                let book = Arc::clone(&book);
+                thread::spawn(move || u32::from(book.take(iova, len).is_ok()))
+            };
+            let all = {
+                let (book, mut taken) = (Arc::clone(&book), 0);
+                thread::spawn(move || {
+                    book.take_all(|_| taken += 1);
+                    taken
+                })
+            };
+            let own = u32::from(book.take(iova, len).is_ok());
+            assert_eq!(own + other.join().unwrap() + all.join().unwrap(), 1);
+            assert_eq!(book.find(iova), None);
+        });
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
