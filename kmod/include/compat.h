@@ -8,6 +8,7 @@
 #include <linux/dma-map-ops.h>
 #include <linux/iommu.h>
 #include <linux/hrtimer.h>
+#include <linux/pci.h>
 
 #define KERNEL_AT_LEAST(major, minor) (LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
 
@@ -65,6 +66,10 @@ static inline void pcs_put_skip_sync(struct device *dev, bool on) { }
 #ifndef DMA_ATTR_MMIO
 #define DMA_ATTR_MMIO 0
 #endif
+/* 7.1 marks what driver and device use at once for long, so that a copy would be wrong. Before, nothing tells it from others. */
+#ifndef DMA_ATTR_REQUIRE_COHERENT
+#define DMA_ATTR_REQUIRE_COHERENT 0
+#endif
 
 /* 6.12 took these two operations away: memory in pieces is then of alloc_pages, in one piece. */
 #if KERNEL_AT_LEAST(6, 12)
@@ -110,6 +115,16 @@ static inline ssize_t pcs_map_list(struct iommu_domain *domain, u64 iova, struct
 }
 #endif
 
+/* Whether a device may fetch translations and use them past its domain; without the option none does. */
+static inline bool pcs_has_ats(struct device *dev)
+{
+#ifdef CONFIG_PCI_ATS
+	return dev_is_pci(dev) && to_pci_dev(dev)->ats_enabled;
+#else
+	return false;
+#endif
+}
+
 /* 6.16 gave the list of tables to be freed a type of its own. */
 #if KERNEL_AT_LEAST(6, 16)
 static inline bool pcs_frees_tables(const struct iommu_iotlb_gather *gather) { return !list_empty(&gather->freelist.pages); }
@@ -139,12 +154,5 @@ static inline void pcs_timer_setup(struct hrtimer *timer, enum hrtimer_restart (
 	timer->function = function;
 #endif
 }
-
-/* 6.4 takes a table of operations that is constant for a bus, and its notifier likewise. */
-#if KERNEL_AT_LEAST(6, 4)
-#define PCS_BUS const struct bus_type
-#else
-#define PCS_BUS struct bus_type
-#endif
 
 #endif

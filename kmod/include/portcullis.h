@@ -40,7 +40,7 @@ enum pc_policy_kind {
 
 struct pc_policy {
 	u32 kind;	/* enum pc_policy_kind */
-	u32 unused;
+	u32 ends;	/* PC_STRICT, too, copies what shares a page with other data: for devices that are not trusted */
 	u64 window_ns;	/* PC_LAZY: how long what is unmapped may stay open */
 	u64 threshold;	/* PC_BOUNCE, PC_AUTO: bytes up to which a mapping may be copied */
 };
@@ -109,7 +109,10 @@ u64 pc_map(const struct pc_device *device, u64 phys, u64 len, u32 direction, u32
 /* Maps a list into addresses in a row; out has room for count. Returns how many segments it wrote, or a negative error. */
 long pc_map_sg(const struct pc_device *device, const struct pc_segment *list, size_t count, u32 direction, u32 attributes,
 	       struct pc_segment *out);
-/* 0, or a negative error: then the memory is still protected, and nothing else is changed. */
+/*
+ * 0, or a negative error: then the memory is still protected, and nothing else is changed. -ERANGE: there is a mapping at the address, of
+ * another length.
+ */
 int pc_unmap(const struct pc_device *device, u64 iova, u64 len, u32 attributes);
 int pc_sync_for_cpu(const struct pc_device *device, u64 iova, u64 len);
 int pc_sync_for_device(const struct pc_device *device, u64 iova, u64 len);
@@ -118,7 +121,10 @@ int pc_sync_for_device(const struct pc_device *device, u64 iova, u64 len);
 int pc_set_limits(const struct pc_device *device, u64 mask, u64 offset_mask);
 /* Change the policy while the device runs. Sleeps: it may make a pool. */
 int pc_set_policy(const struct pc_device *device, const struct pc_policy *policy);
-/* Ends everything that the device has mapped; returns how many bytes that was. Waits for hardware; process context. */
+/*
+ * Ends everything that the device has mapped, while nothing else is called for it; returns how many bytes that was, or ~0 where hardware did
+ * not confirm it. Waits for hardware; process context.
+ */
 u64 pc_unmap_all(const struct pc_device *device);
 void pc_usage(const struct pc_device *device, struct pc_usage *usage);
 
@@ -144,7 +150,8 @@ void pcs_say(const char *text, size_t len);
 /* Maps a list to addresses in a row; all or nothing. 0, or a negative error. */
 int pcs_iommu_map(void *group, u64 iova, const struct pc_segment *list, size_t count, u32 permissions);
 /*
- * Removes translations, as far as there are any, and returns how many bytes they were. What the IOMMU driver must know to make hardware
+ * Removes translations, as far as there are any, and returns how many bytes they were: where that is less than all, devices may still
+ * reach the rest. What the IOMMU driver must know to make hardware
  * forget them is added to hints, bit by bit; tables are freed here already.
  */
 u64 pcs_iommu_unmap(void *group, u64 iova, u64 len, u64 *hints);

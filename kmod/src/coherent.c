@@ -32,7 +32,7 @@ static struct page *alloc_one(struct device *dev, size_t size, dma_addr_t *handl
 			      u32 attributes)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
-	struct page *page = alloc_pages_node(dev_to_node(dev), memory_of(gfp), get_order(size));
+	struct page *page = pd ? alloc_pages_node(dev_to_node(dev), memory_of(gfp), get_order(size)) : NULL;
 
 	if (!page)
 		return NULL;
@@ -74,7 +74,7 @@ static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *ha
 	struct pc_segment *list = kvmalloc_array(count, 2 * sizeof(*list), GFP_KERNEL);
 	long mapped;
 
-	for (i = 0; pages && list && i < count; i++) {
+	for (i = 0; pd && pages && list && i < count; i++) {
 		pages[i] = alloc_pages_node(dev_to_node(dev), memory_of(gfp), 0);
 		if (!pages[i])
 			break;
@@ -114,37 +114,23 @@ void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gf
 	pages = alloc_apart(dev, size, handle, DMA_BIDIRECTIONAL, gfp, attributes);
 	if (!pages)
 		return NULL;
-	vaddr = vmap(pages, PAGE_ALIGN(size) >> PAGE_SHIFT, VM_MAP, PAGE_KERNEL);
-	if (vaddr)
-		kvfree(pages);
-	else if (!unmap_lasting(dev, *handle, size))
+	/* Then the pages and their list are the area's. */
+	vaddr = vmap(pages, PAGE_ALIGN(size) >> PAGE_SHIFT, VM_MAP | VM_MAP_PUT_PAGES, PAGE_KERNEL);
+	if (!vaddr && !unmap_lasting(dev, *handle, size))
 		put_pages(pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
 	return vaddr;
 }
 
 void pcs_free_coherent(struct device *dev, size_t size, void *vaddr, dma_addr_t handle, unsigned long attrs)
 {
-	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT;
 	bool freed = !unmap_lasting(dev, handle, size);
 
-	if (!is_vmalloc_addr(vaddr)) {
-		if (freed)
-			__free_pages(virt_to_page(vaddr), get_order(size));
-		return;
-	}
-	/* From the end: the pages are known by the kernel's own translation of their addresses, as long as that is there. */
-	if (freed) {
-		struct page **pages = kvmalloc_array(count, sizeof(*pages), GFP_KERNEL);
-		size_t i;
-
-		for (i = 0; pages && i < count; i++)
-			pages[i] = vmalloc_to_page(vaddr + i * PAGE_SIZE);
+	if (is_vmalloc_addr(vaddr) && freed)
+		vfree(vaddr);
+	else if (is_vmalloc_addr(vaddr))
 		vunmap(vaddr);
-		if (pages)
-			put_pages(pages, count);
-		else
-			dev_err(dev, "portcullis: no memory to free %zu bytes: they are lost\n", size);
-	}
+	else if (freed)
+		__free_pages(virt_to_page(vaddr), get_order(size));
 }
 
 static struct page *page_at(void *vaddr, size_t index)

@@ -36,7 +36,7 @@ static int reserve(struct reserved *list, u64 first, u64 last)
 
 /*
  * What firmware uses by itself (RMRR, for one) stays mapped, one to one, as in Linux's own domains; what interrupts and other hardware take
- * is never handed out.
+ * is never handed out. With a list, the regions are added to it; without one, firmware's are mapped.
  */
 static int reserve_regions(struct pcs_group *group, struct device *dev, struct reserved *list)
 {
@@ -47,13 +47,13 @@ static int reserve_regions(struct pcs_group *group, struct device *dev, struct r
 	list_for_each_entry_safe(region, next, &regions, list) {
 		u64 last = region->start + region->length - 1;
 
-		if (!ret && region->type == IOMMU_RESV_SW_MSI) {
+		if (!ret && list && region->type == IOMMU_RESV_SW_MSI) {
 			dev_err(dev, "portcullis: interrupts as writes that the IOMMU translates are not supported\n");
 			ret = -EOPNOTSUPP;
 		}
-		if (!ret && region->length)
+		if (!ret && list && region->length)
 			ret = reserve(list, region->start, last);
-		if (!ret && region->length && group->own &&
+		if (!ret && !list && region->length &&
 		    (region->type == IOMMU_RESV_DIRECT || region->type == IOMMU_RESV_DIRECT_RELAXABLE)) {
 			u64 begin = region->start & PAGE_MASK;
 
@@ -98,17 +98,25 @@ struct look {
 	struct device *first;
 	struct device *other;
 	unsigned int devices;
+	bool foreign;
 };
 
-/* A bridge has no memory accesses of its own to map. */
+/*
+ * A bridge has no memory accesses of its own to map. A driver that is only about to be bound has mapped nothing. (The other device is not
+ * locked, so its driver is not looked into.)
+ */
 static int look_at(struct device *dev, void *data)
 {
 	struct look *look = data;
 
-	if (dev_is_pci(dev) && pci_is_bridge(to_pci_dev(dev)))
+	if (!dev_is_pci(dev)) {
+		look->foreign = true;
+		return 0;
+	}
+	if (pci_is_bridge(to_pci_dev(dev)))
 		return 0;
 	look->devices++;
-	if (dev != look->first && pcs_has_driver(dev) && !pcs_find(dev))
+	if (dev != look->first && READ_ONCE(dev->driver) && !pcs_find(dev) && !pcs_is_arriving(dev))
 		look->other = dev;
 	return 0;
 }
@@ -127,54 +135,84 @@ static const char *mode_of(const struct iommu_domain *domain)
 	}
 }
 
-/* Chooses the domain; it is entered later. */
-static int choose_domain(struct pcs_group *group, struct device *dev)
+/*
+ * Makes a domain of the module's own, and enters it. Coherent: the device's accesses look into the CPUs' caches even where it asks them not
+ * to; else it could read from memory what was there before a page was zeroed. That must be said before anything is mapped, and an IOMMU that
+ * cannot do it lets no device enter.
+ */
+static int enter_own(struct pcs_group *group, struct device *dev, bool coherent)
 {
-	struct iommu_domain *linux_domain = iommu_get_domain_for_dev(dev), *own;
+	struct iommu_domain *domain = pcs_paging_domain(dev);
+	int ret;
+
+	if (IS_ERR(domain))
+		return PTR_ERR(domain);
+	group->domain = domain;
+	group->own = true;
+	ret = -EINVAL;
+	if (coherent && !(domain->ops->enforce_cache_coherency && domain->ops->enforce_cache_coherency(domain)))
+		goto fail;
+	ret = reserve_regions(group, dev, NULL);
+	if (!ret)
+		ret = iommu_attach_group(domain, group->iommu_group);
+	if (ret)
+		goto fail;
+	group->entered = true;
+	return 0;
+fail:
+	iommu_domain_free(domain);
+	group->domain = NULL;
+	group->own = false;
+	return ret;
+}
+
+static int enter_domain(struct pcs_group *group, struct device *dev, bool by_name)
+{
+	struct iommu_domain *linux_domain = iommu_get_domain_for_dev(dev);
 	struct look look = { .first = dev };
+	bool translates;
+	int ret;
 
 	if (!linux_domain)
 		return -EOPNOTSUPP;
 	iommu_group_for_each_dev(group->iommu_group, &look, look_at);
 	if (look.other) {
-		dev_err(dev, "portcullis: %s, which the IOMMU cannot tell from it, is in use by %s\n", dev_name(look.other),
-			dev_driver_string(look.other));
+		dev_err(dev, "portcullis: %s, which the IOMMU cannot tell from it, has a driver already\n", dev_name(look.other));
+		return -EBUSY;
+	}
+	/* Another's domain, such as a virtual machine's, is not entered, nor taken away. */
+	translates = linux_domain->type == IOMMU_DOMAIN_DMA || linux_domain->type == IOMMU_DOMAIN_DMA_FQ;
+	if (look.foreign || (!translates && linux_domain->type != IOMMU_DOMAIN_IDENTITY)) {
+		dev_err(dev, "portcullis: its group has a domain or a device that is not Linux's own DMA API's\n");
 		return -EBUSY;
 	}
 	group->shared = look.devices > 1;
 	group->linux_mode = mode_of(linux_domain);
-	if (group->shared && linux_domain->type & __IOMMU_DOMAIN_PAGING) {
-		group->domain = linux_domain;
-		return 0;
-	}
-	if (group->shared)
-		dev_warn(dev, "portcullis: of the %u devices of its group one can be used, as Linux passes their addresses through. To use all, write DMA to /sys/kernel/iommu_groups/%d/type while no driver is bound\n",
-			 look.devices, iommu_group_id(group->iommu_group));
-	own = pcs_paging_domain(dev);
-	if (IS_ERR(own))
-		return PTR_ERR(own);
-	group->domain = own;
-	group->own = true;
-	return 0;
-}
-
-static int enter_domain(struct pcs_group *group)
-{
-	int ret;
-
-	if (!group->own) {
+	if (group->shared && translates) {
 		/* Linux is in it already: what it has unmapped and not flushed goes. */
-		iommu_flush_iotlb_all(group->domain);
+		group->domain = linux_domain;
+		iommu_flush_iotlb_all(linux_domain);
 		return 0;
 	}
-	ret = iommu_attach_group(group->domain, group->iommu_group);
-	group->entered = !ret;
+	if (group->shared) {
+		dev_warn(dev, "portcullis: of the %u devices of its group one can be used, as Linux passes their addresses through. To use all, write DMA to /sys/kernel/iommu_groups/%d/type before a device of it is protected, while no driver is bound\n",
+			 look.devices, iommu_group_id(group->iommu_group));
+		/* A rule for many may not keep the others' drivers out. */
+		if (!by_name)
+			return -EBUSY;
+	}
+	ret = enter_own(group, dev, true);
+	if (!ret)
+		return 0;
+	ret = enter_own(group, dev, false);
+	if (!ret && group->domain->ops->enforce_cache_coherency)
+		dev_info(dev, "portcullis: the IOMMU does not force its accesses through the caches: it may read what was in memory before a page was cleared\n");
 	return ret;
 }
 
 static void leave_domain(struct pcs_group *group)
 {
-	if (group->entered)
+	if (group->entered && !group->lost)
 		iommu_detach_group(group->domain, group->iommu_group);
 	group->entered = false;
 }
@@ -211,7 +249,7 @@ static void free_group(struct pcs_group *group)
 	kfree(group);
 }
 
-static struct pcs_group *make_group(struct device *dev, struct iommu_group *iommu_group)
+static struct pcs_group *make_group(struct device *dev, struct iommu_group *iommu_group, bool by_name)
 {
 	struct pcs_group *group = kzalloc(sizeof(*group), GFP_KERNEL);
 	struct reserved reserved = {};
@@ -228,13 +266,14 @@ static struct pcs_group *make_group(struct device *dev, struct iommu_group *iomm
 	group->counts = alloc_percpu(struct pcs_iommu_counts);
 	if (!group->counts)
 		goto fail;
-	ret = choose_domain(group, dev);
-	if (!ret)
-		ret = reserve_regions(group, dev, &reserved);
+	ret = reserve_regions(group, dev, &reserved);
 	if (!ret)
 		ret = reserve_windows(group, dev, &reserved);
 	if (!ret)
-		ret = enter_domain(group);
+		ret = enter_domain(group, dev, by_name);
+	/* What the core takes for a page is what the kernel takes for one. */
+	if (!ret && (group->domain->pgsize_bitmap & -group->domain->pgsize_bitmap) != PAGE_SIZE)
+		ret = -EOPNOTSUPP;
 	if (ret)
 		goto fail;
 	making.group = group;
@@ -258,7 +297,7 @@ fail:
 	return ERR_PTR(ret);
 }
 
-struct pcs_group *pcs_group_get(struct device *dev)
+struct pcs_group *pcs_group_get(struct device *dev, bool by_name)
 {
 	struct iommu_group *iommu_group = iommu_group_get(dev);
 	struct pcs_group *group;
@@ -272,7 +311,7 @@ struct pcs_group *pcs_group_get(struct device *dev)
 			return group;
 		}
 	}
-	group = make_group(dev, iommu_group);
+	group = make_group(dev, iommu_group, by_name);
 	if (!IS_ERR(group))
 		group->devices = 1;
 	return group;
@@ -288,6 +327,17 @@ bool pcs_group_is_known(struct device *dev)
 		known |= group->iommu_group == iommu_group;
 	iommu_group_put(iommu_group);
 	return known;
+}
+
+/*
+ * Whether Linux has put another domain in place of the group's, as it does where somebody writes to its "type" while no driver is bound. The
+ * caller holds a driver's claim on the group: it does not change from now on.
+ */
+bool pcs_group_is_lost(struct pcs_group *group, struct device *dev)
+{
+	if (!group->lost && iommu_get_domain_for_dev(dev) != group->domain)
+		WRITE_ONCE(group->lost, true);
+	return group->lost;
 }
 
 void pcs_group_put(struct pcs_group *group)

@@ -25,10 +25,29 @@ static int prot_of(u32 permissions)
 	return prot;
 }
 
-static void undo(struct pcs_group *group, u64 begin, u64 end)
+/*
+ * After a failed map: nothing may stay of it. VT-d's driver, before it had generic page tables, forgets what it entered before it ran out of
+ * tables, so Linux's own undo misses that; and a later map there would keep the old entry. So all of the range is looked at.
+ */
+static void sweep(struct pcs_group *group, u64 iova, u64 len)
 {
-	if (end > begin)
-		iommu_unmap(group->domain, begin, end - begin);
+	u64 at = iova;
+
+	while (at - iova < len) {
+		size_t step = iommu_iova_to_phys(group->domain, at) ? iommu_unmap(group->domain, at, PAGE_SIZE) : 0;
+
+		at += step ? step : PAGE_SIZE;
+	}
+	pcs_iommu_flush(group);
+}
+
+static u64 bytes_of(const struct pc_segment *list, size_t count)
+{
+	u64 len = 0;
+
+	while (count--)
+		len += list[count].len;
+	return len;
 }
 
 /* One call for each piece, where a list cannot be told at once. */
@@ -42,7 +61,7 @@ static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment
 		this_cpu_inc(group->counts->maps);
 		ret = pcs_map_one(group->domain, at, list[i].addr, list[i].len, prot, gfp);
 		if (ret) {
-			undo(group, iova, at);
+			sweep(group, iova, at - iova + list[i].len);
 			return ret;
 		}
 		at += list[i].len;
@@ -56,10 +75,12 @@ int pcs_iommu_map(void *of, u64 iova, const struct pc_segment *list, size_t coun
 	struct scatterlist here[PIECES], *sgl = here, *sg;
 	int prot = prot_of(permissions);
 	gfp_t gfp = pcs_gfp();
+	u64 len = bytes_of(list, count);
 	ssize_t done;
-	u64 len = 0;
 	unsigned int i;
 
+	if (unlikely(READ_ONCE(group->lost)))
+		return -ENODEV;
 	if (!PCS_MAPS_LISTS || count == 1 || prot & IOMMU_MMIO)
 		return map_pieces(group, iova, list, count, prot, gfp);
 	if (count > PIECES) {
@@ -75,13 +96,12 @@ int pcs_iommu_map(void *of, u64 iova, const struct pc_segment *list, size_t coun
 			goto out;
 		}
 		sg_set_page(sg, pfn_to_page(PHYS_PFN(list[i].addr)), list[i].len, offset_in_page(list[i].addr));
-		len += list[i].len;
 	}
 	this_cpu_inc(group->counts->maps);
 	done = pcs_map_list(group->domain, iova, sgl, count, prot, gfp);
-	if (done >= 0 && (u64)done != len) {
-		undo(group, iova, iova + done);
-		done = -ENOMEM;
+	if (done < 0 || (u64)done != len) {
+		sweep(group, iova, len);
+		done = done < 0 ? done : -ENOMEM;
 	}
 out:
 	if (sgl != here)
@@ -90,9 +110,12 @@ out:
 }
 
 /*
- * The hints are the gather's word about what was unmapped: the page size, or, in kernels with generic page tables, the levels of leaves. Both
- * may be joined by OR (two page sizes are two bits).
+ * The hints are the gather's word about what was unmapped: a size, or, in kernels with generic page tables, the levels of leaves, which share
+ * the word. On x86 only the levels are used, and these may be joined by OR.
  */
+#ifndef CONFIG_X86
+#error "on Arm an invalidation steps by the page size of the gather: the hints must carry it apart"
+#endif
 static u64 hints_of(const struct iommu_iotlb_gather *gather)
 {
 	return gather->pgsize;
@@ -103,10 +126,17 @@ u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
 	struct pcs_group *group = of;
 	u64 done = 0, at = iova;
 
+	if (unlikely(READ_ONCE(group->lost)))
+		return len;
 	while (at - iova < len) {
 		struct iommu_iotlb_gather gather;
 		size_t step;
 
+		/* Behind a hole. Into one VT-d's driver steps with the size of the table that is not there, and takes the neighbours along. */
+		if (at != iova + done && !iommu_iova_to_phys(group->domain, at)) {
+			at += PAGE_SIZE;
+			continue;
+		}
 		iommu_iotlb_gather_init(&gather);
 		step = iommu_unmap_fast(group->domain, at, len - (at - iova), &gather);
 		this_cpu_inc(group->counts->unmaps);
@@ -118,10 +148,9 @@ u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
 			*hints |= hints_of(&gather);
 		}
 		done += step;
-		/* Behind what was unmapped, and the smallest page of the hole that it ended at. */
 		at += step ? step : PAGE_SIZE;
 	}
-	return done;
+	return min(done, len);
 }
 
 void pcs_iommu_sync(void *of, u64 first, u64 last, u64 hints)
@@ -129,6 +158,8 @@ void pcs_iommu_sync(void *of, u64 first, u64 last, u64 hints)
 	struct pcs_group *group = of;
 	struct iommu_iotlb_gather gather;
 
+	if (unlikely(READ_ONCE(group->lost)))
+		return;
 	this_cpu_inc(group->counts->waits);
 	iommu_iotlb_gather_init(&gather);
 	gather.start = first;
@@ -141,6 +172,11 @@ void pcs_iommu_flush(void *of)
 {
 	struct pcs_group *group = of;
 
+	if (unlikely(READ_ONCE(group->lost)))
+		return;
 	this_cpu_inc(group->counts->flushes);
 	iommu_flush_iotlb_all(group->domain);
+	/* A driver without that (virtio's, once) only ever waits for ranges. */
+	if (!group->domain->ops->flush_iotlb_all)
+		pcs_iommu_sync(group, group->domain->geometry.aperture_start, group->domain->geometry.aperture_end, 0);
 }

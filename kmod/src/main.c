@@ -16,11 +16,15 @@ static int cpu_state;
 static int on_bus(struct notifier_block *nb, unsigned long action, void *data)
 {
 	struct device *dev = data;
+	struct pcs_arrival arrival;
 
+	if (action == BUS_NOTIFY_BIND_DRIVER)
+		pcs_arrives(&arrival, dev);
 	mutex_lock(&pcs_lock);
 	switch (action) {
 	case BUS_NOTIFY_BIND_DRIVER:
 		pcs_binds(dev);
+		pcs_arrived(&arrival);
 		break;
 	case BUS_NOTIFY_UNBOUND_DRIVER:
 		pcs_unbound(dev, false);
@@ -87,11 +91,13 @@ static int __init portcullis_init(void)
 	ret = bus_register_notifier(&pci_bus_type, &bus_notifier);
 	if (ret)
 		goto fail_cpus;
+	/* Last: what is protected by hand is watched from now on. (A driver may be bound to a device of ours already, so this may not fail.) */
+	if (pcs_sysfs_open())
+		pr_err("no memory for the files below /sys/kernel/portcullis\n");
 	return 0;
 fail_cpus:
 	cpuhp_remove_state_nocalls(cpu_state);
 fail_sysfs:
-	pcs_sysfs_close();
 	pcs_sysfs_exit();
 fail_queues:
 	if (pcs_timer_queue)
@@ -109,7 +115,7 @@ static void __exit portcullis_exit(void)
 	pcs_give_all_back();
 	bus_unregister_notifier(&pci_bus_type, &bus_notifier);
 	cpuhp_remove_state_nocalls(cpu_state);
-	/* Checks of failed probes, and what was to be freed later. */
+	/* Checks of failed probes, and what was to be freed later. (Where a device lingers, the module has a reference.) */
 	drain_workqueue(pcs_timer_queue);
 	pcs_services_exit();
 	destroy_workqueue(pcs_timer_queue);

@@ -18,7 +18,7 @@ u64 pcs_reach(struct device *dev)
 	return min_not_zero(min_not_zero(mask, dev->coherent_dma_mask), dev->bus_dma_limit);
 }
 
-static noinline void tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
+static noinline bool tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
 {
 	unsigned long flags;
 	int ret = 0;
@@ -26,23 +26,28 @@ static noinline void tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mas
 	raw_spin_lock_irqsave(&pd->limits_lock, flags);
 	if (pd->mask != mask || pd->offset_mask != offset_mask) {
 		ret = pc_set_limits(pd->core, mask, offset_mask);
-		/* Told once, also where it was refused: maps then fail, and say so. */
+		/* Bits that no copy can keep: those within a page at least, as swiotlb does. */
+		if (ret)
+			ret = pc_set_limits(pd->core, mask, offset_mask & ~PAGE_MASK);
+		/* Refused: no device has a mask of 0, so each map comes here again, and none is made. */
 		WRITE_ONCE(pd->offset_mask, offset_mask);
-		WRITE_ONCE(pd->mask, mask);
+		WRITE_ONCE(pd->mask, ret ? 0 : mask);
 	}
 	raw_spin_unlock_irqrestore(&pd->limits_lock, flags);
 	if (ret)
-		dev_err_ratelimited(pd->dev, "portcullis: no addresses below %llx that keep the bits %llx: %d\n", mask, offset_mask, ret);
+		dev_err_ratelimited(pd->dev, "portcullis: nothing is mapped: no addresses below %llx: %d\n", mask, ret);
+	return !ret;
 }
 
-/* A driver states its masks in its probe, by functions that do not tell us: they are compared with each map. */
+/* A driver states its masks in its probe, by functions that do not tell us: they are compared with each map. NULL: none can be made. */
 struct pcs_device *pcs_mapping(struct device *dev)
 {
 	struct pcs_device *pd = pcs_of(dev);
 	u64 mask = pcs_reach(dev), offset_mask = dma_get_min_align_mask(dev);
 
-	if (unlikely(READ_ONCE(pd->mask) != mask || READ_ONCE(pd->offset_mask) != offset_mask))
-		tell_limits(pd, mask, offset_mask);
+	if (unlikely(READ_ONCE(pd->mask) != mask || READ_ONCE(pd->offset_mask) != offset_mask) &&
+	    !tell_limits(pd, mask, offset_mask))
+		return NULL;
 	return pd;
 }
 
@@ -75,15 +80,18 @@ static void end_timing(u64 __percpu *ns, u64 begin)
 static u32 attributes_of(unsigned long attrs)
 {
 	return (attrs & DMA_ATTR_MMIO ? PC_MMIO : 0) | (attrs & DMA_ATTR_PRIVILEGED ? PC_PRIVILEGED : 0) |
-	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0);
+	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0) | (attrs & DMA_ATTR_REQUIRE_COHERENT ? PC_LASTING : 0);
 }
 
 static dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
-	u64 begin = begin_timing(&pd->counts->maps);
-	u64 addr = pc_map(pd->core, phys, size, dir, attributes);
+	u64 begin, addr;
 
+	if (unlikely(!pd))
+		return DMA_MAPPING_ERROR;
+	begin = begin_timing(&pd->counts->maps);
+	addr = pc_map(pd->core, phys, size, dir, attributes);
 	end_timing(&pd->counts->map_ns, begin);
 	if (unlikely(addr == PC_MAPPING_ERROR))
 		this_cpu_inc(pd->counts->errors);
@@ -151,6 +159,9 @@ static int write_list(struct device *dev, struct scatterlist *sgl, int nents, co
 	for_each_sg(sgl, sg, nents, n) {
 		u64 addr = at->addr + done, len = sg->length;
 
+		/* Nothing to be told. */
+		if (!len)
+			continue;
 		if ((addr & ~boundary) != ((addr + len - 1) & ~boundary))
 			return 0;
 		done += len;
@@ -207,6 +218,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	struct scatterlist *sg;
 	long count;
 	int n, written;
+	size_t pieces = 0;
 
 	/* Room for the list and for the core's answer, which is never longer. */
 	if (nents > ENTRIES / 2) {
@@ -221,9 +233,10 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 			written = -EREMOTEIO;
 			goto out;
 		}
-		list[n] = (struct pc_segment){ sg_phys(sg), sg->length };
+		if (sg->length)
+			list[pieces++] = (struct pc_segment){ sg_phys(sg), sg->length };
 	}
-	count = pc_map_sg(pd->core, list, nents, dir, attributes, out);
+	count = pc_map_sg(pd->core, list, pieces, dir, attributes, out);
 	if (count <= 0) {
 		written = count ? count : -EINVAL;
 		goto out;
@@ -242,9 +255,13 @@ out:
 static int map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum dma_data_direction dir, unsigned long attrs)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
-	u64 begin = begin_timing(&pd->counts->maps);
-	int ret = map_list(pd, sgl, nents, dir, attributes_of(attrs));
+	u64 begin;
+	int ret;
 
+	if (unlikely(!pd))
+		return -ENOMEM;
+	begin = begin_timing(&pd->counts->maps);
+	ret = map_list(pd, sgl, nents, dir, attributes_of(attrs));
 	end_timing(&pd->counts->map_ns, begin);
 	if (unlikely(ret < 0)) {
 		this_cpu_inc(pd->counts->errors);
@@ -282,7 +299,7 @@ static void unmap_sg(struct device *dev, struct scatterlist *sgl, int nents, enu
 	u64 len = whole(sgl, nents, &used);
 
 	ret = pc_unmap(pd->core, sg_dma_address(sgl), len, attributes);
-	if (unlikely(ret && used > 1)) {
+	if (unlikely(ret == -ERANGE && used > 1)) {
 		/* One that was mapped apart: the core knows no mapping of the whole. */
 		ret = 0;
 		for_each_sg(sgl, sg, used, n) {
@@ -361,7 +378,8 @@ static size_t opt_mapping_size(void)
 {
 	const struct pc_policy *policy = &pcs_default_policy;
 
-	if ((policy->kind == PC_BOUNCE || policy->kind == PC_AUTO) && policy->threshold)
+	/* But a disk would be slow by parts that are shorter than this. */
+	if ((policy->kind == PC_BOUNCE || policy->kind == PC_AUTO) && policy->threshold >= 64 << 10)
 		return policy->threshold;
 	return SIZE_MAX;
 }

@@ -17,6 +17,13 @@ static ulong threshold = 128 << 10;
 module_param(threshold, ulong, 0444);
 MODULE_PARM_DESC(threshold, "bounce and auto: bytes up to which a mapping may be copied (default 131072)");
 
+bool pcs_fail_open;
+module_param_named(fail_open, pcs_fail_open, bool, 0444);
+MODULE_PARM_DESC(fail_open, "a device that devices= names and that cannot be protected is left to Linux; else nothing is mapped for it");
+bool pcs_allow_ats;
+module_param_named(allow_ats, pcs_allow_ats, bool, 0444);
+MODULE_PARM_DESC(allow_ats, "protect devices that cache translations (ATS), too: they are trusted not to go round the IOMMU");
+
 struct pc_policy pcs_default_policy;
 
 enum rule_kind { RULE_NAME, RULE_CLASS, RULE_DRIVER, RULE_UNTRUSTED, RULE_ALL };
@@ -40,9 +47,9 @@ const char *pcs_policy_name(u32 kind)
 	return kind < ARRAY_SIZE(policy_names) ? policy_names[kind] : "?";
 }
 
-/* More than an hour, or a mapping of more than a GiB, is a mistake; and neither may overflow. */
+/* More than an hour is a mistake. A copy is of a page at least, and no larger than the core copies (LARGEST_SLOT in rust/src/device.rs). */
 #define MOST_US		(3600ul * 1000000)
-#define MOST_THRESHOLD	(1ul << 30)
+#define MOST_THRESHOLD	(2ul << 20)
 
 int pcs_set_word(const char *name, const char *value, struct pc_policy *to)
 {
@@ -60,7 +67,7 @@ int pcs_set_word(const char *name, const char *value, struct pc_policy *to)
 		return -EINVAL;
 	if (!strcmp(name, "window_us") && number && number <= MOST_US)
 		to->window_ns = number * NSEC_PER_USEC;
-	else if (!strcmp(name, "threshold") && number <= MOST_THRESHOLD)
+	else if (!strcmp(name, "threshold") && number >= PAGE_SIZE && number <= MOST_THRESHOLD)
 		to->threshold = number;
 	else
 		return -EINVAL;
@@ -128,7 +135,7 @@ int pcs_rules_init(void)
 	}
 	snprintf(value, sizeof(value), "%lu", threshold);
 	if (pcs_set_word("threshold", value, &pcs_default_policy)) {
-		pr_err("threshold=%lu is not between 0 and %lu\n", threshold, MOST_THRESHOLD);
+		pr_err("threshold=%lu is not between %lu and %lu\n", threshold, PAGE_SIZE, MOST_THRESHOLD);
 		return -EINVAL;
 	}
 	words = kstrdup(devices, GFP_KERNEL);
@@ -177,17 +184,53 @@ static bool matches(const struct rule *rule, struct pci_dev *pci)
 	return false;
 }
 
-bool pcs_rule_matches(struct device *dev)
+/*
+ * Drivers of graphics and of remote memory access (classes 03, 0207, 0c06) map memory that a program and the device use at once, and sync
+ * none of it. No rule copies it, but for one that names the device.
+ */
+static void spare_graphics(struct device *dev, const struct rule *rule, struct pc_policy *policy)
+{
+	u32 class = to_pci_dev(dev)->class;
+
+	if (rule->kind == RULE_NAME || (policy->kind != PC_BOUNCE && policy->kind != PC_AUTO))
+		return;
+	if (class >> 16 != 0x03 && class >> 8 != 0x0207 && class >> 8 != 0x0c06)
+		return;
+	dev_info(dev, "portcullis: strict, as memory that it and programs use at once must not be copied\n");
+	policy->kind = PC_STRICT;
+}
+
+bool pcs_rule_matches(struct device *dev, struct pc_policy *policy)
 {
 	unsigned int i;
 
 	if (!dev_is_pci(dev) || pci_is_bridge(to_pci_dev(dev)))
 		return false;
 	for (i = 0; i < rule_count; i++) {
-		if (matches(&rules[i], to_pci_dev(dev)))
+		if (matches(&rules[i], to_pci_dev(dev))) {
+			spare_graphics(dev, &rules[i], policy);
 			return true;
+		}
 	}
 	return false;
+}
+
+/*
+ * What the policy means for this device. Of one that firmware marks as external Linux itself copies the ends of what does not consist of whole
+ * pages, and leaves nothing open for a time: so do we.
+ */
+int pcs_policy_for(struct device *dev, struct pc_policy *policy, bool by_name)
+{
+	policy->ends = dev_is_pci(dev) && to_pci_dev(dev)->untrusted;
+	if (policy->kind != PC_LAZY || !policy->ends)
+		return 0;
+	if (by_name) {
+		dev_err(dev, "portcullis: lazy is refused for a device that firmware marks as external\n");
+		return -EINVAL;
+	}
+	dev_warn(dev, "portcullis: strict, and not lazy, as firmware marks it as external\n");
+	policy->kind = PC_STRICT;
+	return 0;
 }
 
 ssize_t pcs_rules_show(char *buf)

@@ -142,9 +142,11 @@ static void timer_works(struct work_struct *work)
 	raw_spin_lock_irqsave(&group->timer_lock, flags);
 	group->timer_ns = U64_MAX;
 	raw_spin_unlock_irqrestore(&group->timer_lock, flags);
-	/* None yet: it is being made, and has nothing that waits. */
+	/* It is still being made: a moment later. */
 	if (READ_ONCE(group->core))
 		pc_domain_timer(group->core);
+	else
+		pcs_arm(group, pcs_now() + NSEC_PER_MSEC);
 }
 
 void pcs_arm(void *of, u64 deadline_ns)

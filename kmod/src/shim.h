@@ -51,6 +51,10 @@ struct pcs_group {
 	bool own;
 	bool entered;
 	struct pc_domain *core;
+	/* Linux has put another domain in place of it, and may have freed it: it is not touched any more. */
+	bool lost;
+	/* Devices ever taken: each has a number of its own. */
+	unsigned int numbers;
 	/* Devices that use it, and those that the IOMMU cannot tell apart: one more may come by hot plug. */
 	unsigned int devices;
 	bool shared;
@@ -76,7 +80,6 @@ struct pcs_device {
 	u64 mask;
 	u64 offset_mask;
 	raw_spinlock_t limits_lock;
-	int iommu_prot;
 
 	/* Under pcs_lock. */
 	struct list_head node;
@@ -88,9 +91,9 @@ struct pcs_device {
 	bool pinned;
 	/* A driver is bound, or about to be: holds a reference of the module. */
 	bool bound;
-	/* It is being removed from its bus. */
-	bool going;
-	struct work_struct check;
+	/* Without a driver, but something is still mapped. */
+	bool lingers;
+	struct delayed_work check;
 
 	/* For sysfs: the policy, and the bound driver's name, under policy_lock. */
 	struct mutex policy_lock;
@@ -110,19 +113,27 @@ extern struct workqueue_struct *pcs_slow_queue;
 extern struct workqueue_struct *pcs_timer_queue;
 
 /* take.c; the caller holds the device's lock and pcs_lock, but for the last two. */
-int pcs_take(struct device *dev, const struct pc_policy *policy, bool pinned);
+int pcs_take(struct device *dev, const struct pc_policy *policy, bool by_name);
 int pcs_give_back(struct pcs_device *pd);
 void pcs_binds(struct device *dev);
 void pcs_unbound(struct device *dev, bool failed);
 void pcs_goes(struct device *dev, bool gone);
 struct pcs_device *pcs_find(struct device *dev);
-bool pcs_has_driver(struct device *dev);
+/* A driver is about to be bound, and its notification waits for pcs_lock: it has mapped nothing yet. */
+struct pcs_arrival {
+	struct list_head node;
+	struct device *dev;
+};
+void pcs_arrives(struct pcs_arrival *arrival, struct device *dev);
+void pcs_arrived(struct pcs_arrival *arrival);
+bool pcs_is_arriving(struct device *dev);
 void pcs_give_all_back(void);
 
-/* group.c; the caller holds pcs_lock. */
-struct pcs_group *pcs_group_get(struct device *dev);
+/* group.c; the caller holds pcs_lock. by_name: somebody has asked for this very device, and not a rule for many. */
+struct pcs_group *pcs_group_get(struct device *dev, bool by_name);
 void pcs_group_put(struct pcs_group *group);
 bool pcs_group_is_known(struct device *dev);
+bool pcs_group_is_lost(struct pcs_group *group, struct device *dev);
 
 /* ops.c */
 void pcs_fill_ops(struct dma_map_ops *ops);
@@ -142,12 +153,15 @@ int pcs_set_word(const char *name, const char *value, struct pc_policy *to);
 int pcs_parse_policy(char *words, struct pc_policy *policy);
 int pcs_rules_init(void);
 void pcs_rules_exit(void);
-bool pcs_rule_matches(struct device *dev);
+bool pcs_rule_matches(struct device *dev, struct pc_policy *policy);
+extern bool pcs_fail_open, pcs_allow_ats;
+int pcs_policy_for(struct device *dev, struct pc_policy *policy, bool by_name);
 ssize_t pcs_rules_show(char *buf);
 const char *pcs_policy_name(u32 kind);
 
 /* sysfs.c */
 int pcs_sysfs_init(void);
+int pcs_sysfs_open(void);
 /* Nothing is protected or given back by name any more; the devices' files stay. */
 void pcs_sysfs_close(void);
 void pcs_sysfs_exit(void);

@@ -10,6 +10,12 @@
 static struct kobject *root;
 static struct kset *devices;
 
+/* As for the type of a group: whoever may let devices reach all memory. */
+static bool may_change(void)
+{
+	return capable(CAP_SYS_ADMIN) && capable(CAP_SYS_RAWIO);
+}
+
 struct switching {
 	struct pcs_device *pd;
 	const struct pc_policy *policy;
@@ -168,11 +174,15 @@ static ssize_t device_store(struct kobject *kobj, struct attribute *attr, const 
 
 	if (count >= sizeof(value))
 		return -EINVAL;
+	if (!may_change())
+		return -EPERM;
 	memcpy(value, buf, count);
 	value[count] = '\0';
 	mutex_lock(&pd->policy_lock);
 	policy = pd->policy;
 	ret = pcs_set_word(attr->name, strim(value), &policy);
+	if (!ret)
+		ret = pcs_policy_for(pd->dev, &policy, true);
 	if (!ret)
 		ret = switch_locked(pd, &policy);
 	mutex_unlock(&pd->policy_lock);
@@ -241,13 +251,16 @@ static int protect(struct device *dev, struct pc_policy *policy)
 	struct pcs_device *pd = pcs_find(dev);
 	int ret;
 
+	ret = pcs_policy_for(dev, policy, true);
+	if (ret)
+		return ret;
 	if (pd) {
 		ret = pcs_switch_policy(pd, policy);
 		if (!ret)
 			pd->pinned = true;
 		return ret;
 	}
-	if (pcs_has_driver(dev)) {
+	if (dev->driver) {
 		dev_err(dev, "portcullis: not protected: its driver is bound: unbind it, and bind it again afterwards\n");
 		return -EBUSY;
 	}
@@ -261,6 +274,8 @@ static ssize_t protect_store(struct kobject *kobj, struct kobj_attribute *attr, 
 	char *copy, *rest, *name;
 	int ret = -ENOMEM;
 
+	if (!may_change())
+		return -EPERM;
 	name = first_word(buf, &copy, &rest);
 	if (!name)
 		return ret;
@@ -293,6 +308,8 @@ static ssize_t unprotect_store(struct kobject *kobj, struct kobj_attribute *attr
 	char *copy, *rest, *name;
 	int ret = -ENODEV;
 
+	if (!may_change())
+		return -EPERM;
 	name = first_word(buf, &copy, &rest);
 	if (!name)
 		return -ENOMEM;
@@ -308,7 +325,7 @@ static ssize_t unprotect_store(struct kobject *kobj, struct kobj_attribute *attr
 	mutex_unlock(&pcs_lock);
 	device_unlock(dev);
 	if (ret == -EBUSY)
-		dev_err(dev, "portcullis: stays protected: a driver is bound to it, or a device of its group is in use\n");
+		dev_err(dev, "portcullis: stays protected: a driver is bound to it, or to a device of its group\n");
 	else if (ret)
 		dev_err(dev, "portcullis: it is not protected\n");
 	put_device(dev);
@@ -336,19 +353,20 @@ static const struct attribute *root_attrs[] = { &protect_attr.attr, &unprotect_a
 
 int pcs_sysfs_init(void)
 {
-	int ret;
-
 	root = kobject_create_and_add("portcullis", kernel_kobj);
 	if (!root)
 		return -ENOMEM;
 	devices = kset_create_and_add("devices", NULL, root);
-	ret = devices ? sysfs_create_files(root, root_attrs) : -ENOMEM;
-	if (ret) {
-		if (devices)
-			kset_unregister(devices);
+	if (!devices) {
 		kobject_put(root);
+		return -ENOMEM;
 	}
-	return ret;
+	return 0;
+}
+
+int pcs_sysfs_open(void)
+{
+	return sysfs_create_files(root, root_attrs);
 }
 
 void pcs_sysfs_close(void)

@@ -23,15 +23,40 @@ struct pcs_device *pcs_find(struct device *dev)
 	return NULL;
 }
 
-/* Drivers that have the whole device to themselves, as vfio-pci, and those of bridges, do not use these operations. */
+/* Drivers that have the whole device to themselves, as vfio-pci, and those of bridges, do not use these operations. dev is locked. */
 static bool manages_dma(struct device *dev)
 {
 	return dev_is_pci(dev) && to_pci_driver(dev->driver)->driver_managed_dma;
 }
 
-bool pcs_has_driver(struct device *dev)
+static LIST_HEAD(arrivals);
+static DEFINE_SPINLOCK(arrivals_lock);
+
+void pcs_arrives(struct pcs_arrival *arrival, struct device *dev)
 {
-	return dev->driver && !manages_dma(dev);
+	arrival->dev = dev;
+	spin_lock(&arrivals_lock);
+	list_add(&arrival->node, &arrivals);
+	spin_unlock(&arrivals_lock);
+}
+
+void pcs_arrived(struct pcs_arrival *arrival)
+{
+	spin_lock(&arrivals_lock);
+	list_del(&arrival->node);
+	spin_unlock(&arrivals_lock);
+}
+
+bool pcs_is_arriving(struct device *dev)
+{
+	struct pcs_arrival *arrival;
+	bool arriving = false;
+
+	spin_lock(&arrivals_lock);
+	list_for_each_entry(arrival, &arrivals, node)
+		arriving |= arrival->dev == dev;
+	spin_unlock(&arrivals_lock);
+	return arriving;
 }
 
 struct making {
@@ -69,10 +94,23 @@ void pcs_free_device(struct pcs_device *pd)
 	kfree(pd);
 }
 
-/* A probe has failed. What the driver asked to be freed by the driver core is freed after that is told: the device's lock is free then. */
+/* How often a device is looked at that has no driver, and is still used. */
+#define LOOK_AGAIN	HZ
+
+static void check_later(struct pcs_device *pd, unsigned long delay)
+{
+	kobject_get(&pd->kobj);
+	if (!queue_delayed_work(pcs_timer_queue, &pd->check, delay))
+		kobject_put(&pd->kobj);
+}
+
+/*
+ * A probe has failed: what the driver asked to be freed by the driver core is freed after that is told, and the device's lock is free then. Or a
+ * driver has gone, and something of it is still mapped.
+ */
 static void check(struct work_struct *work)
 {
-	struct pcs_device *pd = container_of(work, struct pcs_device, check);
+	struct pcs_device *pd = container_of(to_delayed_work(work), struct pcs_device, check);
 
 	device_lock(pd->dev);
 	mutex_lock(&pcs_lock);
@@ -83,9 +121,9 @@ static void check(struct work_struct *work)
 	kobject_put(&pd->kobj);
 }
 
+/* From 6.12 on the IOMMU's operations are no table: one that is there is somebody else's. (Ours refuse what could not be taken.) */
 static bool foreign_ops(struct device *dev)
 {
-	/* From 6.12 on the IOMMU's operations are no table: one that is there is somebody else's. */
 	return KERNEL_AT_LEAST(6, 12) && get_dma_ops(dev);
 }
 
@@ -105,19 +143,24 @@ static int take_one(struct device *dev, const struct pc_policy *policy, bool pin
 	pd->dev = get_device(dev);
 	raw_spin_lock_init(&pd->limits_lock);
 	mutex_init(&pd->policy_lock);
-	INIT_WORK(&pd->check, check);
+	INIT_DELAYED_WORK(&pd->check, check);
 	pd->pinned = pinned;
 	pd->policy = *policy;
 	ret = -ENOMEM;
 	pd->counts = alloc_percpu(struct pcs_counts);
 	if (!pd->counts)
 		goto fail;
-	group = pcs_group_get(dev);
+	group = pcs_group_get(dev, pinned);
 	if (IS_ERR(group)) {
 		ret = PTR_ERR(group);
 		goto fail;
 	}
 	pd->group = group;
+	if (pcs_has_ats(dev) && !pcs_allow_ats) {
+		dev_err(dev, "portcullis: it caches translations (ATS), and may then reach any memory: load with allow_ats=1, or boot with pci=noats\n");
+		ret = -EOPNOTSUPP;
+		goto fail;
+	}
 	pd->mask = pcs_reach(dev);
 	pd->offset_mask = dma_get_min_align_mask(dev);
 	making = (struct making){
@@ -126,7 +169,7 @@ static int take_one(struct device *dev, const struct pc_policy *policy, bool pin
 			.mask = pd->mask,
 			.offset_mask = pd->offset_mask,
 			.policy = *policy,
-			.number = group->devices,
+			.number = ++group->numbers,
 			.untrusted = 1,
 		},
 	};
@@ -146,8 +189,8 @@ static int take_one(struct device *dev, const struct pc_policy *policy, bool pin
 	set_dma_ops(dev, &pd->ops);
 	pcs_put_skip_sync(dev, false);
 	pcs_put_dma_iommu(dev, false);
-	dev_info(dev, "portcullis: protected: %s; Linux's mode was %s%s\n", pcs_policy_name(policy->kind), group->linux_mode,
-		 group->shared ? ", in a group with others" : "");
+	dev_info(dev, "portcullis: protected: %s%s; Linux's mode was %s%s\n", pcs_policy_name(policy->kind),
+		 policy->ends ? ", and ends copied" : "", group->linux_mode, group->shared ? ", in a group with others" : "");
 	return 0;
 fail:
 	let_go(pd);
@@ -172,22 +215,30 @@ static int collect(struct device *dev, void *data)
 	return 0;
 }
 
-/* Gives back one device, which no driver uses. */
+/* Gives back one device, which no driver uses. What Linux has changed meanwhile stays as it is. */
 static void give_back(struct pcs_device *pd)
 {
 	struct device *dev = pd->dev;
 	u64 left;
 
-	set_dma_ops(dev, pd->old_ops);
+	if (dev->dma_ops == &pd->ops)
+		set_dma_ops(dev, pd->old_ops);
 	pcs_put_skip_sync(dev, pd->old_skip_sync);
-	pcs_put_dma_iommu(dev, pd->old_dma_iommu);
+	if (!pd->group->lost)
+		pcs_put_dma_iommu(dev, pd->old_dma_iommu);
+	else if (KERNEL_AT_LEAST(6, 12))
+		pcs_put_dma_iommu(dev, iommu_get_domain_for_dev(dev)->type & __IOMMU_DOMAIN_DMA_API);
 	list_del(&pd->node);
+	if (cancel_delayed_work(&pd->check))
+		kobject_put(&pd->kobj);
 	pcs_sysfs_remove(pd);
 	left = pc_unmap_all(pd->core);
 	if (left)
-		dev_warn(dev, "portcullis: its driver left %llu bytes mapped: they are unmapped\n", left);
-	dev_info(dev, "portcullis: given back to Linux: %s\n", pd->group->linux_mode);
+		dev_warn(dev, "portcullis: its driver left %lld bytes mapped: they are unmapped\n", left);
+	dev_info(dev, "portcullis: given back to Linux: %s\n", pd->group->lost ? "as it is now" : pd->group->linux_mode);
 	pcs_call_slow(free_core, pd->core);
+	if (pd->lingers)
+		module_put(THIS_MODULE);
 	let_go(pd);
 }
 
@@ -196,7 +247,7 @@ static bool is_used(struct iommu_group *group)
 	struct pcs_device *pd;
 
 	list_for_each_entry(pd, &pcs_devices, node) {
-		if (pd->group->iommu_group == group && (pd->bound || pd->pinned))
+		if (pd->group->iommu_group == group && (pd->bound || pd->pinned || pd->lingers))
 			return true;
 	}
 	return false;
@@ -213,7 +264,7 @@ static void give_group_back(struct iommu_group *group)
 	}
 }
 
-int pcs_take(struct device *dev, const struct pc_policy *policy, bool pinned)
+int pcs_take(struct device *dev, const struct pc_policy *policy, bool by_name)
 {
 	struct iommu_group *group = iommu_group_get(dev);
 	struct members members = {};
@@ -224,7 +275,7 @@ int pcs_take(struct device *dev, const struct pc_policy *policy, bool pinned)
 		dev_err(dev, "portcullis: not protected: no IOMMU is in front of it\n");
 		return ret;
 	}
-	ret = take_one(dev, policy, pinned);
+	ret = take_one(dev, policy, by_name);
 	if (ret)
 		goto out;
 	/* The others of its group, before a driver of theirs asks Linux for addresses of the same domain. */
@@ -262,47 +313,105 @@ out:
 	return ret;
 }
 
+static bool has_driver(struct iommu_group *group)
+{
+	struct pcs_device *pd;
+
+	list_for_each_entry(pd, &pcs_devices, node) {
+		if (pd->group->iommu_group == group && pd->bound)
+			return true;
+	}
+	return false;
+}
+
+/* By name: of the whole group, whoever was named when it was taken. */
 int pcs_give_back(struct pcs_device *pd)
 {
 	struct iommu_group *group = pd->group->iommu_group;
-	bool pinned = pd->pinned;
 
-	if (pd->bound)
+	if (has_driver(group))
 		return -EBUSY;
-	pd->pinned = false;
-	if (is_used(group)) {
-		pd->pinned = pinned;
-		return -EBUSY;
-	}
 	give_group_back(group);
 	return 0;
 }
 
-/* What the devices had that map nothing now: the same for all, as only those have it that Linux translates for. */
-static const struct dma_map_ops *refused_ops;
-static bool refused_dma_iommu;
+/* Devices that map nothing, as they could not be taken: what they had. */
+struct refused {
+	struct list_head node;
+	struct device *dev;
+	const struct dma_map_ops *ops;
+	bool dma_iommu;
+};
+static LIST_HEAD(refused_devices);
 
+/* Each holds a reference of the module, as operations of its are in place. */
 static void refuse(struct device *dev)
 {
-	dev_err(dev, "portcullis: it shares its addresses with a device that is protected: nothing is mapped for it\n");
-	refused_ops = dev->dma_ops;
-	refused_dma_iommu = pcs_get_dma_iommu(dev);
+	struct refused *refused = kmalloc(sizeof(*refused), GFP_KERNEL | __GFP_NOFAIL);
+
+	*refused = (struct refused){ .dev = dev, .ops = dev->dma_ops, .dma_iommu = pcs_get_dma_iommu(dev) };
+	list_add(&refused->node, &refused_devices);
+	__module_get(THIS_MODULE);
 	pcs_put_dma_iommu(dev, false);
 	set_dma_ops(dev, &pcs_refusing_ops);
+	dev_err(dev, "portcullis: nothing is mapped for it\n");
 }
 
 static void accept(struct device *dev)
 {
-	set_dma_ops(dev, refused_ops);
-	pcs_put_dma_iommu(dev, refused_dma_iommu);
+	struct refused *refused, *next;
+
+	list_for_each_entry_safe(refused, next, &refused_devices, node) {
+		if (refused->dev != dev)
+			continue;
+		if (dev->dma_ops == &pcs_refusing_ops) {
+			set_dma_ops(dev, refused->ops);
+			pcs_put_dma_iommu(dev, refused->dma_iommu);
+		}
+		list_del(&refused->node);
+		kfree(refused);
+		module_put(THIS_MODULE);
+	}
+}
+
+/*
+ * Whether the device is still as it was made: while it has no driver, Linux lets an administrator change the domain of its group. If it is
+ * not, it is let go, with all of its group.
+ */
+static bool is_intact(struct pcs_device *pd)
+{
+	if (!pcs_group_is_lost(pd->group, pd->dev) && pd->dev->dma_ops == &pd->ops && !pcs_get_dma_iommu(pd->dev))
+		return true;
+	dev_err(pd->dev, "portcullis: Linux has changed its group's domain: it is taken anew\n");
+	return false;
 }
 
 /* A driver is about to be bound: its probe comes next. */
 void pcs_binds(struct device *dev)
 {
 	struct pcs_device *pd = pcs_find(dev);
+	struct pc_policy policy = pcs_default_policy;
+	bool pinned = false, by_rule, known;
+	int ret = 0;
 
-	if (manages_dma(dev) || (!pd && !pcs_rule_matches(dev) && !pcs_group_is_known(dev)))
+	accept(dev);
+	if (pd && manages_dma(dev)) {
+		/* It wants the device as Linux made it. */
+		if (pcs_give_back(pd))
+			dev_err(dev, "portcullis: stays protected, so %s cannot have its group\n", dev->driver->name);
+		return;
+	}
+	if (manages_dma(dev))
+		return;
+	if (pd && !pd->bound && !is_intact(pd)) {
+		policy = pd->policy;
+		pinned = pd->pinned;
+		pcs_give_back(pd);
+		pd = NULL;
+	}
+	by_rule = pcs_rule_matches(dev, &policy);
+	known = pcs_group_is_known(dev);
+	if (!pd && !pinned && !by_rule && !known)
 		return;
 	/* The module is being removed: the device is Linux's from now on. */
 	if (!try_module_get(THIS_MODULE)) {
@@ -310,50 +419,62 @@ void pcs_binds(struct device *dev)
 			pcs_give_back(pd);
 		return;
 	}
-	if (!pd)
-		pcs_take(dev, &pcs_default_policy, false);
-	pd = pcs_find(dev);
-	if (!pd || pd->bound) {
-		/* The module stays, as operations of its are in place. */
-		if (!pd && pcs_group_is_known(dev))
+	if (!pd) {
+		ret = pcs_policy_for(dev, &policy, false);
+		ret = ret ? ret : pcs_take(dev, &policy, pinned);
+		pd = pcs_find(dev);
+	}
+	if (!pd) {
+		/* Where nothing protects it, or others of its group would suffer, it is Linux's: the log says why. Else it maps nothing. */
+		if (known || (!pcs_fail_open && ret != -EBUSY && dev->iommu_group))
 			refuse(dev);
-		else
-			module_put(THIS_MODULE);
+		module_put(THIS_MODULE);
 		return;
 	}
-	pd->bound = true;
 	mutex_lock(&pd->policy_lock);
 	strscpy(pd->driver, dev->driver->name, sizeof(pd->driver));
 	mutex_unlock(&pd->policy_lock);
+	/* It has the reference already where an earlier probe has failed just now, or something of an earlier driver is still mapped. */
+	if (pd->bound || pd->lingers)
+		module_put(THIS_MODULE);
+	pd->bound = true;
+	pd->lingers = false;
 }
 
 /* The driver is gone, or its probe has failed: then the driver core still frees what it had. */
 void pcs_unbound(struct device *dev, bool failed)
 {
 	struct pcs_device *pd = pcs_find(dev);
+	struct pc_usage usage;
 
-	if (!pd && dev->dma_ops == &pcs_refusing_ops) {
-		accept(dev);
-		module_put(THIS_MODULE);
-	}
+	accept(dev);
 	if (!pd)
 		return;
 	if (failed) {
-		kobject_get(&pd->kobj);
-		if (!queue_work(pcs_timer_queue, &pd->check))
-			kobject_put(&pd->kobj);
+		check_later(pd, 0);
 		return;
 	}
-	if (pd->bound) {
-		pd->bound = false;
-		mutex_lock(&pd->policy_lock);
-		pd->driver[0] = '\0';
-		mutex_unlock(&pd->policy_lock);
+	pc_usage(pd->core, &usage);
+	/*
+	 * Pages of a network card may be in sockets still, and are unmapped when they come back. Until then the device is ours, as Linux would
+	 * unmap what it does not know. An "unprotect" by hand does not wait.
+	 */
+	if (usage.open_mappings) {
+		if (!pd->lingers)
+			dev_info(dev, "portcullis: its driver is gone, but has %llu mappings, %llu bytes: it stays protected until they end\n",
+				 usage.open_mappings, usage.open_bytes);
+		pd->lingers |= pd->bound;
+	} else if (pd->bound || pd->lingers) {
 		module_put(THIS_MODULE);
+		pd->lingers = false;
 	}
-	if (pd->going)
-		pd->pinned = false;
-	if (!pd->pinned)
+	pd->bound = false;
+	mutex_lock(&pd->policy_lock);
+	pd->driver[0] = '\0';
+	mutex_unlock(&pd->policy_lock);
+	if (pd->lingers)
+		check_later(pd, LOOK_AGAIN);
+	else if (!is_used(pd->group->iommu_group))
 		pcs_give_back(pd);
 }
 
@@ -362,15 +483,22 @@ void pcs_goes(struct device *dev, bool gone)
 {
 	struct pcs_device *pd = pcs_find(dev);
 
+	accept(dev);
 	if (!pd)
 		return;
-	pd->going = true;
-	if (!gone && pd->bound)
+	/* A probe that has failed, and was not looked at yet. */
+	if (gone && pd->bound && !dev->driver) {
+		pd->bound = false;
+		module_put(THIS_MODULE);
+	}
+	if (pd->bound) {
+		/* Not before its driver is gone; then it is not kept. */
+		WARN_ON(gone);
+		pd->pinned = false;
 		return;
-	if (gone && WARN_ON(pd->bound))
-		return;
+	}
 	pd->pinned = false;
-	if (pcs_give_back(pd))
+	if (is_used(pd->group->iommu_group) || pcs_give_back(pd))
 		give_back(pd);
 }
 
@@ -390,13 +518,8 @@ void pcs_give_all_back(void)
 		device_lock(dev);
 		mutex_lock(&pcs_lock);
 		pd = pcs_find(dev);
-		if (pd) {
-			struct pcs_device *other;
-
-			list_for_each_entry(other, &pcs_devices, node)
-				other->pinned = false;
+		if (pd)
 			WARN_ON(pcs_give_back(pd));
-		}
 		mutex_unlock(&pcs_lock);
 		device_unlock(dev);
 		put_device(dev);

@@ -36,6 +36,7 @@ const ENOMEM: i32 = -12;
 const EBUSY: i32 = -16;
 const EINVAL: i32 = -22;
 const ENOSPC: i32 = -28;
+const ERANGE: i32 = -34;
 
 /// A pool has slots up to the size of a large page, so that any threshold may be set while devices run. Its memory is there only
 /// while it is used.
@@ -55,7 +56,10 @@ pub struct Device {
 fn config(policy: &Policy) -> OpsConfig {
     match policy.kind {
         ffi::LAZY => OpsConfig::Lazy { window_ns: policy.window_ns },
-        ffi::BOUNCE | ffi::AUTO => OpsConfig::Bounce { threshold: policy.threshold.min(LARGEST_SLOT) },
+        ffi::BOUNCE => OpsConfig::Bounce { threshold: policy.threshold.min(LARGEST_SLOT) },
+        ffi::AUTO => OpsConfig::Auto { threshold: policy.threshold.min(LARGEST_SLOT) },
+        // Nothing as a whole is copied, but the ends of what does not consist of whole pages.
+        _ if policy.ends != 0 => OpsConfig::Bounce { threshold: 0 },
         _ => OpsConfig::Strict,
     }
 }
@@ -81,6 +85,7 @@ fn map_error(error: &DmaMapError) -> i32 {
 fn unmap_error(error: &DmaUnmapError) -> i32 {
     match error {
         DmaUnmapError::Busy { .. } => EBUSY,
+        DmaUnmapError::OutOfRange { .. } => ERANGE,
         DmaUnmapError::Unconfirmed { .. } | DmaUnmapError::StillMapped { .. } => EIO,
         _ => EINVAL,
     }
@@ -356,10 +361,15 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
 /// See the header.
 ///
 /// # Safety
-/// The device is there.
+/// The device is there, and nothing else is called for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pc_unmap_all(_device: *const Device) -> u64 {
-    0
+pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
+    // SAFETY: the caller's promise; each device of a domain is a group of its own.
+    match unsafe { (*device).ops.unmap_all() } {
+        Ok(left) => left.bytes,
+        // Something was left, and the hardware did not confirm its end. How much it was is not known.
+        Err(_) => u64::MAX,
+    }
 }
 
 /// See the header.

@@ -28,8 +28,8 @@ pub struct Range {
 pub struct Policy {
     /// One of the `PC_STRICT`.. below.
     pub kind: u32,
-    /// 0.
-    pub unused: u32,
+    /// Strict mappings, too, are copied where they share a page with other data.
+    pub ends: u32,
     /// How long what is unmapped may stay open.
     pub window_ns: u64,
     /// Bytes up to which a mapping may be copied.

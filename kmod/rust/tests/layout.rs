@@ -21,7 +21,7 @@ fn c_and_rust_agree() {
     let layouts = layouts! {
         Segment as "pc_segment" { addr, len }
         Range as "pc_range" { first, last }
-        Policy as "pc_policy" { kind, unused, window_ns, threshold }
+        Policy as "pc_policy" { kind, ends, window_ns, threshold }
         DomainConfig as "pc_domain_config" { group, first, last, page_sizes, reserved, reserved_count }
         DeviceConfig as "pc_device_config" { mask, offset_mask, policy, number, untrusted }
         Usage as "pc_usage" {
