@@ -308,6 +308,10 @@ fn check_steps() -> Vec<Step> {
         Step { folder: NO_STD, ..Step::cargo("formatting of the program without std", &["fmt", "--check"]) },
         Step { folder: conformance::KERNEL, ..Step::cargo("formatting of the kernel", &["fmt", "--check"]) },
         Step {
+            folder: "tests/stack/object",
+            ..Step::cargo("formatting of the object for the stack's test", &["fmt", "--check"])
+        },
+        Step {
             folder: guest::PROGRAMS,
             ..Step::cargo("formatting of the guest's program", &["fmt", "--check"])
         },

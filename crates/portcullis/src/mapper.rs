@@ -379,11 +379,14 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         unmapped
     }
 
+    // By itself, as its requests take more of the stack than all else.
+    #[inline(never)]
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         let requests = gather.requests(self.domain, &self.queue.costs());
         if requests.is_empty() { Ok(()) } else { self.device_tlbs.submit(&self.queue, &requests) }
     }
 
+    #[inline(never)]
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         // Devices cache translations, and a table that is reclaimed has none: they need not be
         // told.
@@ -391,6 +394,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
     }
 
+    #[inline(never)]
     fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         let forget = || self.queue.invalidate(self.domain, Invalidation::Domain);
         // SAFETY: as above.

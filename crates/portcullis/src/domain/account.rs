@@ -39,6 +39,7 @@ pub(super) struct CpuBook<'a> {
 }
 
 impl Books {
+    #[inline(never)]
     pub(super) fn new(cpus: usize) -> Result<Self, OutOfMemory> {
         Ok(Self(PerCpu::new(cpus, Book::default)?))
     }

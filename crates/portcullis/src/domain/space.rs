@@ -24,7 +24,7 @@ use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::guard::Guard;
-use crate::heap::Shared;
+use crate::heap::{OutOfMemory, Shared, SharedPlace};
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
@@ -84,6 +84,52 @@ pub struct Domain<M: Mapper, P: Platform> {
     at_once: AtOnce,
 }
 
+/// Makes the addresses of a domain.
+///
+/// # Safety
+/// `at` may be written, and is aligned.
+#[inline(never)]
+unsafe fn write_space(
+    at: *mut IovaSpace,
+    config: &SpaceConfig,
+    marks: &Shared<Marks>,
+) -> Result<(), IovaError> {
+    let space = IovaSpace::with_marks(config, marks.clone())?;
+    // SAFETY: the caller's promise.
+    unsafe { at.write(space) };
+    Ok(())
+}
+
+/// Makes the flush queue of a domain.
+///
+/// # Safety
+/// As [`write_space`].
+#[inline(never)]
+unsafe fn write_flush_queue<M: Mapper>(
+    at: *mut FlushQueue,
+    mapper: &M,
+    marks: Shared<Marks>,
+    cpus: usize,
+) -> Result<(), OutOfMemory> {
+    let shared = mapper.costs().shares_one_queue();
+    let queue = if shared { FlushQueue::shared()? } else { FlushQueue::per_cpu(marks, cpus)? };
+    // SAFETY: the caller's promise.
+    unsafe { at.write(queue) };
+    Ok(())
+}
+
+/// Makes the books of a domain.
+///
+/// # Safety
+/// As [`write_space`].
+#[inline(never)]
+unsafe fn write_books(at: *mut Books, cpus: usize) -> Result<(), OutOfMemory> {
+    let books = Books::new(cpus)?;
+    // SAFETY: the caller's promise.
+    unsafe { at.write(books) };
+    Ok(())
+}
+
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Makes a domain without mappings. Registers it with the platform for timers and released
     /// CPUs. Allocates the lists, queues and counts of all CPUs; waits for nothing.
@@ -99,6 +145,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[inline(never)]
     pub(crate) fn within(
         platform: P,
         mut mapper: M,
@@ -124,22 +171,48 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             Some(marks) => marks.clone(),
             None => Shared::new(Marks::new(cpus)?)?,
         };
-        let space = IovaSpace::with_marks(&config, marks.clone())?;
-        let shared = mapper.costs().shares_one_queue();
-        let domain = Shared::new(Self {
-            policy: AtomicPolicy::new(Some(policy)),
-            translated: policy.is_translated(),
-            flush_queue: if shared { FlushQueue::shared()? } else { FlushQueue::per_cpu(marks, cpus)? },
-            books: Books::new(cpus)?,
-            due_ns: AtomicU64::new(u64::MAX),
-            rings: AtomicU64::new(0),
-            reserved: config.reserved,
-            at_once: AtOnce::default(),
-            platform,
-            mapper,
-            granule,
-            space,
-        })?;
+        let translated = policy.is_translated();
+        let mut place = SharedPlace::<Self>::new()?;
+        let at = place.as_mut_ptr();
+        // In its place from the beginning, field by field: it is larger than a kernel's stack has room for.
+        // SAFETY: each write is to a field in the place, and nothing else is read. Where the second fails, what the first has made is
+        // dropped; after these nothing fails. The pattern below has all fields, so that none is left out.
+        let domain = unsafe {
+            write_space(&raw mut (*at).space, &config, &marks)?;
+            if let Err(error) =
+                write_flush_queue(&raw mut (*at).flush_queue, &mapper, marks, cpus).and_then(|()| {
+                    write_books(&raw mut (*at).books, cpus)
+                        .inspect_err(|_| (&raw mut (*at).flush_queue).drop_in_place())
+                })
+            {
+                (&raw mut (*at).space).drop_in_place();
+                return Err(error.into());
+            }
+            (&raw mut (*at).policy).write(AtomicPolicy::new(Some(policy)));
+            (&raw mut (*at).translated).write(translated);
+            (&raw mut (*at).due_ns).write(AtomicU64::new(u64::MAX));
+            (&raw mut (*at).rings).write(AtomicU64::new(0));
+            (&raw mut (*at).reserved).write(config.reserved);
+            (&raw mut (*at).at_once).write(AtOnce::default());
+            (&raw mut (*at).platform).write(platform);
+            (&raw mut (*at).mapper).write(mapper);
+            (&raw mut (*at).granule).write(granule);
+            place.filled()
+        };
+        let Self {
+            platform: _,
+            mapper: _,
+            policy: _,
+            translated: _,
+            granule: _,
+            space: _,
+            flush_queue: _,
+            books: _,
+            due_ns: _,
+            rings: _,
+            reserved: _,
+            at_once: _,
+        } = &*domain;
         domain.platform.register(events_of(&domain))?;
         Ok(domain)
     }
@@ -214,8 +287,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 return Ok(range);
             }
         }
+        let reserved = self.reserve(len, limit)?;
         // SAFETY: the caller's promise.
-        let linked = unsafe { self.reserve(len, limit)?.link_checked(list, attributes, &mut Gather::new()) };
+        unsafe { Self::map_reserved(reserved, list, attributes) }
+    }
+
+    /// Maps `list` to addresses that were reserved for it. By itself, as these needed most of the stack.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn map_reserved(
+        reserved: Reserved<'_, M, P>,
+        list: &[PhysSegment],
+        attributes: Attributes,
+    ) -> Result<IovaRange, MapListError> {
+        // SAFETY: the caller's promise.
+        let linked = unsafe { reserved.link_checked(list, attributes, &mut Gather::new()) };
         linked.map(Linked::into_range).map_err(Refused::end)
     }
 
@@ -285,6 +373,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.finish(self.flush_queue.begin_flush())
     }
 
+    // By itself, as what it gathers takes most of the stack.
+    #[inline(never)]
     fn finish(&self, flush: Flush) -> Result<(), InvalidationError> {
         self.mapper.sync(&Gather::everything())?;
         self.flush_queue.confirm_flush(flush, self.platform.now_ns());

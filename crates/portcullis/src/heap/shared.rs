@@ -67,7 +67,29 @@ impl<T> SharedPlace<T> {
         empty_box().map(Self)
     }
 
-    /// Makes the first owner of `value`.
+    /// Where the value is to be: for one that is made there, field by field.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
+        // SAFETY: the field lies in the memory of the box.
+        unsafe { (&raw mut (*self.0.as_mut_ptr()).value).cast() }
+    }
+
+    /// Makes the first owner of the value that is there.
+    ///
+    /// # Safety
+    /// The value was written to [`as_mut_ptr`](Self::as_mut_ptr).
+    pub(crate) unsafe fn filled(mut self) -> Shared<T> {
+        let at = self.0.as_mut_ptr();
+        // SAFETY: the counts are fields in the box; with them and the value, by the caller's promise, all of it is there.
+        let counted = unsafe {
+            (&raw mut (*at).strong).write(AtomicUsize::new(1));
+            (&raw mut (*at).weak).write(AtomicUsize::new(1));
+            self.0.assume_init()
+        };
+        Shared { counted: NonNull::from(Box::leak(counted)), _drops: PhantomData }
+    }
+
+    /// Makes the first owner of `value`. Inlined, so that the value is made in its place where the compiler can.
+    #[inline(always)]
     pub(crate) fn fill(self, value: T) -> Shared<T> {
         let (strong, weak) = (AtomicUsize::new(1), AtomicUsize::new(1));
         let counted = Box::write(self.0, Counted { strong, weak, value: ManuallyDrop::new(value) });

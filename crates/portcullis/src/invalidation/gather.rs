@@ -5,6 +5,7 @@ use arrayvec::ArrayVec;
 
 use super::{Costs, Invalidation, Request};
 use crate::addr::{DomainId, IovaRange};
+use crate::broken::broken;
 
 /// The number of ranges that are asked for one by one. Where there are more, and they lie far
 /// apart, the whole domain is asked for.
@@ -58,7 +59,8 @@ impl Gather {
             return;
         }
         if self.ranges.is_full() {
-            compact(&mut self.ranges);
+            let left = compact(&mut self.ranges, |range| range);
+            self.ranges.truncate(left);
         }
         self.everything |= self.ranges.try_push(range).is_err();
     }
@@ -98,6 +100,7 @@ impl Gather {
     /// The requests that cover all that was added, to be submitted together: one for each range, or
     /// one for the whole domain where `costs` say that it is cheaper. The list is empty where
     /// nothing was added.
+    #[inline(never)]
     pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
         // Only leaves have changed, so paging-structure caches may be kept.
         let request = |range: &IovaRange| Request {
@@ -105,18 +108,26 @@ impl Gather {
             invalidation: Invalidation::Range { range: *range, leaf_only: true },
         };
         let whole = Request { domain, invalidation: Invalidation::Domain };
+        let mut requests = ArrayVec::new();
         if self.everything {
-            return [whole].into_iter().collect();
+            requests.push(whole);
+            return requests;
         }
-        if self.ranges.len() <= NEAR {
-            return self.ranges.iter().map(request).collect();
+        // In the place of what is returned: a second list of them is more than a kernel's stack has room for.
+        self.ranges.iter().for_each(|range| requests.push(request(range)));
+        if requests.len() <= NEAR {
+            return requests;
         }
-        let mut ranges = self.ranges.clone();
-        compact(&mut ranges);
-        if costs.prefer_domain(ranges.len()) {
-            return [whole].into_iter().collect();
+        let left = compact(&mut requests, |request: &mut Request| match &mut request.invalidation {
+            Invalidation::Range { range, .. } => range,
+            _ => broken("each request is for a range"),
+        });
+        requests.truncate(left);
+        if costs.prefer_domain(requests.len()) {
+            requests.clear();
+            requests.push(whole);
         }
-        ranges.iter().map(request).collect()
+        requests
     }
 }
 
@@ -132,17 +143,26 @@ fn join(one: &mut IovaRange, other: IovaRange) -> bool {
     }
 }
 
-/// Sorts the ranges and joins those that lie close together.
-fn compact(ranges: &mut ArrayVec<IovaRange, GATHER_RANGES>) {
-    ranges.sort_unstable_by_key(|range| range.start());
-    let mut joined: ArrayVec<IovaRange, GATHER_RANGES> = ArrayVec::new();
-    for range in ranges.drain(..) {
-        if !joined.last_mut().is_some_and(|last| join(last, range)) {
-            // There is room: `joined` never holds more ranges than there were before.
-            joined.push(range);
+/// Sorts what has a `range`, and joins what lies close together, in its place. Returns how many are left. O(n^2), of at most
+/// [`GATHER_RANGES`]: the sort of the core library keeps more on the stack than all of them.
+#[inline(never)]
+fn compact<T: Copy>(all: &mut [T], range: impl Fn(&mut T) -> &mut IovaRange) -> usize {
+    for end in 1..all.len() {
+        let mut place = end;
+        while place > 0 && range(&mut all[place - 1]).start() > range(&mut all[place]).start() {
+            all.swap(place - 1, place);
+            place -= 1;
         }
     }
-    *ranges = joined;
+    let mut left = 0;
+    for number in 0..all.len() {
+        let mut next = all[number];
+        if left == 0 || !join(range(&mut all[left - 1]), *range(&mut next)) {
+            all[left] = next;
+            left += 1;
+        }
+    }
+    left
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::homes::Homes;
 use super::meta::{Place, RangeMeta};
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
-use crate::heap::{OutOfMemory, Shared, slice};
+use crate::heap::{OutOfMemory, Shared, SharedPlace, slice};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -52,6 +52,7 @@ pub(super) struct Cached {
 impl Cached {
     /// Makes empty lists for the CPUs of `config` that have `marks`, and for the pages from `first`
     /// to below `end`.
+    #[inline(never)]
     pub fn new(
         marks: Shared<Marks>,
         config: &SpaceConfig,
@@ -67,7 +68,7 @@ impl Cached {
         let zone_pages = [low_end - first, end - low_end];
         let cache_pages = config.cache_bytes >> granule.shift();
         let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
-        let meta = Shared::new(RangeMeta::new(end))?;
+        let meta = SharedPlace::new()?.fill(RangeMeta::new(end));
         Ok(Self {
             cpus: TurnLocal::new_in(marks, cpus, |owner, place| {
                 Ok(Cpu::make_in(place, owner as u64, meta.clone()))
@@ -177,6 +178,7 @@ impl Cached {
 
     /// Fetches ranges for a list, which is empty: at least one, unless there is no room to keep
     /// any. Returns `false` if there was room, but no range in the zone below `end_page`.
+    #[inline(never)]
     fn refill(
         &self,
         own: Own<'_>,
@@ -270,6 +272,7 @@ impl Cached {
     /// there is room for. If no room is left to grant, up to 64 ranges of any size go to the
     /// bitmap; no more, so that the CPU is not kept for long. If these were too small to make room,
     /// one of the next calls gets it.
+    #[inline(never)]
     fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, bitmap: &Mutex<Bitmap>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
@@ -277,8 +280,10 @@ impl Cached {
         // The largest ranges come first, as they free the most.
         for other in (0..CACHED_ORDERS).rev() {
             while room == 0 && most > 0 {
-                let mut pages = [0; BATCH];
-                let pages = &mut pages[..most.min(self.share(zone, other) as usize)];
+                // Few at a time: this is as deep as the stack gets.
+                let mut pages = [0; BATCH / 4];
+                let few = most.min(pages.len()).min(self.share(zone, other) as usize);
+                let pages = &mut pages[..few];
                 let spilled = cpu.spill(zone, other, pages);
                 most -= spilled;
                 if spilled == 0 {

@@ -57,6 +57,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[inline(never)]
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
         let shift = config.granule.shift();
         let mut bitmap = Bitmap::new();
@@ -272,6 +273,7 @@ impl IovaSpace {
     /// for interrupt handlers, and not with a CPU lent. Costs one barrier of all CPUs, and O(log n)
     /// for each range that is taken back. Never allocates. Does nothing for a platform other than
     /// that of the lists.
+    #[inline(never)]
     pub fn drain_all<P: Platform>(&self, platform: &P) {
         self.drain(platform, None);
     }
@@ -331,6 +333,7 @@ impl IovaSpace {
     }
 
     /// Allocates after the CPU's own list had nothing. Takes nothing back from other CPUs.
+    #[inline(never)]
     fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
         match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.bitmap, request))? {
             Some(page) => Ok(page),
@@ -340,6 +343,8 @@ impl IovaSpace {
 
     /// Allocates after every CPU's lists were taken back: first the rounded size, and then the
     /// exact one.
+    #[cold]
+    #[inline(never)]
     fn last_resort(&self, request: Request) -> Result<u64, BitmapError> {
         let rounded = self.direct(request.pages_rounded(), request, NO_OWNER);
         rounded.or_else(|_| self.direct(request.pages, request, EXACT))
@@ -368,6 +373,7 @@ impl IovaSpace {
     /// Says why there are no `len` bytes up to `limit`. O(nodes and bits up to there), but the lock
     /// is held for a part of them at a time.
     #[cold]
+    #[inline(never)]
     fn exhausted<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> IovaError {
         let cached = platform.with_cpu(|_| self.usage().cached);
         let mut survey = Survey::new(self.end_page(limit));

@@ -6,10 +6,13 @@
 //! mark that says so stands right behind the value.
 
 use alloc::boxed::Box;
+use core::mem::MaybeUninit;
+use core::ptr;
 
 use super::CachePadded;
 use super::marks::{Mark, REVOKED, revoke};
-use crate::heap::{OutOfMemory, slice};
+use crate::broken::broken;
+use crate::heap::{OutOfMemory, slice, slice_in};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Mutex;
 
@@ -36,6 +39,31 @@ impl<T> BiasedLock<T> {
     pub fn new(cpus: usize, mut make: impl FnMut() -> T) -> Result<Self, OutOfMemory> {
         let cpu = |_| Ok(CachePadded(Owned { value: make(), mark: Mark::default() }));
         Ok(Self { cpus: slice(cpus, cpu)?, revoking: CachePadded::default() })
+    }
+
+    /// As [`new`](Self::new), for values that are too large for a stack: `make` makes each in its place.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn new_in(
+        cpus: usize,
+        mut make: impl for<'a> FnMut(&'a mut MaybeUninit<T>) -> &'a mut T,
+    ) -> Result<Self, OutOfMemory> {
+        let cpus = slice_in(cpus, |_, place: &mut MaybeUninit<CachePadded<Owned<T>>>| {
+            let at = place.as_mut_ptr();
+            // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
+            let value = unsafe { &mut *(&raw mut (*at).0.value).cast::<MaybeUninit<T>>() };
+            let inner = value.as_mut_ptr();
+            if ptr::from_mut(make(value)) != inner {
+                broken("a value is made in the place that it was given");
+            }
+            // SAFETY: the mark is a field in the caller's place; the value is there, by the reference to it, and there is nothing else.
+            Ok(unsafe {
+                (&raw mut (*at).0.mark).write(Mark::default());
+                place.assume_init_mut()
+            })
+        })?;
+        Ok(Self { cpus, revoking: CachePadded::default() })
     }
 
     /// Calls `f` with the value of `cpu`, alone with it, in a turn. Returns `None`, without a call,

@@ -30,7 +30,7 @@ use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::Ordering;
 
 /// The number of tables that are marked at a time: a CPU that waits for one waits for all of them.
-const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
+const BATCH: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// An entry that leads to a table which was empty.
 #[derive(Debug, Clone, Copy)]

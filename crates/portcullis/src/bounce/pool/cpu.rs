@@ -8,14 +8,19 @@
 //! so a CPU that maps and unmaps about a magazine's border does not visit the depot. Each operation
 //! touches a few words, however many slots there are.
 
+use core::mem::MaybeUninit;
+
 use super::layout::CLASS_ROOM;
 use super::slot::{Magazine, Slot, index_of, link_to};
 use crate::percpu::LocalU64;
 
+/// Room for kinds of permission: a power of two.
+const KINDS: usize = 4;
+
 /// One CPU's magazines. Only the CPU that has it changes its words.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cpu {
-    magazines: [[Magazines; 4]; CLASS_ROOM],
+    magazines: [[Magazines; KINDS]; CLASS_ROOM],
     /// Mappings for which a buffer was waiting here.
     pub reused: LocalU64,
 }
@@ -32,6 +37,24 @@ struct Magazines {
 }
 
 impl Cpu {
+    /// Makes one without slots in `place`. It takes several KiB, which no stack has room for.
+    pub(super) fn make_in(place: &mut MaybeUninit<Self>) -> &mut Self {
+        let at = place.as_mut_ptr();
+        // SAFETY: each write is to a field, or an element of one, in the caller's place, and nothing is read. The pattern below has
+        // all fields, so that none is left out.
+        unsafe {
+            for class in 0..CLASS_ROOM {
+                for kind in 0..KINDS {
+                    (&raw mut (*at).magazines[class][kind]).write(Magazines::default());
+                }
+            }
+            (&raw mut (*at).reused).write(LocalU64::new(0));
+            let made = place.assume_init_mut();
+            let Self { magazines: _, reused: _ } = made;
+            made
+        }
+    }
+
     /// Takes the newest free slot of `class` for `kind`, if the loaded magazine has it and it `fits`.
     #[inline]
     pub(super) fn pop_if<'a>(

@@ -142,6 +142,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`Threshold`](SetupError::Threshold), [`ClassBytes`](SetupError::ClassBytes),
     /// [`OutOfMemory`](SetupError::OutOfMemory), or [`Space`](SetupError::Space) where there are no
     /// addresses for the slots.
+    #[inline(never)]
     pub fn new(
         domain: Shared<Domain<M, P>>,
         memory: C,
@@ -155,7 +156,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let total = bare.first(classes);
         let slots = slice(total, |_| Ok(Slot::new()))?;
         // Before there is something to give back, should the platform panic.
-        let cpus = BiasedLock::new(domain.platform().cpus(), Cpu::default)?;
+        let cpus = BiasedLock::new_in(domain.platform().cpus(), Cpu::make_in)?;
         let depot = |class| Depot::new(bare.first(class), bare.first(class + 1));
         let depots = slice(classes, |class| Ok(CachePadded(Mutex::new(depot(class)))))?;
         let place = SharedPlace::new()?;

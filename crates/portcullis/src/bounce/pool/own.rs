@@ -101,13 +101,29 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Err(single) => (list, parts) = (single.list, single.parts),
             }
         };
+        // SAFETY: the caller's promise.
+        unsafe { self.link_single(claim, single, linked) }
+    }
+
+    /// Opens the granules of `linked` at the addresses of `single`, which `claim` has entered. By itself, as the making of a mapping
+    /// needs most of the stack before this, for its addresses.
+    ///
+    /// # Safety
+    /// As [`enter_single`](Self::enter_single).
+    #[inline(never)]
+    unsafe fn link_single(
+        &self,
+        mut claim: Claim<'_, M, P, C>,
+        single: Shared<Single>,
+        linked: &[PhysSegment],
+    ) -> Result<Shared<Single>, DmaMapError> {
         let (range, start) = (single.range, single.range.start());
         // The copies into the buffers come before the store by which the driver tells the device.
         fence(Ordering::Release);
         let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
         let linked = unsafe {
-            self.domain.link(range, linked, terms.direction.permissions().into(), &mut unconfirmed)
+            self.domain.link(range, linked, single.terms.direction.permissions().into(), &mut unconfirmed)
         };
         let Err(failed) = linked else {
             claim.set(start, Phase::Live(claim.number()), false);

@@ -155,10 +155,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Gives a slot memory, and maps it. Where that fails, the slot is back where it came from; but
     /// it waits for a trim if devices may still reach the memory, and is never used again if
     /// another caller's mapping was met at its addresses.
+    #[inline(never)]
     fn populate(
         &self,
         class: usize,
-        mut populating: Populating<'_, M, P, C>,
+        populating: Populating<'_, M, P, C>,
         index: usize,
         direction: Direction,
         group: u64,
@@ -168,6 +169,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             drop(populating);
             return Err(self.no_buffer(bytes));
         };
+        self.open(class, populating, (index, buffer), direction, group)
+    }
+
+    /// Opens `buffer`, memory of a slot that was allocated just now, to devices. By itself, as the allocation needs most of the stack
+    /// before this, where it gives back what waits.
+    #[inline(never)]
+    fn open(
+        &self,
+        class: usize,
+        mut populating: Populating<'_, M, P, C>,
+        (index, buffer): (usize, PhysAddr),
+        direction: Direction,
+        group: u64,
+    ) -> Result<(), DmaMapError> {
+        let bytes = self.layout.slot_bytes(class);
         let slot = &self.slots[index];
         // From here on a panic leaves it to a trim.
         slot.set_buffer(Some(buffer));
@@ -234,6 +250,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Brings the free slots that CPUs keep to the depots, if the class, which is exhausted, has
     /// enough of them to be worth it; and gives up the buffers of some where none is for
     /// `direction`. Returns whether there may be a slot now.
+    #[inline(never)]
     pub(super) fn rebalance(&self, class: usize, direction: Direction) -> bool {
         let free = self.cached_slots(class);
         if free == 0 || free * WORTH_COLLECTING < self.layout.slots(class) as u64 {

@@ -132,13 +132,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if !self.is_noted(changing.range()) {
                 return Ok(changing);
             }
-            let mut gather = Gather::new();
-            let _ = self.unlink(changing.range(), &mut gather);
-            if let Err(error) = self.confirm(&gather) {
-                self.domain.leave_open(changing.range().len());
-                return Err(MapListError::Unconfirmed { error }.into());
-            }
+            self.unmap_noted(changing)?;
         }
+    }
+
+    /// Removes what was mapped to addresses that the pool's map has, and gives these up.
+    #[cold]
+    #[inline(never)]
+    fn unmap_noted(&self, changing: Changing<'_, M, P>) -> Result<(), DmaMapError> {
+        let mut gather = Gather::new();
+        let _ = self.unlink(changing.range(), &mut gather);
+        if let Err(error) = self.confirm(&gather) {
+            self.domain.leave_open(changing.range().len());
+            return Err(MapListError::Unconfirmed { error }.into());
+        }
+        Ok(())
     }
 
     /// Maps `list`, of `len` bytes in more than one granule and with no gap inside one, with its unaligned ends bounced.

@@ -106,6 +106,7 @@ impl<X: Machine> core::fmt::Debug for DmaOps<X> {
 }
 
 impl<X: Machine> DmaOps<X> {
+    #[inline(never)]
     pub(super) fn new(
         domain: &Shared<DomainOf<X>>,
         pool: Option<Shared<PoolOf<X>>>,

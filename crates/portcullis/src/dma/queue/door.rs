@@ -340,6 +340,7 @@ impl<X: Machine> DmaDomain<X> {
         self.parts.domain.platform().with_cpu(|_| made.lock().clone())
     }
 
+    #[allow(clippy::redundant_closure, reason = "what is shared is no function itself")]
     fn clock(&self) -> Result<Clock, OutOfMemory> {
         Ok(match self.parts.clock.clone() {
             #[allow(clippy::redundant_closure, reason = "the closure owns the clock, which has no size")]

@@ -126,20 +126,51 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
     ) -> Result<(), UnmapError> {
+        let changing = self.changing(range);
+        let result = self.clear(range, neighbours, window().is_some());
+        changing.done();
+        let Some(unmapped) = result? else { return Ok(()) };
+        let (changing, untimed) = (self.changing(range), self.untimed());
+        let pushed = self.push(range, neighbours, &window);
+        let is_queued = self.defer(range, neighbours, pushed, window);
+        untimed.done();
+        if is_queued {
+            changing.done();
+            return Ok(());
+        }
+        self.end_refused(changing, unmapped, neighbours)
+    }
+
+    /// Removes the translations of a range, and ends it strictly, unless it `may_wait` and was mapped as a whole: then it returns what
+    /// was unmapped, for the caller to queue. By itself, as what is gathered here takes much of the stack.
+    #[inline(never)]
+    fn clear(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        may_wait: bool,
+    ) -> Result<Option<Unmapped>, UnmapError> {
         let (changing, mut gather) = (self.changing(range), Gather::new());
         let unmapped = self.unlink(range, &mut gather);
         // What was not mapped as a whole is made unreachable before the caller is told of the mistake.
-        if unmapped.bytes == range.len() && window().is_some() {
-            let untimed = self.untimed();
-            let pushed = self.push(range, neighbours, &window);
-            let is_queued = self.defer(range, neighbours, pushed, window);
-            untimed.done();
-            if is_queued {
-                changing.done();
-                return Ok(());
-            }
+        if unmapped.bytes == range.len() && may_wait {
+            changing.done();
+            return Ok(Some(unmapped));
         }
-        self.end_strictly(changing, unmapped, neighbours, &gather)
+        self.end_strictly(changing, unmapped, neighbours, &gather).map(|()| None)
+    }
+
+    /// Ends a range strictly that is cleared and was to wait, and may not any more. What was gathered of it is forgotten by now, so
+    /// all is invalidated.
+    #[cold]
+    #[inline(never)]
+    fn end_refused(
+        &self,
+        changing: Changing<'_, M, P>,
+        unmapped: Unmapped,
+        neighbours: u64,
+    ) -> Result<(), UnmapError> {
+        self.end_strictly(changing, unmapped, neighbours, &Gather::everything())
     }
 
     /// Ends a range whose translations were all removed in a turn. `pushed` says what became of it

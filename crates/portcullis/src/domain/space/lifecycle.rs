@@ -192,6 +192,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     #[cold]
+    #[inline(never)]
     fn link_failed(&self, why: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
         let occupied = matches!(why, MapError::AlreadyMapped { .. });
         // A device may have used, and cached, what was entered for a moment.

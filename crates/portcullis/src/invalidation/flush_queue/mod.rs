@@ -192,6 +192,7 @@ impl FlushQueue {
         Self::new(Shared::new(Marks::new(0)?)?, 0, SHARED_ENTRIES)
     }
 
+    #[inline(never)]
     fn new(marks: Shared<Marks>, cpus: usize, entries: usize) -> Result<Self, OutOfMemory> {
         let number = || AtomicU64::new(0);
         let flushes = Flushes {

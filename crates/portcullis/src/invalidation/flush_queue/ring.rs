@@ -50,6 +50,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    #[inline(never)]
     pub(super) fn new(entries: usize) -> Result<Self, OutOfMemory> {
         let word = || LocalU64::new(0);
         let entries = slice(entries.next_power_of_two(), |_| Ok([word(), word()]))?;

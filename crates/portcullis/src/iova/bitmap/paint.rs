@@ -73,6 +73,7 @@ impl Bitmap {
     }
 
     /// Adds levels on top until the tree covers the pages before `end`. May allocate.
+    #[inline(never)]
     pub(super) fn cover(&mut self, end: u64) -> Result<(), BitmapError> {
         while self.end() < end {
             // The first node is made at the level that covers the end; later ones go on top of the
@@ -107,6 +108,7 @@ impl Bitmap {
     }
 
     /// Does the same below a node. Returns whether all pages below it are free.
+    #[inline(never)]
     fn collect_below(&mut self, number: u32, level: u32) -> bool {
         let mut whole = true;
         for block in 0..FAN {
@@ -134,6 +136,7 @@ impl Bitmap {
     }
 
     /// Returns what painting in the node would take from the slabs.
+    #[inline(never)]
     fn room_for(&self, number: u32, all: Piece, state: Child) -> Room {
         let node = self.store.node(number);
         all.parts().fold(Room::NONE, |room, (block, piece)| {
@@ -149,6 +152,7 @@ impl Bitmap {
 
     /// Paints below a node, with all nodes and leaves that this takes at hand. Returns what fits in
     /// it now, and whether runs that touch the boundary of a leaf may have changed.
+    #[inline(never)]
     fn paint_node(&mut self, number: u32, all: Piece, state: Child) -> (Fit, bool) {
         let mut edges = false;
         for (block, piece) in all.parts() {
@@ -184,6 +188,7 @@ impl Bitmap {
 
     /// Paints in a leaf whose fit is `old`. Returns its fit now, and whether the runs at its ends
     /// have changed.
+    #[inline(never)]
     fn paint_leaf(&mut self, number: u32, piece: Piece, state: Child, old: Fit) -> (Fit, bool) {
         let leaf = self.store.leaf_mut(number);
         let start = in_leaf(piece.first);
@@ -199,6 +204,10 @@ impl Bitmap {
 
     /// Makes the leaf or node of a block that is in the state `state` as a whole. Returns its
     /// number.
+    ///
+    /// By itself, so that the calls of [`paint_node`](Self::paint_node) inside each other have no room for what it makes.
+    #[cold]
+    #[inline(never)]
     fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Child) -> u32 {
         let child = if piece.level == 0 {
             self.idle += usize::from(state == Child::FREE);
@@ -224,6 +233,7 @@ impl Bitmap {
 
 /// Returns what it takes to paint a part of a block that is in one state as a whole: the nodes and
 /// leaves along each end of the part. Blocks that the part covers as a whole need none.
+#[inline(never)]
 fn room_in_block(piece: Piece) -> Room {
     if piece.is_whole() {
         return Room::NONE;

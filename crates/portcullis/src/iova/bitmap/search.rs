@@ -168,6 +168,7 @@ impl Bitmap {
 
     /// Returns the highest place below a node at page `base`. There is one, unless the limit lies
     /// inside the node.
+    #[inline(never)]
     fn highest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);

@@ -19,6 +19,7 @@ impl Bitmap {
         if from >= to { None } else { self.first_below(self.root, self.top, 0, from, to, free) }
     }
 
+    #[inline(never)]
     fn first_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
         (0..FAN).find_map(|block| {
             let start = base + block as u64 * pages(level - 1);

@@ -69,7 +69,8 @@ impl<T: Entry> Slab<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Gives an entry back.
+    /// Gives an entry back. By itself, as calls inside each other make it, and an entry is large.
+    #[inline(never)]
     pub(super) fn release(&mut self, number: u32) {
         self.entries[number as usize] = T::unused(self.unused);
         self.unused = number;

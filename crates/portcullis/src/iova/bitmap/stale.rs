@@ -32,6 +32,7 @@ impl Bitmap {
 }
 
 impl Store {
+    #[inline(never)]
     fn refresh_runs(&mut self, number: u32, level: u32, base: u64) {
         if !self.node(number).is_runs_stale {
             return;
@@ -48,6 +49,7 @@ impl Store {
 
     /// Returns the length of the longest run inside a leaf with bits below a node of `level`, or
     /// `best` if that is more. Looks only at leaves that may have a longer run than those before.
+    #[inline(never)]
     pub(super) fn longest_inside(&self, number: u32, level: u32, best: u64) -> u64 {
         let node = self.node(number);
         let longer = |best: u64, (below, fit): (&Child, &Fit)| match below.number() {

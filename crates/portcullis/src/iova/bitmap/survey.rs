@@ -54,6 +54,7 @@ impl Bitmap {
     }
 
     /// Does so below a node of `level` at page `base`.
+    #[inline(never)]
     fn survey_below(
         &self,
         (number, level, base): (u32, u32, u64),

@@ -1,0 +1,1 @@
+//! The test beside it has all there is.
