@@ -41,6 +41,8 @@ pub struct Job {
     pub cpus: usize,
     pub counted: bool,
     pub hostile: bool,
+    /// Whether the guest has the command `portcullis`.
+    pub has_command: bool,
     pub time: Duration,
 }
 
@@ -54,10 +56,11 @@ const USUAL: Job = Job {
     cpus: 2,
     counted: false,
     hostile: false,
+    has_command: false,
     time: Duration::from_secs(600),
 };
 
-pub const JOBS: [&Job; 15] = [
+pub const JOBS: [&Job; 16] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -134,6 +137,13 @@ pub const JOBS: [&Job; 15] = [
         ..USUAL
     },
     &Job { name: "linux-files", what: "the same in Linux's modes", script: "files", modes: LINUX, ..USUAL },
+    &Job {
+        name: "commands",
+        what: "the command `portcullis`, as a user gives it",
+        script: "commands",
+        has_command: true,
+        ..USUAL
+    },
     &Job {
         name: "refused",
         what: "what cannot be done, and what faulty drivers do, is refused and told",

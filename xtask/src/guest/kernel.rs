@@ -146,12 +146,25 @@ fn copy(from: &Path, into: &Path) -> Result<(), String> {
 
 /// Builds the guest's own program, linked statically, and returns where it is.
 pub fn program(folder: &Path) -> Result<PathBuf, String> {
+    let built = by_itself(folder, super::PROGRAMS, &["--release"], "building the guest's program")?;
+    Ok(built.join("release/portcullis-guest"))
+}
+
+/// Builds the command `portcullis`. It is not optimised, which takes longer than it runs.
+pub fn command(folder: &Path) -> Result<PathBuf, String> {
+    let words = ["-p", "portcullis-cli", "--config", "profile.dev.debug=false"];
+    let built = by_itself(folder, ".", &words, "building the command for the guest")?;
+    Ok(built.join("debug/portcullis"))
+}
+
+/// Builds a program that needs no library of the guest's, and returns the folder of its profiles.
+fn by_itself(folder: &Path, from: &str, words: &[&str], what: &str) -> Result<PathBuf, String> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let target = folder.join("programs");
     let mut build = Command::new(crate::cargo());
     build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static");
-    build.args(["build", "--locked", "--release", "--target", TARGET, "--target-dir"]).arg(&target);
-    build.current_dir(crate::root().join(super::PROGRAMS));
-    run(&mut build, "building the guest's program")?;
-    Ok(target.join(TARGET).join("release/portcullis-guest"))
+    build.args(["build", "--locked", "--target", TARGET, "--target-dir"]).arg(&target).args(words);
+    build.current_dir(crate::root().join(from));
+    run(&mut build, what)?;
+    Ok(target.join(TARGET))
 }

@@ -228,6 +228,9 @@ fn run_one(
     );
     let mut over = Archive::default();
     over.add("job", script.as_bytes());
+    if job.has_command {
+        over.add_file("bin/portcullis", &kernel::command(folder)?)?;
+    }
     let run = Run {
         image: &kernel.image,
         archives: &[base, &over.end()],
