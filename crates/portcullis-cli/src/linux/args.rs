@@ -20,8 +20,8 @@ pub struct Protect {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600_000_000))]
     pub window_us: Option<u64>,
 
-    /// With --policy bounce or auto: bytes up to which a buffer may be copied
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    /// With --policy bounce or auto: bytes up to which a buffer may be copied, from 4096
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(4096..=1 << 30))]
     pub threshold: Option<u64>,
 
     /// Do not ask before the device's driver is unbound, even where that stops this system's disk or this session

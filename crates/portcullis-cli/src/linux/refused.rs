@@ -102,8 +102,8 @@ impl Host<'_> {
         match error.raw_os_error() {
             Some(libc::ENODEV | libc::ENOENT) => format!("{device} is gone, or does no DMA"),
             Some(libc::EOPNOTSUPP) => format!(
-                "{device} cannot be protected: no IOMMU translates for it, or this kernel gives a module no way to take its DMA over \
-                 (docs/linux.md#what-can-go-wrong)"
+                "{device} cannot be protected: no IOMMU translates for it, it caches translations itself (ATS), or another part of the kernel has \
+                 its mappings (docs/linux.md#what-can-go-wrong)"
             ),
             Some(libc::EBUSY) => {
                 let others = self
@@ -121,6 +121,9 @@ impl Host<'_> {
             }
             Some(libc::ENOSPC) => format!(
                 "{device} can name too few addresses: firmware and the host bridge's windows have them all"
+            ),
+            Some(libc::EINVAL) if self.is_external(device) => format!(
+                "{device} is behind an external port, and for such a device the module refuses lazy: take strict, bounce or auto"
             ),
             Some(libc::EINVAL) => {
                 let version = self.text(&self.of_module("version")).unwrap_or_else(|| "not known".into());

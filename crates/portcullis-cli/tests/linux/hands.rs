@@ -176,6 +176,10 @@ fn what_the_module_says_no_to_becomes_a_sentence() {
         fake.refuse("sys/kernel/portcullis/protect", error);
         let text = refusal(&fake);
         assert!(text.contains(expected) && text.contains("dmesg"), "{error}: {text}");
+        if error == libc::EINVAL {
+            fake.file("sys/bus/pci/devices/0000:00:04.0/removable", "removable\n");
+            assert!(refusal(&fake).contains("refuses lazy"));
+        }
         // While it is protected, it has its driver.
         if error == libc::EBUSY {
             let text = fake
