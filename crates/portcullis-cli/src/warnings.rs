@@ -106,6 +106,19 @@ mod tests {
     use crate::replay::short_run;
 
     #[test]
+    fn the_most_frequent_kinds_are_named_and_the_rest_counted() {
+        let (_, mut summary) = short_run();
+        let named = |names: &[(&str, u64)]| names.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        summary.other_names = named(&[("ant", 1), ("bee", 900), ("cat", 30), ("dog", 20), ("eel", 7)]);
+        summary.other_events = 958;
+        summary.skipped_names = named(&[("fox", 400), ("", 5)]);
+        summary.skipped = 405;
+        summary.events = 1400;
+        let said = super::unused(&summary).unwrap();
+        assert!(said.contains("(900 bee, 400 fox, 30 cat, 20 dog, 13 of other kinds"), "{said}");
+    }
+
+    #[test]
     fn a_run_that_took_too_long_for_more_is_warned_of_in_every_form() {
         let (mut runs, summary) = short_run();
         let single =

@@ -262,6 +262,61 @@ fn a_name_that_is_not_unicode_is_told_as_far_as_it_is() {
     assert!(json["command"].as_str().unwrap().ends_with("a\u{fffd}z.trace'"), "{}", json["command"]);
 }
 
+/// A mapping of half a page that lies across a border takes two.
+#[test]
+fn scale_counts_the_pages_that_recorded_mappings_touch() {
+    let costs = |name: &str, offset: u64| {
+        let mut text = String::new();
+        for n in 0..200_u64 {
+            let (us, at) = (n * 10, 0x10_0000 + n * 0x10_000 + offset);
+            for (us, what) in [(us, "map"), (us + 5, "unmap")] {
+                let phys = if what == "map" { format!("phys_addr={at:x} ") } else { String::new() };
+                text += &format!(
+                    "t-1 [000] ..... 1.{us:06}: dma_{what}_page: d dir=TO_DEVICE dma_addr={at:x} size=2048 {phys}attrs=\n"
+                );
+            }
+        }
+        let path = file(name, text.as_bytes());
+        let output = portcullis(&[
+            "scale",
+            "--workload",
+            path.to_str().unwrap(),
+            "--cpus",
+            "2",
+            "--work",
+            "0",
+            "--json",
+        ]);
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["results"].clone()
+    };
+    let (inside, across) = (costs("inside.trace", 2048), costs("across.trace", 3000));
+    assert_eq!(inside, costs("begins.trace", 0));
+    assert_ne!(inside, across);
+}
+
+/// A shell makes of it what was typed.
+#[cfg(unix)]
+#[test]
+fn the_command_in_the_json_can_be_given_to_a_shell() {
+    for (name, quoted) in [
+        ("plain-1.trace", "plain-1.trace"),
+        ("two words.trace", "'two words.trace'"),
+        ("it's one.trace", r"'it'\''s one.trace'"),
+        ("$HOME\"`.trace", "'$HOME\"`.trace'"),
+    ] {
+        let path = file(name, GOOD.as_bytes());
+        let mut replay = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+        replay.current_dir(path.parent().unwrap()).args(["replay", name, "--json", "--repeat", "1"]);
+        let output = replay.stdin(Stdio::null()).output().unwrap();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let command = json["command"].as_str().unwrap();
+        assert_eq!(command, format!("portcullis replay {quoted} --json --repeat 1"));
+        let words = Command::new("sh").args(["-c", &format!("printf '%s\n' {command}")]).output().unwrap();
+        assert_eq!(stdout(&words), format!("portcullis\nreplay\n{name}\n--json\n--repeat\n1\n"));
+    }
+}
+
 #[test]
 fn policies_come_in_the_order_asked_for_and_once() {
     let output = portcullis(&["replay", "--json", "--policy", "lazy,strict-ring,lazy", "--limit", "1000"]);
@@ -658,6 +713,18 @@ fn figures_come_as_csv() {
     assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [15; 3], "{text}");
     assert_eq!((lines[0][0], lines[1][0], lines[2][0]), ("policy", "strict", "lazy"));
     assert!(lines[1][2].parse::<f64>().unwrap() > 0.0, "{text}");
+    // What no clock of this machine has a part in, as the JSON has it.
+    let json = portcullis(&["replay", "--json", "--limit", "2000", "--policy", "strict,lazy"]);
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    for (line, policy) in lines[1..].iter().zip(json["policies"].as_array().unwrap()) {
+        for name in
+            ["operations", "invalidations", "stale_byte_s", "neighbour_byte_s", "faults", "violations"]
+        {
+            let column = lines[0].iter().position(|column| *column == name).unwrap();
+            let value = policy.get(name).unwrap_or(&policy["exposure"][name]);
+            assert_eq!(Some(line[column].parse().unwrap()), value.as_f64(), "{name}: {text}");
+        }
+    }
 }
 
 #[test]

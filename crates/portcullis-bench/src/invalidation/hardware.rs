@@ -192,6 +192,19 @@ mod tests {
         assert_eq!(hardware.busy_ns(hardware.asked()), 500_000.0);
     }
 
+    /// By its own clock, so that it does not matter how long this takes.
+    #[test]
+    fn what_is_rung_while_it_works_begins_when_that_is_done() {
+        let hardware = Hardware::new(Timing::NONE, Costs::BARE_METAL, &OpTimer::calibrated(), true, None);
+        for _ in 0..10 {
+            let free_at = hardware.timer.now() + hardware.timer.in_ticks(2e6);
+            hardware.free_at.store(free_at, Ordering::Relaxed);
+            hardware.work(7);
+            assert!(hardware.free_at.load(Ordering::Relaxed) >= free_at + 7);
+            assert!(hardware.timer.now() >= free_at + 7, "it waits as long");
+        }
+    }
+
     #[test]
     fn submissions_of_several_threads_are_worked_on_one_after_the_other() {
         let timing = Timing { submission: 2e6, request: 0.0 };

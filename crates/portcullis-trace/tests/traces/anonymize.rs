@@ -47,6 +47,26 @@ fn an_anonymized_recording_replays_to_the_same_figures() {
     }
 }
 
+/// Names as the kernel has them stay, as a replay needs some of them; other text goes.
+#[test]
+fn attributes_are_names_of_the_kernel_or_nothing() {
+    let map = |attrs: &str| {
+        format!("dma_map_page: d dir=TO_DEVICE dma_addr=c0200000 size=4096 phys_addr=140200000 attrs={attrs}")
+    };
+    for (attrs, written) in [
+        ("NO_WARN", Some("NO_WARN")),
+        ("SKIP_CPU_SYNC|NO_WARN", Some("SKIP_CPU_SYNC|NO_WARN")),
+        ("secret", None),
+        ("NO_WARN|secret", None),
+        ("NO_WARN,root", None),
+        ("", None),
+    ] {
+        let text = String::from_utf8(anonymized(on_cpu0(&[&map(attrs)]).as_bytes())).unwrap();
+        assert_eq!(text.split_once(" attrs=").map(|(_, rest)| rest.trim_end()), written, "{attrs}: {text}");
+        assert!(!text.contains("secret") && !text.contains("root"), "{text}");
+    }
+}
+
 #[test]
 fn nothing_private_remains() {
     let mut text = Vec::new();

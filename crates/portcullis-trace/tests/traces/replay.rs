@@ -360,6 +360,43 @@ fn what_waits_longest_says_when_a_batch_is_committed() {
     }
 }
 
+/// Whether it is the map or the whole mapping that is not there.
+#[test]
+fn what_has_no_map_in_the_recording_is_reported_whatever_it_is() {
+    let sync = |us, iova: u64| {
+        line(0, us, &format!("dma_sync_single_for_cpu: nvme dir=FROM_DEVICE dma_addr={iova:x} size=64"))
+    };
+    let text = map(0, 1, 0x1000, 0x5000, 4096)
+        + &sync(2, 0x9000)
+        + &sync(3, 0x1000)
+        + &sync(4, 0xa000)
+        + &unmap(0, 5, 0xb000, 4096)
+        + &unmap(0, 6, 0x1000, 4096);
+    let report = run("unpaired", text.as_bytes(), &options("vtd"));
+    assert_eq!((report.trace.maps, report.trace.unmaps, report.trace.unpaired), (1, 1, 3));
+}
+
+/// Whatever a pool has given back since, and has taken again.
+#[test]
+fn the_peak_of_bounce_memory_stays_the_most_that_there_was() {
+    let burst = |start: u64, count: u64| -> String {
+        let at = |n: u64| (0x100_0000 + n * 0x1_0000, 0x4000_0100 + n * 0x1_0000);
+        let maps = (0..count).map(|n| map(0, start + n, at(n).0 + 0x100, at(n).1, 16_000));
+        let unmaps = (0..count).map(|n| unmap(0, start + count + n, at(n).0 + 0x100, 16_000));
+        maps.chain(unmaps).collect()
+    };
+    // A pool gives back what it has not needed for some seconds.
+    let later = |us: u64| burst(us, 1);
+    let rest: String = (1..20).map(|second| later(second * 1_000_000 + 10_000)).collect();
+    let (once, whole) = (burst(0, 2000), burst(0, 2000) + &rest + &burst(20_000_000, 40));
+    let [once, whole] = [once, whole].map(|text| run("burst", text.as_bytes(), &options("vtd")));
+    for name in ["bounce", "swiotlb"] {
+        let [once, whole] = [&once, &whole].map(|report| policy(report, name).peak_bounce_bytes);
+        assert!(once >= 2000 * 16_000, "{name}: {once}");
+        assert_eq!(whole, once, "{name}");
+    }
+}
+
 #[test]
 fn a_profile_has_no_more_ways_than_entries() {
     let text = include_str!("../../profiles/vtd.toml");
@@ -367,6 +404,11 @@ fn a_profile_has_no_more_ways_than_entries() {
     assert!(with("iotlb_ways = 128").is_ok());
     let error = with("iotlb_ways = 129").unwrap_err().to_string();
     assert!(error.contains("caches.iotlb_ways is 129"), "{error}");
+    let large = text.replace("iotlb_entries = 128", "iotlb_entries = 65536");
+    let with = |ways: &str| Profile::parse("ways", &large.replace("iotlb_ways = 8", ways));
+    assert!(with("iotlb_ways = 256").is_ok());
+    let error = with("iotlb_ways = 257").unwrap_err().to_string();
+    assert!(error.contains("caches.iotlb_ways is 257, expected 1 to 256"), "{error}");
 }
 
 #[test]

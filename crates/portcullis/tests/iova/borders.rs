@@ -8,6 +8,14 @@ use portcullis::iova::{ArenaError, IovaSpace, RingArena, RingConfig, SpaceConfig
 const END: u64 = 256;
 const LOW_END: u64 = 106;
 
+#[test]
+fn a_range_says_its_first_and_its_last_address() {
+    let said = |start, len| IovaRange::new(Iova::new(start), len).unwrap().to_string();
+    assert_eq!(said(0x1000, 0x2000), "[0x1000, 0x2fff]");
+    assert_eq!(said(0, 1), "[0x0, 0x0]");
+    assert_eq!(said(u64::MAX, 1), "[0xffffffffffffffff, 0xffffffffffffffff]");
+}
+
 /// Whatever the lists hold, a limit gets all that ends at or before it, and nothing that ends behind it.
 #[test]
 fn a_limit_holds_to_the_byte_wherever_it_lies() {

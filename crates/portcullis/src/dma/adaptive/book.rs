@@ -326,6 +326,20 @@ mod tests {
         assert_eq!(cell.copy.seen(), Some((10, 5)));
     }
 
+    /// Also where one half has been timed often.
+    #[test]
+    fn a_way_of_which_one_half_is_not_known_is_not_chosen_nor_explained() {
+        for (many, few) in [(Half::Map, Half::Unmap), (Half::Unmap, Half::Map)] {
+            let mut cell = Cell::default();
+            feed(&mut cell, Choice::Copy, (500, 500), 16);
+            (0..100).for_each(|_| _ = cell.note(Choice::Map, many, 1));
+            (1..ENOUGH).for_each(|_| _ = cell.note(Choice::Map, few, 1));
+            assert_eq!((cell.begin(), cell.choice, cell.map.seen()), (Choice::Copy, Choice::Copy, None));
+            cell.note(Choice::Map, few, 1);
+            assert_eq!((cell.begin(), cell.map.seen()), (Choice::Map, Some((1, 1))));
+        }
+    }
+
     #[test]
     fn it_changes_when_the_other_way_stays_cheaper_by_an_eighth() {
         let mut cell = Cell::default();

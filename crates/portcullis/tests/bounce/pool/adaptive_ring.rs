@@ -168,6 +168,50 @@ fn a_full_ring_is_committed_before_anything_is_mapped_alone() {
     bench.finish();
 }
 
+/// Where each unmap commits, its whole time is the commit's, and the commit's share is all that it costs.
+#[test]
+fn an_unmap_that_commits_costs_the_wait_once() {
+    const WAIT_NS: u64 = 1000;
+    let bench = Bench::new(small());
+    let costs = Costs::new(WAIT_NS, 1_000_000);
+    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let config = StrictRingConfig::new(256, PAGE, 1);
+    let pooled = bench.device(0, true);
+    let mut queue =
+        AdaptiveRing::new(&device, pooled, Direction::FromDevice, config, costs.clock(&bench)).unwrap();
+    let (buffer, list) = page(&bench);
+    for _ in 0..20_000 {
+        let mapping = map(&mut queue, &list).unwrap();
+        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Committed);
+    }
+    let made = row(&rows(&queue), PAGE, Direction::FromDevice);
+    assert_eq!((made.copies, made.mapped, made.map_ns), (false, 20_000, Some((0, WAIT_NS))));
+    drop((queue, buffer));
+    bench.finish();
+}
+
+/// Nor is it copied where the caller must know that the device may still reach it.
+#[test]
+fn a_list_that_a_full_ring_leaves_alone_and_that_was_not_undone_for_sure_is_told_of() {
+    let bench = Bench::new(small());
+    let (_, mut queue) = queue(&bench, Direction::FromDevice, (8, 1_000_000));
+    let large = bench.memory.buffer(16 * PAGE).unwrap();
+    let whole = [piece(large.phys(), 0, 16 * PAGE)];
+    let mut mapped = Vec::new();
+    while let mapping = map(&mut queue, &whole).unwrap()
+        && mapping.way().is_none()
+    {
+        mapped.push(mapping);
+    }
+    // What no entry can point to.
+    let list = [piece(large.phys(), 0, 8 * PAGE), piece(PhysAddr::new(1 << 52), 0, PAGE)];
+    bench.iommu.queue().fail_next(1, TIMEOUT);
+    let error = map(&mut queue, &list).unwrap_err();
+    let unconfirmed = DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT });
+    assert_eq!(error, AdaptiveMapError::Pool(unconfirmed));
+    drop((queue, mapped, large));
+}
+
 #[test]
 fn it_follows_costs_that_change() {
     let bench = Bench::new(small());

@@ -1,11 +1,12 @@
 //! Growing before the pool is full, by the timer; shrinking when it is idle, and when it is asked to.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaMapError;
-use portcullis::platform::{CopyMemory, Frames, PlatformEvents, Table};
+use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
 
@@ -22,6 +23,73 @@ fn some(pool: &Pool, bytes: u64) -> Vec<Bounced> {
 
 fn end(pool: &Pool, live: impl IntoIterator<Item = Bounced>) {
     live.into_iter().for_each(|mapped| unmap(pool, mapped.phys, mapped.len).unwrap());
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A machine of one CPU, which is lent so many times before something else is done first.
+#[derive(Clone, Default)]
+struct Interrupted(Arc<Mutex<(usize, Option<Work>)>>);
+
+impl Interrupted {
+    /// How often the CPU was lent since the last call. It is lent `turns` times more before `work` is done.
+    fn after(&self, turns: usize, work: Option<Work>) -> usize {
+        let (left, _) = std::mem::replace(&mut *self.0.lock().unwrap(), (turns, work));
+        usize::MAX - left
+    }
+}
+
+// SAFETY: one thread is the one CPU, and has not been lent it when other work is done.
+unsafe impl Platform for Interrupted {
+    fn cpus(&self) -> usize {
+        1
+    }
+
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        let work = {
+            let (left, work) = &mut *self.0.lock().unwrap();
+            let is_now = *left == 0;
+            *left = left.wrapping_sub(1);
+            work.take_if(|_| is_now)
+        };
+        work.into_iter().for_each(|work| work());
+        // SAFETY: of the implementation.
+        f(Some(&unsafe { LocalCpu::new(0) }))
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+
+    fn wake_at(&self, _: u64) {}
+}
+
+/// One has seen that there is an area too many, and passed over the last, which is in use. Then that is given back by another.
+#[test]
+fn two_that_trim_leave_as_much_as_is_to_stay() {
+    let platform = Interrupted::default();
+    let pool = Swiotlb::new(platform.clone(), Memory::new(16 << 20), &config()).unwrap();
+    // Taking back what CPUs keep, where no area is to go.
+    platform.after(usize::MAX, None);
+    assert_eq!(pool.trim(), 0);
+    let turns = platform.after(usize::MAX, None);
+    let (phys, any) = (PhysAddr::new(0x1_0000_0000), Constraints::new());
+    let map = || map(&pool, phys, AREA, Direction::ToDevice, &any).unwrap();
+    let (first, second) = (map(), map());
+    unmap(&pool, first.phys, AREA).unwrap();
+    assert_eq!(pool.usage().capacity, 2 * AREA);
+    let (other, freed) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+    let of_other = Arc::clone(&freed);
+    let work = move || {
+        unmap(&other, second.phys, AREA).unwrap();
+        of_other.store(other.trim(), Ordering::Relaxed);
+    };
+    // Of four numbers, the highest first.
+    platform.after(turns + 3, Some(Box::new(work)));
+    assert_eq!(pool.trim() + freed.load(Ordering::Relaxed), AREA);
+    assert_eq!((freed.load(Ordering::Relaxed), pool.usage().capacity), (AREA, AREA));
 }
 
 #[test]
