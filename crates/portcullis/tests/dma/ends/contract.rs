@@ -212,3 +212,31 @@ fn what_is_beside_a_buffer_is_counted_until_its_batch_ends() {
     }
     assert!(rig.domain.exposure().stale_byte_ns > 0);
 }
+
+/// However many the batch has.
+#[test]
+fn what_is_beside_the_buffers_of_a_large_batch_is_taken_off_once() {
+    let rig = Rig::new(Clocked::new(1), Policy::Strict, |queue| queue);
+    let map = |number: u64| {
+        let phys = PhysAddr::new(0x9_0000_0000 + number * 2 * PAGE);
+        rig.device.open_single(phys, 100, Direction::ToDevice).unwrap()
+    };
+    let beside = || {
+        let before = rig.domain.exposure().neighbour_byte_ns;
+        // Longer than what the account takes for even.
+        rig.platform.take(1_000_000);
+        rig.domain.exposure().neighbour_byte_ns - before
+    };
+    let each = u128::from(PAGE - 100) * 1_000_000;
+    let others: Vec<_> = (0..1000).map(|number| map(1000 + number)).collect();
+    for count in [1, 64, 65, 200, 256] {
+        let mut batch = RawBatch::new(&rig.device, 256);
+        let mapped: Vec<_> = (0..count).map(map).collect();
+        assert!(beside() >= (1000 + u128::from(count)) * each, "{count}");
+        mapped.into_iter().for_each(|iova| rig.device.unmap_single_in(&mut batch, iova, 100).unwrap());
+        assert_eq!(batch.commit(), Ok(count as usize));
+        // The account may be late, and is never too low.
+        assert!((1000 * each..=(1000 + u128::from(count)) * each).contains(&beside()), "{count}");
+    }
+    drop(others);
+}
