@@ -32,7 +32,7 @@ fn use_one(
     bench.pool.close(mapping.iova(), list.iter().map(|piece| piece.len).sum()).unwrap();
 }
 
-/// Whoever had the slot before, whoever panics, and whoever has it next: each step that touches bytes, one after another.
+/// Each step that touches bytes panics in its turn. The slot is another group's, or the same one's, before and after.
 #[test]
 fn a_copy_that_panics_half_way_shows_no_other_group_its_bytes_and_loses_no_slot() {
     let byte_of = |group: usize| group as u8 * 0x11;
