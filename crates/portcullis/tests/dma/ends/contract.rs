@@ -230,7 +230,7 @@ fn what_is_beside_the_buffers_of_a_large_batch_is_taken_off_once() {
     let each = u128::from(PAGE - 100) * 1_000_000;
     let others: Vec<_> = (0..1000).map(|number| map(1000 + number)).collect();
     for count in [1, 64, 65, 200, 256] {
-        let mut batch = RawBatch::new(&rig.device, 256);
+        let mut batch = RawBatch::new(&rig.device, 256).unwrap();
         let mapped: Vec<_> = (0..count).map(map).collect();
         assert!(beside() >= (1000 + u128::from(count)) * each, "{count}");
         mapped.into_iter().for_each(|iova| rig.device.unmap_single_in(&mut batch, iova, 100).unwrap());
