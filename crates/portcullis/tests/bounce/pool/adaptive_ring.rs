@@ -174,7 +174,7 @@ fn an_unmap_that_commits_costs_the_wait_once() {
     const WAIT_NS: u64 = 1000;
     let bench = Bench::new(small());
     let costs = Costs::new(WAIT_NS, 1_000_000);
-    let device = DmaDevice::new(Arc::clone(&bench.domain), u64::MAX);
+    let device = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(256, PAGE, 1);
     let pooled = bench.device(0, true);
     let mut queue =

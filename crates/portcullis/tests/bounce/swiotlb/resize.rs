@@ -1,11 +1,12 @@
 //! Growing before the pool is full, by the timer; shrinking when it is idle, and when it is asked to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Direction, PhysAddr};
 use portcullis::bounce::swiotlb::{Bounced, Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::DmaMapError;
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform, PlatformEvents, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Buffer, Memory};
@@ -61,7 +62,9 @@ unsafe impl Platform for Interrupted {
         0
     }
 
-    fn register(&self, _: Weak<dyn PlatformEvents>) {}
+    fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
 
     fn wake_at(&self, _: u64) {}
 }
@@ -80,7 +83,7 @@ fn two_that_trim_leave_as_much_as_is_to_stay() {
     let (first, second) = (map(), map());
     unmap(&pool, first.phys, AREA).unwrap();
     assert_eq!(pool.usage().capacity, 2 * AREA);
-    let (other, freed) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+    let (other, freed) = (pool.clone(), Arc::new(AtomicU64::new(0)));
     let of_other = Arc::clone(&freed);
     let work = move || {
         unmap(&other, second.phys, AREA).unwrap();
