@@ -24,8 +24,8 @@ for way in $MODES; do
         said=${said##*, }
         echo "figure reads per second, 4 threads | $row | $way: ${said%% *}"
         case $way:$maps:$unmaps in
-        # Lists of 128 KiB may be beyond what is copied.
-        bounce:0:0) ok "events $way $size";;
+        # A pool may still grow where more reads are under way at once than ever before, by a buffer each.
+        bounce:[0-8]:0) ok "events $way $size";;
         bounce:*) bad "events $way $size" "$maps maps, $unmaps unmaps, $invalidations invalidations";;
         *:-:* | *:0:0) case $way in linux-passthrough | auto) ok "events $way $size";; *) bad "events $way $size" "nothing was counted";; esac;;
         *) ok "events $way $size";;
