@@ -168,7 +168,7 @@ use_disk() {
     within 5 test -b "$node" || { echo "no $node"; return 1; }
     # QEMU's AHCI behind an IOMMU fails, and may crash, where the list of a command crosses a page: eight entries never do.
     [ "$1" != ahci ] || echo 24 >"/sys/block/${node#/dev/}/queue/max_sectors_kb"
-    portcullis-guest blocks "$node" --threads 4 --operations "${OPERATIONS:-60}" --seed "$RANDOM_SEED"
+    portcullis-guest blocks "$node" --threads 4 --operations "${OPERATIONS:-40}" --seed "$RANDOM_SEED"
 }
 # use_card NAME DEVICE
 use_card() {
@@ -176,7 +176,7 @@ use_card() {
     within 10 card "$2" || { echo "no card"; return 1; }
     at=$(net_of "$1"); face=$(card "$2")
     ip link set "$face" up && ip addr replace "$at.15/24" dev "$face" || return 1
-    portcullis-guest echo "$at.2:$ECHO_PORT" --mib "${MIB:-2}" --seed "$RANDOM_SEED"
+    portcullis-guest echo "$at.2:$ECHO_PORT" --mib "${MIB:-1}" --seed "$RANDOM_SEED"
     state=$?
     ip link set "$face" down; ip addr flush dev "$face"
     return $state

@@ -162,10 +162,13 @@ pub const JOBS: [&Job; 16] = [
 ];
 
 /// What `cargo xtask test` runs: kernel, IOMMU, job.
-const MATRIX: [(&str, Iommu, &str); 3] = [
-    ("6.1", Iommu::Vtd, "linux-edu"),
-    ("6.12", Iommu::Virtio, "linux-edu"),
-    ("newest", Iommu::Amdvi, "linux-edu"),
+const MATRIX: [(&str, Iommu, &str); 6] = [
+    ("6.1", Iommu::Vtd, "drivers"),
+    ("6.12", Iommu::Vtd, "all-edu"),
+    ("6.12", Iommu::Vtd, "refused"),
+    ("6.12", Iommu::Vtd, "stress"),
+    ("6.12", Iommu::Virtio, "events"),
+    ("newest", Iommu::Virtio, "drivers"),
 ];
 
 /// The usual runs.
