@@ -65,7 +65,7 @@ struct pc_device_config {
 struct pc_usage {
 	u64 copied_bytes;
 	u64 copies;
-	u64 mapped_strict;
+	u64 mapped;
 	u64 flushes;
 	u64 open_bytes;
 	u64 open_mappings;

@@ -91,7 +91,7 @@ IOMMU(waits, waits);
 IOMMU(flushes, flushes);
 USAGE(copied_bytes);
 USAGE(copies);
-USAGE(mapped_strict);
+USAGE(mapped);
 USAGE(open_bytes);
 USAGE(open_mappings);
 USAGE(exposed_bytes);
@@ -103,7 +103,7 @@ static struct attribute *device_attrs[] = {
 	&file_policy.attr, &file_window_us.attr, &file_threshold.attr, &file_driver.attr, &file_group.attr, &file_linux_mode.attr,
 	&file_mask.attr, &file_maps.attr, &file_unmaps.attr, &file_syncs.attr, &file_errors.attr, &file_map_ns.attr,
 	&file_unmap_ns.attr, &file_iommu_maps.attr, &file_iommu_unmaps.attr, &file_waits.attr, &file_flushes.attr,
-	&file_copied_bytes.attr, &file_copies.attr, &file_mapped_strict.attr, &file_open_bytes.attr, &file_open_mappings.attr,
+	&file_copied_bytes.attr, &file_copies.attr, &file_mapped.attr, &file_open_bytes.attr, &file_open_mappings.attr,
 	&file_exposed_bytes.attr, &file_pool_bytes.attr, &file_book_bytes.attr, &file_lost_bytes.attr, NULL,
 };
 ATTRIBUTE_GROUPS(device);

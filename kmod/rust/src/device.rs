@@ -384,7 +384,8 @@ pub unsafe extern "C" fn pc_usage(device: *const Device, out: *mut Usage) {
     let stats = device.ops.domain().stats();
     *out = Usage {
         copies: usage.copies,
-        mapped_strict: usage.maps.saturating_sub(usage.copies),
+        copied_bytes: usage.copied_bytes,
+        mapped: usage.maps.saturating_sub(usage.copies),
         flushes: stats.flushes,
         open_bytes: usage.open_bytes,
         open_mappings: usage.open_mappings(),

@@ -81,12 +81,12 @@ pub struct DeviceConfig {
 #[repr(C)]
 #[derive(Default)]
 pub struct Usage {
-    /// Bytes copied, in and out.
+    /// Bytes of the mappings that were copied.
     pub copied_bytes: u64,
     /// Mappings that were copied.
     pub copies: u64,
-    /// Mappings that were mapped and ended strictly where the policy copies.
-    pub mapped_strict: u64,
+    /// Mappings that were not copied.
+    pub mapped: u64,
     /// Flushes of the whole domain.
     pub flushes: u64,
     /// Bytes that drivers have mapped now.

@@ -25,7 +25,7 @@ fn c_and_rust_agree() {
         DomainConfig as "pc_domain_config" { group, first, last, page_sizes, reserved, reserved_count }
         DeviceConfig as "pc_device_config" { mask, offset_mask, policy, number, untrusted }
         Usage as "pc_usage" {
-            copied_bytes, copies, mapped_strict, flushes, open_bytes, open_mappings, exposed_bytes, pool_bytes,
+            copied_bytes, copies, mapped, flushes, open_bytes, open_mappings, exposed_bytes, pool_bytes,
             book_bytes, lost_bytes
         }
     };

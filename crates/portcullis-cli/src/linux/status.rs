@@ -16,7 +16,7 @@ const COUNTERS: [&str; 19] = [
     "syncs",
     "copied_bytes",
     "copies",
-    "mapped_strict",
+    "mapped",
     "waits",
     "iommu_maps",
     "iommu_unmaps",

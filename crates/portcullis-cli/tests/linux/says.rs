@@ -20,7 +20,7 @@ fn protected() -> Fake {
         ("syncs", "0"),
         ("copied_bytes", "5056786432"),
         ("copies", "1234567"),
-        ("mapped_strict", "0"),
+        ("mapped", "0"),
         ("waits", "3"),
         ("iommu_maps", "4"),
         ("iommu_unmaps", "5"),

@@ -159,6 +159,8 @@ pub struct OpsUsage {
     pub maps: u64,
     /// Of these, mappings through copies, in whole or in part.
     pub copies: u64,
+    /// Bytes of the mappings through copies.
+    pub copied_bytes: u64,
     /// Mappings ended.
     pub unmaps: u64,
     /// Calls of the sync methods that succeeded.

@@ -255,6 +255,7 @@ impl<X: Machine> DmaOps<X> {
         let add = |(counts, alone): (&Counts, bool)| {
             counts.maps.add(alone, 1);
             counts.copies.add(alone, 1);
+            counts.copied.add(alone, len);
         };
         // SAFETY: the caller's promise.
         let mapped = unsafe {

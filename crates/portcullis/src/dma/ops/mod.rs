@@ -85,6 +85,8 @@ pub struct DmaOps<X: Machine> {
 struct Counts {
     maps: Counter,
     copies: Counter,
+    /// Bytes of these.
+    copied: Counter,
     unmaps: Counter,
     syncs: Counter,
     errors: Counter,
@@ -214,6 +216,7 @@ impl<X: Machine> DmaOps<X> {
             unmaps,
             maps: sum(|counts| &counts.maps),
             copies: sum(|counts| &counts.copies),
+            copied_bytes: sum(|counts| &counts.copied),
             syncs: sum(|counts| &counts.syncs),
             errors: sum(|counts| &counts.errors),
             open_bytes: sum(|counts| &counts.open),

@@ -63,8 +63,11 @@ fn what_a_device_reads_and_writes_between_map_and_unmap_is_the_buffer() {
         let usage = ops.usage();
         assert_eq!((usage.maps, usage.unmaps, usage.open_mappings(), usage.errors), (18, 18, 0, 0));
         assert_eq!((usage.open_bytes, usage.exposed_bytes), (0, 0), "{config:?}");
-        let copies = if matches!(config, OpsConfig::Bounce { .. }) { 15 } else { 0 };
+        let is_bounced = matches!(config, OpsConfig::Bounce { .. });
+        let (copies, copied) =
+            if is_bounced { (15, 3 * (PAGE + 60 + 16 + THRESHOLD + THRESHOLD + 8)) } else { (0, 0) };
         assert_eq!(usage.copies, copies, "of whole granules above the threshold there is none");
+        assert_eq!(usage.copied_bytes, copied, "{config:?}");
         ops.domain().flush().unwrap();
         assert_eq!(ops.domain().stats().lost_iova_bytes, 0);
     }
