@@ -161,15 +161,9 @@ pub const JOBS: [&Job; 16] = [
     &Job { name: "soak", what: "everything at once, for `--minutes`", script: "soak", ..USUAL },
 ];
 
-/// What `cargo xtask test` runs: kernel, IOMMU, job.
-const MATRIX: [(&str, Iommu, &str); 6] = [
-    ("6.1", Iommu::Vtd, "drivers"),
-    ("6.12", Iommu::Vtd, "all-edu"),
-    ("6.12", Iommu::Vtd, "refused"),
-    ("6.12", Iommu::Vtd, "stress"),
-    ("6.12", Iommu::Virtio, "events"),
-    ("newest", Iommu::Virtio, "drivers"),
-];
+/// What `cargo xtask test` runs: kernel, IOMMU, job. The drivers on 6.1, load, and what an I/O costs take four minutes more: by name.
+const MATRIX: [(&str, Iommu, &str); 3] =
+    [("6.12", Iommu::Vtd, "all-edu"), ("6.12", Iommu::Vtd, "refused"), ("newest", Iommu::Virtio, "drivers")];
 
 /// The usual runs.
 pub fn usual() -> impl Iterator<Item = (&'static str, Iommu, &'static Job)> {
