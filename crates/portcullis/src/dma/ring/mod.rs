@@ -146,7 +146,7 @@ pub enum RingUnmap {
 /// # iommu.attach(nic, Context::SecondStage { domain: id, root: table.root(), levels: 4 });
 /// # let mapper = TableMapper::new(table, iommu.queue(), id, Vec::new());
 /// # let domain = Domain::new(platform, mapper, Policy::Strict)?;
-/// # let device = DmaDevice::new(domain, u64::MAX);
+/// # let device = DmaDevice::new(domain, u64::MAX)?;
 /// # let buffers = [memory.buffer(2048).ok_or("no memory")?, memory.buffer(2048).ok_or("no memory")?];
 /// // A receive queue of up to 512 descriptors of a page, two of which become unreachable together.
 /// let mut ring = StrictRing::new(&device, StrictRingConfig::new(512, 4096, 2))?;
