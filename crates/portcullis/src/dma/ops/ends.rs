@@ -115,17 +115,21 @@ impl<X: Machine> DmaOps<X> {
                 return ended;
             }
         };
-        let granule = self.domain.granule();
-        let range = entry.range(granule).ok_or(DmaUnmapError::NotMapped { iova })?;
-        self.count(|counts, alone| {
-            counts.unmaps.add(alone, 1);
-            counts.open.add(alone, entry.used(granule).wrapping_neg());
-            counts.exposed.add(alone, entry.neighbours.wrapping_neg());
-        });
+        let range = entry.range(self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
+        self.count_closed(&entry);
         let ended = self.close(range, entry);
         // The driver's reads come after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)
+    }
+
+    #[inline]
+    pub(super) fn count_closed(&self, entry: &Entry) {
+        self.count(|counts, alone| {
+            counts.unmaps.add(alone, 1);
+            counts.open.add(alone, entry.used(self.domain.granule()).wrapping_neg());
+            counts.exposed.add(alone, entry.neighbours.wrapping_neg());
+        });
     }
 
     /// Ends what was mapped by the domain.

@@ -90,11 +90,7 @@ impl<X: Machine> DmaOps<X> {
             // What is mapped as a whole is removed as a whole: nothing stays.
             unlinked.extend(linked.unlink(&mut gather));
             domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
-            self.count(|counts, alone| {
-                counts.unmaps.add(alone, 1);
-                counts.open.add(alone, entry.used(granule).wrapping_neg());
-                counts.exposed.add(alone, entry.neighbours.wrapping_neg());
-            });
+            self.count_closed(entry);
         }
         let confirmed = domain.confirm(&gather);
         unlinked.into_iter().for_each(|unlinked| match confirmed {

@@ -145,10 +145,7 @@ impl<X: Machine> DmaOps<X> {
         domain.count_neighbours(neighbours.cast_signed());
         let entry = Entry { iova, len, neighbours, lasting: true, fixed: true };
         let noted = self.book.note(entry);
-        noted.map(|()| entry).map_err(|error| match self.close(range, entry) {
-            Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
-            _ => error,
-        })
+        noted.map(|()| entry).map_err(|error| undone(self.close(range, entry), error))
     }
 
     /// Makes a mapping of a list of `len` bytes, whichever way it is to go.
@@ -343,14 +340,16 @@ impl<X: Machine> DmaOps<X> {
         changing.done();
         match noted {
             Ok(()) => Ok((entry, range)),
-            Err(error) => {
-                // Nobody knows the address yet, but the device may have found it.
-                let ended = self.domain.end_now(range, neighbours);
-                Err(match ended {
-                    Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
-                    _ => error,
-                })
-            }
+            // No driver knows the address yet, but the device may have found it.
+            Err(error) => Err(undone(self.domain.end_now(range, neighbours), error)),
         }
+    }
+}
+
+/// The error of a mapping that did not get into the book, and was `ended` therefore.
+fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
+    match ended {
+        Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
+        _ => error,
     }
 }
