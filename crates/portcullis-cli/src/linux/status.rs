@@ -1,4 +1,4 @@
-//! `portcullis status`: what is protected, and what that did and left open until now; and what is not.
+//! `portcullis status` reads the counters of each protected device, and lists the devices that are not protected.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ const COUNTERS: [&str; 19] = [
 pub struct Found {
     pub module: Module,
     pub protected: Vec<Protected>,
-    pub unprotected: Vec<Open>,
+    pub unprotected: Vec<Seen>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,9 +48,9 @@ pub struct Module {
     pub rules: Vec<String>,
 }
 
-/// A device behind Portcullis. What the module does not say, or not any more, is `None`.
+/// A device, protected or not. What cannot be read is `None`.
 #[derive(Debug, Serialize)]
-pub struct Protected {
+pub struct Seen {
     pub device: String,
     /// Its interfaces and disks.
     pub uses: Vec<String>,
@@ -58,22 +58,18 @@ pub struct Protected {
     pub group: Option<String>,
     pub linux_mode: Option<String>,
     pub external: bool,
+}
+
+/// A device behind Portcullis. What the module does not say, or not any more, is `None`.
+#[derive(Debug, Serialize)]
+pub struct Protected {
+    #[serde(flatten)]
+    pub seen: Seen,
     pub policy: Option<String>,
     pub window_us: Option<u64>,
     pub threshold: Option<u64>,
     pub mask: Option<String>,
     pub counters: BTreeMap<&'static str, Option<u64>>,
-}
-
-/// A device that is not.
-#[derive(Debug, Serialize)]
-pub struct Open {
-    pub device: String,
-    pub uses: Vec<String>,
-    pub driver: Option<String>,
-    pub group: Option<String>,
-    pub linux_mode: Option<String>,
-    pub external: bool,
 }
 
 impl Protected {
@@ -115,12 +111,14 @@ impl Host<'_> {
         let figure = |file: &str| text(file)?.parse().ok();
         let device = self.follow(&folder.join("device")).map(|path| Device { path, name: name.into() });
         let found = Protected {
-            device: name.into(),
-            uses: device.as_ref().map_or(Vec::new(), |device| self.uses_of(device)),
-            driver: text("driver"),
-            group: text("group"),
-            linux_mode: text("linux_mode"),
-            external: device.as_ref().is_some_and(|device| self.is_external(device)),
+            seen: Seen {
+                device: name.into(),
+                uses: device.as_ref().map_or(Vec::new(), |device| self.uses_of(device)),
+                driver: text("driver"),
+                group: text("group"),
+                linux_mode: text("linux_mode"),
+                external: device.as_ref().is_some_and(|device| self.is_external(device)),
+            },
             policy: text("policy"),
             window_us: figure("window_us"),
             threshold: figure("threshold"),
@@ -130,8 +128,8 @@ impl Host<'_> {
         folder.exists().then_some(found)
     }
 
-    fn open(&self, device: &Device) -> Open {
-        Open {
+    fn open(&self, device: &Device) -> Seen {
+        Seen {
             device: device.name.clone(),
             uses: self.uses_of(device),
             driver: self.driver(device),

@@ -2,7 +2,7 @@
 
 use portcullis_trace::Printable;
 
-use super::status::{Found, Open, Protected};
+use super::status::{Found, Protected, Seen};
 use crate::look::{self, bytes, count, number_of};
 
 /// What stands where the module does not tell.
@@ -83,8 +83,8 @@ fn rows(device: &Protected) -> Vec<(&'static str, String)> {
     let ns = |ns, calls| device.mean(ns, calls).map_or(NOT_TOLD.into(), |mean| format!("{mean:.0} ns"));
     let mut rows = vec![
         ("policy", policy(device)),
-        ("driver", told(device.driver.as_ref())),
-        ("Linux had", told(device.linux_mode.as_ref())),
+        ("driver", told(device.seen.driver.as_ref())),
+        ("Linux had", told(device.seen.linux_mode.as_ref())),
         ("mappings", figure(counter("maps"), count)),
         (
             "copied",
@@ -128,9 +128,10 @@ fn rows(device: &Protected) -> Vec<(&'static str, String)> {
 }
 
 fn block(device: &Protected, unicode: bool) -> String {
-    let uses = if device.uses.is_empty() { String::new() } else { format!(" ({})", all_of(&device.uses)) };
-    let external = if device.external { ", behind an external port" } else { "" };
-    let head = look::wrap(&format!("{}{uses}{external}", Printable(&device.device)), "  ");
+    let seen = &device.seen;
+    let uses = if seen.uses.is_empty() { String::new() } else { format!(" ({})", all_of(&seen.uses)) };
+    let external = if seen.external { ", behind an external port" } else { "" };
+    let head = look::wrap(&format!("{}{uses}{external}", Printable(&seen.device)), "  ");
     let mut table = fitted(unicode);
     for (name, value) in rows(device) {
         table.add_row([name.to_owned(), value]);
@@ -138,7 +139,7 @@ fn block(device: &Protected, unicode: bool) -> String {
     format!("{head}{table}\n")
 }
 
-fn others(devices: &[Open], unicode: bool) -> String {
+fn others(devices: &[Seen], unicode: bool) -> String {
     let mut table = fitted(unicode);
     table.set_header(["not protected", "is", "driver", "Linux's mode", "port"]);
     for device in devices {
