@@ -10,7 +10,7 @@
 static struct kobject *root;
 static struct kset *devices;
 
-/* As for the type of a group: whoever may let devices reach all memory. */
+/* Linux asks for the same before it changes the type of a group: the writer may let devices reach all memory. */
 static bool may_change(void)
 {
 	return capable(CAP_SYS_ADMIN) && capable(CAP_SYS_RAWIO);

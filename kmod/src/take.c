@@ -324,7 +324,7 @@ static bool has_driver(struct iommu_group *group)
 	return false;
 }
 
-/* By name: of the whole group, whoever was named when it was taken. */
+/* An administrator gives the whole group back, whichever of its devices was named when it was taken. */
 int pcs_give_back(struct pcs_device *pd)
 {
 	struct iommu_group *group = pd->group->iommu_group;

@@ -59,7 +59,7 @@ pub enum Command {
     Protect(linux::Protect),
     /// Give a device of this machine back to Linux's own protection
     Unprotect(linux::Unprotect),
-    /// Say which devices of this machine are protected, what is open to them now, and what that has cost
+    /// List the protected devices of this machine, what each can reach now, and what its protection has cost
     Status(linux::Status),
     /// Make one page of HTML, with plots, of the results that other commands print with --json
     Report(ReportOptions),

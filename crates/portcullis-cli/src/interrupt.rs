@@ -35,7 +35,7 @@ pub fn listen() {
     }
 }
 
-/// From now on neither Ctrl-C nor the end of its terminal or session ends this program. Whoever means it has SIGKILL.
+/// From now on this program ignores Ctrl-C and the end of its terminal or session. SIGKILL still ends it.
 #[cfg(unix)]
 pub fn ignore() {
     for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGQUIT, libc::SIGTSTP] {

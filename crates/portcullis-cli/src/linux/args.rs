@@ -81,7 +81,7 @@ impl Unprotect {
 /// How a device changes hands.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
-    /// Nobody is asked.
+    /// Change the devices without a question.
     pub yes: bool,
     /// It is for each boot.
     pub keep: bool,

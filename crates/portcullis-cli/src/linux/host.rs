@@ -1,7 +1,7 @@
 //! The machine as its kernel shows it: files below a root, and the few things that are done to it.
 //!
-//! Everything that is read may be gone, half there, or written by a hostile device's maker: a file that cannot be read is
-//! `None`, what is read is bounded, and whoever prints it escapes it.
+//! A file may be gone or half there, and the maker of a hostile device may have chosen its text. So a file that cannot be read is
+//! `None`, a read has a limit, and each printer escapes the text.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub trait Outside {
     fn load(&self) -> io::Result<Result<(), String>>;
     /// Whether it may do what only root may.
     fn is_root(&self) -> bool;
-    /// The answer to a question; `None` where nobody is there to be asked.
+    /// The answer to a question; `None` where there is no terminal to ask on.
     fn ask(&self, question: &str) -> Option<bool>;
     /// Says something that was found or done.
     fn say(&self, text: &str);
@@ -118,7 +118,7 @@ impl Outside for Here {
 
     fn say(&self, text: &str) {
         let text = portcullis_trace::printable::PrintableLines(text).to_string();
-        // Nobody may listen any more: what is being done is more important than that.
+        // The terminal may be gone. The devices come first, so an error of printing stops nothing.
         let _ = crate::print(&crate::look::wrap_lines(&text, "  "));
     }
 

@@ -28,7 +28,7 @@ fn a_device_that_is_not_there_is_an_error_and_nothing_else_happens() {
         let output = portcullis(arguments);
         let message = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{message}");
-        // Whoever is not root is told that first.
+        // A user who is not root reads that first.
         assert!(
             message.contains("there is no device no-such-device") || message.contains("sudo"),
             "{message}"

@@ -42,7 +42,7 @@ pub struct Weak<T: ?Sized> {
 
 // SAFETY: as a reference, it lets many threads have the value, and its last owner drops it on any of them.
 unsafe impl<T: ?Sized + Send + Sync> Send for Shared<T> {}
-// SAFETY: the same, as whoever has a reference clones it.
+// SAFETY: the same, as a thread that has a reference may clone the value's owner.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Shared<T> {}
 // SAFETY: it becomes an owner.
 unsafe impl<T: ?Sized + Send + Sync> Send for Weak<T> {}
