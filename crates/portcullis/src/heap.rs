@@ -20,7 +20,7 @@ use crate::broken::broken;
 
 /// The atomics that count the owners of a [`Shared`]: not the model checker's, which has a test of its own for them.
 mod atomics {
-    pub use core::sync::atomic::{AtomicUsize, Ordering, fence};
+    pub use core::sync::atomic::{AtomicUsize, Ordering};
 }
 
 /// The heap has no memory. What was to be kept there is dropped.
