@@ -10,6 +10,13 @@
 
 #include "shim.h"
 
+/*
+ * The groups that have a core. The list changes under pcs_lock and groups_lock, and is read under either. CPU hotplug, whose own lock is held
+ * when a CPU is dead, takes groups_lock alone: below pcs_lock Linux may wait for CPU hotplug.
+ */
+static LIST_HEAD(groups);
+static DEFINE_MUTEX(groups_lock);
+
 /* Ranges that a device's addresses may not be in. */
 struct reserved {
 	struct pc_range *ranges;
@@ -289,7 +296,9 @@ static struct pcs_group *make_group(struct device *dev, struct iommu_group *iomm
 	if (ret)
 		goto fail;
 	kfree(reserved.ranges);
-	list_add_tail(&group->node, &pcs_groups);
+	mutex_lock(&groups_lock);
+	list_add_tail(&group->node, &groups);
+	mutex_unlock(&groups_lock);
 	return group;
 fail:
 	kfree(reserved.ranges);
@@ -304,7 +313,7 @@ struct pcs_group *pcs_group_get(struct device *dev, bool by_name)
 
 	if (!iommu_group)
 		return ERR_PTR(-EOPNOTSUPP);
-	list_for_each_entry(group, &pcs_groups, node) {
+	list_for_each_entry(group, &groups, node) {
 		if (group->iommu_group == iommu_group) {
 			iommu_group_put(iommu_group);
 			group->devices++;
@@ -323,7 +332,7 @@ bool pcs_group_is_known(struct device *dev)
 	struct pcs_group *group;
 	bool known = false;
 
-	list_for_each_entry(group, &pcs_groups, node)
+	list_for_each_entry(group, &groups, node)
 		known |= group->iommu_group == iommu_group;
 	iommu_group_put(iommu_group);
 	return known;
@@ -344,6 +353,19 @@ void pcs_group_put(struct pcs_group *group)
 {
 	if (--group->devices)
 		return;
+	mutex_lock(&groups_lock);
 	list_del(&group->node);
+	mutex_unlock(&groups_lock);
 	free_group(group);
+}
+
+int pcs_groups_cpu_dead(unsigned int cpu)
+{
+	struct pcs_group *group;
+
+	mutex_lock(&groups_lock);
+	list_for_each_entry(group, &groups, node)
+		pc_domain_cpu_released(group->core, cpu);
+	mutex_unlock(&groups_lock);
+	return 0;
 }

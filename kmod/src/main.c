@@ -10,7 +10,6 @@
 
 struct workqueue_struct *pcs_slow_queue;
 struct workqueue_struct *pcs_timer_queue;
-LIST_HEAD(pcs_groups);
 static int cpu_state;
 
 static int on_bus(struct notifier_block *nb, unsigned long action, void *data)
@@ -46,18 +45,6 @@ static int on_bus(struct notifier_block *nb, unsigned long action, void *data)
 /* Before Linux's own, which takes a device that is removed out of its group. */
 static struct notifier_block bus_notifier = { .notifier_call = on_bus, .priority = 10 };
 
-/* On another CPU, when this one is dead: the core takes back what it kept for it. */
-static int cpu_dead(unsigned int cpu)
-{
-	struct pcs_group *group;
-
-	mutex_lock(&pcs_lock);
-	list_for_each_entry(group, &pcs_groups, node)
-		pc_domain_cpu_released(group->core, cpu);
-	mutex_unlock(&pcs_lock);
-	return 0;
-}
-
 static int __init portcullis_init(void)
 {
 	int ret;
@@ -83,7 +70,7 @@ static int __init portcullis_init(void)
 	ret = pcs_sysfs_init();
 	if (ret)
 		goto fail_queues;
-	cpu_state = cpuhp_setup_state_nocalls(CPUHP_BP_PREPARE_DYN, "portcullis:dead", NULL, cpu_dead);
+	cpu_state = cpuhp_setup_state_nocalls(CPUHP_BP_PREPARE_DYN, "portcullis:dead", NULL, pcs_groups_cpu_dead);
 	if (cpu_state < 0) {
 		ret = cpu_state;
 		goto fail_sysfs;

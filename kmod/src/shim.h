@@ -107,7 +107,6 @@ extern struct pc_policy pcs_default_policy;
 /* Orders all taking and releasing. Outside of it: the lock of the device. */
 extern struct mutex pcs_lock;
 extern struct list_head pcs_devices;
-extern struct list_head pcs_groups;
 /* What may sleep and need several KiB of stack, one after the other; and the timers. */
 extern struct workqueue_struct *pcs_slow_queue;
 extern struct workqueue_struct *pcs_timer_queue;
@@ -134,6 +133,8 @@ struct pcs_group *pcs_group_get(struct device *dev, bool by_name);
 void pcs_group_put(struct pcs_group *group);
 bool pcs_group_is_known(struct device *dev);
 bool pcs_group_is_lost(struct pcs_group *group, struct device *dev);
+/* On another CPU, when this one is dead: the cores take back what they kept for it. Without pcs_lock. */
+int pcs_groups_cpu_dead(unsigned int cpu);
 
 /* ops.c */
 void pcs_fill_ops(struct dma_map_ops *ops);
