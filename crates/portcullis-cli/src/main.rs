@@ -8,6 +8,8 @@ mod calibration;
 #[cfg(all(test, feature = "bench"))]
 mod documents;
 mod explain;
+#[cfg(test)]
+mod golden;
 mod header;
 mod help;
 mod interrupt;

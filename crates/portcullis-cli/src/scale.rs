@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 mod documented;
-mod report;
+pub mod report;
 
 use std::collections::HashMap;
 use std::path::Path;

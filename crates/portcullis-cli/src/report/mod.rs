@@ -6,7 +6,7 @@ mod canvas;
 mod compared;
 mod html;
 mod plot;
-mod read;
+pub mod read;
 mod replayed;
 mod scaled;
 mod text;
@@ -84,7 +84,7 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
     }
 }
 
-fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, CommandError> {
+pub fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, CommandError> {
     let mut sections = Vec::new();
     if compare {
         let [(before, was), (after, is)] = outcomes else {

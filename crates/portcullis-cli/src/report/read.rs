@@ -216,7 +216,7 @@ pub fn read(path: &Path) -> Result<(String, Outcome), ReadError> {
 }
 
 /// Reads one result. The error is `None` where no tool of ours wrote it; else it names the tool, and what is wrong.
-fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
+pub fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> {
     let has = |name: &str| value.get(name).is_some();
     let (tool, schema) = match () {
         () if has("policies") && has("costs") && has("trace") => ("portcullis replay", schema::REPLAY),
