@@ -10,6 +10,8 @@
 //! What lies below (the machine's memory, its IOMMU, the test's platform) is exempt.
 #![cfg(not(loom))]
 
+mod ops;
+
 use std::fmt::Debug;
 use std::sync::Arc;
 
