@@ -205,6 +205,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !(1..=MOST_IN_BATCH).contains(&batch) {
             return Err(RingError::Batch { batch, most: MOST_IN_BATCH });
         }
+        // Before the addresses, which nothing takes back where this fails.
+        let waiting = room_for(batch + 1)?;
         let arena = if device.is_translated() {
             let domain = device.domain();
             let ring = RingConfig {
@@ -221,7 +223,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             arena,
             number: number(),
             batch,
-            waiting: room_for(batch + 1)?,
+            waiting,
             unmapped: 0,
             unlinked: Gather::new(),
             unconfirmed: Vec::new(),
