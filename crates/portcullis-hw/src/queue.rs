@@ -281,3 +281,6 @@ impl Queue {
         self.failures.look(&self.ring, port, &command, |index| self.store(frames, index, P::NOTHING));
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

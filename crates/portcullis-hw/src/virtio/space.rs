@@ -249,10 +249,7 @@ impl Space {
         }
         for _ in 0..LOOKS {
             let Some((range, from)) = search.next else { return false };
-            let Some((_, to)) = ranges.get(range) else {
-                search.next = None;
-                return false;
-            };
+            let Some((_, to)) = ranges.get(range) else { return false };
             let next_range = || ranges.get(range + 1).map(|(first, _)| (range + 1, *first));
             let Some(first) = pieces.first_in(from, *to) else {
                 search.next = next_range();

@@ -324,3 +324,31 @@ fn the_widest_tables_bound_addresses() {
     assert_eq!((on(second).stage(), last(second)), (Stage::Second, (1 << 50) - 1));
     assert_eq!(on(BOTH | cap::SV57).layout().unwrap().levels(), 4);
 }
+
+#[test]
+fn a_queue_that_is_busy_or_gone_has_not_stopped() {
+    use super::queue::Bell;
+    use crate::queue::Port;
+
+    let host = host(BOTH, ddtp::OFF, 16);
+    host.unit().set32(reg::CQH, 77);
+    let failure = |status| {
+        host.unit().set32(reg::CQCSR, status);
+        Bell(&host).failure(&|_| 0).map(|said| (said.error, said.bad, said.drops_waits, said.status))
+    };
+    let (running, fault, illegal) = (csr::ENABLE | csr::ON, 1 << 8, csr::COMMAND_ILLEGAL);
+    for status in [0, running, running | csr::BUSY, running | fault | csr::BUSY, u32::MAX, 1 << 11] {
+        assert_eq!(failure(status), None, "{status:#x}");
+    }
+    let rejected = |code, drops_waits| {
+        Some((Some(InvalidationError::Rejected { code }), Some(77), drops_waits, running | code))
+    };
+    let late = csr::COMMAND_TIMED_OUT;
+    assert_eq!(failure(running | fault), rejected(fault, false));
+    assert_eq!(failure(running | illegal), rejected(illegal, false));
+    assert_eq!(failure(running | illegal | late), rejected(illegal | late, true));
+    // A fence that waits in vain is no bad command.
+    let waited_ns = host.patience_ns();
+    let timed_out = InvalidationError::TimedOut { waited_ns };
+    assert_eq!(failure(running | late), Some((Some(timed_out), None, true, running | late)));
+}

@@ -133,3 +133,23 @@ fn more_pieces_than_a_call_visits_are_all_found() {
     assert_eq!((found, search.others), (3000, false));
     assert_eq!(stale(&space, &ALL), (Runs::new(), false));
 }
+
+#[test]
+fn a_search_goes_on_where_a_call_has_looked_at_enough() {
+    for (number, calls) in [(LOOKS, 1), (LOOKS + 1, 2), (2 * LOOKS, 2), (2 * LOOKS + 1, 3)] {
+        let pieces: alloc::vec::Vec<_> = (0..number as u64).map(|index| piece(index, 1)).collect();
+        let space = live(&pieces);
+        let last = pieces[number - 1];
+        assert_eq!(unlink(&space, last.first, last.last).bytes, 0x1000);
+        let all = [(0, last.last)];
+        let (mut search, mut runs) = (Space::search(&all), Runs::new());
+        for call in 1..calls {
+            assert!(space.take_stale(&all, &mut search, &mut runs), "call {call} of {number} pieces");
+            assert!(runs.is_empty());
+        }
+        assert!(!space.take_stale(&all, &mut search, &mut runs));
+        assert_eq!(runs[..], [(last.first, last.last)]);
+        // It is over.
+        assert!(!space.take_stale(&all, &mut search, &mut runs));
+    }
+}

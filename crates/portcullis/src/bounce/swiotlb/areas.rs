@@ -404,11 +404,14 @@ impl Areas {
         unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
     }
 
-    /// Returns the bytes that the metadata takes beside the areas.
+    /// Returns the bytes that metadata and what leads to it take beside the areas: all of it that any area may have, but for notes of
+    /// slots, which come with an area.
     pub fn metadata_bytes(&self) -> usize {
         let metadata =
             self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();
-        (metadata << self.bits()) * size_of::<SlotMeta>()
+        let of_all = size_of_val(&*self.heads) + size_of_val(&*self.spaces) + self.directory.bytes();
+        let bits = (self.max() << self.bits()) / 8;
+        (metadata << self.bits()) * size_of::<SlotMeta>() + of_all + bits
     }
 }
 

@@ -80,6 +80,11 @@ impl<T> Directory<T> {
         })
     }
 
+    /// Returns the bytes that its places take.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.places)
+    }
+
     /// Returns the number of the first place for `key`.
     #[inline]
     fn first(&self, key: u64) -> usize {

@@ -20,7 +20,7 @@ pub struct SwiotlbUsage {
     pub least: u64,
     /// The size that the pool may grow to.
     pub limit: u64,
-    /// Bytes of metadata and of CPUs' magazines, beside the pool.
+    /// Bytes of metadata, with what leads to it by address, and of CPUs' magazines, beside the pool.
     pub overhead: u64,
 }
 
