@@ -18,6 +18,7 @@ mod dma;
 mod doubles;
 mod faults;
 mod hostile;
+mod ops;
 mod pool;
 mod queue;
 #[path = "../queued/mod.rs"]
