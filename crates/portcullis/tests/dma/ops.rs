@@ -2,6 +2,7 @@
 //! map to its unmap, and no mistake of a driver's opens or loses anything.
 
 mod auto;
+mod counted;
 mod each;
 mod left;
 mod mistakes;
