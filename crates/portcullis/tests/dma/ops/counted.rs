@@ -61,16 +61,18 @@ impl Machine {
         self.clock.take(1_000_000_000);
         let after = self.ops.domain().exposure();
         let bytes = |before: u128, after: u128| ((after - before) / 1_000_000_000).try_into().unwrap();
-        (bytes(before.stale_byte_ns, after.stale_byte_ns), bytes(before.neighbour_byte_ns, after.neighbour_byte_ns))
+        (
+            bytes(before.stale_byte_ns, after.stale_byte_ns),
+            bytes(before.neighbour_byte_ns, after.neighbour_byte_ns),
+        )
     }
 
     fn map(&self, kind: Kind) -> (Iova, u64) {
         let at = |page: u64, offset, len| part(&self.buffer, page * PAGE + offset, len);
         let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
         let both = Direction::Bidirectional;
-        let one = |piece: PhysSegment, attributes| {
-            (self.ops.maps_as(piece, both, attributes).unwrap(), piece.len)
-        };
+        let one =
+            |piece: PhysSegment, attributes| (self.ops.maps_as(piece, both, attributes).unwrap(), piece.len);
         match kind {
             Kind::Small => one(at(0, 16, 64), MapAttributes::default()),
             Kind::Large => one(at(0, 8, 3 * THRESHOLD), MapAttributes::default()),
@@ -124,7 +126,9 @@ fn stays(kind: Kind, config: OpsConfig, confirmed: bool) -> (u64, u64) {
     let opened = kind.opens(config);
     match kind {
         // By its policy, with all that it had.
-        _ if matches!(config, OpsConfig::Lazy { .. }) && !matches!(kind, Kind::Lasting | Kind::Chosen) => opened,
+        _ if matches!(config, OpsConfig::Lazy { .. }) && !matches!(kind, Kind::Lasting | Kind::Chosen) => {
+            opened
+        }
         _ if confirmed => (0, 0),
         // Its ends are copies, and what lies between them is the driver's.
         Kind::Large if opened == (0, 0) => (3 * THRESHOLD - PAGE, 0),
