@@ -1,0 +1,236 @@
+//! Whole outputs and counts, of recordings in which no two figures are the same.
+
+use std::fmt::Write;
+
+use portcullis::domain::Policy;
+use portcullis_trace::anonymize::anonymize;
+use portcullis_trace::replay::{FORMATS, Options, Profile};
+use portcullis_trace::{Chunk, Input, ReadOptions, Trace};
+
+use crate::common::{on_cpu0, policy, read, read_in, run};
+use crate::pairing::{iommu_map, lines, map, shape, unmap};
+
+/// The `k`-th stretch of addresses, and where it goes: what is apart stays apart, and no more.
+fn stretch(k: u64, offset: u64) -> [u64; 2] {
+    [k << 28 | offset, (k - 1) << 17 | offset]
+}
+
+#[test]
+fn each_event_is_written_with_its_own_fields() {
+    let [from, to] = [0, 1].map(|at| move |k: u64, offset: u64| format!("{:x}", stretch(k, offset)[at]));
+    // Each event, and what is written of it, with the addresses of either.
+    type Of<'a> = &'a dyn Fn(u64, u64) -> String;
+    let events: [fn(Of<'_>) -> [String; 2]; 17] = [
+        |a| {
+            let rest = format!("dir=TO_DEVICE dma_addr={} size=16 phys_addr={}", a(1, 0x11), a(2, 0x22));
+            [format!("dma_map_page: card A {rest} attrs="), format!("dma_map_phys: device1 {rest}")]
+        },
+        |a| {
+            let rest = format!(
+                "dir=BIDIRECTIONAL dma_addr={} size=32 phys_addr={} attrs=NO_WARN",
+                a(3, 0x33),
+                a(4, 0x44)
+            );
+            [format!("dma_map_resource: B {rest}"), format!("dma_map_resource: device2 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=TO_DEVICE dma_addr={} size=16 attrs=SKIP_CPU_SYNC", a(1, 0x11));
+            [format!("dma_unmap_page: card A {rest}"), format!("dma_unmap_phys: device1 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=BIDIRECTIONAL dma_addr={} size=64", a(5, 0));
+            [
+                format!("dma_alloc: B {rest} virt_addr=ffff flags=GFP attrs="),
+                format!("dma_alloc: device2 {rest}"),
+            ]
+        },
+        |a| {
+            let rest = format!(
+                "dir=FROM_DEVICE dma_addr={} size=8192 phys_addrs={{0x{},0x{}}}",
+                a(6, 0x1000),
+                a(7, 0x2000),
+                a(8, 0x3000)
+            );
+            [format!("dma_alloc_sgt: card A {rest} attrs="), format!("dma_alloc_pages: device1 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=BIDIRECTIONAL dma_addr={} size=64", a(5, 0));
+            [format!("dma_free: B {rest} virt_addr=ffff attrs="), format!("dma_free: device2 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=TO_DEVICE dma_addr={} size=8", a(1, 0x13));
+            [
+                format!("dma_sync_single_for_cpu: card A {rest}"),
+                format!("dma_sync_single_for_cpu: device1 {rest}"),
+            ]
+        },
+        |a| {
+            let rest = format!("dir=BIDIRECTIONAL dma_addr={} size=9", a(3, 0x34));
+            [
+                format!("dma_sync_single_for_device: B {rest}"),
+                format!("dma_sync_single_for_device: device2 {rest}"),
+            ]
+        },
+        |a| {
+            let rest = format!(
+                "dir=FROM_DEVICE nents=2/300 ents=1/2 [TRUNCATED] dma_addrs={{0x{}}} sizes={{0x30}} phys_addrs={{0x{},0x{}}}",
+                a(9, 0x99),
+                a(10, 0xaa),
+                a(11, 0xbb)
+            );
+            [format!("dma_map_sg: B {rest} attrs=NO_WARN"), format!("dma_map_sg: device2 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=FROM_DEVICE phys_addrs={{0x{},0x{}}}", a(10, 0xaa), a(11, 0xbb));
+            [format!("dma_unmap_sg: B {rest} attrs="), format!("dma_unmap_sg: device2 {rest}")]
+        },
+        |a| {
+            let rest = format!(
+                "dir=FROM_DEVICE dma_addrs={{0x{},0x{}}} sizes={{0x10,0x20}}",
+                a(9, 0x99),
+                a(12, 0xcc)
+            );
+            [format!("dma_sync_sg_for_device: B {rest}"), format!("dma_sync_sg_for_device: device2 {rest}")]
+        },
+        |a| {
+            let rest = format!("dir=TO_DEVICE dma_addrs={{0x{}}} sizes={{0x7}}", a(12, 0xdd));
+            [format!("dma_sync_sg_for_cpu: card A {rest}"), format!("dma_sync_sg_for_cpu: device1 {rest}")]
+        },
+        |a| {
+            let rest = format!("iova=0x{} paddr=0x{} size=12288", a(13, 0x1000), a(14, 0x2000));
+            [format!("map: IOMMU: dev=C {rest}"), format!("map: IOMMU: dev=device3 {rest}")]
+        },
+        |a| {
+            let rest = format!("iova=0x{} size=12288 unmapped_size=8192", a(13, 0x1000));
+            [format!("unmap: IOMMU: {rest}"), format!("unmap: IOMMU: {rest}")]
+        },
+        |_| {
+            [
+                "attach_device_to_domain: IOMMU: device=D".into(),
+                "attach_device_to_domain: IOMMU: device=device4".into(),
+            ]
+        },
+        |_| ["dma_map_sg_err: B".into(), "dma_other_err:".into()],
+        |_| ["io_page_fault: secret".into(), "swiotlb_bounced:".into()],
+    ];
+    let recorded = events.map(|event| event(&from)[0].clone());
+    let text = on_cpu0(&recorded.each_ref().map(String::as_str)).replacen(
+        "# tracer",
+        "# entries-in-buffer/entries-written: 77/99\n# tracer",
+        1,
+    ) + "CPU:1 [LOST 12 EVENTS]\n";
+    let mut written = Vec::new();
+    let told = anonymize(|| Input::from_bytes("private", text.as_bytes()), &mut written).unwrap();
+    assert_eq!((told.events, told.devices, told.left_out), (17, 4, 0));
+    let mut expected = String::from(
+        "# tracer: nop\n#\n# Written by portcullis anonymize\n# entries-in-buffer/entries-written: 77/77\n",
+    );
+    for (at, event) in events.iter().enumerate() {
+        // Times begin within a millisecond: the clock's steps of 2^20 ns stay where they were.
+        let ns = 38_000_000_000 % (1 << 20) + 1_000 * at;
+        writeln!(expected, "t-0 [000] 0.{ns:09}: {}", event(&to)[1]).unwrap();
+    }
+    expected += "[LOST 12 EVENTS]\n";
+    let written = String::from_utf8(written).unwrap();
+    for (written, expected) in written.lines().zip(expected.lines()) {
+        assert_eq!(written, expected);
+    }
+    assert_eq!(written, expected);
+}
+
+/// All that one device does is one count, whatever the event, and no operation of another is in the figures.
+#[test]
+fn events_of_others_are_counted_once_each() {
+    let other = |text: &str| text.replace("0000:00:03.0", "other");
+    let list = "dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x9000} sizes={0x100} phys_addrs={0x8000} attrs=";
+    let events = [
+        map(0x1000, 512, 0x5000),
+        other(&map(0x2000, 512, 0x6000)),
+        format!("dma_map_sg: other {list}"),
+        "dma_sync_single_for_cpu: other dir=TO_DEVICE dma_addr=2000 size=8".into(),
+        "dma_sync_sg_for_cpu: other dir=TO_DEVICE dma_addrs={0x9000} sizes={0x8}".into(),
+        "dma_unmap_sg: other dir=TO_DEVICE phys_addrs={0x8000} attrs=".into(),
+        "dma_alloc: other dma_addr=a000 size=64 virt_addr=ffff attrs=".into(),
+        "dma_free: other dma_addr=a000 size=64 virt_addr=ffff attrs=".into(),
+        other(&unmap(0x2000, 512)),
+        unmap(0x1000, 512),
+    ];
+    let text = lines(&events);
+    let of = |device: Option<&str>| {
+        let options = ReadOptions { device: device.map(str::to_owned), ..ReadOptions::default() };
+        let (ops, summary) = read_in(text.as_bytes(), options, 3).unwrap();
+        (shape(&ops).len(), summary.filtered, summary.maps, summary.unmaps, summary.syncs, summary.unused())
+    };
+    assert_eq!(of(None), (10, 0, 4, 4, 2, 0));
+    assert_eq!(of(Some("0000:00:03.0")), (2, 8, 1, 1, 0, 0));
+    assert_eq!(of(Some("other")), (8, 2, 3, 3, 2, 0));
+    assert_eq!(of(Some("nobody")), (0, 10, 0, 0, 0, 0));
+}
+
+/// What was read until then stays, and nothing more is read.
+#[test]
+fn a_trace_that_is_stopped_ends_with_what_it_has() {
+    let text = lines(&[
+        map(0x1000, 512, 0x5000),
+        iommu_map(0x7000, 0x9000, 4096),
+        unmap(0x1000, 512),
+        map(0x3000, 8, 0x6000),
+    ]);
+    for (chunks, events, ops) in [(0, 0, 0), (1, 1, 1), (2, 2, 1), (3, 3, 2)] {
+        let mut trace = Trace::from_bytes("test", text.as_bytes(), ReadOptions::default()).unwrap();
+        let (mut chunk, mut seen) = (Chunk::default(), 0);
+        for _ in 0..chunks {
+            assert!(trace.next_chunk(&mut chunk, 1).unwrap());
+            seen += chunk.ops.len();
+        }
+        trace.stop();
+        while trace.next_chunk(&mut chunk, 100).unwrap() {
+            assert!(!chunk.ops.is_empty());
+            seen += chunk.ops.len();
+        }
+        let summary = trace.summary();
+        assert!(summary.stopped && !summary.limited && summary.cut().is_none());
+        assert_eq!((summary.events, seen, summary.accounted()), (events, ops, events), "{chunks}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_named_and_late_times_are_told_of_once() {
+    let wraps = iommu_map(0x1000, 0x2000, 4096).replace("iova=0x0000000000001000", "iova=0xfffffffffffff000");
+    let wraps = wraps.replace("size=4096", "size=8192");
+    let (_, summary) = read(&on_cpu0(&[&wraps]));
+    let said = summary.kept_warnings[0].to_string();
+    assert_eq!((summary.skipped, summary.iommu_maps), (1, 0));
+    assert!(
+        said.contains("0xfffffffffffff000") && (said.contains("8192") || said.contains("8,192")),
+        "{said}"
+    );
+    let line = |time: &str| format!("t-1 [000] {time}: {}\n", map(0x1000, 512, 0x5000));
+    let (_, summary) =
+        read(&(line("1.0") + &line("4611686018.5") + &line("4611686019.5") + &line("9999999999.0")));
+    assert_eq!((summary.warnings, summary.times_ns), (1, Some((1_000_000_000, 1 << 62))));
+    assert!(summary.kept_warnings[0].to_string().contains("4611686018"), "{:?}", summary.kept_warnings);
+    assert_eq!(summary.kept_warnings[0].line, 2);
+    let (_, summary) = read(&(line("1.25") + &line("3.75")));
+    assert_eq!((summary.seconds(), summary.duration_ns()), (2.5, 2_500_000_000));
+}
+
+/// Bytes of page tables of one page that is mapped, in each format: its levels, of as many bytes as its tables have.
+#[test]
+fn each_format_has_its_own_tables_and_protects_as_well() {
+    let text = lines(&[map(0x1000, 512, 0x5000), unmap(0x1000, 512), map(0x1000, 8192, 0x7000)]);
+    let tables = FORMATS.map(|format| {
+        let mut options = Options::new(Profile::load("vtd").unwrap());
+        options.policies = vec![Policy::Strict.into()];
+        options.format = format.to_owned();
+        let report = run(format, text.as_bytes(), &options);
+        let strict = policy(&report, "strict");
+        assert_eq!((strict.faults, strict.violations, strict.failures), (0, 0, 0), "{format}");
+        assert_eq!((strict.operations, strict.invalidations), (2, 1), "{format}");
+        strict.peak_table_bytes >> 10
+    });
+    // In KiB. Arm's formats are of 48 bits: the root takes no more than its entries do, and a second stage of 16 KiB begins with two
+    // tables beside each other.
+    let expected: [u64; 15] = [16, 16, 20, 16, 16, 52, 132, 16, 64, 132, 12, 16, 20, 24, 28];
+    assert_eq!(tables, expected);
+}
