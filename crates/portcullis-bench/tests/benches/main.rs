@@ -6,6 +6,7 @@ mod common;
 mod iova_model;
 
 mod bounce;
+mod figures;
 mod hole_tree;
 mod hole_tree_oracle;
 mod invalidation;
