@@ -188,3 +188,55 @@ impl Samples {
         steps
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By a timer of half a nanosecond a tick, whose measurements cost 20 ticks.
+    #[test]
+    fn figures_are_of_the_ticks_without_what_measuring_cost() {
+        let timer = Timer { clock: Clock::new(), overhead_ticks: 20.0, ns_per_tick: 0.5 };
+        assert_eq!((timer.overhead_ticks(), timer.overhead_ns(), timer.ns_of(84)), (20, 10.0, 42.0));
+        assert_eq!([timer.net_ns(120.0, 2), timer.net_ns(30.0, 2)], [40.0, 0.0]);
+        let mut samples = Samples::new(&timer);
+        for ticks in [40, 60, 120, 199_999, 200_000] {
+            samples.record(ticks);
+        }
+        samples.record_with_wait(70, 15.0);
+        // All calls' share counts for the mean alone, and what was interrupted for nothing.
+        samples.add_to_all(11);
+        samples.add_to_all(199_999);
+        samples.add_to_all(200_000);
+        assert_eq!((samples.count(), samples.interrupted()), (5, 2));
+        let total = (40 + 60 + 120 + 199_999 + 70 + 11 + 199_999 - 5 * 20) as f64 / 2.0;
+        assert_eq!(samples.total_ns(&timer), total);
+        let figures = samples.figures(&timer);
+        assert_eq!((figures.mean, figures.p50), (total / 5.0, 25.0));
+        assert!((figures.p99 / 99_990.0 - 1.0).abs() < 0.001 && figures.p99 == figures.p99_99);
+        let latency = samples.latency(&timer);
+        assert_eq!(latency[..3], [(10.0, 1), (20.0, 1), (40.0, 1)]);
+        assert_eq!(
+            (latency[3].0, latency[3].1, latency.len()),
+            (50.0, 1, 5 - usize::from(latency[2].1 == 2))
+        );
+        assert_eq!(
+            Samples::new(&timer).figures(&timer),
+            Figures { mean: 0.0, p50: 0.0, p99: 0.0, p99_99: 0.0 }
+        );
+    }
+
+    #[test]
+    fn enough_empty_measurements_say_what_measuring_costs() {
+        let timer = Timer { clock: Clock::new(), overhead_ticks: 20.0, ns_per_tick: 0.25 };
+        let mut empty = Samples::new(&timer);
+        (0..50).for_each(|_| empty.record(30));
+        (0..49).for_each(|_| empty.record(50));
+        assert_eq!(timer.less(&empty).overhead_ns(), 5.0, "99 are few");
+        empty.record(1_000);
+        // Without the hundredth that took longest.
+        let mean = (50.0 * 30.0 + 49.0 * 50.0) / 99.0;
+        let less = timer.less(&empty);
+        assert!((less.overhead_ticks - mean).abs() < 1e-9 && less.ns_per_tick == 0.25, "{less:?}");
+    }
+}

@@ -234,3 +234,87 @@ fn each_format_has_its_own_tables_and_protects_as_well() {
     let expected: [u64; 15] = [16, 16, 20, 16, 16, 52, 132, 16, 64, 132, 12, 16, 20, 24, 28];
     assert_eq!(tables, expected);
 }
+
+/// Of two lists of the same memory that one ends which goes the same way, or else the newer one; and what ends none is told of.
+#[test]
+fn an_end_of_a_list_ends_the_one_that_it_is_like() {
+    let list = |dir: &str, at: u64| {
+        format!(
+            "dma_map_sg: d dir={dir} nents=2/2 ents=1/1 dma_addrs={{{at:#x}}} sizes={{0x2000}} phys_addrs={{0x8000,0xa000}} attrs="
+        )
+    };
+    let end = |dir: &str| format!("dma_unmap_sg: d dir={dir} phys_addrs={{0x8000,0xa000}} attrs=");
+    let of = |ends: &[&str]| {
+        let maps =
+            [list("TO_DEVICE", 0x1_0000), list("FROM_DEVICE", 0x2_0000), list("FROM_DEVICE", 0x3_0000)];
+        let events = maps.into_iter().chain(ends.iter().map(|dir| end(dir))).collect::<Vec<_>>();
+        let (ops, summary) = read(&lines(&events));
+        (shape(&ops)[3..].to_vec(), summary)
+    };
+    let (both, to, from) = ("BIDIRECTIONAL", "TO_DEVICE", "FROM_DEVICE");
+    assert_eq!(of(&[from, from, to]).0, ["U1", "U2", "U0"]);
+    assert_eq!(of(&[both, both, both]).0, ["U2", "U1", "U0"]);
+    let (ended, summary) = of(&[to, to, both, from]);
+    assert_eq!(ended, ["U0", "U2", "U1"]);
+    assert_eq!((summary.unpaired.already_unmapped, summary.warnings), (1, 1));
+    let said = summary.kept_warnings[0].to_string();
+    assert!(said.contains("a second unmap of 2 entries from 0x8000 on d, no map since"), "{said}");
+    assert_eq!(summary.kept_warnings[0].line, 9);
+}
+
+#[test]
+fn names_are_counted_and_what_is_missing_is_told_to_the_event() {
+    let text = |promised: u64| {
+        let events = ["ant: x", "bee: x", "ant: y", "dma_map_page: d dir=NONE dma_addr=1 size=1 phys_addr=1"];
+        on_cpu0(&events).replacen(
+            "# tracer",
+            &format!("# entries-in-buffer/entries-written: {promised}/9\n# tracer"),
+            1,
+        )
+    };
+    let (_, summary) = read(&text(4));
+    let names = |names: &std::collections::BTreeMap<String, u64>| {
+        names.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    assert_eq!((names(&summary.other_names), summary.other_events), ("2 ant, 1 bee".into(), 3));
+    assert_eq!((names(&summary.skipped_names), summary.skipped), ("1 dma_map_page".into(), 1));
+    assert_eq!((summary.unused(), summary.cut()), (4, None));
+    assert_eq!([3, 5, 77].map(|promised| read(&text(promised)).1.cut()), [None, Some(1), Some(73)]);
+}
+
+/// A chunk of no events would never end a trace.
+#[test]
+fn a_chunk_is_of_one_event_at_least() {
+    let text = lines(&[map(0x1000, 512, 0x5000), unmap(0x1000, 512)]);
+    let of = |most| read_in(text.as_bytes(), ReadOptions::default(), most).unwrap().0;
+    assert_eq!(shape(&of(0)), ["M0", "U0"]);
+    assert_eq!(of(0), of(1));
+}
+
+/// Addresses that only an end names are moved, too, and a disk that is full is an error.
+#[test]
+fn what_is_ended_alone_is_moved_and_a_full_disk_is_told() {
+    struct Full(usize);
+    impl std::io::Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let text = lines(&[map(0x1000_0000, 512, 0x2000_0000), unmap(0x3000_0010, 16), unmap(0x1000_0000, 512)]);
+    let mut written = Vec::new();
+    let open = || Input::from_bytes("private", text.as_bytes());
+    anonymize(open, &mut written).unwrap();
+    let text_of = String::from_utf8(written.clone()).unwrap();
+    assert!(text_of.contains("dma_unmap_phys: device1 dir=TO_DEVICE dma_addr=40010 size=16\n"), "{text_of}");
+    assert!(anonymize(open, &mut Full(written.len())).is_ok());
+    for room in 0..written.len() {
+        let failed = anonymize(open, &mut Full(room)).unwrap_err();
+        let portcullis_trace::anonymize::AnonymizeError::Write(error) = failed else { panic!("{failed}") };
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+}
