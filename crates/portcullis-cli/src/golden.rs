@@ -33,11 +33,11 @@ fn is_golden(name: &str, text: &str) {
     assert!(golden == text, "{name}: the first line that differs: {differs:?}");
 }
 
-fn replayed() -> Value {
+pub fn replayed() -> Value {
     serde_json::from_str(&std::fs::read_to_string(path("replay.json")).unwrap()).unwrap()
 }
 
-fn runs() -> Runs {
+pub fn runs() -> Runs {
     match read::outcome(replayed()).unwrap() {
         read::Outcome::Replay(replayed) => replayed.runs,
         _ => panic!("no replay"),
@@ -45,7 +45,7 @@ fn runs() -> Runs {
 }
 
 /// A page without its style, a line for each element.
-fn body(outcomes: &[(&str, &Value)], compare: bool) -> String {
+pub fn body(outcomes: &[(&str, &Value)], compare: bool) -> String {
     let read = |value: &Value| read::outcome(value.clone()).unwrap();
     let outcomes: Vec<_> = outcomes.iter().map(|(name, value)| ((*name).to_owned(), read(value))).collect();
     let page = page(&outcomes, compare).unwrap();
@@ -55,7 +55,7 @@ fn body(outcomes: &[(&str, &Value)], compare: bool) -> String {
 }
 
 /// The part of a page behind its verdict on what changed, up to the results by themselves.
-fn changes(outcomes: [&Value; 2]) -> String {
+pub fn changes(outcomes: [&Value; 2]) -> String {
     let page = body(&[("before", outcomes[0]), ("after", outcomes[1])], true);
     page.split_once("<section id=\"part-1\">").unwrap().0.to_owned()
 }
@@ -65,7 +65,7 @@ fn times(value: &mut Value, name: &str, factor: f64) {
     value[name] = (value[name].as_f64().unwrap() * factor).into();
 }
 
-fn benched() -> Value {
+pub fn benched() -> Value {
     let mut results = Vec::new();
     for (workload, ns) in [("raw-1", 38.25), ("typed-1", 0.42), ("sg-64", 4450.5)] {
         for (subject, slower) in [("ours", 1.0), ("theirs", 2.5)] {
@@ -87,7 +87,7 @@ fn benched() -> Value {
     })
 }
 
-fn scale() -> Value {
+pub fn scale() -> Value {
     let policies = ["strict", "bounce", "lazy-2015", "passthrough"];
     let mut results = Vec::new();
     for (at, policy) in policies.into_iter().enumerate() {
@@ -170,7 +170,7 @@ fn pages_of_changes_are_as_they_were() {
 }
 
 /// A recording of which each count differs.
-fn summary() -> Summary {
+pub fn summary() -> Summary {
     let mut summary = Summary::default();
     summary.name = "golden.trace".into();
     (summary.events, summary.maps, summary.unmaps, summary.cpus) = (12_345, 1_201, 1_099, 3);

@@ -1,6 +1,7 @@
 //! What results for machines say besides their figures, all in one form: by which tool, on which machine, under which options
 //! and for which hardware.
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -44,7 +45,7 @@ pub fn document(
     found: impl Serialize,
 ) -> serde_json::Result<String> {
     let tool = Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") };
-    let (command, machine) = (command(), Machine::here());
+    let (command, machine) = (command(std::env::args_os()), Machine::here());
     let document = Document { schema, tool, command, machine, options, profiles, found };
     let mut text = Vec::new();
     document.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Lines { depth: 0 }))?;
@@ -133,10 +134,10 @@ pub fn json(
     document(schema::REPLAY, options, std::slice::from_ref(profile), replayed)
 }
 
-/// The command as it was typed, with quotes where a shell wants them.
-fn command() -> String {
+/// The command of these words as it was typed, with quotes where a shell wants them; the first word is where the program lies.
+pub fn command(words: impl Iterator<Item = OsString>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    let quoted = std::env::args_os().skip(1).map(|word| {
+    let quoted = words.skip(1).map(|word| {
         let word = word.to_string_lossy().into_owned();
         let is_plain = !word.is_empty() && word.chars().all(plain);
         if is_plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }

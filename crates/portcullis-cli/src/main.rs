@@ -4,6 +4,8 @@ mod anonymize;
 mod args;
 #[cfg(feature = "bench")]
 mod bench;
+#[cfg(test)]
+mod borders;
 mod calibration;
 #[cfg(all(test, feature = "bench"))]
 mod documents;

@@ -105,5 +105,12 @@ mod tests {
     fn times_have_units() {
         let said = [0.0, 9.96, 712.3, 1_234.0, 123_400.0, 2.5e6, 3e9].map(time);
         assert_eq!(said, ["0.0 ns", "10 ns", "712 ns", "1.2 µs", "123 µs", "2.5 ms", "3.0 s"]);
+        let said =
+            [9.94, 9.95, 999.4, 999.5, 99_949.0, 99_950.0, 999_499.0, 999_500.0, 9.99e8, 1e9].map(time);
+        let expected = [
+            "9.9 ns", "10 ns", "999 ns", "1.0 µs", "99.9 µs", "100 µs", "999 µs", "1.0 ms", "999.0 ms",
+            "1.0 s",
+        ];
+        assert_eq!(said, expected);
     }
 }

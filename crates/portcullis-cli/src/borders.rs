@@ -1,0 +1,253 @@
+//! What is said on either side of each border, and of what is missing.
+
+use serde_json::{Value, json};
+
+use crate::golden::{benched, body, changes, replayed, runs, scale, summary};
+use crate::report::read;
+use crate::runs::{Runs, cpu_time};
+use crate::verdict::Verdict;
+use crate::{look, machine, short, table, warnings};
+
+#[test]
+fn figures_change_their_form_at_these_borders() {
+    let said = [0.99, 1.0, 999.4, 999.5, 999.4e3, 999.5e3, 999.4e6, 999.5e6].map(look::bytes);
+    let expected = ["< 1 byte", "1 bytes", "999 bytes", "1 kB", "999 kB", "1.0 MB", "999.4 MB", "1.0 GB"];
+    assert_eq!(said, expected);
+    let said = [1023, 1 << 10, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 1 << 30].map(look::size);
+    assert_eq!(said, ["1023 B", "1 KiB", "1023 KiB", "1 MiB", "1023 MiB", "1 GiB"]);
+    assert_eq!([0.000_49, 0.0005, 1.0].map(look::percent), ["less than 0.1 %", "0.1 %", "100.0 %"]);
+    assert_eq!(
+        [0, 1, 2, 1_000].map(|n| look::number_of(n, "map")),
+        ["0 maps", "1 map", "2 maps", "1,000 maps"]
+    );
+    let mut runs = runs();
+    let line = |label: &str, runs: &Runs| {
+        let line = table::LINES.iter().find(|line| line.label.trim() == label).unwrap();
+        (line.value)(&runs.report.policies[0], &runs.costs[0], true)
+    };
+    let mut of = |label: &str, value: f64| {
+        runs.costs[0].median_ns = value;
+        runs.report.policies[0].exposure.stale_byte_s = value;
+        line(label, &runs)
+    };
+    assert_eq!([99.94, 99.99, 100.0, 1234.5].map(|ns| of("cost, ns", ns)), ["99.9", "100.0", "100", "1,235"]);
+    let byte_s = [0.0, 0.001, 999.9994, 1000.0, 1234.5].map(|open| of("freed memory, byte-s", open));
+    assert_eq!(byte_s, ["0", "0.001", "999.999", "1,000", "1,235"]);
+}
+
+#[test]
+fn few_mappings_and_close_costs_are_warned_of() {
+    let (mut runs, summary) = (runs(), portcullis_trace::Summary::default());
+    let mut few = |operations| {
+        runs.report.policies[0].operations = operations;
+        runs.report.policies[3].operations = 0;
+        warnings::of(&runs, &summary).into_iter().find(|text| text.contains("few"))
+    };
+    let said = |what| {
+        Some(format!("{what} few: what they cost is what first calls cost, and says little of a longer run."))
+    };
+    assert_eq!(
+        [0, 1, 2, 999, 1000].map(&mut few),
+        [None, said("1 mapping is"), said("2 mappings are"), said("999 mappings are"), None]
+    );
+    let noise = |number, spreads: [f64; 4]| {
+        let mut runs = self::runs();
+        runs.number = number;
+        for (cost, (at, spread)) in runs.costs.iter_mut().zip(spreads.into_iter().enumerate()) {
+            let median = 100.0 * (4 - at) as f64;
+            (cost.median_ns, cost.least_ns, cost.most_ns) = (median, median - spread, median + spread);
+        }
+        warnings::of(&runs, &portcullis_trace::Summary::default())
+            .into_iter()
+            .find(|text| text.contains("too noisy"))
+    };
+    let ranks = |pairs, more| {
+        Some(format!(
+            "This machine is too noisy to rank {pairs}: their costs differ by less than they vary between runs. `--repeat {more}` measures more often."
+        ))
+    };
+    assert_eq!(noise(3, [49.0; 4]), None);
+    assert_eq!(noise(1, [90.0; 4]), None, "one run does not vary");
+    assert_eq!(noise(2, [1.0, 1.0, 99.0, 1.0]), ranks("passthrough and lazy, or lazy and adaptive", 6));
+    assert_eq!(noise(3, [1.0, 1.0, 50.0, 50.0]), ranks("passthrough and lazy", 9));
+    assert_eq!(
+        noise(50, [50.0; 4]),
+        ranks("passthrough and lazy, or lazy and adaptive, or adaptive and strict", 100)
+    );
+}
+
+#[test]
+fn what_was_not_replayed_has_no_cost_and_no_share_below_none() {
+    let report = runs().report;
+    let mut none = report.clone();
+    none.policies.iter_mut().for_each(|policy| policy.operations = 0);
+    assert!(Runs::of(vec![none]).unwrap().costs.is_empty());
+    assert!(Runs::of(Vec::new()).is_none());
+    let mut policy = report.policies[0].clone();
+    let mut share = |relative| {
+        policy.relative_to_passthrough = relative;
+        (cpu_time(&policy), short::share(&policy))
+    };
+    assert_eq!(share(Some(0.75)), (0.25, "25.0 %".into()));
+    assert_eq!(share(Some(1.2)), (0.0, "0.0 %".into()));
+    assert_eq!(share(None), (0.0, "-".into()));
+}
+
+#[test]
+fn what_is_open_is_said_in_words() {
+    let said = |change: fn(&mut Runs)| {
+        let mut runs = runs();
+        change(&mut runs);
+        Verdict::of(&runs).sentences.join(" ")
+    };
+    let text = said(|runs| runs.report.policies[2].exposure.stale_byte_s = 0.0);
+    assert!(
+        text.contains("With lazy (8.8 %), a device could have reached no freed memory; without"),
+        "{text}"
+    );
+    let text = said(|runs| {
+        runs.report.policies.truncate(1);
+        runs.costs.truncate(1);
+    });
+    assert!(
+        text.contains("; it leaves open other data in a buffer's page (in sum, 2 kB for one second)."),
+        "{text}"
+    );
+    assert!(
+        text.starts_with("Protection from devices costs this workload 42.0 % of its CPU time, if all else"),
+        "{text}"
+    );
+    let text = said(|runs| {
+        runs.report.policies.truncate(1);
+        runs.costs.truncate(1);
+        runs.report.trace.copies_known = false;
+    });
+    assert!(text.contains("(in sum, more than 2 kB for one second)"), "{text}");
+}
+
+#[test]
+fn json_has_a_line_for_each_field_and_the_command_its_quotes() {
+    let found = json!({"list": [1, 2], "none": {}, "one": {"two": {"three": "a\u{1b}b"}}});
+    let text = machine::document(7, json!({"x": null}), &[], found).unwrap();
+    let (head, rest) = text.split_once(",\n  \"options\": ").unwrap();
+    assert!(
+        head.starts_with(
+            "{\n  \"schema\": 7,\n  \"tool\": {\n    \"name\": \"portcullis\",\n    \"version\": "
+        ),
+        "{head}"
+    );
+    let expected = "{\n    \"x\": null\n  },\n  \"profiles\": [],\n  \"list\": [1,2],\n  \"none\": {\n  },\n  \"one\": {\n    \"two\": \
+                    {\n      \"three\": \"a\\u001bb\"\n    }\n  }\n}\n";
+    assert_eq!(rest, expected);
+    let words = ["/usr/bin/portcullis", "replay", "a b", "it's", "", "--work=5us", "x;y", "A-_./,:=+@%9"];
+    let command = machine::command(words.into_iter().map(Into::into));
+    assert_eq!(command, r"portcullis replay 'a b' 'it'\''s' '' --work=5us 'x;y' A-_./,:=+@%9");
+}
+
+#[test]
+fn a_result_is_known_by_all_of_its_fields() {
+    for (value, fields) in [
+        (replayed(), &["policies", "costs", "trace"][..]),
+        (benched(), &["bench", "results"]),
+        (scale(), &["workload", "results", "profile"]),
+    ] {
+        assert!(read::outcome(value.clone()).is_ok());
+        for field in fields {
+            let mut without = value.clone();
+            without.as_object_mut().unwrap().remove(*field);
+            assert!(matches!(read::outcome(without), Err(None)), "without {field}");
+        }
+        let wrong = |change: &dyn Fn(&mut Value)| {
+            let mut value = value.clone();
+            change(&mut value);
+            match read::outcome(value) {
+                Err(Some((_, why))) => why,
+                _ => panic!("it is taken"),
+            }
+        };
+        assert!(wrong(&|value| value["schema"] = 99.into()).contains("its `schema` is 99"));
+        assert!(wrong(&|value| value["schema"] = "1".into()).contains("no number `schema`"));
+        assert!(wrong(&|value| value["machine"] = json!({"cpus": -1})).contains("cpus is less than 0"));
+    }
+    for (name, most) in [("policies", 64), ("results", 8192)] {
+        let mut value = if name == "policies" { replayed() } else { benched() };
+        value[name] = vec![value[name][0].clone(); most].into();
+        let limit = |value: Value| match read::outcome(value) {
+            Err(Some((_, why))) => why.contains("are the limit"),
+            _ => false,
+        };
+        assert!(!limit(value.clone()));
+        value[name].as_array_mut().unwrap().push(benched());
+        assert!(limit(value), "{name}");
+    }
+}
+
+#[test]
+fn parts_of_a_page_that_have_nothing_to_say_are_not_there() {
+    let mut value = benched();
+    assert!(body(&[("a", &value)], false).contains("Not measured"));
+    value["skipped"] = json!([]);
+    assert!(!body(&[("a", &value)], false).contains("Not measured"));
+    // The one that wins most often is named first, wherever it stands.
+    for result in value["results"].as_array_mut().unwrap() {
+        let is_faster = result["workload"] != "raw-1" && result["subject"] == "theirs";
+        result["ns_per_op"] = if is_faster { 0.125.into() } else { result["ns_per_op"].clone() };
+    }
+    let page = body(&[("a", &value)], false);
+    assert!(
+        page.contains("The least time, of 9\u{a0}comparisons: theirs in 6, ours in 3.")
+            || page.contains("The least time, of 9 comparisons: theirs in 6, ours in 3."),
+        "{}",
+        &page[..4000]
+    );
+    // One run has no spread, so that no change is within it.
+    let mut after = replayed();
+    after["costs"][2]["median_ns"] = 130.into();
+    for (before, after_of, noise) in [(3, 3, true), (2, 2, true), (1, 3, false), (3, 1, false), (1, 1, false)]
+    {
+        let mut one = replayed();
+        one["options"]["repeat"] = before.into();
+        after["options"]["repeat"] = after_of.into();
+        assert_eq!(
+            changes([&one, &after]).contains("within the noise"),
+            noise,
+            "{before} and {after_of} runs"
+        );
+    }
+    // A result without times of a request's parts has no such plot, and no figures in their columns.
+    let mut value = scale();
+    for result in value["results"].as_array_mut().unwrap() {
+        ["work_ns", "library_ns", "shared_ns", "queue_wait_ns", "copy_ns", "idle_ns"]
+            .into_iter()
+            .for_each(|part| result[part] = 0.into());
+    }
+    let page = body(&[("a", &value)], false);
+    assert!(!page.contains("What the time of a request goes into") && page.contains("<td>-</td>"));
+}
+
+#[test]
+fn notes_are_of_what_there_is() {
+    let mut one = summary();
+    one.limited = true;
+    let notes = crate::header::notes(&one).join("; ");
+    assert!(
+        notes.contains("160 mappings without an end before the limit")
+            && notes.contains("stopped after 12,345 events, as --limit asks"),
+        "{notes}"
+    );
+    assert!(!notes.contains("promises"), "{notes}");
+    (one.limited, one.stopped) = (false, true);
+    let notes = crate::header::notes(&one).join("; ");
+    assert!(
+        notes.contains("160 mappings without an end so far")
+            && notes.contains("stopped after 12,345 events, by Ctrl-C"),
+        "{notes}"
+    );
+    let names: Vec<String> = (0..18).map(|n| format!("d{n}")).collect();
+    let listed = |n: usize| crate::header::some_of(&names[..n]);
+    assert!(
+        listed(16).ends_with("d14, d15")
+            && listed(17).ends_with("d15, and 1 more")
+            && listed(18).ends_with(", and 2 more")
+    );
+}
