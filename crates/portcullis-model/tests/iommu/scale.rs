@@ -184,3 +184,57 @@ fn a_file_that_is_none_is_refused_with_its_line() {
         assert!(Operations::parse(&format!("# head\n{wrong}\n")).unwrap_err().contains("line 2"), "{wrong}");
     }
 }
+
+/// Each figure of each policy in each workload, against a file: one CPU more than links are for, two sockets, and every cost of the
+/// machine another. With `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
+#[test]
+fn the_simulation_comes_to_these_figures() {
+    use std::fmt::Write;
+
+    use portcullis_model::scale::{NAMES, POLICIES};
+
+    let operations = Operations::measured().unwrap();
+    let mut text = String::new();
+    for (cpus, sockets) in [(1, 1), (11, 2), (33, 1)] {
+        let machine = Machine {
+            request_ns: 25.0,
+            in_flight: sockets,
+            map_request_ns: 130.0,
+            map_page_ns: 11.0,
+            unmap_page_ns: 7.0,
+            ..machine(cpus, sockets)
+        };
+        for name in NAMES {
+            let workload = Workload::named(name, cpus).unwrap();
+            let Device { count, requests_per_s, gb_per_s, latency_ns, page_ns } = workload.device;
+            let requests = &workload.requests;
+            let device = (count, requests_per_s, gb_per_s, latency_ns, page_ns);
+            writeln!(text, "{name} on {cpus}: {} under way of {device:?}, {requests:?}", workload.depth)
+                .unwrap();
+            // Each of so many CPUs takes its time: of 33 the devices are enough.
+            for policy in POLICIES.iter().filter(|_| cpus < 32) {
+                let Outcome { per_s, spent, queue_busy, device_busy, .. } =
+                    run(&machine, &workload, policy, &operations).unwrap();
+                let spent = [
+                    spent.work_ns,
+                    spent.own_ns,
+                    spent.shared_ns,
+                    spent.wait_ns,
+                    spent.copy_ns,
+                    spent.idle_ns,
+                ];
+                let spent = spent.map(|ns| format!("{ns:.2}")).join(" ");
+                writeln!(text, "  {}: {per_s:.1}, {spent}, {queue_busy:.5} {device_busy:.5}", policy.name)
+                    .unwrap();
+            }
+        }
+    }
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/scale.txt");
+    if std::env::var_os("PORTCULLIS_WRITE_TABLES").is_some() {
+        return std::fs::write(path, text).unwrap();
+    }
+    let golden = std::fs::read_to_string(path).unwrap();
+    let differs = golden.lines().zip(text.lines()).find(|(golden, text)| golden != text);
+    assert!(golden == text, "the first line that differs: {differs:?}");
+    assert_eq!(Workload::named("nobody", 1), None);
+}
