@@ -7,6 +7,8 @@ mod failures;
 #[cfg(not(watched))]
 mod limits;
 #[cfg(not(watched))]
+mod parts;
+#[cfg(not(watched))]
 mod policies;
 #[cfg(not(watched))]
 mod raw;

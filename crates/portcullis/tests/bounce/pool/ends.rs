@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portcullis::SetupError;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::bounce::pool::{Attributes, BouncePool, PoolConfig};
+use portcullis::bounce::pool::{Attributes, BouncePool, PoolConfig, Way};
 use portcullis::dma::DmaUnmapError;
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 
@@ -174,4 +174,26 @@ fn a_pool_that_is_dropped_takes_everything_with_it() {
     assert_eq!((memory.frames_in_use(), memory.bad_frees()), (frames_before, 0));
     let usage = domain.stats();
     assert_eq!((usage.taken_iova_bytes - usage.cached_iova_bytes, domain.stats().lost_iova_bytes), (0, 0));
+}
+
+/// The pool only knows of it, as a list with gaps: it is its owner's, and the domain's.
+#[test]
+fn what_was_mapped_directly_outlives_the_pool() {
+    let bench = Bench::new(small());
+    let device = bench.device(1, false);
+    let buffer = bench.memory.buffer(64 * PAGE).unwrap();
+    let list = [piece(buffer.phys(), 9, 20 * PAGE), piece(buffer.phys(), 30 * PAGE + 9, 20 * PAGE)];
+    let mapping = map(&device, &list, Direction::ToDevice, NONE).unwrap();
+    assert_eq!(mapping.way(), Way::Direct);
+    let (iova, len) = (mapping.iova(), mapping.len());
+    let original = Some(PhysAddr::new(buffer.phys().get() + 9));
+    assert_eq!(bench.reaches(iova, Permissions::READ), original);
+    let Bench { pool, device: other, domain, iommu, .. } = bench;
+    drop((pool, device, other));
+    assert_eq!(iommu.probe(DEVICE, iova, Permissions::READ), original);
+    let pages = IovaRange::new(Iova::new(iova.get() - 9), (len + 9).next_multiple_of(PAGE)).unwrap();
+    domain.unmap(pages).unwrap();
+    assert_eq!(iommu.probe(DEVICE, iova, Permissions::READ), None);
+    let usage = domain.stats();
+    assert_eq!((usage.taken_iova_bytes - usage.cached_iova_bytes, usage.lost_iova_bytes), (0, 0));
 }

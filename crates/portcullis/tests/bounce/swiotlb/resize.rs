@@ -144,6 +144,31 @@ fn what_is_idle_is_given_back_in_time() {
     assert_eq!(memory.frames_in_use() * 4096, AREA);
 }
 
+/// To the slot, and never below what the pool begins with.
+#[test]
+fn an_idle_pool_keeps_twice_what_is_mapped_and_the_least() {
+    for (least, mapped, kept) in [
+        (1, 0, 1),
+        (1, AREA / 2, 1),
+        (1, AREA / 2 + LEN, 2),
+        (1, AREA, 2),
+        (3, AREA / 2, 3),
+        (2, AREA + LEN, 3),
+    ] {
+        let config = SwiotlbConfig { min_bytes: least * AREA, max_bytes: 8 * AREA, ..config() };
+        let (platform, memory, pool) = machine(&config);
+        let mut live = some(&pool, 6 * AREA);
+        pool.timer();
+        end(&pool, live.drain((mapped / LEN) as usize..));
+        platform.set_time(1_000_000_000);
+        pool.timer();
+        let usage = pool.usage();
+        assert_eq!((usage.mapped, usage.capacity), (mapped, kept * AREA), "{least} {mapped:#x}");
+        end(&pool, live);
+        assert_eq!(memory.frames_in_use() * 4096, kept * AREA);
+    }
+}
+
 /// A platform keeps the earliest deadline only.
 #[test]
 fn a_deadline_that_an_earlier_one_took_the_place_of_is_asked_for_again() {

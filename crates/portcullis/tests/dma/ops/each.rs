@@ -11,7 +11,7 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_model::{Iommu, IommuConfig, Memory};
 
 use super::support::{CONFIGS, Calls, THRESHOLD, buffer, contents, machine, part, whole};
-use crate::queue::world::{Machine, PAGE};
+use crate::queue::world::{CARD, Machine, PAGE};
 
 /// Buffers of any length at any offset: the device finds the driver's bytes, the driver the device's, and afterwards
 /// the device changes nothing of what is strict.
@@ -169,23 +169,73 @@ fn what_a_device_does_not_write_stays() {
     }
 }
 
-/// Nothing is copied where the driver says so: a sync does it, or nobody wants it.
+/// Nothing is copied where the driver says so: a sync does it, or nobody wants it. Through a slot, and with copies of the ends.
 #[test]
 fn a_driver_may_say_that_nothing_is_to_be_copied() {
     for config in CONFIGS {
+        for (offset, len) in [(0, 64), (8, 3 * THRESHOLD)] {
+            let (world, ops) = machine(config);
+            let is_copied = config == CONFIGS[2];
+            let memory = buffer(&world, len + 2 * PAGE, 7);
+            let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
+            let iova = ops.maps_as(part(&memory, offset, len), Direction::Bidirectional, attributes).unwrap();
+            let last = Iova::new(iova.get() + len - 8);
+            for at in [iova, last] {
+                assert_eq!(
+                    world.reads(at),
+                    Some(if is_copied { [0; 8] } else { [7; 8] }),
+                    "{config:?} {len:#x}"
+                );
+            }
+            ops.syncs_for_device(iova, len).unwrap();
+            for at in [iova, last] {
+                assert_eq!(world.reads(at), Some([7; 8]));
+                assert!(world.writes(at, b"unwanted"));
+            }
+            ops.ends_uncopied(iova, len).unwrap();
+            for at in [offset, offset + len - 8] {
+                let found = &contents(&memory)[at as usize..][..8];
+                assert_eq!(found, if is_copied { &[7; 8][..] } else { b"unwanted" });
+            }
+            // What was not copied in at first was noted, and is gone from the buffer when another group has it.
+            assert_eq!((ops.usage().errors, ops.usage().open_mappings()), (0, 0));
+        }
+    }
+}
+
+/// Longer than a slot, of pieces that fill no granules: in a buffer of its own.
+#[test]
+fn a_long_list_whose_pieces_end_inside_granules_is_copied_whole() {
+    for config in CONFIGS {
         let (world, ops) = machine(config);
-        let is_copied = config == CONFIGS[2];
-        let memory = buffer(&world, PAGE, 7);
-        let attributes = MapAttributes { skip_copy: true, ..MapAttributes::default() };
-        let iova = ops.maps_as(part(&memory, 0, 64), Direction::Bidirectional, attributes).unwrap();
-        assert_eq!(world.reads(iova), Some(if is_copied { [0; 8] } else { [7; 8] }));
-        ops.syncs_for_device(iova, 64).unwrap();
-        assert_eq!(world.reads(iova), Some([7; 8]));
-        assert!(world.writes(iova, b"unwanted"));
-        ops.ends_uncopied(iova, 64).unwrap();
-        assert_eq!(&contents(&memory)[..8], if is_copied { &[7; 8][..] } else { b"unwanted" });
-        // What was not copied in at first was noted, and is gone from the buffer when another group has it.
-        assert_eq!((ops.usage().errors, ops.usage().open_mappings()), (0, 0));
+        let memory = buffer(&world, 3 * THRESHOLD, 7);
+        let pieces = [(8, THRESHOLD + 100), (THRESHOLD + 2 * PAGE + 16, 60), (2 * THRESHOLD, 5 * PAGE + 1)];
+        let list = pieces.map(|(offset, len)| part(&memory, offset, len));
+        let places: Vec<_> = pieces.iter().flat_map(|(offset, len)| *offset..offset + len).collect();
+        let byte = |number: usize| ((number as u64 * 0x9e37_79b9) >> 13) as u8;
+        for (number, at) in places.iter().enumerate() {
+            memory.write(*at, &[byte(number)]).unwrap();
+        }
+        let segments = ops.maps_list(&list, Direction::Bidirectional).unwrap();
+        let mut first = 0;
+        for segment in &segments {
+            let end = first + segment.len as usize;
+            let mut found = vec![0; segment.len as usize];
+            world.iommu.dma_read(CARD, segment.iova, &mut found).unwrap();
+            assert!(found.iter().enumerate().all(|(at, found)| *found == byte(first + at)), "{config:?}");
+            let new: Vec<_> = (first..end).map(|number| !byte(number)).collect();
+            assert!(world.writes(segment.iova, &new));
+            first = end;
+        }
+        assert_eq!(first, places.len());
+        let (iova, len) = whole(&segments);
+        ops.ends(iova, len).unwrap();
+        let mut all = contents(&memory);
+        for (number, at) in places.iter().enumerate() {
+            assert_eq!(std::mem::replace(&mut all[*at as usize], 7), !byte(number), "{config:?} {at:#x}");
+        }
+        assert!(all.iter().all(|byte| *byte == 7), "and nothing beside it");
+        assert_eq!(ops.usage().copies, u64::from(config == CONFIGS[2]));
     }
 }
 
