@@ -4,6 +4,7 @@
 #   skip NAME: WHY        one that this kernel or machine has no means for
 #   figure TABLE | ROW | COLUMN: VALUE    something measured
 #   host: COMMAND         the host gives this to QEMU's monitor
+#   expected N TEXT       the job provokes N complaints of the kernel with this text, no less and no more
 #   end                   the job came to its end
 # All else is printed where a job fails.
 
@@ -128,6 +129,10 @@ counted_all() {
     done
     echo >$T/kprobe_events 2>/dev/null
 }
+
+# Waits until what the kernel does in the background after its boot is done (keys, tests of ciphers): else it is counted, too. Where the
+# clock counts instructions, a sleep takes no time.
+settle() { sleep "${SETTLE:-5}"; }
 
 # What is called, or traced, where the kernel waits for the IOMMU's hardware.
 waits() {

@@ -6,8 +6,11 @@
  *
  * Each thread has a CPU of its own, maps PAGES pages (one piece, or with `sg` a list of single ones), and unmaps them, LOOPS times. `skip` leaves the data alone
  * (DMA_ATTR_SKIP_CPU_SYNC), so that no copy is measured. `split` reads the clock around each call, as Linux's dma_map_benchmark does; without it the
- * clock is read twice in all. `depth=N` keeps N mappings; `to` maps for reading by the device, else it writes. The parameter `result` then has nanoseconds for one
- * mapping: "map M unmap U pair P".
+ * clock is read twice in all. `depth=N` keeps N mappings; `to` maps for reading by the device, `both` for both, else it writes. The parameter `result` then has
+ * nanoseconds for one mapping, on average; with `split` the least that one map and one unmap took; and how long it all took, shared out among
+ * the mappings of all threads: "map M unmap U pair P least L each E".
+ *
+ * The parameter `hooks` has a line for each PCI device: where its maps go, and whether Linux's own code for IOMMUs has it.
  */
 #include <linux/completion.h>
 #include <linux/dma-mapping.h>
@@ -18,6 +21,7 @@
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
+#include <linux/version.h>
 
 #define MOST_THREADS	16
 #define MOST_DEPTH	256
@@ -41,7 +45,8 @@ struct worker {
 	const struct bench *bench;
 	struct completion ready, go, done;
 	struct slot *slots;
-	u64 map, unmap, pair;
+	u64 map, unmap, pair, least_map, least_unmap;
+	ktime_t start, end;
 	int error;
 };
 
@@ -101,28 +106,50 @@ static int slot_alloc(const struct bench *b, struct slot *s)
 	return 0;
 }
 
+static void loop_unmap(struct worker *w, struct slot *s)
+{
+	ktime_t before = w->bench->split ? ktime_get() : 0;
+	u64 took;
+
+	slot_unmap(w->bench, s);
+	if (!w->bench->split)
+		return;
+	took = ktime_to_ns(ktime_sub(ktime_get(), before));
+	w->unmap += took;
+	w->least_unmap = min(w->least_unmap, took);
+}
+
+static int loop_map(struct worker *w, struct slot *s)
+{
+	ktime_t before = w->bench->split ? ktime_get() : 0;
+	int error = slot_map(w->bench, s);
+	u64 took;
+
+	if (!w->bench->split)
+		return error;
+	took = ktime_to_ns(ktime_sub(ktime_get(), before));
+	w->map += took;
+	w->least_map = min(w->least_map, took);
+	return error;
+}
+
 static int loop(struct worker *w)
 {
 	const struct bench *b = w->bench;
-	ktime_t start, before, between;
 	unsigned int at, live = 0;
 	int error = 0;
 
-	start = ktime_get();
+	w->least_map = U64_MAX;
+	w->least_unmap = U64_MAX;
+	w->start = ktime_get();
 	for (at = 0; at < b->loops && !error; at++) {
 		struct slot *s = &w->slots[at % b->depth];
 
 		if (live == b->depth) {
-			before = b->split ? ktime_get() : 0;
-			slot_unmap(b, s);
-			if (b->split)
-				w->unmap += ktime_to_ns(ktime_sub(ktime_get(), before));
+			loop_unmap(w, s);
 			live--;
 		}
-		between = b->split ? ktime_get() : 0;
-		error = slot_map(b, s);
-		if (b->split)
-			w->map += ktime_to_ns(ktime_sub(ktime_get(), between));
+		error = loop_map(w, s);
 		live += !error;
 		if (!(at & 1023))
 			cond_resched();
@@ -130,13 +157,10 @@ static int loop(struct worker *w)
 	/* `at` maps were tried, and the last `live` that succeeded are left. */
 	if (error)
 		at--;
-	for (; live; live--) {
-		before = b->split ? ktime_get() : 0;
-		slot_unmap(b, &w->slots[(at - live) % b->depth]);
-		if (b->split)
-			w->unmap += ktime_to_ns(ktime_sub(ktime_get(), before));
-	}
-	w->pair = ktime_to_ns(ktime_sub(ktime_get(), start));
+	for (; live; live--)
+		loop_unmap(w, &w->slots[(at - live) % b->depth]);
+	w->end = ktime_get();
+	w->pair = ktime_to_ns(ktime_sub(w->end, w->start));
 	return error;
 }
 
@@ -163,9 +187,10 @@ static int work(void *data)
 static int bench_run(const struct bench *b, unsigned int threads)
 {
 	struct worker *workers = kcalloc(threads, sizeof(*workers), GFP_KERNEL);
-	u64 map = 0, unmap = 0, pair = 0;
+	u64 map = 0, unmap = 0, pair = 0, least = U64_MAX;
 	unsigned int at, started = 0;
 	u64 count = (u64)b->loops * threads;
+	ktime_t start = KTIME_MAX, end = 0;
 	int error = 0;
 
 	if (!workers)
@@ -196,10 +221,14 @@ static int bench_run(const struct bench *b, unsigned int threads)
 		map += workers[at].map;
 		unmap += workers[at].unmap;
 		pair += workers[at].pair;
+		least = min(least, workers[at].least_map + workers[at].least_unmap);
+		start = min(start, workers[at].start);
+		end = max(end, workers[at].end);
 	}
 	kfree(workers);
-	snprintf(result, sizeof(result), "map %llu unmap %llu pair %llu\n", div64_u64(map, count),
-		 div64_u64(unmap, count), div64_u64(pair, count));
+	snprintf(result, sizeof(result), "map %llu unmap %llu pair %llu least %llu each %llu\n", div64_u64(map, count),
+		 div64_u64(unmap, count), div64_u64(pair, count), b->split ? least : 0,
+		 div64_u64(ktime_to_ns(ktime_sub(end, start)), count));
 	return error;
 }
 
@@ -222,6 +251,8 @@ static int run_set(const char *words, const struct kernel_param *param)
 	b.attrs = strstr(words, "skip") ? DMA_ATTR_SKIP_CPU_SYNC : 0;
 	if (strstr(words, " to"))
 		b.direction = DMA_TO_DEVICE;
+	if (strstr(words, " both"))
+		b.direction = DMA_BIDIRECTIONAL;
 	mutex_lock(&lock);
 	snprintf(result, sizeof(result), "none\n");
 	b.dev = device;
@@ -240,10 +271,33 @@ static int result_get(char *buffer, const struct kernel_param *param)
 	return length;
 }
 
+static int hooks_get(char *buffer, const struct kernel_param *param)
+{
+	struct pci_dev *pdev = NULL;
+	int length = 0;
+
+	for_each_pci_dev(pdev) {
+		struct device *dev = &pdev->dev;
+		/* As the module has it in its compat.h: a flag since 6.12, one with an accessor since 7.1. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 1, 0)
+		bool iommu = dev_dma_iommu(dev);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)
+		bool iommu = dev->dma_iommu;
+#else
+		bool iommu = false;
+#endif
+
+		length += scnprintf(buffer + length, PAGE_SIZE - length, "%s %px %d\n", dev_name(dev), dev->dma_ops, iommu);
+	}
+	return length;
+}
+
 static const struct kernel_param_ops run_ops = { .set = run_set };
 module_param_cb(run, &run_ops, NULL, 0200);
 static const struct kernel_param_ops result_ops = { .get = result_get };
 module_param_cb(result, &result_ops, NULL, 0400);
+static const struct kernel_param_ops hooks_ops = { .get = hooks_get };
+module_param_cb(hooks, &hooks_ops, NULL, 0400);
 
 static int bench_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {

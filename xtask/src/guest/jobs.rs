@@ -60,7 +60,15 @@ const USUAL: Job = Job {
     time: Duration::from_secs(600),
 };
 
-pub const JOBS: [&Job; 16] = [
+/// Mappings of 4, 16, 64 and 128 KiB, each in one piece and as a list of pages, with the data and without.
+macro_rules! per_gb {
+    () => {
+        "CASES='1 1 split\n1 4 split\n1 16 split\n1 32 split\n1 4 split sg\n1 16 split sg\n1 32 split sg\n1 1 split skip to\n\
+         1 4 split skip to\n1 16 split skip to\n1 32 split skip to\n1 4 split sg skip to\n1 16 split sg skip to\n1 32 split sg skip to'"
+    };
+}
+
+pub const JOBS: [&Job; 20] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -109,7 +117,44 @@ pub const JOBS: [&Job; 16] = [
         what: "instructions in map and unmap, on one CPU whose clock counts them",
         script: "bench",
         modes: ALL,
-        settings: "ROUNDS=2 LOOPS=15000 CASES='1 1 skip\n1 1 depth=64 skip\n1 1\n1 16 skip\n1 16 sg skip'",
+        settings: "SETTLE=60 ROUNDS=1 LOOPS=8000 CASES='1 1 skip\n1 1 depth=64 skip\n1 1 skip to\n1 1\n1 16 skip\n1 16 skip to\n1 16 sg skip\n1 16 sg skip to'",
+        cpus: 1,
+        counted: true,
+        ..USUAL
+    },
+    &Job {
+        name: "map-benchmark",
+        what: "nanoseconds in a map and in an unmap as Linux's dma_map_benchmark takes them: 1 and 2 threads, 1 and 16 pages; the clock counts instructions",
+        script: "bench",
+        modes: "linux-lazy linux-strict lazy strict bounce auto",
+        settings: "SETTLE=60 ROUNDS=1 LOOPS=8000 CASES='1 1 split\n2 1 split\n1 16 split\n2 16 split\n1 1 split skip\n2 1 split skip\n1 16 split skip\n2 16 split skip'",
+        counted: true,
+        ..USUAL
+    },
+    &Job {
+        name: "per-gb",
+        what: "microseconds in map and unmap per GB, in mappings of 4 to 128 KiB, copies included, and what they come to without the data",
+        script: "bench",
+        modes: "linux-strict strict bounce auto",
+        settings: concat!("PER_GB=1 ROUNDS=5 LOOPS=400 ", per_gb!()),
+        ..USUAL
+    },
+    &Job {
+        name: "per-gb-instructions",
+        what: "the same on one CPU whose clock counts the guest's instructions, and nothing of what QEMU does for them",
+        script: "bench",
+        modes: "linux-strict strict bounce auto",
+        settings: concat!("SETTLE=60 PER_GB=1 ROUNDS=1 LOOPS=2000 ", per_gb!()),
+        cpus: 1,
+        counted: true,
+        ..USUAL
+    },
+    &Job {
+        name: "idle",
+        what: "the module loaded, no device taken: instructions in map and unmap, and where maps go, as before",
+        script: "idle",
+        modes: "linux-strict linux-lazy",
+        settings: "SETTLE=60",
         cpus: 1,
         counted: true,
         ..USUAL

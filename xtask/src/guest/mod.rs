@@ -35,6 +35,7 @@ cargo xtask guest [OPTION]..
     --job NAME                   only this job (more than once: these); `--job list` names them
     --modes 'MODE ..'            these ways to protect: strict lazy bounce auto, or Linux's linux-passthrough linux-lazy linux-strict
     --minutes N                  how long the job `soak` goes on (30)
+    --patience N                 N times the time after which a guest is given up: on a busy machine, or with a slow kernel (1)
     --verbose                    print all that the guests say
 without options: what `cargo xtask test` runs
 ";
@@ -48,6 +49,7 @@ struct Wanted {
     jobs: Vec<&'static Job>,
     modes: Option<String>,
     minutes: u64,
+    patience: u32,
     verbose: bool,
 }
 
@@ -71,7 +73,7 @@ pub fn is_request(words: &[&str]) -> bool {
 }
 
 fn parse(words: &[&str]) -> Result<Wanted, String> {
-    let mut wanted = Wanted { minutes: 30, ..Wanted::default() };
+    let mut wanted = Wanted { minutes: 30, patience: 1, ..Wanted::default() };
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         if word == "--verbose" {
@@ -96,6 +98,7 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
             }
             "--modes" => wanted.modes = Some(value.to_owned()),
             "--minutes" => wanted.minutes = value.parse().map_err(|_| unknown())?,
+            "--patience" => wanted.patience = value.parse().map_err(|_| unknown())?,
             _ => return Err(unknown()),
         }
     }
@@ -118,7 +121,7 @@ pub fn count() -> usize {
 
 /// What `cargo xtask test` runs.
 pub fn run() -> Result<(), String> {
-    run_wanted(&Wanted::default())
+    run_wanted(&Wanted { patience: 1, ..Wanted::default() })
 }
 
 /// Where all lies that is fetched and built.
@@ -238,7 +241,7 @@ fn run_one(
         cpus: job.cpus,
         counted: job.counted,
         words: job.words,
-        time: job.time
+        time: job.time * wanted.patience
             + std::time::Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
         hostile: job.hostile,
         aloud: wanted.verbose,

@@ -12,6 +12,8 @@ pub enum Line<'a> {
     Figure([&'a str; 3], &'a str),
     /// A command for QEMU's monitor.
     Host(&'a str),
+    /// How many complaints of the kernel with a text the job provokes.
+    Expected(usize, &'a str),
     End,
     Other(&'a str),
 }
@@ -31,6 +33,11 @@ impl<'a> Line<'a> {
         let known = known.or_else(|| read("skip ").map(Self::Skipped));
         let known = known.or_else(|| read("figure ").and_then(figure));
         let known = known.or_else(|| read("host: ").map(Self::Host));
+        let expected = |rest: &'a str| {
+            let (count, text) = rest.split_once(' ')?;
+            Some(Self::Expected(count.parse().ok()?, text))
+        };
+        let known = known.or_else(|| read("expected ").and_then(expected));
         known.unwrap_or(if line == "end" { Self::End } else { Self::Other(line) })
     }
 }
@@ -42,6 +49,8 @@ pub struct Report {
     pub failed: Vec<String>,
     pub skipped: Vec<String>,
     figures: Vec<([String; 3], String)>,
+    /// Complaints that are still to come, by their texts.
+    expected: Vec<(usize, String)>,
     pub ended: bool,
     said: Vec<String>,
 }
@@ -54,6 +63,7 @@ impl Report {
             Line::Fails(what) => self.failed.push(what.to_owned()),
             Line::Skipped(what) => self.skipped.push(what.to_owned()),
             Line::Figure(cell, value) => self.figures.push((cell.map(str::to_owned), value.to_owned())),
+            Line::Expected(count, text) => self.expected.push((count, text.to_owned())),
             Line::End => self.ended = true,
             Line::Host(_) | Line::Other(_) => {}
         }
@@ -73,7 +83,8 @@ impl Report {
             let numbers = self.figures.iter().filter(|(cell, _)| cell[0] == table);
             let numbers = numbers.clone().all(|(_, value)| value.parse::<u64>().is_ok());
             // What is counted is compared by eye.
-            let ratios = if numbers && table.starts_with("ns ") { ratios } else { Vec::new() };
+            let is_time = table.starts_with("ns ") || table.starts_with("us ");
+            let ratios = if numbers && is_time { ratios } else { Vec::new() };
             let _ = write!(text, "\n| {table} | {}", columns.join(" | "));
             for (one, other) in &ratios {
                 let _ = write!(text, " | {one} / {other}");
@@ -87,7 +98,7 @@ impl Report {
                 }
                 for (one, other) in &ratios {
                     let _ = match (at(one).parse::<f64>(), at(other).parse::<f64>()) {
-                        (Ok(one), Ok(other)) if other > 0.0 => write!(text, " | {:.2}", one / other),
+                        (Ok(one), Ok(other)) if other > 0.0 => write!(text, " | {:.3}", one / other),
                         _ => write!(text, " | -"),
                     };
                 }
@@ -105,9 +116,19 @@ impl Report {
         values.get(values.len() / 2).map_or_else(|| "-".to_owned(), |value| (*value).clone())
     }
 
-    /// Looks through the kernel's log. With `hostile`, what the IOMMU says that it refused is as it should be.
+    /// Looks through the kernel's log. With `hostile`, what the IOMMU says that it refused is as it should be. Of what the job provoked
+    /// there must be as much as it said, no less and no more.
     pub fn take_log(&mut self, log: &str, hostile: bool) {
-        self.failed.extend(complaints(log, hostile).map(|line| format!("the kernel's log: {line}")));
+        for line in complaints(log, hostile) {
+            match self.expected.iter_mut().find(|(count, text)| *count > 0 && line.contains(text.as_str())) {
+                Some((count, _)) => *count -= 1,
+                None => self.failed.push(format!("the kernel's log: {line}")),
+            }
+        }
+        let missing = self.expected.iter().filter(|(count, _)| *count > 0);
+        self.failed.extend(
+            missing.map(|(count, text)| format!("the kernel's log lacks {count} lines with: {text}")),
+        );
     }
 
     /// What is wrong, with what the job said beside, if anything is.
@@ -203,6 +224,7 @@ mod tests {
         assert_eq!(Line::read("figure a: b | c | lazy: 5"), Line::Figure(["a: b", "c", "lazy"], "5"));
         assert_eq!(Line::read("figure a | b: 5"), Line::Other("figure a | b: 5"));
         assert_eq!(Line::read("host: device_del hot"), Line::Host("device_del hot"));
+        assert_eq!(Line::read("expected 4 DMA-API: a"), Line::Expected(4, "DMA-API: a"));
         assert_eq!((Line::read("end"), Line::read("ended")), (Line::End, Line::Other("ended")));
     }
 
@@ -213,7 +235,7 @@ mod tests {
             report.take(&format!("figure ns in all | 4 KiB | {way}: {value}"));
         }
         report.take("figure reached | page | lazy: nothing");
-        let wanted = "\n| ns in all | linux-lazy | lazy | lazy / linux-lazy |\n|---|---|---|---|\n| 4 KiB | 10 | 5 | 0.50 |\n\
+        let wanted = "\n| ns in all | linux-lazy | lazy | lazy / linux-lazy |\n|---|---|---|---|\n| 4 KiB | 10 | 5 | 0.500 |\n\
                       \n| reached | lazy |\n|---|---|\n| page | nothing |\n";
         assert_eq!(report.tables(), wanted);
     }
@@ -232,6 +254,13 @@ mod tests {
         report.take_log(log, true);
         let said = report.verdict(log).unwrap_err();
         assert!(said.starts_with("not ok the kernel's log: [ 1.0] WARNING"), "{said}");
+        // What a job provokes is no failure, as often as it said; less is one, and so is more.
+        for (said, failures) in [(1, 0), (2, 1), (0, 1)] {
+            let mut provoked = Report::default();
+            provoked.take(&format!("expected {said} PID: 1 at x"));
+            provoked.take_log(log, true);
+            assert_eq!(provoked.failed.len(), failures, "{said}: {:?}", provoked.failed);
+        }
         let mut empty = Report::default();
         empty.take("end");
         assert!(empty.verdict("").is_err(), "nothing was checked");
