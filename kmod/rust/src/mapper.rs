@@ -82,7 +82,13 @@ unsafe impl Mapper for LinuxMapper {
         let begin = range.start().get();
         let mut at = begin;
         // The list, in one part where there is memory for it.
-        let list = list.into_iter();
+        let mut list = list.into_iter();
+        if list.size_hint() == (1, Some(1)) {
+            let piece = list.next().map(|(phys, len)| Segment { addr: phys.get(), len });
+            // What the shim has entered of it, it removes where it fails.
+            let done = piece.is_some_and(|piece| self.enter(&mut at, &[piece], permissions));
+            return if done { Ok(()) } else { Err(MapError::OutOfMemory) };
+        }
         let (mut here, mut more) = ([NOTHING; PIECES], Vec::new());
         let wanted = list.size_hint().0;
         let room = if wanted > PIECES && more.try_reserve_exact(wanted).is_ok() {
@@ -135,7 +141,7 @@ unsafe impl Mapper for LinuxMapper {
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         let hints = gather.hints();
-        for request in gather.requests(DomainId(0), &self.costs()) {
+        for request in gather.requests(DomainId(0), &self.costs()).iter() {
             match request.invalidation {
                 // Of a range that no unmap has found, Linux's driver would have to guess what was there.
                 Invalidation::Range { range, .. } if hints != u64::MAX => {
