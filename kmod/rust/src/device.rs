@@ -91,6 +91,9 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
     }
 }
 
+/// The last address that is handed out: of 57 bits, as VT-d's five levels have.
+const MOST_LAST: u64 = (1 << 57) - 1;
+
 fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
     let bounds = |first, last| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).map_err(|_| EINVAL);
     let sizes = (12..48).filter(|shift| config.page_sizes >> shift & 1 == 1).filter_map(PageSize::from_shift);
@@ -104,7 +107,9 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
             reserved.push(bounds(range.first, range.last)?);
         }
     }
-    let geometry = Geometry { aperture: bounds(config.first, config.last)?, page_sizes, reserved };
+    // AMD's driver offers all 64 bits, more bytes than a length of 64 bits can say.
+    let last = config.last.min(MOST_LAST);
+    let geometry = Geometry { aperture: bounds(config.first, last)?, page_sizes, reserved };
     let kernel = Kernel::new(config.group).and_then(Shared::new).map_err(|_| ENOMEM)?;
     let mapper = LinuxMapper::new(config.group, geometry);
     // Every device that reaches 4 GiB reaches the pool.

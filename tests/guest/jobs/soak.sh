@@ -12,7 +12,8 @@ for entry in $DISKS; do
     name=${entry%%:*}; device=$(dev "${entry##*:}")
     within 30 disk "$device" || { bad "soak $name" "no disk"; continue; }
     node=/dev/$(disk "$device"); within 5 test -b "$node"
-    (portcullis-guest blocks "$node" --threads 2 --seconds "$SECONDS_LONG" --seed "$RANDOM_SEED" >/tmp/soak.$name 2>&1; echo $? >/tmp/soak.$name.state) &
+    # shellcheck disable=SC2046
+    (portcullis-guest blocks "$node" --threads 2 --seconds "$SECONDS_LONG" --seed "$RANDOM_SEED" $(largest "$name") >/tmp/soak.$name 2>&1; echo $? >/tmp/soak.$name.state) &
 done
 for entry in $CARDS; do
     name=${entry%%:*}; device=$(dev "${entry##*:}")

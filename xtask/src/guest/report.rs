@@ -149,9 +149,14 @@ impl Report {
         for line in self.said.iter().filter(|line| matches!(Line::read(line), Line::Other(_))) {
             let _ = writeln!(text, "| {line}");
         }
-        let last: Vec<&str> = log.lines().rev().take(60).collect();
-        for line in last.iter().rev() {
-            let _ = writeln!(text, "log: {line}");
+        // What follows the first complaint says what it is about.
+        let first = complaints(log, true).next();
+        let first = first.and_then(|complaint| log.lines().position(|line| line == complaint));
+        let count = log.lines().count();
+        for (at, line) in log.lines().enumerate() {
+            if at + 60 >= count || first.is_some_and(|first| (first..first + 100).contains(&at)) {
+                let _ = writeln!(text, "log: {line}");
+            }
         }
         Err(text)
     }

@@ -72,12 +72,17 @@ pub fn check(options: &Options<'_>) -> Result<String, String> {
     let until =
         Until { end: (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds)), operations };
     let tolerant = options.has("--errors");
+    let largest = options.number("--largest", LARGEST)?;
+    if !largest.is_power_of_two() || !(BLOCK..=LARGEST).contains(&largest) {
+        return Err(format!("{largest} bytes are no size of an operation"));
+    }
     let part = span / threads / LARGEST * LARGEST;
     if part == 0 {
         return Err(format!("{span} bytes are too few for {threads} threads"));
     }
     let sums = std::thread::scope(|scope| {
-        let work = |thread| move || one(path, thread * part, part, mix(seed ^ thread), until, tolerant);
+        let work =
+            |thread| move || one(path, (thread * part, part), largest, mix(seed ^ thread), until, tolerant);
         let running: Vec<_> = (0..threads).map(|thread| scope.spawn(work(thread))).collect();
         let ended =
             running.into_iter().map(|thread| thread.join().unwrap_or(Err("a thread died".to_owned())));
@@ -92,7 +97,14 @@ pub fn check(options: &Options<'_>) -> Result<String, String> {
 }
 
 /// One thread: `length` bytes of the disk from `start` on are its own.
-fn one(path: &str, start: u64, length: u64, seed: u64, until: Until, tolerant: bool) -> Result<Done, String> {
+fn one(
+    path: &str,
+    (start, length): (u64, u64),
+    largest: u64,
+    seed: u64,
+    until: Until,
+    tolerant: bool,
+) -> Result<Done, String> {
     let file = open(path)?;
     let mut memory = Memory::new();
     let mut random = Random::new(seed);
@@ -102,8 +114,8 @@ fn one(path: &str, start: u64, length: u64, seed: u64, until: Until, tolerant: b
     let mut count = 0;
     while !until.reached(count) {
         count += 1;
-        // 4 KiB as often as 1 MiB, and each power of two between them.
-        let blocks = 1_u64 << random.below(9);
+        // One block as often as the largest, and each power of two between them.
+        let blocks = 1_u64 << random.below(u64::from((largest / BLOCK).ilog2()) + 1);
         let first = random.below(length / BLOCK - blocks + 1);
         let offset = [0, 0, ALIGNED, BLOCK as usize - ALIGNED][random.below(4) as usize];
         let buffer = memory.part(blocks * BLOCK, offset);

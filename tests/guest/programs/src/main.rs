@@ -8,8 +8,8 @@ mod numbers;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-blocks DISK --threads N --seconds N|--operations N [--span MIB] [--seed N] [--errors]
-    random reads and writes of 4 KiB to 1 MiB past the page cache; each thread checks all that it reads.
+blocks DISK --threads N --seconds N|--operations N [--span MIB] [--largest BYTES] [--seed N] [--errors]
+    random reads and writes of 4 KiB to 1 MiB, or less, past the page cache; each thread checks all that it reads.
     --errors: an I/O may fail, and is counted; what a failed write has left is not checked
 read DISK --threads N --operations N --size BYTES
     random reads, nothing checked: prints I/O per second
