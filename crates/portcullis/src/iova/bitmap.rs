@@ -56,6 +56,7 @@ mod slab;
 mod stale;
 mod store;
 mod survey;
+mod walk;
 
 use fit::{Fit, LEAF_ORDER, LEAF_PAGES};
 use node::{Child, MAX_LEVEL};
@@ -182,10 +183,10 @@ impl Bitmap {
     /// allowed; [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, end: u64) -> Result<u64, BitmapError> {
-        let mut page = [0];
-        let taken = self.take_run(pages, align_order, (0, end), &mut page)?;
+        let mut page = 0;
+        let taken = self.take_run(pages, align_order, (0, end), 1, |taken| page = taken)?;
         self.least_free = self.least_free.min(self.free_pages);
-        if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page[0]) }
+        if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page) }
     }
 
     /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, and
@@ -204,11 +205,12 @@ impl Bitmap {
         &mut self,
         order: u32,
         (first, end): (u64, u64),
-        out: &mut [u64],
+        most: usize,
+        mut put: impl FnMut(u64),
     ) -> Result<usize, BitmapError> {
         let mut done = 0;
-        while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match self.take_run(1 << order.min(MAX_ORDER + 1), order, (first, end), rest) {
+        while done < most {
+            match self.take_run(1 << order.min(MAX_ORDER + 1), order, (first, end), most - done, &mut put) {
                 Ok(0) => break,
                 Ok(taken) => done += taken,
                 Err(error) if done == 0 => return Err(error),
@@ -249,9 +251,9 @@ impl Bitmap {
 
     /// Takes back ranges of `pages` pages each, which were allocated: for such ranges
     /// [`Bitmap::free`] cannot fail.
-    pub(super) fn free_all(&mut self, firsts: &[u64], pages: u64) {
+    pub(super) fn free_all(&mut self, firsts: impl IntoIterator<Item = u64>, pages: u64) {
         for first in firsts {
-            let freed = self.free(*first, pages);
+            let freed = self.free(first, pages);
             debug_assert!(freed.is_ok(), "{freed:?}");
         }
     }
@@ -317,7 +319,8 @@ impl Bitmap {
         pages: u64,
         align_order: u32,
         (from, limit): (u64, u64),
-        out: &mut [u64],
+        most: usize,
+        mut put: impl FnMut(u64),
     ) -> Result<usize, BitmapError> {
         let is_possible = is_natural(pages, align_order) || (LEAF_ORDER..=MAX_ORDER).contains(&align_order);
         if pages == 0 || !is_possible {
@@ -329,17 +332,17 @@ impl Bitmap {
             return Ok(0);
         };
         let page = found.page;
-        if let Some(first) = out.first_mut() {
-            *first = page;
-        }
         let Some(leaf) = found.leaf else {
-            return self.take_anywhere(page, pages).map(|()| 1);
+            self.take_anywhere(page, pages)?;
+            put(page);
+            return Ok(1);
         };
-        if out.len() <= 1 {
+        if most <= 1 {
             self.take_in_leaf(page, pages, leaf, &path);
+            put(page);
             return Ok(1);
         }
-        Ok(self.take_several((pages, align_order), page, (from, limit), leaf, &path, out.iter_mut()))
+        Ok(self.take_several((pages, align_order), page, (from, limit), leaf, &path, (most, put)))
     }
 
     /// Makes a range free of which no page is free yet.

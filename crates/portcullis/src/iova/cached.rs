@@ -3,6 +3,7 @@
 //! says that it is handed out.
 
 use alloc::boxed::Box;
+use core::mem::MaybeUninit;
 
 use super::bitmap::{Bitmap, BitmapError};
 use super::class::{CACHED_ORDERS, Class, Request};
@@ -13,7 +14,7 @@ use super::meta::{Place, RangeMeta};
 use super::remote::{RemoteQueue, Returned};
 use super::word::{END_PAGE, EXACT, NO_WORD, handed_out, owner_and_pages};
 use crate::heap::{OutOfMemory, Shared, SharedPlace, slice};
-use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
+use crate::percpu::{CachePadded, LocalU64, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
@@ -51,13 +52,14 @@ pub(super) struct Cached {
 
 impl Cached {
     /// Makes empty lists for the CPUs of `config` that have `marks`, and for the pages from `first`
-    /// to below `end`.
+    /// to below `end`, in `place`, where nothing is after an error.
     #[inline(never)]
-    pub fn new(
+    pub fn make_in<'a>(
+        place: &'a mut MaybeUninit<Self>,
         marks: Shared<Marks>,
         config: &SpaceConfig,
         (first, end): (u64, u64),
-    ) -> Result<Self, OutOfMemory> {
+    ) -> Result<&'a mut Self, OutOfMemory> {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
@@ -69,7 +71,7 @@ impl Cached {
         let cache_pages = config.cache_bytes >> granule.shift();
         let budget = zone_pages.map(|zone| cache_pages.min(zone / 8 / cpus.max(1) as u64));
         let meta = SharedPlace::new()?.fill(RangeMeta::new(end));
-        Ok(Self {
+        Ok(place.write(Self {
             cpus: TurnLocal::new_in(marks, cpus, |owner, place| {
                 Ok(Cpu::make_in(place, owner as u64, meta.clone()))
             })?,
@@ -82,7 +84,7 @@ impl Cached {
             top: usize::from(zone_pages[1] > 0),
             budget,
             homes: Homes::new((low_end, end), cpus, budget[1]),
-        })
+        }))
     }
 
     /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
@@ -190,16 +192,15 @@ impl Cached {
         let cpu = own.cpu;
         let wanted = cpu.next_batch(zone, order).min(self.share(zone, order)).min(FETCH_PAGES >> order);
         let room = self.make_room(cpu, zone, order, wanted, bitmap);
-        let mut pages = [0; BATCH];
-        let pages = &mut pages[..wanted.min(room) as usize];
+        let pages = &cpu.fetched[..wanted.min(room) as usize];
         let fetched = self.fetch(own, zone, order, end_page, bitmap, pages)?;
         let mut no_memory = 0;
         // The range that was found first goes on top, to be handed out first.
-        for page in pages[..fetched].iter().rev() {
-            let pushed = cpu.push_new(zone, Class::of(order), *page);
+        for page in pages[..fetched].iter().map(LocalU64::get).rev() {
+            let pushed = cpu.push_new(zone, Class::of(order), page);
             no_memory += usize::from(pushed.is_err());
             if pushed != Ok(true) {
-                bitmap.lock().free_all(&[*page], 1 << order);
+                bitmap.lock().free_all([page], 1 << order);
             }
         }
         if no_memory > 0 && no_memory == fetched {
@@ -217,7 +218,7 @@ impl Cached {
         order: u32,
         end_page: u64,
         bitmap: &Mutex<Bitmap>,
-        pages: &mut [u64],
+        pages: &[LocalU64],
     ) -> Result<usize, BitmapError> {
         let (first, end, home) = match zone {
             0 => (0, end_page.min(self.low_end), None),
@@ -230,10 +231,15 @@ impl Cached {
         let mut bitmap = bitmap.lock();
         // If there is no memory for the bits of a range below the home, another range may need
         // none.
-        let below_home = home.map(|home| bitmap.alloc_run(order, (first, home), pages));
+        let mut fetch = |bounds| {
+            let mut places = pages.iter();
+            let put = |page| places.next().into_iter().for_each(|place| place.set(page));
+            bitmap.alloc_run(order, bounds, pages.len(), put)
+        };
+        let below_home = home.map(|home| fetch((first, home)));
         let fetched = match below_home {
             Some(Ok(fetched @ 1..)) => fetched,
-            _ => bitmap.alloc_run(order, (first, end), pages)?,
+            _ => fetch((first, end))?,
         };
         Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut bitmap))
     }
@@ -248,17 +254,17 @@ impl Cached {
     /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
     /// the last ones do not adjoin those before them, as the space is in pieces then. Under the lock
     /// under which they were fetched, so that the next CPU begins below the line.
-    fn keep_whole_lines(order: u32, fetched: &[u64], bitmap: &mut Bitmap) -> usize {
+    fn keep_whole_lines(order: u32, fetched: &[LocalU64], bitmap: &mut Bitmap) -> usize {
         let line = Self::line(order);
-        let fills = |page: &u64| page.is_multiple_of(line);
+        let fills = |page: &LocalU64| page.get().is_multiple_of(line);
         let (size, last) = (1 << order, fetched.len().saturating_sub(1));
         let Some(end) = fetched.iter().rposition(fills).filter(|end| *end < last) else {
             return fetched.len();
         };
-        if fetched[end..].windows(2).any(|pair| pair[0].wrapping_sub(pair[1]) != size) {
+        if fetched[end..].windows(2).any(|pair| pair[0].get().wrapping_sub(pair[1].get()) != size) {
             return fetched.len();
         }
-        bitmap.free_all(&fetched[end + 1..], size);
+        bitmap.free_all(fetched[end + 1..].iter().map(LocalU64::get), size);
         end + 1
     }
 
@@ -292,7 +298,7 @@ impl Cached {
                 // Before another CPU can get the ranges and record them as its own.
                 let spilled = &pages[..spilled];
                 spilled.iter().for_each(|page| self.meta.write(*page, other, NO_WORD));
-                bitmap.lock().free_all(spilled, 1 << other);
+                bitmap.lock().free_all(spilled.iter().copied(), 1 << other);
                 room = cpu.grant(zone, order, wanted, budget);
             }
         }
@@ -408,7 +414,7 @@ impl Cached {
     fn give_back(&self, bitmap: &Mutex<Bitmap>, page: u64, pages: u64, order: u32) {
         // Before another CPU can get the range and record it as its own.
         self.meta.write(page, order, NO_WORD);
-        bitmap.lock().free_all(&[page], pages);
+        bitmap.lock().free_all([page], pages);
     }
 
     /// Returns the zone that serves a request with this limit, if the limit is the end of that zone

@@ -44,6 +44,8 @@ pub(super) struct Cpu {
     /// The numbers of pages sent to other CPUs so far, and of pages received from them. Both wrap.
     sent: LocalU64,
     received: LocalU64,
+    /// The pages of a fetch under way: here, as a stack has no room for them.
+    pub(super) fetched: [LocalU64; BATCH],
 }
 
 /// Free ranges of one size in one zone.
@@ -93,8 +95,12 @@ impl Cpu {
             (&raw mut (*at).arrived).write(LocalU64::new(Link::END.bits()));
             (&raw mut (*at).sent).write(LocalU64::new(0));
             (&raw mut (*at).received).write(LocalU64::new(0));
+            for number in 0..BATCH {
+                (&raw mut (*at).fetched[number]).write(LocalU64::new(0));
+            }
             let made = place.assume_init_mut();
-            let Self { lists: _, near: _, remote_batches: _, arrived: _, sent: _, received: _ } = made;
+            let Self { lists: _, near: _, remote_batches: _, arrived: _, sent: _, received: _, fetched: _ } =
+                made;
             made
         }
     }
@@ -245,6 +251,7 @@ impl Cpu {
     /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64
     /// ranges, up to the first that is of another class or zone, or that the list has no room for.
     /// Returns whether there were any. Writes only the last range's word.
+    #[inline(never)]
     pub(super) fn adopt(
         &self,
         remote_queue: &RemoteQueue,
@@ -302,6 +309,7 @@ impl Cpu {
 
     /// Sorts in up to 64 ranges that other CPUs sent: calls `keep` with the word, the page and the
     /// order of each. Returns whether there were any.
+    #[inline(never)]
     pub(super) fn receive(
         &self,
         remote_queue: &RemoteQueue,

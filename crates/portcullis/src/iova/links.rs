@@ -111,10 +111,28 @@ impl Links {
         Ok(unsafe { leaf(below) })
     }
 
-    /// Calls `f` with each leaf, and the index of its first word.
+    /// Calls `f` with each leaf, and the index of its first word. Costs a walk for each leaf, and for each pointer that leads nowhere.
     pub(crate) fn each_leaf(&self, mut f: impl FnMut(u64, &WordLeaf)) {
-        // SAFETY: the root has this many levels below it, and the array lives.
-        unsafe { each(&self.root, self.height, 0, &mut f) };
+        let mut index = 0;
+        while index < self.len {
+            let (mut below, mut bits) = (self.root.load(Ordering::Acquire), LEAF_BITS);
+            for height in (0..self.height).rev() {
+                // SAFETY: at this height there are levels.
+                let Some(level) = (unsafe { level(below) }) else {
+                    bits = LEAF_BITS + (height + 1) * LEVEL_BITS;
+                    break;
+                };
+                below = level[entry(index, height)].load(Ordering::Acquire);
+            }
+            // SAFETY: what hangs under the lowest level is a leaf; where the walk ended before that, this is null.
+            if let Some(leaf) = unsafe { leaf(below) } {
+                f(index, leaf);
+            }
+            // All words behind this pointer.
+            let last = index | 1_u64.checked_shl(bits).map_or(u64::MAX, |words| words - 1);
+            let Some(next) = last.checked_add(1) else { return };
+            index = next;
+        }
     }
 
     /// Returns how many bytes of memory all levels and leaves take.
@@ -171,28 +189,6 @@ unsafe fn level<'a>(below: *mut Below) -> Option<&'a Level> {
 unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a WordLeaf> {
     // SAFETY: by the caller's promise it is a leaf, which is freed only with its array.
     unsafe { below.cast::<WordLeaf>().as_ref() }
-}
-
-/// Calls `f` with each leaf under `pointer`, whose first word has the index `first`.
-///
-/// # Safety
-/// `pointer` is one of an array that lives, with `height` levels below it.
-unsafe fn each(pointer: &AtomicPtr<Below>, height: u32, first: u64, f: &mut impl FnMut(u64, &WordLeaf)) {
-    let below = pointer.load(Ordering::Acquire);
-    let Some(lower) = height.checked_sub(1) else {
-        // SAFETY: the caller's promise: no level is below, so this is a leaf.
-        if let Some(leaf) = unsafe { leaf(below) } {
-            f(first, leaf);
-        }
-        return;
-    };
-    // SAFETY: the caller's promise: levels are below.
-    let Some(level) = (unsafe { level(below) }) else { return };
-    for (entry, pointer) in level.iter().enumerate() {
-        let first = first + ((entry as u64) << (LEAF_BITS + lower * LEVEL_BITS));
-        // SAFETY: an entry of a level has one level fewer below it.
-        unsafe { each(pointer, lower, first, f) };
-    }
 }
 
 /// Makes `N` fresh entries in the memory where they are to stay.

@@ -1,6 +1,7 @@
 //! One address space: what its CPUs keep, and the bitmap behind them. A page that may be handed out
 //! is with one caller, kept for one CPU, or free in the bitmap, and never in two of these places.
 
+use core::mem::MaybeUninit;
 use core::num::NonZeroU64;
 
 use super::bitmap::{Bitmap, BitmapError, MAX_ORDER, Survey};
@@ -57,34 +58,46 @@ impl IovaSpace {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    #[inline(never)]
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
-        let shift = config.granule.shift();
+        let mut place = MaybeUninit::uninit();
+        Self::make_in(&mut place, config, marks)?;
+        // SAFETY: it was made there.
+        Ok(unsafe { place.assume_init() })
+    }
+
+    /// As [`with_marks`](Self::with_marks), in `place`: for owners of which a stack has no room for two.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new). Nothing is in the place then.
+    #[inline(never)]
+    pub(crate) fn make_in<'a>(
+        place: &'a mut MaybeUninit<Self>,
+        config: &SpaceConfig,
+        marks: Shared<Marks>,
+    ) -> Result<&'a mut Self, IovaError> {
         let mut bitmap = Bitmap::new();
-        // Only granules that lie inside as a whole count.
-        let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
-        let last = config.aperture.last().get();
-        let last_is_whole = last & config.granule.offset_mask() == config.granule.offset_mask();
-        let end = (last >> shift).saturating_add(u64::from(last_is_whole)).min(END_PAGE);
-        let pages = end.checked_sub(first).filter(|pages| *pages > 0).ok_or(IovaError::Empty)?;
-        let memory = |_: BitmapError| IovaError::OutOfMemory;
-        bitmap.add(first, pages).map_err(memory)?;
-        for range in &config.reserved {
-            // A granule with a reserved byte is reserved as a whole.
-            let from = (range.start().get() >> shift).max(first);
-            let last = (range.last().get() >> shift).min(end - 1);
-            if from <= last {
-                bitmap.reserve(from, last - from + 1).map_err(memory)?;
-            }
-        }
+        let bounds = fill(&mut bitmap, config)?;
         let total = bitmap.free_pages();
         if total == 0 {
             return Err(IovaError::Empty);
         }
-        let cached = Cached::new(marks, config, (first, end))?;
-        let (granule, shift) = (config.granule, config.granule.shift());
-        let (number, platform, bitmap) = (unique(), OnePlatform::default(), CachePadded(Mutex::new(bitmap)));
-        Ok(Self { granule, shift, number, platform, cached, total, bitmap })
+        let at = place.as_mut_ptr();
+        // SAFETY: the place of the field lies within the caller's.
+        let lists = unsafe { &mut *(&raw mut (*at).cached).cast::<MaybeUninit<Cached>>() };
+        Cached::make_in(lists, marks, config, bounds)?;
+        // SAFETY: each write is to a field in the caller's place, where the lists are already, and nothing is read. The pattern below has
+        // all fields, so that none is left out. Nothing fails after the lists are there.
+        unsafe {
+            (&raw mut (*at).granule).write(config.granule);
+            (&raw mut (*at).shift).write(config.granule.shift());
+            (&raw mut (*at).number).write(unique());
+            (&raw mut (*at).platform).write(OnePlatform::default());
+            (&raw mut (*at).total).write(total);
+            (&raw mut (*at).bitmap).write(CachePadded(Mutex::new(bitmap)));
+            let made = place.assume_init_mut();
+            let Self { granule: _, shift: _, number: _, platform: _, cached: _, total: _, bitmap: _ } = made;
+            Ok(made)
+        }
     }
 
     /// Allocates `len` bytes, rounded up to whole granules, all at or below `limit`.
@@ -364,7 +377,7 @@ impl IovaSpace {
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
         let page = self.bitmap.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
-            self.bitmap.lock().free_all(&[page], pages);
+            self.bitmap.lock().free_all([page], pages);
             return Err(BitmapError::OutOfMemory);
         }
         Ok(page)
@@ -400,4 +413,27 @@ impl IovaSpace {
         let class = Class::of_pages(index)?;
         Some((index + 1, class))
     }
+}
+
+/// Makes the pages of a space free in its bitmap, but for those that are reserved. Returns the first, and the one behind the last.
+#[inline(never)]
+fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaError> {
+    let shift = config.granule.shift();
+    // Only granules that lie inside as a whole count.
+    let first = config.granule.round_up(config.aperture.start().get()).ok_or(IovaError::Empty)? >> shift;
+    let last = config.aperture.last().get();
+    let last_is_whole = last & config.granule.offset_mask() == config.granule.offset_mask();
+    let end = (last >> shift).saturating_add(u64::from(last_is_whole)).min(END_PAGE);
+    let pages = end.checked_sub(first).filter(|pages| *pages > 0).ok_or(IovaError::Empty)?;
+    let memory = |_: BitmapError| IovaError::OutOfMemory;
+    bitmap.add(first, pages).map_err(memory)?;
+    for range in &config.reserved {
+        // A granule with a reserved byte is reserved as a whole.
+        let from = (range.start().get() >> shift).max(first);
+        let last = (range.last().get() >> shift).min(end - 1);
+        if from <= last {
+            bitmap.reserve(from, last - from + 1).map_err(memory)?;
+        }
+    }
+    Ok((first, end))
 }

@@ -103,7 +103,7 @@ fn the_largest_space_and_the_largest_numbers() {
     assert_eq!(space.alloc(1, 0, 1), Ok(0));
     assert_eq!(space.alloc(1, u32::MAX, 0), Err(BitmapError::Invalid));
     assert_eq!(space.alloc(0, u32::MAX, 0), Err(BitmapError::Invalid));
-    assert_eq!(space.alloc_run(u32::MAX, (0, END), &mut [0; 2]), Err(BitmapError::Invalid));
+    assert_eq!(space.alloc_run(u32::MAX, (0, END), 2, |_| ()), Err(BitmapError::Invalid));
     assert_eq!(space.reserve(0, u64::MAX), Ok(END - 2));
     assert_eq!((space.free_pages(), space.iter().count()), (0, 0));
     assert_eq!(space.check(), Ok(()));

@@ -83,11 +83,13 @@ impl Pair {
                 self.allocated(result, pages, order, max_page)?;
             }
             Op::AllocRun { count, order, first, max_page } => {
-                let mut out = vec![u64::MAX; count];
-                let taken = self.bitmap.alloc_run(order, (first, max_page.saturating_add(1)), &mut out);
-                for page in &out[..taken.unwrap_or(0)] {
-                    prop_assert!(*page >= first);
-                    self.allocated(Ok(*page), 1 << order, order, max_page)?;
+                let mut out = Vec::new();
+                let bounds = (first, max_page.saturating_add(1));
+                let taken = self.bitmap.alloc_run(order, bounds, count, |page| out.push(page));
+                prop_assert_eq!(out.len(), taken.unwrap_or(0));
+                for page in out {
+                    prop_assert!(page >= first);
+                    self.allocated(Ok(page), 1 << order, order, max_page)?;
                 }
                 if taken.is_ok_and(|taken| taken < count) {
                     let next = self.model.place(1 << order, order, max_page);

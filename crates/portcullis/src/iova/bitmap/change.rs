@@ -14,21 +14,22 @@ impl Bitmap {
     /// Takes ranges in the leaf `leaf`, from page `from` to before page `limit`: one for each of
     /// `out`, or as many as fit. Returns how many it took. `page` is one of the leaf's, and `path`
     /// the way there.
-    pub(super) fn take_several<'a>(
+    #[inline(never)]
+    pub(super) fn take_several(
         &mut self,
         (pages, align_order): (u64, u32),
         page: u64,
         (from, limit): (u64, u64),
         leaf: u32,
         path: &Path,
-        out: impl Iterator<Item = &'a mut u64>,
+        (most, put): (usize, impl FnMut(u64)),
     ) -> usize {
         let first = base(page, 0);
         let in_leaf = |page: u64| page.saturating_sub(first).min(LEAF_PAGES.into()) as u32;
         let all = *self.store.leaf(leaf);
         let allowed = all.only(in_leaf(from), in_leaf(limit));
         let mut left = allowed;
-        let taken = left.take(pages, align_order, first, out);
+        let taken = left.take(pages, align_order, first, most, put);
         let bits = all.less(allowed, left);
         self.free_pages -= taken as u64 * pages;
         *self.store.leaf_mut(leaf) = bits;
@@ -135,6 +136,7 @@ impl Bitmap {
     /// Notes that the runs at the boundaries of a leaf have changed, if the range, with what is
     /// free around it, touches one.
     #[cold]
+    #[inline(never)]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
         let mut bits = *self.store.leaf(leaf);
         bits.set(start, end, true);

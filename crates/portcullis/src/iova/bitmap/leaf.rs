@@ -184,19 +184,21 @@ impl Leaf {
     /// Takes a place for each of `out`, or as many as there are: those that one call of
     /// [`place`](Self::place) for each would find. Returns how many it took. `first` is the leaf's
     /// first page.
-    pub(super) fn take<'a>(
+    pub(super) fn take(
         &mut self,
         pages: u64,
         order: u32,
         first: u64,
-        mut out: impl Iterator<Item = &'a mut u64>,
+        most: usize,
+        mut put: impl FnMut(u64),
     ) -> usize {
         let mut taken = 0;
         let Some(&last) = LAST.get(order as usize).filter(|_| pages <= 1 << order) else {
-            for out in out {
-                let Some(start) = self.place(pages, order) else { break };
+            while taken < most
+                && let Some(start) = self.place(pages, order)
+            {
                 self.set(start, start + pages as u32, false);
-                *out = first + u64::from(start);
+                put(first + u64::from(start));
                 taken += 1;
             }
             return taken;
@@ -206,11 +208,13 @@ impl Leaf {
         for word in (0..WORDS).rev() {
             let mut blocks = blocks(self.0[word], low, width, last);
             while let Some(bit) = blocks.checked_ilog2() {
-                let Some(out) = out.next() else { return taken };
+                if taken == most {
+                    return taken;
+                }
                 let start = bit + 1 - width;
                 blocks ^= 1 << bit;
                 self.0[word] ^= low << start;
-                *out = first + u64::from(word as u32 * 64 + start);
+                put(first + u64::from(word as u32 * 64 + start));
                 taken += 1;
             }
         }

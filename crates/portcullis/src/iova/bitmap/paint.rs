@@ -5,53 +5,26 @@ use super::Bitmap;
 use super::BitmapError;
 use super::fit::Fit;
 use super::leaf::Leaf;
-use super::node::{Child, FAN, MAX_LEVEL, Node, pages};
+use super::node::{Child, MAX_LEVEL, Node, base, pages};
 use super::path::in_leaf;
+use super::runs::{Part, Runs};
 use super::store::Room;
-
-/// A block, and the part of a range that lies in it.
-#[derive(Clone, Copy)]
-struct Piece {
-    /// The level of the block and its first page.
-    level: u32,
-    base: u64,
-    /// The part of the range.
-    first: u64,
-    end: u64,
-}
-
-impl Piece {
-    /// Returns whether the range covers all of the block.
-    fn is_whole(&self) -> bool {
-        self.end - self.first == pages(self.level)
-    }
-
-    /// Returns the blocks below that the range touches, each with its part of the range.
-    fn parts(self) -> impl Iterator<Item = (usize, Self)> {
-        let level = self.level - 1;
-        (0..FAN).filter_map(move |block| {
-            let base = self.base + block as u64 * pages(level);
-            let (first, end) = (self.first.max(base), self.end.min(base + pages(level)));
-            (first < end).then_some((block, Self { level, base, first, end }))
-        })
-    }
-}
+use super::walk::Walk;
 
 impl Bitmap {
     /// Makes all of `[first, end)`, which lies in the tree, free, or used. Pages that are in that
     /// state already stay so. May allocate; fails only for want of memory, with nothing changed.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Child) -> Result<(), BitmapError> {
-        let all = Piece { level: self.top, base: 0, first, end };
-        self.prepare(all, state)?;
-        (self.fit, _) = self.paint_node(self.root, all, state);
+        self.prepare((first, end), state)?;
+        self.paint_prepared((first, end), state);
         Ok(())
     }
 
     /// Makes sure that there are the nodes and leaves for painting. May allocate.
     #[inline]
-    fn prepare(&mut self, all: Piece, state: Child) -> Result<(), BitmapError> {
-        let room = self.room_for(self.root, all, state);
-        if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(all, state, room) }
+    fn prepare(&mut self, range: (u64, u64), state: Child) -> Result<(), BitmapError> {
+        let room = self.room_for(range, state);
+        if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(range, state, room) }
     }
 
     /// As [`prepare`](Self::prepare), where the slabs lack room. If more than half of the leaves
@@ -59,17 +32,22 @@ impl Bitmap {
     /// there is no memory. The range may have lain in what is collected, so the room that painting
     /// needs is counted again.
     #[cold]
-    fn prepare_by_growing(&mut self, all: Piece, state: Child, mut room: Room) -> Result<(), BitmapError> {
+    fn prepare_by_growing(
+        &mut self,
+        range: (u64, u64),
+        state: Child,
+        mut room: Room,
+    ) -> Result<(), BitmapError> {
         if self.idle > self.store.used().leaves / 2 {
             self.collect();
-            room = self.room_for(self.root, all, state);
+            room = self.room_for(range, state);
         }
         let attempt = self.store.ensure(room);
         if attempt.is_ok() || self.idle == 0 {
             return attempt;
         }
         self.collect();
-        self.store.ensure(self.room_for(self.root, all, state))
+        self.store.ensure(self.room_for(range, state))
     }
 
     /// Adds levels on top until the tree covers the pages before `end`. May allocate.
@@ -90,7 +68,7 @@ impl Bitmap {
                 node.fits[0] = self.fit;
                 node.is_runs_stale = true;
             }
-            self.root = self.store.take_node(node);
+            self.root = self.store.take_node(&node);
             self.top = level;
             self.reset_spine();
         }
@@ -99,100 +77,128 @@ impl Bitmap {
 
     /// Gives the leaves and nodes of blocks that are all free back to the slabs. No page changes.
     /// O(nodes); does not allocate.
-    pub(super) fn collect(&mut self) {
-        if self.top > 0 {
-            self.collect_below(self.root, self.top);
-            self.reset_spine();
-        }
-        self.idle = 0;
-    }
-
-    /// Does the same below a node. Returns whether all pages below it are free.
     #[inline(never)]
-    fn collect_below(&mut self, number: u32, level: u32) -> bool {
-        let mut whole = true;
-        for block in 0..FAN {
+    pub(super) fn collect(&mut self) {
+        self.idle = 0;
+        if self.top == 0 {
+            return;
+        }
+        let mut walk = Walk::new(self.root, self.top, 0);
+        // By level, whether the node there is used in part.
+        let mut used = 0_u32;
+        loop {
+            let (number, block) = (walk.node(), walk.block());
             let node = self.store.node(number);
             let (below, fit) = (node.children[block], node.fits[block]);
-            if let Some(child) = below.number() {
-                if level == 1 {
-                    if !fit.is_whole() {
-                        whole = false;
-                        continue;
-                    }
-                    self.store.release_leaf(child);
-                } else if self.collect_below(child, level - 1) {
-                    self.store.release_node(child);
-                } else {
-                    whole = false;
+            match below.number() {
+                Some(child) if walk.level() > 1 => {
+                    walk.enter(child);
                     continue;
                 }
-                self.store.node_mut(number).children[block] = Child::FREE;
-            } else {
-                whole &= below == Child::FREE;
+                Some(leaf) if fit.is_whole() => {
+                    self.store.release_leaf(leaf);
+                    self.store.node_mut(number).children[block] = Child::FREE;
+                }
+                None if below == Child::FREE => {}
+                _ => used |= 1 << walk.level(),
+            }
+            walk.pass(walk.bounds().1);
+            while walk.is_at_end() {
+                let (child, is_used) = (walk.node(), used >> walk.level() & 1);
+                used &= !(1 << walk.level());
+                let Some(block) = walk.leave() else {
+                    self.reset_spine();
+                    return;
+                };
+                if is_used == 0 {
+                    self.store.release_node(child);
+                    self.store.node_mut(walk.node()).children[block] = Child::FREE;
+                }
+                used |= is_used << walk.level();
             }
         }
-        whole
     }
 
-    /// Returns what painting in the node would take from the slabs.
+    /// Returns what painting in the range would take from the slabs.
     #[inline(never)]
-    fn room_for(&self, number: u32, all: Piece, state: Child) -> Room {
-        let node = self.store.node(number);
-        all.parts().fold(Room::NONE, |room, (block, piece)| {
-            let below = node.children[block];
-            room.plus(match below.number() {
-                Some(_) if piece.level == 0 => Room::NONE,
-                Some(child) => self.room_for(child, piece, state),
-                None if below == state => Room::NONE,
-                None => room_in_block(piece),
-            })
-        })
+    fn room_for(&self, (first, end): (u64, u64), state: Child) -> Room {
+        let (mut walk, mut room) = (Walk::new(self.root, self.top, first), Room::NONE);
+        while walk.page() < end {
+            let below = self.store.node(walk.node()).children[walk.block()];
+            match below.number() {
+                Some(child) if walk.level() > 1 => {
+                    walk.enter(child);
+                    continue;
+                }
+                None if below != state => {
+                    let part = (walk.page(), walk.bounds().1.min(end));
+                    room = room.plus(room_in_block(walk.level() - 1, part));
+                }
+                _ => {}
+            }
+            walk.pass_block();
+        }
+        room
     }
 
-    /// Paints below a node, with all nodes and leaves that this takes at hand. Returns what fits in
-    /// it now, and whether runs that touch the boundary of a leaf may have changed.
+    /// Paints the range, with all nodes and leaves that this takes at hand. Each node that the range touches knows what fits in it,
+    /// and whether runs that touch the boundary of a leaf may have changed, when the walk leaves it.
     #[inline(never)]
-    fn paint_node(&mut self, number: u32, all: Piece, state: Child) -> (Fit, bool) {
-        let mut edges = false;
-        for (block, piece) in all.parts() {
+    fn paint_prepared(&mut self, (first, end): (u64, u64), state: Child) {
+        let mut walk = Walk::new(self.root, self.top, first);
+        // By level, whether such runs may have changed in the node there.
+        let mut edges = 0_u32;
+        loop {
+            let (number, block, level) = (walk.node(), walk.block(), walk.level());
+            let ((base, behind), from) = (walk.bounds(), walk.page());
+            let to = behind.min(end);
             let node = self.store.node(number);
             let (below, old) = (node.children[block], node.fits[block]);
             let new = match below.number() {
-                None if below == state => continue,
-                None if piece.is_whole() => {
+                None if below == state => old,
+                None if to - from == behind - base => {
                     self.store.node_mut(number).children[block] = state;
-                    self.count(piece.end - piece.first, state);
-                    edges = true;
+                    self.count(to - from, state);
+                    edges |= 1 << level;
                     state.fit()
                 }
                 child => {
-                    let child = child.unwrap_or_else(|| self.break_up(number, block, piece, below));
-                    if piece.level == 0 {
-                        let (new, at_edge) = self.paint_leaf(child, piece, state, old);
-                        edges |= at_edge;
-                        new
-                    } else {
-                        let (new, below) = self.paint_node(child, piece, state);
-                        edges |= below;
-                        new
+                    let child =
+                        child.unwrap_or_else(|| self.break_up(number, block, (level - 1, base), below));
+                    if level > 1 {
+                        walk.enter(child);
+                        continue;
                     }
+                    let (new, at_edge) = self.paint_leaf(child, (from, to), state, old);
+                    edges |= u32::from(at_edge) << level;
+                    new
                 }
             };
             self.store.node_mut(number).fits[block] = new;
+            walk.pass(to);
+            while to == end || walk.is_at_end() {
+                let has_changed = edges >> walk.level() & 1;
+                edges &= !(1 << walk.level());
+                let node = self.store.node_mut(walk.node());
+                node.is_runs_stale |= has_changed != 0;
+                let fit = node.fit();
+                let Some(block) = walk.leave() else {
+                    self.fit = fit;
+                    return;
+                };
+                edges |= has_changed << walk.level();
+                self.store.node_mut(walk.node()).fits[block] = fit;
+            }
         }
-        let node = self.store.node_mut(number);
-        node.is_runs_stale |= edges;
-        (node.fit(), edges)
     }
 
     /// Paints in a leaf whose fit is `old`. Returns its fit now, and whether the runs at its ends
     /// have changed.
     #[inline(never)]
-    fn paint_leaf(&mut self, number: u32, piece: Piece, state: Child, old: Fit) -> (Fit, bool) {
+    fn paint_leaf(&mut self, number: u32, (first, end): (u64, u64), state: Child, old: Fit) -> (Fit, bool) {
         let leaf = self.store.leaf_mut(number);
-        let start = in_leaf(piece.first);
-        let end = start + (piece.end - piece.first) as u32;
+        let start = in_leaf(first);
+        let end = start + (end - first) as u32;
         let ends = leaf.ends();
         let changed = leaf.set(start, end, state == Child::FREE);
         let (new, at_edge) = (Fit::from(leaf.fit()), leaf.ends() != ends);
@@ -202,20 +208,20 @@ impl Bitmap {
         (new, at_edge)
     }
 
-    /// Makes the leaf or node of a block that is in the state `state` as a whole. Returns its
+    /// Makes the leaf or node of the block at page `base`, of `level`, that is in the state `state` as a whole. Returns its
     /// number.
-    ///
-    /// By itself, so that the calls of [`paint_node`](Self::paint_node) inside each other have no room for what it makes.
     #[cold]
     #[inline(never)]
-    fn break_up(&mut self, number: u32, block: usize, piece: Piece, state: Child) -> u32 {
-        let child = if piece.level == 0 {
+    fn break_up(&mut self, number: u32, block: usize, (level, base): (u32, u64), state: Child) -> u32 {
+        let child = if level == 0 {
             self.idle += usize::from(state == Child::FREE);
-            self.store.take_leaf(if state == Child::FREE { Leaf::FREE } else { Leaf::USED })
+            self.store.take_leaf(if state == Child::FREE { &Leaf::FREE } else { &Leaf::USED })
         } else {
-            let mut node = Node::uniform(state);
-            node.runs = self.store.compute_runs(&node, piece.level, piece.base);
-            self.store.take_node(node)
+            let runs = match state {
+                Child::FREE => Runs::of_parts(base, pages(level), &[Part::whole(pages(level))]),
+                _ => Runs::NONE,
+            };
+            self.store.take_node(&Node { runs, ..Node::uniform(state) })
         };
         self.store.node_mut(number).children[block] = Child::to(child);
         child
@@ -231,16 +237,16 @@ impl Bitmap {
     }
 }
 
-/// Returns what it takes to paint a part of a block that is in one state as a whole: the nodes and
+/// Returns what it takes to paint a part of a block of `level` that is in one state as a whole: the nodes and
 /// leaves along each end of the part. Blocks that the part covers as a whole need none.
-#[inline(never)]
-fn room_in_block(piece: Piece) -> Room {
-    if piece.is_whole() {
-        return Room::NONE;
-    }
-    let head = Room::head(piece.level);
-    if piece.level == 0 {
-        return head;
-    }
-    piece.parts().fold(head, |room, (_, part)| room.plus(room_in_block(part)))
+fn room_in_block(level: u32, (first, end): (u64, u64)) -> Room {
+    (0..=level).fold(Room::NONE, |room, level| {
+        let is_cut = |page: u64| page & (pages(level) - 1) != 0;
+        let cut = match (is_cut(first), is_cut(end)) {
+            (false, false) => return room,
+            (true, true) if base(first, level) != base(end, level) => 2,
+            _ => 1,
+        };
+        (0..cut).fold(room, |room, _| room.plus(Room::head(level)))
+    })
 }

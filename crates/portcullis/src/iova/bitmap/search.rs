@@ -58,6 +58,7 @@ impl Bitmap {
     }
 
     /// Returns the highest place whose last page is `last` or lies before it.
+    #[inline(never)]
     fn find_below(&self, request: &Natural, last: u64, path: &mut Path) -> Option<Found> {
         let (level, found) = self.find_at_limit(request, last, path);
         if found.is_some() {
@@ -163,20 +164,41 @@ impl Bitmap {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;
         }
-        self.highest(self.root, self.top, 0, &Span { pages, order, limit })
+        self.highest(&Span { pages, order, limit })
     }
 
-    /// Returns the highest place below a node at page `base`. There is one, unless the limit lies
-    /// inside the node.
+    /// Returns the highest place of all, if one ends at the limit or before.
     #[inline(never)]
-    fn highest(&self, number: u32, level: u32, base: u64, span: &Span) -> Option<u64> {
+    fn highest(&self, span: &Span) -> Option<u64> {
+        let Span { pages, order, limit } = *span;
+        let last = limit.checked_sub(1)?;
+        // Down to the smallest node with a block that the limit cuts, and in which it may fit.
+        let mut path = Path::new();
+        let (mut number, mut level) = (self.root, self.top);
+        loop {
+            path.set(level, number);
+            let is_cut = limit & (pages_of(level - 1) - 1) != 0;
+            let child = self.store.node(number).children[slot(last, level)].number();
+            match child.filter(|_| is_cut && level > 1) {
+                Some(child) if self.store.node(child).runs.longest(order) >= pages => {
+                    (number, level) = (child, level - 1);
+                }
+                _ => break,
+            }
+        }
+        (level..=self.top).find_map(|level| self.highest_in(path.node(level), level, base(last, level), span))
+    }
+
+    /// Returns the highest place below a node at page `base`, but for a block that the limit cuts and that is a node itself.
+    fn highest_in(&self, mut number: u32, mut level: u32, mut base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);
-        let node = self.store.node(number);
-        let size = pages_of(level - 1);
-        // The number of free pages from the end of the block on.
-        let mut behind = 0;
-        for block in (0..FAN).rev() {
+        let (mut block, mut behind) = (FAN, 0);
+        // `behind` is the number of free pages from the end of the block on.
+        while let Some(next) = block.checked_sub(1) {
+            block = next;
+            let node = self.store.node(number);
+            let size = pages_of(level - 1);
             let start = base + block as u64 * size;
             if start >= limit {
                 continue;
@@ -197,11 +219,11 @@ impl Bitmap {
             let prefix = part.prefix.min(limit - start);
             if let Some(inner) = part.inner {
                 let child = node.children[block].number();
-                if let Some(child) = child.filter(|_| inner.longest(order) >= pages) {
-                    let page = self.highest(child, level - 1, start, span);
-                    if whole || page.is_some() {
-                        return page;
-                    }
+                if let Some(child) = child.filter(|_| whole && inner.longest(order) >= pages) {
+                    // There it is.
+                    (number, level, base) = (child, level - 1, start);
+                    (block, behind) = (FAN, 0);
+                    continue;
                 }
             } else if let Some(page) = place(start, start + prefix) {
                 return Some(page);

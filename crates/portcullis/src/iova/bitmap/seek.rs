@@ -2,8 +2,8 @@
 //! whose pages are all in the other state, where the block's parent shows that.
 
 use super::Bitmap;
-use super::node::{FAN, pages};
 use super::path::in_leaf;
+use super::walk::Walk;
 
 impl Bitmap {
     /// Returns whether any page of `[first, end)` is free. O(h), and the bits that the range has.
@@ -16,24 +16,24 @@ impl Bitmap {
     /// tree are used, but the search does not look at them.
     pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
         let to = to.min(self.end());
-        if from >= to { None } else { self.first_below(self.root, self.top, 0, from, to, free) }
-    }
-
-    #[inline(never)]
-    fn first_below(&self, number: u32, level: u32, base: u64, from: u64, to: u64, free: bool) -> Option<u64> {
-        (0..FAN).find_map(|block| {
-            let start = base + block as u64 * pages(level - 1);
-            let (from, to) = (from.max(start), to.min(start + pages(level - 1)));
-            match self.uniform(number, level, block) {
-                _ if from >= to => None,
-                Ok(state) => (state == free).then_some(from),
-                Err(child) if level > 1 => self.first_below(child, level - 1, start, from, to, free),
-                Err(child) => {
-                    let page = start + u64::from(self.store.leaf(child).first(in_leaf(from), free)?);
-                    (page < to).then_some(page)
+        let mut walk = Walk::new(self.root, self.top, from);
+        while walk.page() < to {
+            match self.uniform(walk.node(), walk.level(), walk.block()) {
+                Ok(state) if state == free => return Some(walk.page()),
+                Ok(_) => {}
+                Err(child) if walk.level() > 1 => {
+                    walk.enter(child);
+                    continue;
+                }
+                Err(leaf) => {
+                    if let Some(page) = self.store.leaf(leaf).first(in_leaf(walk.page()), free) {
+                        return Some(walk.bounds().0 + u64::from(page)).filter(|page| *page < to);
+                    }
                 }
             }
-        })
+            walk.pass_block();
+        }
+        None
     }
 
     /// Returns whether a block is free, if its node shows that all of it is or none; else the

@@ -56,15 +56,15 @@ impl<T: Entry> Slab<T> {
     }
 
     /// Takes an entry for `value` and returns its number. Does not allocate after [`Slab::ensure`].
-    pub(super) fn take(&mut self, value: T) -> u32 {
+    pub(super) fn take(&mut self, value: &T) -> u32 {
         self.used += 1;
         let number = self.unused;
         if let Some(entry) = self.entries.get_mut(number as usize) {
             self.unused = entry.next();
-            *entry = value;
+            *entry = *value;
             return number;
         }
-        self.entries.push(value);
+        self.entries.push(*value);
         // `ensure` lets no number become larger.
         (self.entries.len() - 1) as u32
     }

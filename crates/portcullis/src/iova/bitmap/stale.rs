@@ -2,19 +2,19 @@
 //! it. A node that is not noted as stale knows its runs exactly.
 
 use super::Bitmap;
-use super::fit::Fit;
 use super::node::{Child, FAN, Node, pages};
 use super::path::Path;
 use super::runs::{Part, Runs};
 use super::store::Store;
+use super::walk::Walk;
 
 impl Bitmap {
     /// Brings what all nodes know of runs up to date. One step for each stale node: O(h) for each
     /// change since the last call, and the stale nodes in its range; one for each node of the tree
     /// at most. Does not allocate.
     pub(super) fn refresh_runs(&mut self) {
-        if self.top > 0 {
-            self.store.refresh_runs(self.root, self.top, 0);
+        if self.top > 0 && self.store.node(self.root).is_runs_stale {
+            self.store.refresh_runs(self.root, self.top);
         }
     }
 
@@ -32,33 +32,54 @@ impl Bitmap {
 }
 
 impl Store {
+    /// Does so for the stale node `root` of level `top`, and all below it.
     #[inline(never)]
-    fn refresh_runs(&mut self, number: u32, level: u32, base: u64) {
-        if !self.node(number).is_runs_stale {
-            return;
-        }
-        for block in 0..if level > 1 { FAN } else { 0 } {
-            if let Some(child) = self.node(number).children[block].number() {
-                self.refresh_runs(child, level - 1, base + block as u64 * pages(level - 1));
+    fn refresh_runs(&mut self, root: u32, top: u32) {
+        let mut walk = Walk::new(root, top, 0);
+        loop {
+            if walk.level() > 1
+                && let Some(child) = self.node(walk.node()).children[walk.block()].number()
+                && self.node(child).is_runs_stale
+            {
+                walk.enter(child);
+                continue;
+            }
+            if walk.level() > 1 {
+                walk.pass(walk.bounds().1)
+            } else {
+                walk.pass_node()
+            }
+            while walk.is_at_end() {
+                let (number, level) = (walk.node(), walk.level());
+                let runs = self.compute_runs(self.node(number), level, walk.page() - pages(level));
+                let node = self.node_mut(number);
+                (node.runs, node.is_runs_stale) = (runs, false);
+                if walk.leave().is_none() {
+                    return;
+                }
             }
         }
-        let runs = self.compute_runs(self.node(number), level, base);
-        let node = self.node_mut(number);
-        (node.runs, node.is_runs_stale) = (runs, false);
     }
 
-    /// Returns the length of the longest run inside a leaf with bits below a node of `level`, or
+    /// Returns the length of the longest run inside a leaf with bits below the node `root` of level `top`, or
     /// `best` if that is more. Looks only at leaves that may have a longer run than those before.
-    #[inline(never)]
-    pub(super) fn longest_inside(&self, number: u32, level: u32, best: u64) -> u64 {
-        let node = self.node(number);
-        let longer = |best: u64, (below, fit): (&Child, &Fit)| match below.number() {
-            Some(_) if fit.longest_at_most() <= best => best,
-            Some(leaf) if level == 1 => best.max(self.leaf(leaf).longest()),
-            Some(child) => self.longest_inside(child, level - 1, best),
-            None => best,
-        };
-        node.children.iter().zip(&node.fits).fold(best, longer)
+    pub(super) fn longest_inside(&self, root: u32, top: u32, mut best: u64) -> u64 {
+        let mut walk = Walk::new(root, top, 0);
+        while walk.page() < pages(top) {
+            let (node, block) = (self.node(walk.node()), walk.block());
+            match node.children[block].number() {
+                Some(child) if node.fits[block].longest_at_most() > best => {
+                    if walk.level() > 1 {
+                        walk.enter(child);
+                        continue;
+                    }
+                    best = best.max(self.leaf(child).longest());
+                }
+                _ => {}
+            }
+            walk.pass_block();
+        }
+        best
     }
 
     /// Returns what `block` contributes to the runs of a node of `level`.
@@ -79,6 +100,7 @@ impl Store {
     }
 
     /// Computes the runs of a node of `level` at page `base` from its blocks.
+    #[inline(never)]
     pub(super) fn compute_runs(&self, node: &Node, level: u32, base: u64) -> Runs {
         let mut parts = [Part::NONE; FAN];
         for (block, part) in parts.iter_mut().enumerate() {

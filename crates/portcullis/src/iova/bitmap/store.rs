@@ -60,12 +60,12 @@ impl Store {
     }
 
     /// Takes a node and returns its number. Does not allocate after [`Store::ensure`].
-    pub(super) fn take_node(&mut self, node: Node) -> u32 {
+    pub(super) fn take_node(&mut self, node: &Node) -> u32 {
         self.nodes.take(node)
     }
 
     /// Takes a leaf and returns its number. Does not allocate after [`Store::ensure`].
-    pub(super) fn take_leaf(&mut self, leaf: Leaf) -> u32 {
+    pub(super) fn take_leaf(&mut self, leaf: &Leaf) -> u32 {
         self.leaves.take(leaf)
     }
 

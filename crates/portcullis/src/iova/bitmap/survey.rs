@@ -3,7 +3,7 @@
 
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
-use super::node::{FAN, pages};
+use super::walk::Walk;
 
 /// The most nodes and leaves that one call looks at: more than a way from the top down has.
 const PART: u32 = 32;
@@ -49,36 +49,23 @@ impl Bitmap {
     /// most; does not allocate.
     pub fn survey(&self, survey: &mut Survey) -> bool {
         // Pages behind the tree are used.
-        let mut left = PART;
-        self.top == 0 || self.survey_below((self.root, self.top, 0), survey, &mut left)
-    }
-
-    /// Does so below a node of `level` at page `base`.
-    #[inline(never)]
-    fn survey_below(
-        &self,
-        (number, level, base): (u32, u32, u64),
-        survey: &mut Survey,
-        left: &mut u32,
-    ) -> bool {
-        let size = pages(level - 1);
-        for block in 0..FAN {
-            let start = base + block as u64 * size;
-            if start + size <= survey.next || survey.end <= start {
-                continue;
-            }
-            match self.uniform(number, level, block) {
-                Ok(is_free) => survey.count(start + size, is_free),
-                Err(_) if *left == 0 => return false,
+        let (end, mut left) = (survey.end.min(self.end()), PART);
+        let mut walk = Walk::new(self.root, self.top, survey.next);
+        while walk.page() < end {
+            let (first, behind) = walk.bounds();
+            match self.uniform(walk.node(), walk.level(), walk.block()) {
+                Ok(is_free) => survey.count(behind, is_free),
+                Err(_) if left == 0 => return false,
                 Err(child) => {
-                    *left -= 1;
-                    if level == 1 {
-                        self.survey_leaf(child, start, survey);
-                    } else if !self.survey_below((child, level - 1, start), survey, left) {
-                        return false;
+                    left -= 1;
+                    if walk.level() > 1 {
+                        walk.enter(child);
+                        continue;
                     }
+                    self.survey_leaf(child, first, survey);
                 }
             }
+            walk.pass_block();
         }
         true
     }

@@ -1,0 +1,87 @@
+//! A way over the tree in the order of addresses, by loops alone: a call for each level inside the other takes more of a kernel's
+//! stack than there is.
+
+use super::node::{base, pages, slot};
+use super::path::Path;
+
+/// Where a walk is: at a page, and in the node that has that page's block.
+pub(super) struct Walk {
+    /// The nodes from the top to that one.
+    path: Path,
+    level: u32,
+    top: u32,
+    page: u64,
+}
+
+impl Walk {
+    /// Makes a walk that begins at `page`, in the node `root` at level `top`.
+    pub(super) fn new(root: u32, top: u32, page: u64) -> Self {
+        let mut path = Path::new();
+        path.set(top, root);
+        Self { path, level: top, top, page }
+    }
+
+    /// The node.
+    pub(super) fn node(&self) -> u32 {
+        self.path.node(self.level)
+    }
+
+    /// The level of the node.
+    pub(super) fn level(&self) -> u32 {
+        self.level
+    }
+
+    /// The page: all before it is passed.
+    pub(super) fn page(&self) -> u64 {
+        self.page
+    }
+
+    /// Which of the node's blocks has the page.
+    pub(super) fn block(&self) -> usize {
+        slot(self.page, self.level)
+    }
+
+    /// The first page of that block, and the one behind it.
+    pub(super) fn bounds(&self) -> (u64, u64) {
+        let first = base(self.page, self.level - 1);
+        (first, first + pages(self.level - 1))
+    }
+
+    /// Enters the block, which is the node `child`.
+    pub(super) fn enter(&mut self, child: u32) {
+        self.level -= 1;
+        self.path.set(self.level, child);
+    }
+
+    /// Passes all pages before `to`, which is in the node, or just behind it.
+    pub(super) fn pass(&mut self, to: u64) {
+        self.page = to;
+    }
+
+    /// Passes the rest of the block, and leaves each node that ends with it.
+    pub(super) fn pass_block(&mut self) {
+        self.pass(self.bounds().1);
+        while self.level < self.top && self.is_at_end() {
+            self.leave();
+        }
+    }
+
+    /// Passes the rest of the node.
+    pub(super) fn pass_node(&mut self) {
+        self.pass(base(self.page, self.level) + pages(self.level));
+    }
+
+    /// Whether all of the node is passed, if anything of it is.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.page & (pages(self.level) - 1) == 0
+    }
+
+    /// Goes up to the node above, unless this is the top. Returns which block of that the walk was in.
+    pub(super) fn leave(&mut self) -> Option<usize> {
+        if self.level == self.top {
+            return None;
+        }
+        self.level += 1;
+        Some(slot(self.page - 1, self.level))
+    }
+}
