@@ -4,6 +4,8 @@
 //! [`TableMapper`] implements it for an IOMMU that walks tables in memory and takes invalidations
 //! by a queue.
 
+use arrayvec::ArrayVec;
+
 use alloc::vec::Vec;
 
 use crate::addr::{DeviceId, DomainId, IovaRange, PageSizes, PhysAddr};
@@ -53,6 +55,10 @@ pub struct Geometry {
 /// - A call that panics may have done any part of its work, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
+    /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). Where it does not, they are not called,
+    /// and no address is taken for them in vain.
+    const IS_QUICK: bool = false;
+
     /// Returns the addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;
 
@@ -105,7 +111,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// mapper's [marks](Self::marks). Never allocates or waits, and what it enters needs no
     /// invalidation.
     ///
-    /// A mapper that has no quicker way than `map` need not implement this. To implement it, or to
+    /// A mapper that has no quicker way than `map` need not implement this. To implement it, together with
+    /// [`IS_QUICK`](Self::IS_QUICK), or to
     /// pass it on to another mapper, takes the feature `parts`, with which the turn has a name,
     /// `percpu::Turn`.
     ///
@@ -289,6 +296,8 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
 // range that it cleared, a failed map what it took out again; `sync` asks for all of that, of the
 // IOTLB and then of each device that caches translations, and its `Ok` is the queue's.
 unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
+    const IS_QUICK: bool = true;
+
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -382,7 +391,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
     // By itself, as its requests take more of the stack than all else.
     #[inline(never)]
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        let requests = gather.requests(self.domain, &self.queue.costs());
+        let mut requests = ArrayVec::new();
+        gather.write_requests(self.domain, &self.queue.costs(), &mut requests);
         if requests.is_empty() { Ok(()) } else { self.device_tlbs.submit(&self.queue, &requests) }
     }
 

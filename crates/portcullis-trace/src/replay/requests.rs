@@ -49,6 +49,8 @@ impl<M: Mapper, W: RequestWaits> RequestMapper<M, W> {
 
 // SAFETY: all changes and waits are `M`'s.
 unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
+    const IS_QUICK: bool = M::IS_QUICK;
+
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }

@@ -61,6 +61,8 @@ impl Tables {
 
 // SAFETY: all changes and waits are those of the tables.
 unsafe impl Mapper for Tables {
+    const IS_QUICK: bool = true;
+
     fn geometry(&self) -> &Geometry {
         on_tables!(self, tables => tables.geometry())
     }

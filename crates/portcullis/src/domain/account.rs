@@ -2,6 +2,8 @@
 //! that are lost, and the neighbours of live mappings. No change is lost from a sum over all CPUs;
 //! a sum that is read during changes may be of slightly different times.
 
+use core::mem::MaybeUninit;
+
 use crate::exposure::{ByteTime, Bytes, Level, came_during};
 use crate::guard::Guard;
 use crate::heap::OutOfMemory;
@@ -39,9 +41,14 @@ pub(super) struct CpuBook<'a> {
 }
 
 impl Books {
+    /// Makes the books of `cpus` CPUs in `place`, where nothing is after an error.
     #[inline(never)]
-    pub(super) fn new(cpus: usize) -> Result<Self, OutOfMemory> {
-        Ok(Self(PerCpu::new(cpus, Book::default)?))
+    pub(super) fn make_in(place: &mut MaybeUninit<Self>, cpus: usize) -> Result<&mut Self, OutOfMemory> {
+        // SAFETY: the place of the only field lies within the caller's.
+        let inner = unsafe { &mut *(&raw mut (*place.as_mut_ptr()).0).cast::<MaybeUninit<PerCpu<Book>>>() };
+        PerCpu::make_in(inner, cpus, Book::default)?;
+        // SAFETY: the field is there, and there is no other.
+        Ok(unsafe { place.assume_init_mut() })
     }
 
     /// Returns the book of `cpu`, or the one that callers without a CPU share.
@@ -161,7 +168,8 @@ mod tests {
     /// What a ring says at its commit.
     #[test]
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
-        let neighbours = Books::new(1).unwrap();
+        let mut place = MaybeUninit::uninit();
+        let neighbours = Books::make_in(&mut place, 1).unwrap();
         neighbours.of(None).settle((100, 1_000), 0, 3_000);
         assert_eq!(neighbours.total(3_000).neighbour, 100 * 2_000 / 2);
         assert_eq!(neighbours.total(3_500).neighbour, 100_000 + 100 * 500);

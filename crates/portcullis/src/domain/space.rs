@@ -16,6 +16,7 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
+use core::mem::MaybeUninit;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -24,7 +25,7 @@ use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::guard::Guard;
-use crate::heap::{OutOfMemory, Shared, SharedPlace};
+use crate::heap::{Shared, SharedPlace};
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
@@ -84,52 +85,6 @@ pub struct Domain<M: Mapper, P: Platform> {
     at_once: AtOnce,
 }
 
-/// Makes the addresses of a domain.
-///
-/// # Safety
-/// `at` may be written, and is aligned.
-#[inline(never)]
-unsafe fn write_space(
-    at: *mut IovaSpace,
-    config: &SpaceConfig,
-    marks: &Shared<Marks>,
-) -> Result<(), IovaError> {
-    let space = IovaSpace::with_marks(config, marks.clone())?;
-    // SAFETY: the caller's promise.
-    unsafe { at.write(space) };
-    Ok(())
-}
-
-/// Makes the flush queue of a domain.
-///
-/// # Safety
-/// As [`write_space`].
-#[inline(never)]
-unsafe fn write_flush_queue<M: Mapper>(
-    at: *mut FlushQueue,
-    mapper: &M,
-    marks: Shared<Marks>,
-    cpus: usize,
-) -> Result<(), OutOfMemory> {
-    let shared = mapper.costs().shares_one_queue();
-    let queue = if shared { FlushQueue::shared()? } else { FlushQueue::per_cpu(marks, cpus)? };
-    // SAFETY: the caller's promise.
-    unsafe { at.write(queue) };
-    Ok(())
-}
-
-/// Makes the books of a domain.
-///
-/// # Safety
-/// As [`write_space`].
-#[inline(never)]
-unsafe fn write_books(at: *mut Books, cpus: usize) -> Result<(), OutOfMemory> {
-    let books = Books::new(cpus)?;
-    // SAFETY: the caller's promise.
-    unsafe { at.write(books) };
-    Ok(())
-}
-
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Makes a domain without mappings. Registers it with the platform for timers and released
     /// CPUs. Allocates the lists, queues and counts of all CPUs; waits for nothing.
@@ -178,14 +133,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // SAFETY: each write is to a field in the place, and nothing else is read. Where the second fails, what the first has made is
         // dropped; after these nothing fails. The pattern below has all fields, so that none is left out.
         let domain = unsafe {
-            write_space(&raw mut (*at).space, &config, &marks)?;
-            if let Err(error) =
-                write_flush_queue(&raw mut (*at).flush_queue, &mapper, marks, cpus).and_then(|()| {
-                    write_books(&raw mut (*at).books, cpus)
-                        .inspect_err(|_| (&raw mut (*at).flush_queue).drop_in_place())
-                })
-            {
-                (&raw mut (*at).space).drop_in_place();
+            let space = &mut *(&raw mut (*at).space).cast::<MaybeUninit<IovaSpace>>();
+            let flush_queue = &mut *(&raw mut (*at).flush_queue).cast::<MaybeUninit<FlushQueue>>();
+            let books = &mut *(&raw mut (*at).books).cast::<MaybeUninit<Books>>();
+            IovaSpace::make_in(space, &config, marks.clone())?;
+            let marks = (!mapper.costs().shares_one_queue()).then_some(marks);
+            if let Err(error) = FlushQueue::make_for(flush_queue, marks, cpus).map(drop).and_then(|()| {
+                Books::make_in(books, cpus).map(drop).inspect_err(|_| flush_queue.assume_init_drop())
+            }) {
+                space.assume_init_drop();
                 return Err(error.into());
             }
             (&raw mut (*at).policy).write(AtomicPolicy::new(Some(policy)));
@@ -303,7 +259,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
     ) -> Result<IovaRange, MapListError> {
         // SAFETY: the caller's promise.
-        let linked = unsafe { reserved.link_checked(list, attributes, &mut Gather::new()) };
+        let linked = unsafe { reserved.link_checked(list, attributes, None) };
         linked.map(Linked::into_range).map_err(Refused::end)
     }
 
@@ -322,6 +278,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<IovaRange> {
+        if !M::IS_QUICK {
+            return None;
+        }
         let PhysSegment { phys, len: used } = segment;
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
         let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
@@ -419,6 +378,21 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. Every sum that
     /// mapping the list will need is checked here.
     pub fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
+        // Where no number has more than 48 bits, and there are fewer than 2^12 of them, no sum wraps, and none need be looked at by itself.
+        let mask = self.granule.offset_mask();
+        let (mut seen, mut is_empty, mut total) = (mask, list.len() >= 1 << 12, 0_u64);
+        for PhysSegment { phys, len } in list {
+            seen |= phys.get() | len;
+            is_empty |= *len == 0;
+            total = total.wrapping_add((phys.get() & mask).wrapping_add(*len).wrapping_add(mask) & !mask);
+        }
+        if seen >> 48 == 0 && !is_empty && total > 0 { Ok(total) } else { self.pages_of_any(list) }
+    }
+
+    /// As [`pages_of`](Self::pages_of), piece by piece.
+    #[cold]
+    #[inline(never)]
+    fn pages_of_any(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
         let mut total: u64 = 0;
         for (index, segment) in list.iter().enumerate() {
             let PhysSegment { phys, len } = *segment;

@@ -40,7 +40,7 @@
 use arrayvec::ArrayVec;
 
 use super::{Invalidation, InvalidationError, InvalidationQueue, Request};
-use crate::addr::{DeviceId, DomainId, IovaRange};
+use crate::addr::{DeviceId, DomainId};
 use crate::guard::Guard;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
@@ -51,9 +51,9 @@ pub const MOST_DEVICE_TLBS: usize = if cfg!(loom) { 2 } else { 16 };
 /// that it has. (It answers each request over the bus.)
 const RANGES: usize = 8;
 
-/// The number of requests in one submission: eight ranges in the IOTLB and in six devices. More
-/// take several submissions.
-const REQUESTS: usize = 56;
+/// The number of requests in one submission: eight ranges in the IOTLB and in a device, or one in it and in all devices. More
+/// take several submissions, as a kernel's stack has no room for a longer list.
+const REQUESTS: usize = 20;
 
 /// A free place in the set. A place that is taken holds one more than the device's number.
 const FREE: u64 = 0;
@@ -182,8 +182,8 @@ impl DeviceTlbs {
     /// forget the same. Returns when all of it is confirmed.
     ///
     /// Each device is asked for up to eight ranges one by one; for more, or for the whole domain,
-    /// it forgets all that it has. Takes one submission, and one more for every 56 requests beyond
-    /// the first 56, in the same order. With no device in the set, that costs two loads more than
+    /// it forgets all that it has. Takes one submission, and one more for every 20 requests beyond
+    /// the first 20, in the same order. With no device in the set, that costs two loads more than
     /// the submission itself. For each device that comes meanwhile, everything is submitted once
     /// more at the most. The caller holds no lock and no CPU. Allocates nothing.
     ///
@@ -223,6 +223,7 @@ impl DeviceTlbs {
     }
 
     /// Submits `requests` and then what has `devices` forget the same, in one submission or more.
+    #[inline(never)]
     fn submit_with<Q: InvalidationQueue>(
         &self,
         queue: &Q,
@@ -233,17 +234,19 @@ impl DeviceTlbs {
             Invalidation::Range { range, .. } => Some(range),
             _ => None,
         };
-        let mut ranges: ArrayVec<Option<IovaRange>, RANGES> = ArrayVec::new();
-        if requests.len() <= RANGES && requests.iter().all(|request| range(request).is_some()) {
-            ranges.extend(requests.iter().map(range));
-        } else {
-            ranges.push(None);
-        }
+        let by_range = requests.len() <= RANGES && requests.iter().all(|request| range(request).is_some());
+        // For each device all ranges, or one request for everything.
+        let for_each = if by_range { requests } else { requests.get(..1).unwrap_or_default() };
         let of_devices = devices.iter().flat_map(|device| {
-            let invalidation = |range: &_| Invalidation::DeviceTlb { device: *device, range: *range };
-            ranges.iter().map(invalidation)
+            let of_device = |request| {
+                let range = range(request).filter(|_| by_range);
+                Request {
+                    domain: self.domain,
+                    invalidation: Invalidation::DeviceTlb { device: *device, range },
+                }
+            };
+            for_each.iter().map(of_device)
         });
-        let of_devices = of_devices.map(|invalidation| Request { domain: self.domain, invalidation });
         let mut together: ArrayVec<Request, REQUESTS> = ArrayVec::new();
         for request in requests.iter().copied().chain(of_devices) {
             if together.is_full() {

@@ -100,25 +100,35 @@ impl Gather {
     /// The requests that cover all that was added, to be submitted together: one for each range, or
     /// one for the whole domain where `costs` say that it is cheaper. The list is empty where
     /// nothing was added.
-    #[inline(never)]
     pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
+        let mut requests = ArrayVec::new();
+        self.write_requests(domain, costs, &mut requests);
+        requests
+    }
+
+    /// As [`requests`](Self::requests), in the place of the caller's empty list: a second one is more than a kernel's stack has room for.
+    #[inline(never)]
+    pub(crate) fn write_requests(
+        &self,
+        domain: DomainId,
+        costs: &Costs,
+        requests: &mut ArrayVec<Request, GATHER_RANGES>,
+    ) {
         // Only leaves have changed, so paging-structure caches may be kept.
         let request = |range: &IovaRange| Request {
             domain,
             invalidation: Invalidation::Range { range: *range, leaf_only: true },
         };
         let whole = Request { domain, invalidation: Invalidation::Domain };
-        let mut requests = ArrayVec::new();
         if self.everything {
             requests.push(whole);
-            return requests;
+            return;
         }
-        // In the place of what is returned: a second list of them is more than a kernel's stack has room for.
         self.ranges.iter().for_each(|range| requests.push(request(range)));
         if requests.len() <= NEAR {
-            return requests;
+            return;
         }
-        let left = compact(&mut requests, |request: &mut Request| match &mut request.invalidation {
+        let left = compact(requests, |request: &mut Request| match &mut request.invalidation {
             Invalidation::Range { range, .. } => range,
             _ => broken("each request is for a range"),
         });
@@ -127,7 +137,6 @@ impl Gather {
             requests.clear();
             requests.push(whole);
         }
-        requests
     }
 }
 

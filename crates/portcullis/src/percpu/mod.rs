@@ -95,6 +95,28 @@ impl<T> PerCpu<T> {
         Ok(Self { own: slice(cpus, |_| Ok(CachePadded(make())))?, shared: CachePadded(make()) })
     }
 
+    /// As [`new`](Self::new), in `place`: for values of which a stack has no room for two.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing is in the place then.
+    pub(crate) fn make_in(
+        place: &mut MaybeUninit<Self>,
+        cpus: usize,
+        mut make: impl FnMut() -> T,
+    ) -> Result<&mut Self, OutOfMemory> {
+        let own = slice(cpus, |_| Ok(CachePadded(make())))?;
+        let at = place.as_mut_ptr();
+        // SAFETY: each write is to a field in the caller's place, and nothing is read. The pattern below has all fields, so that none
+        // is left out.
+        unsafe {
+            (&raw mut (*at).own).write(own);
+            (&raw mut (*at).shared).write(CachePadded(make()));
+            let made = place.assume_init_mut();
+            let Self { own: _, shared: _ } = made;
+            Ok(made)
+        }
+    }
+
     /// The value of the CPU with the number `index`, or the shared one for a caller without a CPU
     /// or with one that has no value; and whether the value is the CPU's alone. O(1).
     #[inline]

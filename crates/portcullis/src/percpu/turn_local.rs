@@ -62,6 +62,19 @@ impl<T> TurnLocal<T, true> {
         let TurnLocal { values, marks } = TurnLocal::new(marks, cpus, make)?;
         Ok(Self { values, marks })
     }
+
+    /// The same, made each where it stays.
+    ///
+    /// # Errors
+    /// As [`new`](TurnLocal::new).
+    pub(crate) fn apart_in(
+        marks: Shared<Marks>,
+        cpus: usize,
+        make: impl for<'a> FnMut(usize, &'a mut MaybeUninit<T>) -> Result<&'a mut T, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
+        let TurnLocal { values, marks } = TurnLocal::new_in(marks, cpus, make)?;
+        Ok(Self { values, marks })
+    }
 }
 
 impl<T, const APART: bool> TurnLocal<T, APART> {

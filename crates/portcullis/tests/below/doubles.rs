@@ -184,6 +184,8 @@ impl<M> Ma<M> {
 
 // SAFETY: everything is passed on, or answered by an error or a panic; what was entered is removed again and gathered.
 unsafe impl<M: Mapper> Mapper for Ma<M> {
+    const IS_QUICK: bool = M::IS_QUICK;
+
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }

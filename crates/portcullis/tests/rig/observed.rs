@@ -48,6 +48,8 @@ unsafe impl<M: Simulated> Simulated for Observed<M> {}
 
 // SAFETY: all changes and waits are `M`'s.
 unsafe impl<M: Mapper> Mapper for Observed<M> {
+    const IS_QUICK: bool = M::IS_QUICK;
+
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }

@@ -219,27 +219,24 @@ macro_rules! calls {
         $domain_unmap:ident, $flush:ident, $reclaim:ident, $policy:ident, $timer:ident, $released:ident, $stats:ident, $govern:ident,
         $end_queue:ident, $end_ops:ident, $end_device:ident, $end_domain:ident) => {
         #[unsafe(no_mangle)]
-        pub fn $domain(out: &mut MaybeUninit<Result<DmaDomain<$machine>, SetupError>>, cpus: &Cpus) {
+        pub fn $domain(cpus: &Cpus) -> Result<DmaDomain<$machine>, SetupError> {
             let make: fn() -> Result<_, SetupError> = $make;
-            let made = make().and_then(|mapper| {
-                DomainBuilder::new(mapper).bounce(Memory, PoolConfig::default()).build(cpus.clone())
-            });
-            out.write(made);
+            DomainBuilder::new(make()?).bounce(Memory, PoolConfig::default()).build(cpus.clone())
         }
 
         #[unsafe(no_mangle)]
-        pub fn $device(domain: &DmaDomain<$machine>, out: &mut MaybeUninit<Result<Device<$machine>, SetupError>>) {
-            out.write(domain.attach(DeviceId(1), DmaMask::BITS_64));
+        pub fn $device(domain: &DmaDomain<$machine>) -> Result<Device<$machine>, SetupError> {
+            domain.attach(DeviceId(1), DmaMask::BITS_64)
         }
 
         #[unsafe(no_mangle)]
-        pub fn $ops(device: &Device<$machine>, config: OpsConfig, out: &mut MaybeUninit<Result<DmaOps<$machine>, SetupError>>) {
-            out.write(device.ops(config));
+        pub fn $ops(device: &Device<$machine>, config: OpsConfig) -> Result<DmaOps<$machine>, SetupError> {
+            device.ops(config)
         }
 
         #[unsafe(no_mangle)]
-        pub fn $queue(device: &Device<$machine>, config: QueueConfig, out: &mut MaybeUninit<Result<Queue<$machine>, SetupError>>) {
-            out.write(device.queue::<Infallible>(config));
+        pub fn $queue(device: &Device<$machine>, config: QueueConfig) -> Result<Queue<$machine>, SetupError> {
+            device.queue::<Infallible>(config)
         }
 
         #[unsafe(no_mangle)]

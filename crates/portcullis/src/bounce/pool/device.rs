@@ -181,39 +181,56 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
-    #[inline(never)]
+    #[inline]
     pub(crate) unsafe fn map_slow<'a>(
         &self,
         client: &Client,
         list: &'a [PhysSegment],
         direction: Direction,
-        (attributes, copied): (Attributes, bool),
+        how: (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        let len = total(list)?;
-        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
-        let terms = self.terms(client, first, list.len() > 1, direction, attributes);
-        if !attributes.persistent_streaming
-            && client.reaches_slots
-            // SAFETY: the caller's promise.
-            && let Some(mapping) = unsafe { self.map_slotted(client, list, len, (terms, copied)) }?
-        {
+        // One after the other, as what is below either takes much of the stack.
+        // SAFETY: the caller's promise.
+        if let Some(mapping) = unsafe { self.map_in_any_slot(client, list, direction, how) }? {
             return Ok(mapping);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.map_otherwise(client, list, len, (terms, copied), attributes) }
+        unsafe { self.map_otherwise(client, list, direction, how) }
+    }
+
+    /// Maps through a slot, where the mapping may go through one and there is one.
+    ///
+    /// # Safety
+    /// As [`BounceDevice::map`].
+    #[inline(never)]
+    unsafe fn map_in_any_slot(
+        &self,
+        client: &Client,
+        list: &[PhysSegment],
+        direction: Direction,
+        (attributes, copied): (Attributes, bool),
+    ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
+        let len = total(list)?;
+        if attributes.persistent_streaming || !client.reaches_slots {
+            return Ok(None);
+        }
+        let terms = self.terms_of(client, list, direction, attributes);
+        // SAFETY: the caller's promise.
+        unsafe { self.map_slotted(client, list, len, (terms, copied)) }
     }
 
     /// Maps through a slot; `None` where there is none for as much.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
-    unsafe fn map_slotted<'a>(
+    #[inline]
+    unsafe fn map_slotted(
         &self,
         client: &Client,
         list: &[PhysSegment],
         len: u64,
         (terms, copied): (Terms, bool),
-    ) -> Result<Option<PoolMapping<'a>>, DmaMapError> {
+    ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
         let bytes = len.checked_add(terms.offset);
         let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
         let taken = self.take(class, terms.direction.index());
@@ -242,6 +259,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
+    fn terms_of(
+        &self,
+        client: &Client,
+        list: &[PhysSegment],
+        direction: Direction,
+        attributes: Attributes,
+    ) -> Terms {
+        let first = list.first().map_or(PhysAddr::new(0), |piece| piece.phys);
+        self.terms(client, first, list.len() > 1, direction, attributes)
+    }
+
     /// Makes a mapping that goes through no slot.
     ///
     /// # Safety
@@ -252,10 +280,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         &self,
         client: &Client,
         list: &'a [PhysSegment],
-        len: u64,
-        (terms, copied): (Terms, bool),
-        attributes: Attributes,
+        direction: Direction,
+        (attributes, copied): (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
+        let (len, terms) = (total(list)?, self.terms_of(client, list, direction, attributes));
         let shape = shape(list, self.domain.granule());
         let opens_others = client.profile.untrusted && !shape.whole;
         if attributes.persistent_streaming {

@@ -159,23 +159,40 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let cpus = BiasedLock::new_in(domain.platform().cpus(), Cpu::make_in)?;
         let depot = |class| Depot::new(bare.first(class), bare.first(class + 1));
         let depots = slice(classes, |class| Ok(CachePadded(Mutex::new(depot(class)))))?;
-        let place = SharedPlace::new()?;
+        let mut place = SharedPlace::<Self>::new()?;
         let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
-        let layout = bare.at(region.start().get());
-        let pool = place.fill(Self {
-            cpus,
-            depots,
-            singles: Singles::default(),
-            idle: Idle::default(),
-            still_mapped: StillMapped::default(),
-            wants: Wants::default(),
-            slots,
-            memory: ManuallyDrop::new(memory),
-            domain,
-            config,
-            layout,
-            region,
-        });
+        let at = place.as_mut_ptr();
+        // In its place from the beginning, as a kernel's stack has no room for it.
+        // SAFETY: each write is to a field in the place, and nothing is read. The pattern below has all fields, so that none is left out.
+        let pool = unsafe {
+            (&raw mut (*at).cpus).write(cpus);
+            (&raw mut (*at).depots).write(depots);
+            (&raw mut (*at).singles).write(Singles::default());
+            (&raw mut (*at).idle).write(Idle::default());
+            (&raw mut (*at).still_mapped).write(StillMapped::default());
+            (&raw mut (*at).wants).write(Wants::default());
+            (&raw mut (*at).slots).write(slots);
+            (&raw mut (*at).memory).write(ManuallyDrop::new(memory));
+            (&raw mut (*at).domain).write(domain);
+            (&raw mut (*at).config).write(config);
+            (&raw mut (*at).layout).write(bare.at(region.start().get()));
+            (&raw mut (*at).region).write(region);
+            place.filled()
+        };
+        let Self {
+            cpus: _,
+            depots: _,
+            singles: _,
+            idle: _,
+            still_mapped: _,
+            wants: _,
+            slots: _,
+            memory: _,
+            domain: _,
+            config: _,
+            layout: _,
+            region: _,
+        } = &*pool;
         pool.domain.platform().register(events_of(&pool))?;
         Ok(pool)
     }

@@ -37,6 +37,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
+    #[inline(never)]
     pub(super) unsafe fn map_single_use<'a>(
         &self,
         client: &Client,
@@ -69,6 +70,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// The parts' buffers came from `alloc` and are not used but by the pool's copies. What else is in `linked` is the caller's to
     /// open, as for [`BounceDevice::map`](super::BounceDevice::map).
+    #[inline(never)]
     pub(super) unsafe fn enter_single(
         &self,
         client: &Client,
@@ -120,11 +122,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (range, start) = (single.range, single.range.start());
         // The copies into the buffers come before the store by which the driver tells the device.
         fence(Ordering::Release);
-        let mut unconfirmed = Gather::new();
         // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
-        let linked = unsafe {
-            self.domain.link(range, linked, single.terms.direction.permissions().into(), &mut unconfirmed)
-        };
+        let linked =
+            unsafe { self.domain.link(range, linked, single.terms.direction.permissions().into(), None) };
         let Err(failed) = linked else {
             claim.set(start, Phase::Live(claim.number()), false);
             claim.done();
@@ -316,6 +316,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// The original is memory that this caller has to itself, but for devices; so are the buffers of `parts`.
+    #[inline(never)]
     pub(super) unsafe fn copy_parts(
         &self,
         parts: &Parts,
@@ -355,6 +356,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in pieces as large as
     /// can be had.
+    #[inline(never)]
     fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
         let granule = self.domain.granule().bytes();
         let mut pieces = Vec::new();

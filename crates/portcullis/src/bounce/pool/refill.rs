@@ -10,7 +10,6 @@ use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
 use crate::guard::Guard;
-use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
@@ -189,12 +188,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slot.set_buffer(Some(buffer));
         slot.set_phase(Phase::Torn);
         let piece = PhysSegment { phys: buffer, len: bytes };
-        let mut unconfirmed = Gather::new();
         let range = self.layout.range_of(class, index);
         // SAFETY: the buffer came from `alloc` a moment ago, in whole granules. Nothing but the pool's copies, which take a device's
         // accesses into account, uses it until it is freed, and that is done after an unmap that is confirmed, or never.
-        let linked =
-            unsafe { self.domain.link(range, &[piece], direction.permissions().into(), &mut unconfirmed) };
+        let linked = unsafe { self.domain.link(range, &[piece], direction.permissions().into(), None) };
         match linked {
             Ok(()) => {
                 slot.set_group(group);
@@ -266,7 +263,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
         }
         // What the hardware does not confirm is out of use until a later trim.
-        evicted.is_empty() || self.free_evicted(evicted).is_ok()
+        evicted.is_empty() || self.free_evicted(&mut evicted).is_ok()
     }
 
     /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Where there is none,

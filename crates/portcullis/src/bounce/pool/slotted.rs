@@ -23,6 +23,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
+    #[inline(never)]
     pub(super) unsafe fn map_slot<'a>(
         &self,
         list: &[PhysSegment],

@@ -78,6 +78,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
+    #[inline(never)]
     pub(super) unsafe fn map_direct<'a>(
         &self,
         client: &Client,
@@ -153,6 +154,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
+    #[inline(never)]
     pub(super) unsafe fn map_split<'a>(
         &self,
         client: &Client,

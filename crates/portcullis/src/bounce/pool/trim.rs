@@ -27,23 +27,25 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them. They are
     /// not used again, and not given back, until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
-        let mut evicted = self.evict_retired();
+        let mut evicted = self.evicted();
+        self.evict_retired(&mut evicted);
         self.evict_stored(&mut evicted, self.excess(keep), |_| u64::MAX);
         if self.excess(keep) > 0 {
             self.collect(None);
             self.evict_stored(&mut evicted, self.excess(keep), |_| u64::MAX);
         }
-        self.free_evicted(evicted)
+        self.free_evicted(&mut evicted)
     }
 
     /// As [`trim`](Self::trim), but only of what depots have and no map has asked for since the
     /// last call.
     pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
-        let mut evicted = self.evict_retired();
+        let mut evicted = self.evicted();
+        self.evict_retired(&mut evicted);
         self.evict_stored(&mut evicted, self.excess(keep), |(class, kind)| {
             self.with_depot(class, |depot| depot.unwanted(kind))
         });
-        self.free_evicted(evicted)
+        self.free_evicted(&mut evicted)
     }
 
     /// Brings what the CPUs keep (or the CPU `only`) to the depots. Waits for their turns to end; not
@@ -60,8 +62,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Takes the slots that an earlier trim could not give back.
-    fn evict_retired(&self) -> Evicted<'_, M, P, C> {
-        let mut evicted = self.evicted();
+    fn evict_retired(&self, evicted: &mut Evicted<'_, M, P, C>) {
         for class in 0..self.layout.classes() {
             loop {
                 let take = |depot: &mut Depot| {
@@ -79,7 +80,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 evicted.gather.add(range);
             }
         }
-        evicted
     }
 
     /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest
@@ -148,7 +148,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Waits until no device reaches what is unmapped, and gives its memory back; also that of
     /// single-use buffers which wait for the same. Returns how many bytes. What is not confirmed,
     /// and what a panic leaves undone, waits for a later trim.
-    pub(super) fn free_evicted(&self, mut evicted: Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
+    pub(super) fn free_evicted(&self, evicted: &mut Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
         let claim = self.try_again(&mut evicted.gather);
         if let Err(error) = self.confirm(&evicted.gather) {
             claim.failed();

@@ -75,29 +75,44 @@ impl<X: Machine> DmaOps<X> {
     }
 
     /// Ends mappings with one wait.
+    #[inline(never)]
     fn close_some(&self, some: &[Entry]) -> Result<(), InvalidationError> {
-        if some.is_empty() {
-            return Ok(());
-        }
-        let (domain, granule, mut gather) = (&*self.domain, self.domain.granule(), Gather::new());
+        if some.is_empty() { Ok(()) } else { self.close_gathered(some, &mut Gather::new()) }
+    }
+
+    /// The same, with what is to be invalidated in `gather`: by itself, as either takes much of the stack.
+    #[inline(never)]
+    fn close_gathered(&self, some: &[Entry], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
         for entry in some {
-            let Some(range) = entry.range(granule) else { continue };
-            let linked = match entry.fixed {
-                true => Linked::from_lost(domain, range),
-                false => Linked::from_range(domain, range),
-            };
-            // What is mapped as a whole is removed as a whole: nothing stays.
-            unlinked.extend(linked.unlink(&mut gather));
-            domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
-            self.count_closed(entry);
+            unlinked.extend(self.unlink_entry(entry, gather));
         }
-        let confirmed = domain.confirm(&gather);
-        unlinked.into_iter().for_each(|unlinked| match confirmed {
-            Ok(()) => unlinked.free(),
-            Err(_) => unlinked.quarantine(),
-        });
+        let confirmed = self.domain.confirm(gather);
+        while let Some(unlinked) = unlinked.pop() {
+            match confirmed {
+                Ok(()) => unlinked.free(),
+                Err(_) => unlinked.quarantine(),
+            }
+        }
         confirmed
+    }
+
+    #[inline(never)]
+    fn unlink_entry(
+        &self,
+        entry: &Entry,
+        gather: &mut Gather,
+    ) -> Option<Unlinked<'_, X::Mapper, X::Platform>> {
+        let (domain, range) = (&*self.domain, entry.range(self.domain.granule())?);
+        let linked = match entry.fixed {
+            true => Linked::from_lost(domain, range),
+            false => Linked::from_range(domain, range),
+        };
+        // What is mapped as a whole is removed as a whole: nothing stays.
+        let unlinked = linked.unlink(gather).ok();
+        domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
+        self.count_closed(entry);
+        unlinked
     }
 }
 

@@ -10,7 +10,6 @@ use crate::dma::adaptive::{Choice, Half};
 use crate::dma::device::bytes_of;
 use crate::dma::layout::device_view;
 use crate::domain::{MapListError, Tally, UnmapError};
-use crate::invalidation::Gather;
 use crate::pgtable::Attributes;
 use crate::platform::LocalCpu;
 use crate::sync::Ordering;
@@ -90,6 +89,11 @@ impl<X: Machine> DmaOps<X> {
                 *segment = DmaSegment { iova, len };
                 Ok(1)
             }
+            Made::Opened { iova, .. } if touches(list, self.domain.granule().offset_mask()) => {
+                let segment = out.first_mut().ok_or(no_room)?;
+                *segment = DmaSegment { iova, len };
+                Ok(1)
+            }
             Made::Opened { range, .. } => {
                 device_view(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
             }
@@ -134,7 +138,7 @@ impl<X: Machine> DmaOps<X> {
         let range = range.ok_or(DmaMapError::Address { iova })?;
         let neighbours = range.len() - len;
         // SAFETY: the caller's promise.
-        let linked = unsafe { domain.link(range, &[piece], how, &mut Gather::new()) };
+        let linked = unsafe { domain.link(range, &[piece], how, None) };
         linked.map_err(|failed| {
             if failed.remains.reachable {
                 domain.leave_open(range.len());
@@ -172,13 +176,14 @@ impl<X: Machine> DmaOps<X> {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.open(list, direction, attributes) }
+        unsafe { self.open((list, len), direction, attributes) }
     }
 
     /// The same for a handle that measures.
     ///
     /// # Safety
     /// As [`map`](Self::map).
+    #[inline(never)]
     unsafe fn enter_measured(
         &self,
         pool: &PoolOf<X>,
@@ -199,14 +204,14 @@ impl<X: Machine> DmaOps<X> {
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) };
             // SAFETY: the caller's promise.
-            return copied.unwrap_or_else(|| unsafe { self.open(list, direction, attributes) });
+            return copied.unwrap_or_else(|| unsafe { self.open((list, len), direction, attributes) });
         };
         let start = timed.map(|_| clock());
         let choice = timed.unwrap_or(chooser.choice(size));
         // SAFETY: the caller's promise.
         let copied = unsafe { self.copy(pool, (list, len), direction, attributes, choice) };
         // SAFETY: the caller's promise.
-        let made = copied.unwrap_or_else(|| unsafe { self.open(list, direction, attributes) })?;
+        let made = copied.unwrap_or_else(|| unsafe { self.open((list, len), direction, attributes) })?;
         if let Some(start) = start {
             let took = clock().saturating_sub(start);
             let way = if matches!(made, Made::Copied { .. }) { Choice::Copy } else { Choice::Map };
@@ -281,7 +286,7 @@ impl<X: Machine> DmaOps<X> {
     /// As [`map`](Self::map).
     unsafe fn open(
         &self,
-        list: &[PhysSegment],
+        list: (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
@@ -306,7 +311,7 @@ impl<X: Machine> DmaOps<X> {
     /// As [`map`](Self::map).
     unsafe fn open_noted(
         &self,
-        list: &[PhysSegment],
+        (list, used): (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<(Entry, IovaRange), DmaMapError> {
@@ -318,7 +323,6 @@ impl<X: Machine> DmaOps<X> {
             [piece] => unsafe { self.domain.map_fast(*piece, how, limit, |_| ()) },
             _ => None,
         };
-        let used = bytes_of(list.iter().map(|piece| piece.len));
         let changing = match fast {
             Some(range) => self.domain.changing(range),
             None => {
@@ -344,6 +348,13 @@ impl<X: Machine> DmaOps<X> {
             Err(error) => Err(undone(self.domain.end_now(range, neighbours), error)),
         }
     }
+}
+
+/// Whether all pieces of a list but the first begin at a granule, and all but the last end at one: the device then has one segment.
+fn touches(list: &[PhysSegment], mask: u64) -> bool {
+    let ends = |piece: &PhysSegment| piece.phys.get().wrapping_add(piece.len);
+    let all = list.windows(2).fold(0, |all, pair| all | ends(&pair[0]) | pair[1].phys.get());
+    all & mask == 0
 }
 
 /// The error of a mapping that did not get into the book, and was `ended` therefore.

@@ -55,7 +55,7 @@ use crate::heap::Shared;
 use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
 use crate::percpu::{Counter, PerCpu};
-use crate::platform::{LocalCpu, Platform};
+use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::setup::SetupError;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -118,12 +118,17 @@ impl<X: Machine> DmaOps<X> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
+        // All that may fail comes first, so that the handle is made where the caller wants it.
+        allows(domain, pool.as_deref(), config)?;
+        check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();
         let chooser = match &pool {
             Some(pool) => Some((Chooser::new(pool.threshold())?, clock)),
             None => None,
         };
-        let ops = Self {
+        let counts = PerCpu::new(domain.platform().cpus(), Counts::default)?;
+        domain.map_at_once();
+        Ok(Self {
             profile,
             mask: AtomicU64::new(profile.mask),
             offset_mask: AtomicU64::new(profile.offset_mask),
@@ -131,14 +136,10 @@ impl<X: Machine> DmaOps<X> {
             policy: AtomicPolicy::new(Some(config.policy())),
             book: Book::new(last, domain.granule()),
             chooser,
-            counts: PerCpu::new(domain.platform().cpus(), Counts::default)?,
+            counts,
             domain: domain.clone(),
             pool,
-        };
-        ops.allows(config)?;
-        ops.check(profile)?;
-        domain.map_at_once();
-        Ok(ops)
+        })
     }
 
     /// The domain.
@@ -161,7 +162,7 @@ impl<X: Machine> DmaOps<X> {
     /// [`OpsConfigError`]: [`Setup`](OpsConfigError::Setup) with nothing changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices may
     /// still reach what was unmapped before.
     pub fn set_config(&self, config: OpsConfig) -> Result<(), OpsConfigError> {
-        self.allows(config)?;
+        allows(&self.domain, self.pool.as_deref(), config)?;
         self.config.set(config);
         Ok(self.domain.change(&self.policy, Some(config.policy()))?)
     }
@@ -182,7 +183,7 @@ impl<X: Machine> DmaOps<X> {
     /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] where
     /// the bits to keep are not the lowest, or more than a granule's. Nothing is changed.
     pub fn set_limits(&self, mask: u64, offset_mask: u64) -> Result<(), SetupError> {
-        self.check(DeviceProfile { mask, offset_mask, ..self.profile })?;
+        check(&self.domain, self.pool.as_deref(), DeviceProfile { mask, offset_mask, ..self.profile })?;
         self.mask.store(mask, Ordering::Relaxed);
         self.offset_mask.store(offset_mask, Ordering::Relaxed);
         Ok(())
@@ -226,25 +227,6 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    fn allows(&self, config: OpsConfig) -> Result<(), SetupError> {
-        self.domain.allows(config.policy()).map_err(|_| SetupError::NotTranslated)?;
-        let Some(threshold) = config.threshold() else { return Ok(()) };
-        let most = self.pool.as_ref().ok_or(SetupError::NoCopyMemory)?.threshold();
-        if threshold > most { Err(SetupError::Threshold { threshold, most }) } else { Ok(()) }
-    }
-
-    fn check(&self, profile: DeviceProfile) -> Result<(), SetupError> {
-        let granule = self.domain.granule();
-        let first = self.domain.mapper().geometry().aperture.start().get().max(granule.bytes());
-        if first > profile.mask {
-            return Err(SetupError::BeyondReach { last: profile.mask, first: Iova::new(first) });
-        }
-        if let Some(pool) = &self.pool {
-            pool.client(profile)?;
-        }
-        Ok(())
-    }
-
     /// The device as it is now, for the pool.
     #[inline]
     fn client(&self, pool: &PoolOf<X>) -> Option<Client> {
@@ -270,6 +252,34 @@ impl<X: Machine> DmaOps<X> {
     fn count_error(&self) {
         self.count(|counts, alone| counts.errors.add(alone, 1));
     }
+}
+
+/// Whether handles of a domain with this pool may have the configuration.
+fn allows<M: Mapper, P: Platform, C: CopyMemory>(
+    domain: &Domain<M, P>,
+    pool: Option<&BouncePool<M, P, C>>,
+    config: OpsConfig,
+) -> Result<(), SetupError> {
+    domain.allows(config.policy()).map_err(|_| SetupError::NotTranslated)?;
+    let Some(threshold) = config.threshold() else { return Ok(()) };
+    let most = pool.ok_or(SetupError::NoCopyMemory)?.threshold();
+    if threshold > most { Err(SetupError::Threshold { threshold, most }) } else { Ok(()) }
+}
+
+/// Whether a device of this profile reaches addresses of the domain, and can have copies of the pool.
+fn check<M: Mapper, P: Platform, C: CopyMemory>(
+    domain: &Domain<M, P>,
+    pool: Option<&BouncePool<M, P, C>>,
+    profile: DeviceProfile,
+) -> Result<(), SetupError> {
+    let first = domain.mapper().geometry().aperture.start().get().max(domain.granule().bytes());
+    if first > profile.mask {
+        return Err(SetupError::BeyondReach { last: profile.mask, first: Iova::new(first) });
+    }
+    if let Some(pool) = pool {
+        pool.client(profile)?;
+    }
+    Ok(())
 }
 
 /// Why a configuration was not changed, or whose promise is not kept yet.

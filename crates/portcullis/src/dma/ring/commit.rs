@@ -107,9 +107,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
 
     /// Clears the descriptors that wait, neighbours together.
     fn clear_waiting(&mut self) -> Result<(), RingError> {
-        if !self.waiting.is_sorted_by_key(|range| range.start()) {
-            self.waiting.sort_unstable_by_key(|range| range.start());
-        }
+        sort(&mut self.waiting);
         self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
         for index in 0..self.waiting.len() {
             let range = self.waiting[index];
@@ -119,5 +117,47 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             }
         }
         Ok(())
+    }
+}
+
+/// Sorts ranges by where they begin, in their place: by Shell's method (CACM 2(7), 1959) with the gaps of Ciura (FCT 2001), which for a few
+/// hundred of them makes about as many steps as the core library's sort, and needs none of its stack of several KiB.
+fn sort(ranges: &mut [IovaRange]) {
+    const GAPS: [usize; 8] = [701, 301, 132, 57, 23, 10, 4, 1];
+    // A ring hands addresses out from the top down.
+    if ranges.first().map(|range| range.start()) > ranges.last().map(|range| range.start()) {
+        ranges.reverse();
+    }
+    if ranges.is_sorted_by_key(|range| range.start()) {
+        return;
+    }
+    for gap in GAPS {
+        for end in gap..ranges.len() {
+            let mut place = end;
+            while place >= gap && ranges[place - gap].start() > ranges[place].start() {
+                ranges.swap(place - gap, place);
+                place -= gap;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::addr::Iova;
+    use crate::dice::Dice;
+
+    #[test]
+    fn ranges_are_sorted_by_where_they_begin() {
+        let mut dice = Dice(3);
+        for len in [0, 1, 2, 3, 5, 11, 64, 256, 1000] {
+            let range = |_| IovaRange::new(Iova::new(dice.below(500) << 12), 4096).unwrap();
+            let mut ranges: alloc::vec::Vec<_> = (0..len).map(range).collect();
+            let mut expected = ranges.clone();
+            expected.sort_by_key(|range| range.start());
+            sort(&mut ranges);
+            assert_eq!(ranges, expected);
+        }
     }
 }

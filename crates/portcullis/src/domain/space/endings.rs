@@ -75,6 +75,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As [`end`](Self::end), for a range that must not wait.
     #[inline(never)]
     pub(crate) fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+        if !M::IS_QUICK {
+            return self.end_slowly(range, neighbours, || None);
+        }
         let changing = self.changing(range);
         let fast =
             |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
@@ -98,6 +101,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         exception: Option<&AtomicPolicy>,
     ) -> Result<(), UnmapError> {
         let window = || self.window_by(exception);
+        if !M::IS_QUICK {
+            return self.end_slowly(range, neighbours, window);
+        }
         let changing = self.changing(range);
         let untimed = self.untimed();
         let fast = |cpu: &LocalCpu<'_>| {

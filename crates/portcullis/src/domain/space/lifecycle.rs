@@ -170,36 +170,44 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Does not
-    /// count the map. Adds to `unconfirmed` what was entered and removed again without a
-    /// confirmation.
+    /// count the map. Adds to `unconfirmed`, which callers have that go on to confirm it, what was entered and removed again without
+    /// a confirmation.
     ///
     /// # Safety
     /// As for [`map`](Self::map), until what was [unlinked](Self::unlink) is [confirmed](Self::confirm).
-    #[inline]
+    // By itself, as what it gathers takes much of the stack.
+    #[inline(never)]
     pub(crate) unsafe fn link(
         &self,
         range: IovaRange,
         list: &[PhysSegment],
         attributes: Attributes,
-        unconfirmed: &mut Gather,
+        unconfirmed: Option<&mut Gather>,
     ) -> Result<(), LinkFailed> {
-        let (unsure, mut gather) = (Unsure(unconfirmed), Gather::new());
+        let (mut unsure, mut gather) = (unconfirmed.map(Unsure), Gather::new());
         // SAFETY: the caller's promise.
         let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
-        let linked = entered.map_err(|error| self.link_failed(error, &gather, unsure.0));
-        unsure.done();
+        let linked = entered.map_err(|error| {
+            let unconfirmed = unsure.as_mut().map(|unsure| &mut *unsure.0);
+            self.link_failed(error, &gather, unconfirmed)
+        });
+        if let Some(unsure) = unsure {
+            unsure.done();
+        }
         linked
     }
 
     #[cold]
     #[inline(never)]
-    fn link_failed(&self, why: MapError, gather: &Gather, unconfirmed: &mut Gather) -> LinkFailed {
+    fn link_failed(&self, why: MapError, gather: &Gather, unconfirmed: Option<&mut Gather>) -> LinkFailed {
         let occupied = matches!(why, MapError::AlreadyMapped { .. });
         // A device may have used, and cached, what was entered for a moment.
         let (error, reachable) = match self.mapper.sync(gather) {
             Ok(()) => (why.into(), false),
             Err(error) => {
-                unconfirmed.merge(gather);
+                if let Some(unconfirmed) = unconfirmed {
+                    unconfirmed.merge(gather);
+                }
                 (MapListError::Unconfirmed { error }, true)
             }
         };
@@ -249,7 +257,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         match self.0.domain.pages_of(list) {
             // SAFETY: the caller's promise.
-            Ok(_) => unsafe { self.link_checked(list, attributes.into(), unconfirmed) },
+            Ok(_) => unsafe { self.link_checked(list, attributes.into(), Some(unconfirmed)) },
             Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
         }
     }
@@ -263,7 +271,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self,
         list: &[PhysSegment],
         attributes: Attributes,
-        unconfirmed: &mut Gather,
+        unconfirmed: Option<&mut Gather>,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         let Self(addresses) = self;
         let (domain, range) = (addresses.domain, addresses.range());

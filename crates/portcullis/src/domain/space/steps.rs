@@ -7,7 +7,6 @@ use alloc::vec::Vec;
 use super::guards::Unsure;
 use super::{Changing, Domain};
 use crate::addr::{IovaRange, PhysAddr, PhysSegment};
-use crate::broken::broken;
 use crate::invalidation::{Gather, SLICE};
 use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -61,12 +60,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // Each of these sums was checked.
-        let pages = list.iter().map(|segment| {
-            (
-                segment.phys.align_down(self.granule),
-                self.rounded(segment).unwrap_or_else(|| broken("a list was checked")),
-            )
+        // None of these sums wraps, as the list was checked.
+        let mask = self.granule.offset_mask();
+        let pages = list.iter().map(|PhysSegment { phys, len }| {
+            let pages = (phys.get() & mask).wrapping_add(*len).wrapping_add(mask) & !mask;
+            (phys.align_down(self.granule), pages)
         });
         let map = |gather: &mut Gather| {
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
@@ -94,6 +92,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As for [`link`](Self::link).
     #[inline]
     pub(crate) unsafe fn link_fast(&self, range: IovaRange, phys: PhysAddr, attributes: Attributes) -> bool {
+        if !M::IS_QUICK {
+            return false;
+        }
         let link = |cpu: &LocalCpu<'_>| {
             let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
                 // SAFETY: the caller's promise.

@@ -49,6 +49,8 @@
 mod account;
 mod ring;
 
+use core::mem::MaybeUninit;
+
 use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
 use crate::heap::{OutOfMemory, Shared};
@@ -173,6 +175,16 @@ struct Announced {
     timers_ended: AtomicU64,
 }
 
+/// Makes the queue that callers without one of their own share in `place`, where nothing is after an error.
+#[inline(never)]
+fn share(place: &mut MaybeUninit<Mutex<Ring>>, entries: usize) -> Result<(), OutOfMemory> {
+    let mut ring = MaybeUninit::uninit();
+    Ring::make_in(&mut ring, entries)?;
+    // SAFETY: it was made there.
+    place.write(Mutex::new(unsafe { ring.assume_init() }));
+    Ok(())
+}
+
 impl FlushQueue {
     /// Makes empty queues of 256 entries for `cpus` CPUs, as far as these have one of the `marks`,
     /// in whose turns the queues are used. All memory that they ever need is allocated here.
@@ -192,22 +204,59 @@ impl FlushQueue {
         Self::new(Shared::new(Marks::new(0)?)?, 0, SHARED_ENTRIES)
     }
 
-    #[inline(never)]
     fn new(marks: Shared<Marks>, cpus: usize, entries: usize) -> Result<Self, OutOfMemory> {
+        let mut place = MaybeUninit::uninit();
+        Self::make_in(&mut place, marks, (cpus, entries))?;
+        // SAFETY: it was made there.
+        Ok(unsafe { place.assume_init() })
+    }
+
+    /// As [`per_cpu`](Self::per_cpu), or as [`shared`](Self::shared) where there are to be no queues of CPUs, in `place`: for owners of which a
+    /// stack has no room for two.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing is in the place then.
+    pub(crate) fn make_for(
+        place: &mut MaybeUninit<Self>,
+        marks: Option<Shared<Marks>>,
+        cpus: usize,
+    ) -> Result<&mut Self, OutOfMemory> {
+        match marks {
+            Some(marks) => Self::make_in(place, marks, (cpus, QUEUE_ENTRIES)),
+            None => Self::make_in(place, Shared::new(Marks::new(0)?)?, (0, SHARED_ENTRIES)),
+        }
+    }
+
+    #[inline(never)]
+    fn make_in(
+        place: &mut MaybeUninit<Self>,
+        marks: Shared<Marks>,
+        (cpus, entries): (usize, usize),
+    ) -> Result<&mut Self, OutOfMemory> {
         let number = || AtomicU64::new(0);
-        let flushes = Flushes {
-            begun: number(),
-            confirmed: number(),
-            confirmed_asked: number(),
-            confirmed_ns: number(),
-        };
-        let announced = Announced { queues: AtomicUsize::new(0), asked: number(), timers_ended: number() };
-        Ok(Self {
-            own: TurnLocal::apart(marks, cpus, |_| Ring::new(entries))?,
-            shared: Mutex::new(Ring::new(entries)?),
-            flushes: CachePadded(flushes),
-            announced: CachePadded(announced),
-        })
+        let own = TurnLocal::apart_in(marks, cpus, |_, place| Ring::make_in(place, entries))?;
+        let at = place.as_mut_ptr();
+        // SAFETY: the place of the field lies within the caller's.
+        share(unsafe { &mut *(&raw mut (*at).shared).cast::<MaybeUninit<Mutex<Ring>>>() }, entries)?;
+        // SAFETY: each write is to a field in the caller's place, where the shared queue is already, and nothing is read. The pattern below
+        // has all fields, so that none is left out.
+        unsafe {
+            (&raw mut (*at).own).write(own);
+            (&raw mut (*at).flushes).write(CachePadded(Flushes {
+                begun: number(),
+                confirmed: number(),
+                confirmed_asked: number(),
+                confirmed_ns: number(),
+            }));
+            (&raw mut (*at).announced).write(CachePadded(Announced {
+                queues: AtomicUsize::new(0),
+                asked: number(),
+                timers_ended: number(),
+            }));
+            let made = place.assume_init_mut();
+            let Self { own: _, shared: _, flushes: _, announced: _ } = made;
+            Ok(made)
+        }
     }
 
     /// Queues `cleared`, whose page-table entries the caller has cleared, until a flush covers it.

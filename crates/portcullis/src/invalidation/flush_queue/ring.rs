@@ -2,6 +2,7 @@
 //! gives an entry out only when a flush that covers its segment is known to be confirmed.
 
 use alloc::boxed::Box;
+use core::mem::MaybeUninit;
 use core::num::NonZeroU64;
 
 use super::Flush;
@@ -50,11 +51,12 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Makes a queue in `place`, where nothing is after an error.
     #[inline(never)]
-    pub(super) fn new(entries: usize) -> Result<Self, OutOfMemory> {
+    pub(super) fn make_in(place: &mut MaybeUninit<Self>, entries: usize) -> Result<&mut Self, OutOfMemory> {
         let word = || LocalU64::new(0);
         let entries = slice(entries.next_power_of_two(), |_| Ok([word(), word()]))?;
-        Ok(Self {
+        Ok(place.write(Self {
             entries,
             head: word(),
             tail: word(),
@@ -69,7 +71,7 @@ impl Ring {
             neighbour: word(),
             sample_at: word(),
             account: Mutex::new(Account::default()),
-        })
+        }))
     }
 
     /// Whether an entry can be added: a place is free, or will be when the oldest entry, which is
