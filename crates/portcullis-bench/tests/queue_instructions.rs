@@ -48,7 +48,7 @@ const BARS: [(&str, u64); 20] = [
     ("bounce-1", 570),
     ("ops-strict-1", 1205),
     ("ops-strict-list-16", 1840),
-    ("ops-lazy-1", 1535),
+    ("ops-lazy-1", 1590),
     ("ops-bounce-1", 495),
     ("ops-bounce-skip-1", 500),
 ];

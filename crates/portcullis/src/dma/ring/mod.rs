@@ -385,8 +385,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let range = arena.reserve(len)?;
         let torn = Torn { waiting: &mut self.waiting, range };
         // SAFETY: the caller's promise.
-        let linked =
-            unsafe { domain.link(range, list, direction.permissions().into(), Some(&mut self.unlinked)) };
+        let linked = unsafe {
+            domain.link_here(range, list, direction.permissions().into(), Some(&mut self.unlinked))
+        };
         torn.done();
         if let Err(failed) = linked {
             return Err(self.refused(range, failed));

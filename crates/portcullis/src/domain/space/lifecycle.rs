@@ -184,6 +184,22 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
         unconfirmed: Option<&mut Gather>,
     ) -> Result<(), LinkFailed> {
+        // SAFETY: the caller's promise.
+        unsafe { self.link_here(range, list, attributes, unconfirmed) }
+    }
+
+    /// As [`link`](Self::link), in the caller's frame.
+    ///
+    /// # Safety
+    /// As [`link`](Self::link).
+    #[inline(always)]
+    pub(crate) unsafe fn link_here(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        unconfirmed: Option<&mut Gather>,
+    ) -> Result<(), LinkFailed> {
         let (mut unsure, mut gather) = (unconfirmed.map(Unsure), Gather::new());
         // SAFETY: the caller's promise.
         let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
