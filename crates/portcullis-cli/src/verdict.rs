@@ -132,10 +132,14 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     equal.min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
+/// What follows a [`range`] of costs, where it is one of several.
+pub fn depends(range: &str) -> &'static str {
+    if range.contains(" to ") || range.contains("at most") { ", depending on the policy" } else { "" }
+}
+
 fn costs(strict: &[Row<'_>], work_ns: f64) -> Option<String> {
     let range = range(strict)?;
-    let depends =
-        if range.contains(" to ") || range.contains("at most") { ", depending on the policy" } else { "" };
+    let depends = depends(&range);
     let work = HumanCount(work_ns as u64);
     Some(format!(
         "Protection from devices costs this workload {range} of its CPU time{depends}, if all else takes {work} ns for each \

@@ -12,7 +12,7 @@ use crate::args::Scale;
 use crate::calibration::Calibration;
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
-use crate::verdict::{Candidate, NO_COPIES, advice, choose, range};
+use crate::verdict::{Candidate, NO_COPIES, advice, choose, depends, range};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -192,8 +192,9 @@ fn verdict(table: &Table) -> Vec<String> {
     let cpus = table.machine.cpus;
     if let (Some(costs), Some(choice)) = (range(&strict), choose(strict.iter().copied())) {
         said.push(format!(
-            "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}, depending on the policy.",
-            if cpus == 1 { "" } else { "s" }
+            "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}{}.",
+            if cpus == 1 { "" } else { "s" },
+            depends(&costs)
         ));
         said.push(advice(choice, &strict));
     }
