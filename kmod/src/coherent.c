@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Memory that a driver and its device share for long: in one piece where there is one, else of single pages, in a row for the device and for
- * the kernel. It is never copied, and ends strictly. Where an unmap is refused the memory is not freed: the device may still reach it.
+ * Memory that a driver and its device share for long: in one piece where there is one, else in as few as there are, in a row for the device and
+ * for the kernel. It is never copied, and ends strictly. Where an unmap is refused the memory is not freed: the device may still reach it.
  */
+#include <linux/log2.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
@@ -10,6 +11,8 @@
 
 /* Up to this order one piece is asked for first, as the page allocator has them without much work. */
 #define EASY_ORDER 3
+/* Pieces of what is larger: 2 MiB, one entry of a page table on x86-64. */
+#define LARGEST_ORDER 9
 
 static gfp_t memory_of(gfp_t gfp)
 {
@@ -64,26 +67,46 @@ static void put_pages(struct page **pages, size_t count)
 	kvfree(pages);
 }
 
-/* Single pages, mapped to addresses in a row. May sleep. */
+/* Pages for the next of `count`: as many in one piece as there are, and at least one. Returns their order, or a negative value. */
+static int alloc_piece(struct device *dev, size_t count, gfp_t gfp, struct page **first)
+{
+	int order;
+
+	for (order = min_t(int, ilog2(count), LARGEST_ORDER); order >= 0; order--) {
+		/* One page is worth an effort, a piece is not. */
+		*first = alloc_pages_node(dev_to_node(dev), order ? gfp | __GFP_NORETRY | __GFP_NOWARN : gfp, order);
+		if (*first) {
+			split_page(*first, order);
+			break;
+		}
+	}
+	return order;
+}
+
+/* Pages in few pieces, mapped to addresses in a row. May sleep. */
 static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *handle, enum dma_data_direction dir, gfp_t gfp,
 				 u32 attributes)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
-	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT, i;
+	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT, pieces = 0, i = 0;
 	struct page **pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
 	struct pc_segment *list = kvmalloc_array(count, 2 * sizeof(*list), GFP_KERNEL);
 	long mapped;
 
-	for (i = 0; pd && pages && list && i < count; i++) {
-		pages[i] = alloc_pages_node(dev_to_node(dev), memory_of(gfp), 0);
-		if (!pages[i])
+	while (pd && pages && list && i < count) {
+		struct page *first;
+		int order = alloc_piece(dev, count - i, memory_of(gfp), &first), page;
+
+		if (order < 0)
 			break;
-		list[i] = (struct pc_segment){ page_to_phys(pages[i]), PAGE_SIZE };
+		for (page = 0; page < 1 << order; page++)
+			pages[i++] = first + page;
+		list[pieces++] = (struct pc_segment){ page_to_phys(first), PAGE_SIZE << order };
 	}
 	if (!pages || !list || i < count)
 		goto fail;
 	this_cpu_inc(pd->counts->maps);
-	mapped = pc_map_sg(pd->core, list, count, dir, attributes | PC_LASTING, list + count);
+	mapped = pc_map_sg(pd->core, list, pieces, dir, attributes | PC_LASTING, list + count);
 	if (mapped != 1) {
 		this_cpu_inc(pd->counts->errors);
 		goto fail;
