@@ -46,11 +46,11 @@ const BARS: [(&str, u64); 20] = [
     ("auto-list-4", 1770),
     ("auto-copied-1", 660),
     ("bounce-1", 570),
-    ("ops-strict-1", 1205),
-    ("ops-strict-list-16", 1840),
-    ("ops-lazy-1", 1590),
-    ("ops-bounce-1", 495),
-    ("ops-bounce-skip-1", 500),
+    ("ops-strict-1", 1240),
+    ("ops-strict-list-16", 1900),
+    ("ops-lazy-1", 1660),
+    ("ops-bounce-1", 510),
+    ("ops-bounce-skip-1", 515),
 ];
 
 /// Run by [`a_queue_costs_what_it_is_made_of`] in a process of its own.

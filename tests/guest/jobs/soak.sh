@@ -19,7 +19,8 @@ for entry in $CARDS; do
     name=${entry%%:*}; device=$(dev "${entry##*:}")
     (
         times=0
-        while left; do
+        # At least once, however slow the guest is: a soak without a transfer says nothing.
+        while [ $times = 0 ] || left; do
             use_card "$name" "$device" >/tmp/soak.$name 2>&1 || { echo 1 >/tmp/soak.$name.state; exit; }
             times=$((times + 1))
         done
