@@ -314,6 +314,22 @@ impl PhysSegment {
         let distance = len.checked_sub(1).ok_or(AddrError::EmptyRange { start: phys.0 })?;
         phys.checked_add(distance).ok_or(AddrError::Wraps { start: phys.0, len })
     }
+
+    /// Bytes of the granules that it touches, for one whose sums were checked: of another they may wrap.
+    #[inline]
+    pub(crate) const fn bytes_of_granules(self, granule: PageSize) -> u64 {
+        let mask = granule.offset_mask();
+        (self.phys.0 & mask).wrapping_add(self.len).wrapping_add(mask) & !mask
+    }
+}
+
+/// Whether all pieces of a list but the first begin at a granule, and all but the last end at one, so that a device may have one segment
+/// for all. Its sums are checked.
+#[inline]
+pub(crate) fn touch(list: &[PhysSegment], granule: PageSize) -> bool {
+    let ends = |piece: &PhysSegment| piece.phys.0.wrapping_add(piece.len);
+    // Without a branch for each pair, as most lists touch.
+    list.windows(2).fold(0, |all, pair| all | ends(&pair[0]) | pair[1].phys.0) & granule.offset_mask() == 0
 }
 
 /// A piece of a mapping as the device sees it: what a driver writes into a descriptor. Laid out as a [`PhysSegment`].

@@ -6,6 +6,19 @@
 
 mod shared;
 
+/// Writes fields of a `Self`, each where it is to stay, in the place that `at` leads to; `made` names the fields that are there already.
+/// It does not compile where a field is in neither list. Each field may be written as [`MaybeUninit`]'s contents may be.
+macro_rules! write_fields {
+    ($at:expr, made [$($made:ident),*], $($field:ident: $value:expr),+ $(,)?) => {{
+        let at: *mut Self = $at;
+        $((&raw mut (*at).$field).write($value);)+
+        let _all = |made: Self| {
+            let Self { $($field: _,)+ $($made: _,)* } = made;
+        };
+    }};
+}
+pub(crate) use write_fields;
+
 pub(crate) use shared::SharedPlace;
 pub use shared::{Shared, Weak};
 
@@ -27,6 +40,15 @@ mod atomics {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the heap has no memory")]
 pub struct OutOfMemory;
+
+/// The place of a field, for a constructor that makes the field there.
+///
+/// # Safety
+/// `field` leads to a field of a place that the caller has to itself for `'a`, and reaches in no other way meanwhile.
+pub(crate) unsafe fn place_of<'a, T>(field: *mut T) -> &'a mut MaybeUninit<T> {
+    // SAFETY: the caller's promise; nothing need be in the place.
+    unsafe { &mut *field.cast() }
+}
 
 /// Memory for `count` values, of which none is there yet.
 fn memory_for<T>(count: usize) -> Result<NonNull<T>, OutOfMemory> {

@@ -112,8 +112,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// invalidation.
     ///
     /// A mapper that has no quicker way than `map` need not implement this. To implement it, together with
-    /// [`IS_QUICK`](Self::IS_QUICK), or to
-    /// pass it on to another mapper, takes the feature `parts`, with which the turn has a name,
+    /// [`IS_QUICK`](Self::IS_QUICK), or to pass it on to another mapper, takes the feature `parts`, with which the turn has a name,
     /// `percpu::Turn`.
     ///
     /// # Safety
@@ -136,7 +135,7 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// [`unmap`](Self::unmap) does it; this is always so where the turn is not of the mapper's
     /// [marks](Self::marks). Never allocates or waits.
     ///
-    /// A mapper that has no quicker way than `unmap` need not implement this.
+    /// A mapper that has no quicker way than `unmap` need not implement this. Without [`IS_QUICK`](Self::IS_QUICK) it is not called.
     #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);

@@ -6,7 +6,7 @@ use core::mem::MaybeUninit;
 
 use crate::exposure::{ByteTime, Bytes, Level, came_during};
 use crate::guard::Guard;
-use crate::heap::OutOfMemory;
+use crate::heap::{OutOfMemory, place_of};
 use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -45,7 +45,7 @@ impl Books {
     #[inline(never)]
     pub(super) fn make_in(place: &mut MaybeUninit<Self>, cpus: usize) -> Result<&mut Self, OutOfMemory> {
         // SAFETY: the place of the only field lies within the caller's.
-        let inner = unsafe { &mut *(&raw mut (*place.as_mut_ptr()).0).cast::<MaybeUninit<PerCpu<Book>>>() };
+        let inner = unsafe { place_of(&raw mut (*place.as_mut_ptr()).0) };
         PerCpu::make_in(inner, cpus, Book::default)?;
         // SAFETY: the field is there, and there is no other.
         Ok(unsafe { place.assume_init_mut() })

@@ -16,7 +16,6 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
-use core::mem::MaybeUninit;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -25,7 +24,7 @@ use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
 use crate::broken::broken;
 use crate::guard::Guard;
-use crate::heap::{Shared, SharedPlace};
+use crate::heap::{Shared, SharedPlace, place_of, write_fields};
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
@@ -130,12 +129,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let mut place = SharedPlace::<Self>::new()?;
         let at = place.as_mut_ptr();
         // In its place from the beginning, field by field: it is larger than a kernel's stack has room for.
-        // SAFETY: each write is to a field in the place, and nothing else is read. Where the second fails, what the first has made is
-        // dropped; after these nothing fails. The pattern below has all fields, so that none is left out.
+        // SAFETY: each write is to a field in the place, and the three places are of fields, each used in no other way. Where the second
+        // fails, what the first has made is dropped; after these nothing fails, and all fields are there.
         let domain = unsafe {
-            let space = &mut *(&raw mut (*at).space).cast::<MaybeUninit<IovaSpace>>();
-            let flush_queue = &mut *(&raw mut (*at).flush_queue).cast::<MaybeUninit<FlushQueue>>();
-            let books = &mut *(&raw mut (*at).books).cast::<MaybeUninit<Books>>();
+            let (space, flush_queue) = (place_of(&raw mut (*at).space), place_of(&raw mut (*at).flush_queue));
+            let books = place_of(&raw mut (*at).books);
             IovaSpace::make_in(space, &config, marks.clone())?;
             let marks = (!mapper.costs().shares_one_queue()).then_some(marks);
             if let Err(error) = FlushQueue::make_for(flush_queue, marks, cpus).map(drop).and_then(|()| {
@@ -144,31 +142,21 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 space.assume_init_drop();
                 return Err(error.into());
             }
-            (&raw mut (*at).policy).write(AtomicPolicy::new(Some(policy)));
-            (&raw mut (*at).translated).write(translated);
-            (&raw mut (*at).due_ns).write(AtomicU64::new(u64::MAX));
-            (&raw mut (*at).rings).write(AtomicU64::new(0));
-            (&raw mut (*at).reserved).write(config.reserved);
-            (&raw mut (*at).at_once).write(AtOnce::default());
-            (&raw mut (*at).platform).write(platform);
-            (&raw mut (*at).mapper).write(mapper);
-            (&raw mut (*at).granule).write(granule);
+            write_fields!(
+                at,
+                made [space, flush_queue, books],
+                policy: AtomicPolicy::new(Some(policy)),
+                translated: translated,
+                due_ns: AtomicU64::new(u64::MAX),
+                rings: AtomicU64::new(0),
+                reserved: config.reserved,
+                at_once: AtOnce::default(),
+                platform: platform,
+                mapper: mapper,
+                granule: granule,
+            );
             place.filled()
         };
-        let Self {
-            platform: _,
-            mapper: _,
-            policy: _,
-            translated: _,
-            granule: _,
-            space: _,
-            flush_queue: _,
-            books: _,
-            due_ns: _,
-            rings: _,
-            reserved: _,
-            at_once: _,
-        } = &*domain;
         domain.platform.register(events_of(&domain))?;
         Ok(domain)
     }
@@ -378,15 +366,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. Every sum that
     /// mapping the list will need is checked here.
     pub fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
-        // Where no number has more than 48 bits, and there are fewer than 2^12 of them, no sum wraps, and none need be looked at by itself.
-        let mask = self.granule.offset_mask();
-        let (mut seen, mut is_empty, mut total) = (mask, list.len() >= 1 << 12, 0_u64);
-        for PhysSegment { phys, len } in list {
-            seen |= phys.get() | len;
-            is_empty |= *len == 0;
-            total = total.wrapping_add((phys.get() & mask).wrapping_add(*len).wrapping_add(mask) & !mask);
+        // Where no number has more than 48 bits, and there are fewer than 2^12 pieces, no sum wraps, and no piece need be looked at by itself.
+        let (mut bits, mut has_empty, mut total) = (self.granule.offset_mask(), false, 0_u64);
+        for piece in list {
+            bits |= piece.phys.get() | piece.len;
+            has_empty |= piece.len == 0;
+            total = total.wrapping_add(piece.bytes_of_granules(self.granule));
         }
-        if seen >> 48 == 0 && !is_empty && total > 0 { Ok(total) } else { self.pages_of_any(list) }
+        let is_plain = bits >> 48 == 0 && list.len() < 1 << 12 && !has_empty && total > 0;
+        if is_plain { Ok(total) } else { self.pages_of_any(list) }
     }
 
     /// As [`pages_of`](Self::pages_of), piece by piece.

@@ -189,9 +189,9 @@ impl Bitmap {
         if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page) }
     }
 
-    /// Takes a range of 2^`order` pages, at its natural alignment, for each place in `out`, and
-    /// writes the first page of each there: what one call of [`Bitmap::alloc`] for each place would
-    /// return, in that order. Returns how many ranges it took: fewer than there are places only
+    /// Takes up to `most` ranges of 2^`order` pages, each at its natural alignment, and calls `put`
+    /// with the first page of each: with what that many calls of [`Bitmap::alloc`] would return, in
+    /// that order. Returns how many ranges it took: fewer than `most` only
     /// where no more fits below `end`, the highest that fits begins below `first`, or memory is
     /// short. Ranges of up to 512 pages that lie in the same leaf are found and entered together.
     ///
@@ -311,8 +311,8 @@ impl Bitmap {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Takes one range, and more if that is cheap, at most one for each place in `out`. Returns how
-    /// many it took: 0 if nothing fits, or the highest that fits begins before page `from`.
+    /// Takes one range, and more if that is cheap, up to `most`, and calls `put` with the first page of
+    /// each. Returns how many it took: 0 if nothing fits, or the highest that fits begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,

@@ -12,7 +12,7 @@ use super::meta::{Place, RangeMeta};
 use super::near::{LeafAt, Near, first_key};
 use super::remote::{RemoteBatch, RemoteQueue, Returned};
 use super::word::{Link, handed_out, owner};
-use crate::heap::{OutOfMemory, Shared};
+use crate::heap::{OutOfMemory, Shared, write_fields};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -80,8 +80,7 @@ impl Cpu {
             key_and_shift: first_key(Class::of(order).array()) | u64::from(Place::shift(Class::of(order))),
         };
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field, or an element of one, in the caller's place, and nothing is read. The pattern below has
-        // all fields, so that none is left out.
+        // SAFETY: each write is to a field, or an element of one, in the caller's place; then all of them are there.
         unsafe {
             for zone in 0..ZONES {
                 for order in 0..ORDER_ROOM {
@@ -92,16 +91,17 @@ impl Cpu {
             for number in 0..REMOTE_BATCHES {
                 (&raw mut (*at).remote_batches[number]).write(RemoteBatch::default());
             }
-            (&raw mut (*at).arrived).write(LocalU64::new(Link::END.bits()));
-            (&raw mut (*at).sent).write(LocalU64::new(0));
-            (&raw mut (*at).received).write(LocalU64::new(0));
             for number in 0..BATCH {
                 (&raw mut (*at).fetched[number]).write(LocalU64::new(0));
             }
-            let made = place.assume_init_mut();
-            let Self { lists: _, near: _, remote_batches: _, arrived: _, sent: _, received: _, fetched: _ } =
-                made;
-            made
+            write_fields!(
+                at,
+                made [lists, near, remote_batches, fetched],
+                arrived: LocalU64::new(Link::END.bits()),
+                sent: LocalU64::new(0),
+                received: LocalU64::new(0),
+            );
+            place.assume_init_mut()
         }
     }
 

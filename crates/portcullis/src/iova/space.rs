@@ -10,7 +10,7 @@ use super::class::{Class, Request, order_of};
 use super::config::{IovaError, SpaceConfig, SpaceUsage};
 use super::word::{END_PAGE, EXACT, MOST_PAGES, NO_OWNER};
 use crate::addr::{Iova, IovaRange, PageSize};
-use crate::heap::Shared;
+use crate::heap::{Shared, place_of, write_fields};
 use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{LocalCpu, OnePlatform, Platform};
 use crate::sync::{Mutex, unique};
@@ -82,21 +82,22 @@ impl IovaSpace {
             return Err(IovaError::Empty);
         }
         let at = place.as_mut_ptr();
-        // SAFETY: the place of the field lies within the caller's.
-        let lists = unsafe { &mut *(&raw mut (*at).cached).cast::<MaybeUninit<Cached>>() };
-        Cached::make_in(lists, marks, config, bounds)?;
-        // SAFETY: each write is to a field in the caller's place, where the lists are already, and nothing is read. The pattern below has
-        // all fields, so that none is left out. Nothing fails after the lists are there.
+        // SAFETY: the field lies in the caller's place, and its place is used for this call alone.
+        Cached::make_in(unsafe { place_of(&raw mut (*at).cached) }, marks, config, bounds)?;
+        // SAFETY: each write is to a field in the caller's place, where the lists are already; then all of them are there. Nothing fails
+        // after the lists are there.
         unsafe {
-            (&raw mut (*at).granule).write(config.granule);
-            (&raw mut (*at).shift).write(config.granule.shift());
-            (&raw mut (*at).number).write(unique());
-            (&raw mut (*at).platform).write(OnePlatform::default());
-            (&raw mut (*at).total).write(total);
-            (&raw mut (*at).bitmap).write(CachePadded(Mutex::new(bitmap)));
-            let made = place.assume_init_mut();
-            let Self { granule: _, shift: _, number: _, platform: _, cached: _, total: _, bitmap: _ } = made;
-            Ok(made)
+            write_fields!(
+                at,
+                made [cached],
+                granule: config.granule,
+                shift: config.granule.shift(),
+                number: unique(),
+                platform: OnePlatform::default(),
+                total: total,
+                bitmap: CachePadded(Mutex::new(bitmap)),
+            );
+            Ok(place.assume_init_mut())
         }
     }
 
@@ -415,7 +416,8 @@ impl IovaSpace {
     }
 }
 
-/// Makes the pages of a space free in its bitmap, but for those that are reserved. Returns the first, and the one behind the last.
+/// Enters the pages of a space into its bitmap, as free, and takes the reserved ones out. Returns the number of the first page, and the
+/// number that follows the last.
 #[inline(never)]
 fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaError> {
     let shift = config.granule.shift();

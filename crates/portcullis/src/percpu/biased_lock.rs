@@ -12,7 +12,7 @@ use core::ptr;
 use super::CachePadded;
 use super::marks::{Mark, REVOKED, revoke};
 use crate::broken::broken;
-use crate::heap::{OutOfMemory, slice, slice_in};
+use crate::heap::{OutOfMemory, place_of, slice, slice_in};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Mutex;
 
@@ -52,7 +52,7 @@ impl<T> BiasedLock<T> {
         let cpus = slice_in(cpus, |_, place: &mut MaybeUninit<CachePadded<Owned<T>>>| {
             let at = place.as_mut_ptr();
             // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
-            let value = unsafe { &mut *(&raw mut (*at).0.value).cast::<MaybeUninit<T>>() };
+            let value = unsafe { place_of(&raw mut (*at).0.value) };
             let inner = value.as_mut_ptr();
             if ptr::from_mut(make(value)) != inner {
                 broken("a value is made in the place that it was given");

@@ -17,7 +17,7 @@ use core::ops::Deref;
 use core::ptr;
 
 use crate::broken::broken;
-use crate::heap::{OutOfMemory, slice};
+use crate::heap::{OutOfMemory, place_of, slice, write_fields};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A value alone on its cache lines: two lines, because x86 fetches them in pairs.
@@ -58,7 +58,7 @@ impl<T> CachePadded<T> {
         make: impl for<'b> FnOnce(&'b mut MaybeUninit<T>) -> Result<&'b mut T, OutOfMemory>,
     ) -> Result<&'a mut Self, OutOfMemory> {
         // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
-        let inner = unsafe { &mut *(&raw mut (*place.as_mut_ptr()).0).cast::<MaybeUninit<T>>() };
+        let inner = unsafe { place_of(&raw mut (*place.as_mut_ptr()).0) };
         let at = inner.as_mut_ptr();
         if ptr::from_mut(make(inner)?) != at {
             broken("a value is made in the place that it was given");
@@ -106,14 +106,10 @@ impl<T> PerCpu<T> {
     ) -> Result<&mut Self, OutOfMemory> {
         let own = slice(cpus, |_| Ok(CachePadded(make())))?;
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field in the caller's place, and nothing is read. The pattern below has all fields, so that none
-        // is left out.
+        // SAFETY: each write is to a field in the caller's place; then all of them are there.
         unsafe {
-            (&raw mut (*at).own).write(own);
-            (&raw mut (*at).shared).write(CachePadded(make()));
-            let made = place.assume_init_mut();
-            let Self { own: _, shared: _ } = made;
-            Ok(made)
+            write_fields!(at, made [], own: own, shared: CachePadded(make()));
+            Ok(place.assume_init_mut())
         }
     }
 

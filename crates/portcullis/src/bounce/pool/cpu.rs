@@ -12,6 +12,7 @@ use core::mem::MaybeUninit;
 
 use super::layout::CLASS_ROOM;
 use super::slot::{Magazine, Slot, index_of, link_to};
+use crate::heap::write_fields;
 use crate::percpu::LocalU64;
 
 /// Room for kinds of permission: a power of two.
@@ -40,18 +41,15 @@ impl Cpu {
     /// Makes one without slots in `place`. It takes several KiB, which no stack has room for.
     pub(super) fn make_in(place: &mut MaybeUninit<Self>) -> &mut Self {
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field, or an element of one, in the caller's place, and nothing is read. The pattern below has
-        // all fields, so that none is left out.
+        // SAFETY: each write is to a field, or an element of one, in the caller's place; then all of them are there.
         unsafe {
             for class in 0..CLASS_ROOM {
                 for kind in 0..KINDS {
                     (&raw mut (*at).magazines[class][kind]).write(Magazines::default());
                 }
             }
-            (&raw mut (*at).reused).write(LocalU64::new(0));
-            let made = place.assume_init_mut();
-            let Self { magazines: _, reused: _ } = made;
-            made
+            write_fields!(at, made [magazines], reused: LocalU64::new(0));
+            place.assume_init_mut()
         }
     }
 

@@ -95,7 +95,7 @@ use self::unlink::StillMapped;
 use self::wanted::Wants;
 use crate::addr::IovaRange;
 use crate::domain::Domain;
-use crate::heap::{Shared, SharedPlace, slice};
+use crate::heap::{Shared, SharedPlace, slice, write_fields};
 use crate::mapper::Mapper;
 use crate::percpu::{BiasedLock, CachePadded};
 use crate::platform::{CopyMemory, Platform, events_of};
@@ -163,36 +163,26 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
         let at = place.as_mut_ptr();
         // In its place from the beginning, as a kernel's stack has no room for it.
-        // SAFETY: each write is to a field in the place, and nothing is read. The pattern below has all fields, so that none is left out.
+        // SAFETY: each write is to a field in the place; then all of them are there.
         let pool = unsafe {
-            (&raw mut (*at).cpus).write(cpus);
-            (&raw mut (*at).depots).write(depots);
-            (&raw mut (*at).singles).write(Singles::default());
-            (&raw mut (*at).idle).write(Idle::default());
-            (&raw mut (*at).still_mapped).write(StillMapped::default());
-            (&raw mut (*at).wants).write(Wants::default());
-            (&raw mut (*at).slots).write(slots);
-            (&raw mut (*at).memory).write(ManuallyDrop::new(memory));
-            (&raw mut (*at).domain).write(domain);
-            (&raw mut (*at).config).write(config);
-            (&raw mut (*at).layout).write(bare.at(region.start().get()));
-            (&raw mut (*at).region).write(region);
+            write_fields!(
+                at,
+                made [],
+                cpus: cpus,
+                depots: depots,
+                singles: Singles::default(),
+                idle: Idle::default(),
+                still_mapped: StillMapped::default(),
+                wants: Wants::default(),
+                slots: slots,
+                memory: ManuallyDrop::new(memory),
+                domain: domain,
+                config: config,
+                layout: bare.at(region.start().get()),
+                region: region,
+            );
             place.filled()
         };
-        let Self {
-            cpus: _,
-            depots: _,
-            singles: _,
-            idle: _,
-            still_mapped: _,
-            wants: _,
-            slots: _,
-            memory: _,
-            domain: _,
-            config: _,
-            layout: _,
-            region: _,
-        } = &*pool;
         pool.domain.platform().register(events_of(&pool))?;
         Ok(pool)
     }

@@ -9,7 +9,7 @@ use super::client::Client;
 use super::mapping::{PoolMapping, Way};
 use super::single::{Ends, Parts, remember};
 use super::slot::{Terms, Toward};
-use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment};
+use crate::addr::{Iova, PageSize, Permissions, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Changing, MapListError, Tally};
 use crate::invalidation::Gather;
@@ -68,7 +68,7 @@ pub(crate) fn cut(list: &[PhysSegment], len: u64, granule: PageSize) -> Option<C
 pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
     let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
     let ends = |piece: &PhysSegment| (piece.phys.get().wrapping_add(piece.len)) & granule.offset_mask() == 0;
-    let touches = list.windows(2).all(|pair| ends(&pair[0]) && begins(&pair[1]));
+    let touches = touch(list, granule);
     let whole = touches && list.first().is_some_and(begins) && list.last().is_some_and(ends);
     Shape { touches, whole }
 }

@@ -2,7 +2,7 @@
 
 use super::book::Entry;
 use super::{Counts, DmaOps, MapAttributes, PoolOf};
-use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
 use crate::bounce::pool::Attributes as PoolAttributes;
 use crate::dma::Machine;
@@ -89,7 +89,7 @@ impl<X: Machine> DmaOps<X> {
                 *segment = DmaSegment { iova, len };
                 Ok(1)
             }
-            Made::Opened { iova, .. } if touches(list, self.domain.granule().offset_mask()) => {
+            Made::Opened { iova, .. } if touch(list, self.domain.granule()) => {
                 let segment = out.first_mut().ok_or(no_room)?;
                 *segment = DmaSegment { iova, len };
                 Ok(1)
@@ -348,13 +348,6 @@ impl<X: Machine> DmaOps<X> {
             Err(error) => Err(undone(self.domain.end_now(range, neighbours), error)),
         }
     }
-}
-
-/// Whether all pieces of a list but the first begin at a granule, and all but the last end at one: the device then has one segment.
-fn touches(list: &[PhysSegment], mask: u64) -> bool {
-    let ends = |piece: &PhysSegment| piece.phys.get().wrapping_add(piece.len);
-    let all = list.windows(2).fold(0, |all, pair| all | ends(&pair[0]) | pair[1].phys.get());
-    all & mask == 0
 }
 
 /// The error of a mapping that did not get into the book, and was `ended` therefore.

@@ -61,11 +61,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         // None of these sums wraps, as the list was checked.
-        let mask = self.granule.offset_mask();
-        let pages = list.iter().map(|PhysSegment { phys, len }| {
-            let pages = (phys.get() & mask).wrapping_add(*len).wrapping_add(mask) & !mask;
-            (phys.align_down(self.granule), pages)
-        });
+        let granule = self.granule;
+        let pages =
+            list.iter().map(|piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)));
         let map = |gather: &mut Gather| {
             // SAFETY: the caller's promise, for all of the granules that the memory touches.
             unsafe { self.mapper.map(&self.platform, range, pages.clone(), attributes, gather) }

@@ -53,7 +53,7 @@ use core::mem::MaybeUninit;
 
 use crate::addr::IovaRange;
 use crate::exposure::{ByteTime, Bytes};
-use crate::heap::{OutOfMemory, Shared};
+use crate::heap::{OutOfMemory, Shared, place_of, write_fields};
 use crate::percpu::{CachePadded, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
@@ -236,26 +236,27 @@ impl FlushQueue {
         let number = || AtomicU64::new(0);
         let own = TurnLocal::apart_in(marks, cpus, |_, place| Ring::make_in(place, entries))?;
         let at = place.as_mut_ptr();
-        // SAFETY: the place of the field lies within the caller's.
-        share(unsafe { &mut *(&raw mut (*at).shared).cast::<MaybeUninit<Mutex<Ring>>>() }, entries)?;
-        // SAFETY: each write is to a field in the caller's place, where the shared queue is already, and nothing is read. The pattern below
-        // has all fields, so that none is left out.
+        // SAFETY: the field lies in the caller's place, and its place is used for this call alone.
+        share(unsafe { place_of(&raw mut (*at).shared) }, entries)?;
+        // SAFETY: each write is to a field in the caller's place, where the shared queue is already; then all of them are there.
         unsafe {
-            (&raw mut (*at).own).write(own);
-            (&raw mut (*at).flushes).write(CachePadded(Flushes {
-                begun: number(),
-                confirmed: number(),
-                confirmed_asked: number(),
-                confirmed_ns: number(),
-            }));
-            (&raw mut (*at).announced).write(CachePadded(Announced {
-                queues: AtomicUsize::new(0),
-                asked: number(),
-                timers_ended: number(),
-            }));
-            let made = place.assume_init_mut();
-            let Self { own: _, shared: _, flushes: _, announced: _ } = made;
-            Ok(made)
+            write_fields!(
+                at,
+                made [shared],
+                own: own,
+                flushes: CachePadded(Flushes {
+                    begun: number(),
+                    confirmed: number(),
+                    confirmed_asked: number(),
+                    confirmed_ns: number(),
+                }),
+                announced: CachePadded(Announced {
+                    queues: AtomicUsize::new(0),
+                    asked: number(),
+                    timers_ended: number(),
+                }),
+            );
+            Ok(place.assume_init_mut())
         }
     }
 

@@ -11,9 +11,9 @@ use super::node::{Child, FAN, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
-    /// Takes ranges in the leaf `leaf`, from page `from` to before page `limit`: one for each of
-    /// `out`, or as many as fit. Returns how many it took. `page` is one of the leaf's, and `path`
-    /// the way there.
+    /// Takes ranges in the leaf `leaf`, from page `from` to before page `limit`: `most`, or as many as
+    /// fit, and calls `put` with the first page of each. Returns how many it took. `page` is one of
+    /// the leaf's, and `path` the way there.
     #[inline(never)]
     pub(super) fn take_several(
         &mut self,

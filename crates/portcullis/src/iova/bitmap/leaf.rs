@@ -181,9 +181,9 @@ impl Leaf {
         }
     }
 
-    /// Takes a place for each of `out`, or as many as there are: those that one call of
-    /// [`place`](Self::place) for each would find. Returns how many it took. `first` is the leaf's
-    /// first page.
+    /// Takes `most` places, or as many as there are, and calls `put` with the first page of each: with
+    /// what that many calls of [`place`](Self::place) would find. Returns how many it took. `first` is
+    /// the leaf's first page.
     pub(super) fn take(
         &mut self,
         pages: u64,

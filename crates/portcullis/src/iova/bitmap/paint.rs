@@ -141,8 +141,8 @@ impl Bitmap {
         room
     }
 
-    /// Paints the range, with all nodes and leaves that this takes at hand. Each node that the range touches knows what fits in it,
-    /// and whether runs that touch the boundary of a leaf may have changed, when the walk leaves it.
+    /// Paints the range. All nodes and leaves that this takes are at hand. When the walk leaves a node, it writes down there what fits in
+    /// the node, and whether runs that touch the boundary of a leaf may have changed.
     #[inline(never)]
     fn paint_prepared(&mut self, (first, end): (u64, u64), state: Child) {
         let mut walk = Walk::new(self.root, self.top, first);
