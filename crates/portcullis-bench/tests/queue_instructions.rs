@@ -228,7 +228,7 @@ fn ops(kind: &str, rounds: u32) {
         // SAFETY: as above.
         unsafe { ops.unmap(black_box(iova), page.len, unmap) }.unwrap();
     }
-    // A copy that is filled as a whole when it is made shows nothing older, so nothing is wiped, and what is skipped is skipped.
+    // The map fills the whole copy, which then shows nothing older, so the pool wipes nothing. `skip_copy` leaves out the copy at the unmap.
     let copies = match kind {
         "ops-bounce-1" => 2,
         "ops-bounce-skip-1" => 1,

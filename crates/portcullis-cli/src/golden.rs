@@ -1,5 +1,5 @@
 //! Whole outputs of made results, every figure of which differs from every other, against files in `tests/golden`: a figure in another's
-//! place, another unit or another digit is a difference. Whoever changes one on purpose reads the difference.
+//! place, another unit or another digit is a difference. Read the difference before you write a file anew.
 //!
 //! With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
@@ -352,7 +352,7 @@ fn what_scale_prints_is_as_it_was() {
     for part in ["workload", "about", "profile", "options", "verdict", "results"] {
         text += &format!("{part}: {:#}\n", json[part]);
     }
-    // The slowest of what is mapped is the one to choose; nothing is known of copies; and nothing at all.
+    // The verdict where the policy to choose is the slowest, and where the recording says nothing of copies; then, where there is no figure.
     tables.truncate(1);
     tables[0].rows.retain(|row| ["passthrough", "strict"].contains(&row.policy.name));
     tables[0].copies_known = false;

@@ -105,7 +105,7 @@ fn what_does_not_fit_into_one_submission_goes_in_the_next_and_nothing_twice() {
         };
         assert_eq!(runs, expected, "each submission ends with its wait");
     }
-    // What is before it is carried out; what is behind it is not.
+    // The queue carries out what comes before the request that it cannot describe, and nothing after it.
     unit.done.borrow_mut().1.clear();
     let too_much = [(2, 1), (MOST + 1, 2), (1, 3)];
     assert_eq!(queue.carry_out(&host, &unit, too_much, describe), Err(REFUSED));

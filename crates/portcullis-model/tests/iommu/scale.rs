@@ -211,7 +211,7 @@ fn the_simulation_comes_to_these_figures() {
             let device = (count, requests_per_s, gb_per_s, latency_ns, page_ns);
             writeln!(text, "{name} on {cpus}: {} under way of {device:?}, {requests:?}", workload.depth)
                 .unwrap();
-            // Each of so many CPUs takes its time: of 33 the devices are enough.
+            // A run of 33 CPUs takes long: there, only the devices' figures are compared.
             for policy in POLICIES.iter().filter(|_| cpus < 32) {
                 let Outcome { per_s, spent, queue_busy, device_busy, .. } =
                     run(&machine, &workload, policy, &operations).unwrap();

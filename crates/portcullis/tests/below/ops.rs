@@ -13,7 +13,13 @@ use crate::pool::original;
 use crate::run::{DEVICE, M, Scenario, WINDOW_NS, Work, World, all};
 
 const BOTH: Direction = Direction::Bidirectional;
-const THRESHOLD: u64 = 4 * PAGE;
+const BOUNCE: OpsConfig = OpsConfig::Bounce { threshold: 4 * PAGE };
+const CONFIGS: [OpsConfig; 4] = [
+    OpsConfig::Strict,
+    OpsConfig::Lazy { window_ns: WINDOW_NS },
+    BOUNCE,
+    OpsConfig::Auto { threshold: 4 * PAGE },
+];
 
 /// A driver, and what its device has.
 struct Driver {
@@ -85,29 +91,15 @@ impl Driver {
     }
 }
 
-fn strict(world: &World) -> Work {
-    let mut driver = Driver::new(world, OpsConfig::Strict);
-    Box::new(move || driver.turn())
-}
-
-fn lazy(world: &World) -> Work {
-    let mut driver = Driver::new(world, OpsConfig::Lazy { window_ns: WINDOW_NS });
-    Box::new(move || driver.turn())
-}
-
-fn bounce(world: &World) -> Work {
-    let mut driver = Driver::new(world, OpsConfig::Bounce { threshold: THRESHOLD });
-    Box::new(move || driver.turn())
-}
-
-fn auto(world: &World) -> Work {
-    let mut driver = Driver::new(world, OpsConfig::Auto { threshold: THRESHOLD });
+/// Turn after turn in one configuration.
+fn turns<const CONFIG: usize>(world: &World) -> Work {
+    let mut driver = Driver::new(world, CONFIGS[CONFIG]);
     Box::new(move || driver.turn())
 }
 
 /// What a driver leaves ends as a whole.
 fn left(world: &World) -> Work {
-    let mut driver = Driver::new(world, OpsConfig::Bounce { threshold: THRESHOLD });
+    let mut driver = Driver::new(world, BOUNCE);
     Box::new(move || {
         let buffers = driver.map()?;
         driver.live.clear();
@@ -121,10 +113,10 @@ fn left(world: &World) -> Work {
 #[test]
 fn handles_for_a_kernel_s_own_api() {
     all(&[
-        Scenario::new("ops: strict", strict).aborts(),
-        Scenario::new("ops: lazy", lazy).lazily().aborts(),
-        Scenario::new("ops: bounce", bounce).aborts(),
-        Scenario::new("ops: auto", auto).aborts(),
+        Scenario::new("ops: strict", turns::<0>).aborts(),
+        Scenario::new("ops: lazy", turns::<1>).lazily().aborts(),
+        Scenario::new("ops: bounce", turns::<2>).aborts(),
+        Scenario::new("ops: auto", turns::<3>).aborts(),
         Scenario::new("ops: left", left).aborts(),
     ]);
 }

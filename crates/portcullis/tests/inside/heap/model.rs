@@ -10,7 +10,7 @@ use super::{OutOfMemory, broken, empty_box};
 use crate::sync::Ordering;
 
 mod atomics {
-    pub use crate::sync::{AtomicUsize, Ordering, fence};
+    pub use crate::sync::{AtomicUsize, Ordering};
 }
 
 #[allow(dead_code, reason = "what the tests call of it")]
