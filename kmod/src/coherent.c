@@ -67,12 +67,15 @@ static void put_pages(struct page **pages, size_t count)
 	kvfree(pages);
 }
 
-/* Pages for the next of `count`: as many in one piece as there are, and at least one. Returns their order, or a negative value. */
-static int alloc_piece(struct device *dev, size_t count, gfp_t gfp, struct page **first)
+/*
+ * Pages for the next of `count`: as many in one piece as there are, up to the order of the last piece, and at least one. Returns their order, or
+ * a negative value.
+ */
+static int alloc_piece(struct device *dev, size_t count, int last_order, gfp_t gfp, struct page **first)
 {
 	int order;
 
-	for (order = min_t(int, ilog2(count), LARGEST_ORDER); order >= 0; order--) {
+	for (order = min_t(int, ilog2(count), last_order); order >= 0; order--) {
 		/* One page is worth an effort, a piece is not. */
 		*first = alloc_pages_node(dev_to_node(dev), order ? gfp | __GFP_NORETRY | __GFP_NOWARN : gfp, order);
 		if (*first) {
@@ -91,12 +94,13 @@ static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *ha
 	size_t count = PAGE_ALIGN(size) >> PAGE_SHIFT, pieces = 0, i = 0;
 	struct page **pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
 	struct pc_segment *list = kvmalloc_array(count, 2 * sizeof(*list), GFP_KERNEL);
+	int order = LARGEST_ORDER, page;
 	long mapped;
 
 	while (pd && pages && list && i < count) {
 		struct page *first;
-		int order = alloc_piece(dev, count - i, memory_of(gfp), &first), page;
 
+		order = alloc_piece(dev, count - i, order, memory_of(gfp), &first);
 		if (order < 0)
 			break;
 		for (page = 0; page < 1 << order; page++)

@@ -12,7 +12,8 @@
 
 /*
  * The groups that have a core. The list changes under pcs_lock and groups_lock, and is read under either. CPU hotplug, whose own lock is held
- * when a CPU is dead, takes groups_lock alone: below pcs_lock Linux may wait for CPU hotplug.
+ * when a CPU is dead, takes groups_lock alone: below pcs_lock Linux may wait for CPU hotplug. A core that is being made is not in the list:
+ * what it has put aside for a CPU that dies meanwhile waits until that CPU is back.
  */
 static LIST_HEAD(groups);
 static DEFINE_MUTEX(groups_lock);

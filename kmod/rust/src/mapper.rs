@@ -141,7 +141,7 @@ unsafe impl Mapper for LinuxMapper {
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         let hints = gather.hints();
-        for request in gather.requests(DomainId(0), &self.costs()).iter() {
+        for request in gather.requests(DomainId(0), &self.costs()) {
             match request.invalidation {
                 // Of a range that no unmap has found, Linux's driver would have to guess what was there.
                 Invalidation::Range { range, .. } if hints != u64::MAX => {
