@@ -26,26 +26,50 @@ pub(crate) trait Unit: Send + Sync + 'static {
     fn write(&self, offset: usize, bits: u32, value: u64);
 }
 
+/// What a driver does that its unit can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// A frame of zeros, by its address.
+    Frame(u64),
+    /// A word that is stored to memory: its address, and what it then is.
+    Word(u64, u64),
+    /// A write to a register: its offset, its bits, and the value.
+    Register(usize, u32, u64),
+}
+
+/// All of it, in order.
+pub(crate) type Log = Arc<Mutex<Vec<Seen>>>;
+
 /// A unit's registers.
 #[derive(Debug)]
-pub(crate) struct Faked<U>(pub U);
+pub(crate) struct Faked<U> {
+    unit: U,
+    log: Log,
+}
+
+impl<U: Unit> Faked<U> {
+    fn write(&self, offset: usize, bits: u32, value: u64) {
+        self.log.lock().push(Seen::Register(offset, bits, value));
+        self.unit.write(offset, bits, value);
+    }
+}
 
 // SAFETY: the unit is this process itself; what it reads of memory are atomics.
 unsafe impl<U: Unit> Registers for Faked<U> {
     fn read32(&self, offset: usize) -> u32 {
-        self.0.read(offset, 32) as u32
+        self.unit.read(offset, 32) as u32
     }
 
     fn write32(&self, offset: usize, value: u32) {
-        self.0.write(offset, 32, u64::from(value));
+        self.write(offset, 32, u64::from(value));
     }
 
     fn read64(&self, offset: usize) -> u64 {
-        self.0.read(offset, 64)
+        self.unit.read(offset, 64)
     }
 
     fn write64(&self, offset: usize, value: u64) {
-        self.0.write(offset, 64, value);
+        self.write(offset, 64, value);
     }
 }
 
@@ -104,35 +128,93 @@ unsafe impl Frames for Memory {
     }
 }
 
+/// Memory whose words are cleaned out of caches, which tells what is stored there.
+#[derive(Debug)]
+pub(crate) struct Uncached {
+    memory: Memory,
+    log: Log,
+}
+
+// SAFETY: the memory's own.
+unsafe impl Frames for Uncached {
+    const COHERENT: bool = false;
+
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.memory.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.free(first, count) };
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.table(frame) }
+    }
+
+    fn clean(&self, words: &[AtomicU64]) {
+        let tables = self.memory.0.0.as_ptr().addr();
+        let address = |word: &AtomicU64| BASE + (core::ptr::from_ref(word).addr() - tables) as u64;
+        let values = words.iter().map(|word| (address(word), word.load(Ordering::Relaxed)));
+        let mut log = self.log.lock();
+        if words.len() == TABLE_ENTRIES && values.clone().all(|(_, value)| value == 0) {
+            log.push(Seen::Frame(address(&words[0])));
+        } else {
+            log.extend(values.map(|(at, value)| Seen::Word(at, value)));
+        }
+    }
+}
+
 /// The host.
 #[derive(Debug)]
-pub(crate) struct FakeHost<U> {
+pub(crate) struct FakeHost<U, F = Memory> {
     registers: Faked<U>,
-    memory: Memory,
+    frames: F,
     now: AtomicU64,
 }
 
 impl<U: Unit> FakeHost<U> {
     pub fn new(unit: U, memory: &Memory) -> Self {
-        Self { registers: Faked(unit), memory: memory.clone(), now: AtomicU64::new(0) }
+        let registers = Faked { unit, log: Log::default() };
+        Self { registers, frames: memory.clone(), now: AtomicU64::new(0) }
     }
 
-    /// What answers for the registers.
-    pub fn unit(&self) -> &U {
-        &self.registers.0
+    /// The same, of memory that is cleaned, so that [`seen`](Self::seen) has what is stored there, too.
+    pub fn uncached(self) -> FakeHost<U, Uncached> {
+        let Self { registers, frames: memory, now } = self;
+        let frames = Uncached { memory, log: Arc::clone(&registers.log) };
+        FakeHost { registers, frames, now }
     }
 }
 
-impl<U: Unit> Host for FakeHost<U> {
+impl<U: Unit, F> FakeHost<U, F> {
+    /// What answers for the registers.
+    pub fn unit(&self) -> &U {
+        &self.registers.unit
+    }
+
+    /// Where [`seen`](Self::seen) comes from, for what a unit sees when its driver ends.
+    pub fn log(&self) -> &Log {
+        &self.registers.log
+    }
+
+    /// What the unit could see since the last call.
+    pub fn seen(&self) -> Vec<Seen> {
+        core::mem::take(&mut self.registers.log.lock())
+    }
+}
+
+impl<U: Unit, F: Frames> Host for FakeHost<U, F> {
     type Registers = Faked<U>;
-    type Frames = Memory;
+    type Frames = F;
 
     fn registers(&self) -> &Faked<U> {
         &self.registers
     }
 
-    fn frames(&self) -> &Memory {
-        &self.memory
+    fn frames(&self) -> &F {
+        &self.frames
     }
 
     fn now_ns(&self) -> u64 {

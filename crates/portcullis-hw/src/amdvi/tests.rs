@@ -1,5 +1,7 @@
 //! Units that QEMU's is not: without what others have, silent, stopped, or gone.
 
+mod seen;
+
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 

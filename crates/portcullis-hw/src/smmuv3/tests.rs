@@ -1,7 +1,9 @@
 //! The driver on units that QEMU has none of: narrow, broken, silent.
 
+mod seen;
 mod words;
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
@@ -48,8 +50,11 @@ struct State {
     dead: bool,
     /// It refuses commands of this code.
     refused: Option<u64>,
-    /// The bits of CR0 that CR0ACK has.
+    /// The bits of CR0 that CR0ACK has, and those that it has whatever CR0 has.
     acknowledged: u32,
+    stuck: u32,
+    /// How many reads of GBPA find the change before still under way.
+    updating: u32,
 }
 
 impl State {
@@ -106,8 +111,14 @@ impl State {
 
 impl Registers for Model {
     fn read(&self, offset: usize, bits: u32) -> u64 {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         match offset {
+            reg::GBPA if state.updating > 0 => {
+                state.updating -= 1;
+                let value = state.word(offset);
+                state.words[offset / 4] &= if state.updating > 0 { u32::MAX } else { !gbpa::UPDATE };
+                value.into()
+            }
             reg::EVENTQ_PROD => u64::from(state.indices[0]),
             reg::EVENTQ_CONS => u64::from(state.indices[1]),
             _ if bits == 64 => state.base(offset),
@@ -120,6 +131,7 @@ impl Registers for Model {
         if matches!(offset, reg::CR0 | reg::GBPA) {
             state.controls.push((offset, value as u32));
         }
+        assert!(offset != reg::GBPA || state.updating == 0, "written while a change is under way");
         if state.deaf == Some(offset) {
             return;
         }
@@ -134,7 +146,7 @@ impl Registers for Model {
             }
         }
         match offset {
-            reg::CR0 => state.words[reg::CR0ACK / 4] = value as u32 & state.acknowledged,
+            reg::CR0 => state.words[reg::CR0ACK / 4] = value as u32 & state.acknowledged | state.stuck,
             reg::IRQ_CTRL => state.words[reg::IRQ_CTRLACK / 4] = value as u32,
             reg::GBPA => state.words[reg::GBPA / 4] &= !gbpa::UPDATE,
             _ => {}
@@ -159,6 +171,8 @@ fn host_with(memory: &Memory, ids: [u32; 4], change: impl FnOnce(&mut State)) ->
         dead: false,
         refused: None,
         acknowledged: u32::MAX,
+        stuck: 0,
+        updating: 0,
     };
     change(&mut state);
     FakeHost::new(Model { memory: memory.clone(), state: Mutex::new(state) }, memory)

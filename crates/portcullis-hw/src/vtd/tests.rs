@@ -2,6 +2,7 @@
 //! what firmware has left.
 
 mod left;
+mod seen;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,6 +1,7 @@
 //! The driver on units that QEMU has none of: narrow, broken, silent.
 
 mod model;
+mod seen;
 
 use alloc::vec::Vec;
 

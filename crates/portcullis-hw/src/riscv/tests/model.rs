@@ -36,6 +36,11 @@ pub struct State {
     pub busy: Option<usize>,
     /// Devices do not answer.
     pub is_deaf: bool,
+    /// Bits that it keeps in the controls of its queues, which the manual does not define.
+    pub keeps: u32,
+    /// For how many reads of its pointer it is busy with a write of either half.
+    pub slow: u32,
+    busy_for: u32,
     /// It takes no queue of more than 2 entries.
     pub is_small: bool,
     awaited: bool,
@@ -54,6 +59,9 @@ pub fn host(capabilities: u64, mode: u64, frames: usize) -> FakeHost<Model> {
         is_dead: false,
         busy: None,
         is_deaf: false,
+        keeps: 0,
+        slow: 0,
+        busy_for: 0,
         is_small: false,
         awaited: false,
     };
@@ -161,6 +169,7 @@ impl State {
                 }
             }
             0x14 => {
+                assert_eq!(self.words[reg::DDTP / 4] & ddtp::BUSY, 0, "written while it was busy");
                 assert!(pointer_mode <= 1 || value == old, "the page number stays");
                 self.words[offset / 4] = value;
             }
@@ -176,7 +185,7 @@ impl State {
                 let is_new = value & !old & csr::ENABLE != 0;
                 let errors = if is_new { 0 } else { old & 0xf00 & !value };
                 let on = if value & csr::ENABLE != 0 { csr::ON } else { 0 };
-                self.words[offset / 4] = value & 3 | errors | on;
+                self.words[offset / 4] = value & (3 | self.keeps) | errors | on;
                 if is_new {
                     let index = if offset == reg::CQCSR { reg::CQH } else { reg::FQT };
                     self.words[index / 4] = 0;
@@ -184,6 +193,10 @@ impl State {
             }
             reg::CQT | reg::FQH | 0x1c | 0x2c => self.words[offset / 4] = value,
             _ => panic!("a write of {value:#x} at {offset:#x}"),
+        }
+        if matches!(offset, reg::DDTP | 0x14) && self.slow > 0 {
+            self.busy_for = self.slow;
+            self.words[reg::DDTP / 4] |= ddtp::BUSY;
         }
         if self.busy == Some(offset) {
             self.words[offset / 4] |= if offset == reg::DDTP { ddtp::BUSY } else { csr::BUSY };
@@ -231,7 +244,13 @@ impl State {
 
 impl Unit for Model {
     fn read(&self, offset: usize, bits: u32) -> u64 {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        if offset == reg::DDTP && state.busy_for > 0 {
+            state.busy_for -= 1;
+            if state.busy_for == 0 {
+                state.words[offset / 4] &= !ddtp::BUSY;
+            }
+        }
         if bits == 64 { state.wide(offset) } else { state.words[offset / 4].into() }
     }
 

@@ -13,34 +13,39 @@ const PLMR: u64 = 1 << 5;
 const QIE: u32 = 1 << 26;
 const EAFL: u32 = 1 << 28;
 const PMEN_EPM: u64 = 1 << 31;
+/// Where fault records begin.
+const RECORDS: usize = 0x200;
 /// A descriptor was refused, and the queue stands still.
 const IQE: u64 = 1 << 4;
 
 #[derive(Debug, Default)]
-struct LeftState {
-    version: u64,
-    cap: u64,
-    ecap: u64,
-    status: u32,
-    fsts: u64,
-    queue: u64,
-    head: u64,
-    tail: u64,
+pub(super) struct LeftState {
+    pub version: u64,
+    pub cap: u64,
+    pub ecap: u64,
+    pub status: u32,
+    pub fsts: u64,
+    pub iqercd: u64,
+    /// Fault records, from offset 0x200 on.
+    pub records: Vec<[u64; 2]>,
+    pub queue: u64,
+    pub head: u64,
+    pub tail: u64,
     /// The queue is this unit's driver's.
-    is_ours: bool,
+    pub is_ours: bool,
     /// It works off no command of firmware's.
-    is_stuck: bool,
-    pmen: u64,
+    pub is_stuck: bool,
+    pub pmen: u64,
     /// How many looks it takes until the memory is open; at the most, never.
-    opens_after: u32,
+    pub opens_after: u32,
     /// Bytes of firmware's queue that were not worked off when it was turned off.
-    lost: Option<u64>,
+    pub lost: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Left {
+pub(super) struct Left {
     memory: Memory,
-    state: Mutex<LeftState>,
+    pub state: Mutex<LeftState>,
 }
 
 impl Registers for Left {
@@ -51,7 +56,15 @@ impl Registers for Left {
             reg::CAP => state.cap,
             reg::ECAP => state.ecap,
             reg::GSTS => state.status.into(),
-            reg::FSTS => state.fsts,
+            reg::FSTS => {
+                let is_recorded = state.records.iter().any(|[_, high]| high >> 63 != 0);
+                state.fsts | u64::from(is_recorded) << 1
+            }
+            reg::IQERCD => state.iqercd,
+            RECORDS.. => state
+                .records
+                .get((offset - RECORDS) / 16)
+                .map_or(0, |record| record[(offset - RECORDS) / 8 % 2]),
             reg::IQH => {
                 let runs = state.status & QIE != 0 && state.fsts & IQE == 0 && !state.is_stuck;
                 if !state.is_ours && runs && state.head != state.tail {
@@ -79,7 +92,13 @@ impl Registers for Left {
                 if state.status & !value & QIE != 0 && !state.is_ours {
                     state.lost = Some(state.tail - state.head);
                 }
-                state.status = value & (global::TE | QIE | EAFL) | (state.status | value) & global::SRTP;
+                // Roots of both kinds stay taken.
+                state.status = value & 0x96ff_ffff | (state.status | value) & 0x4100_0000;
+            }
+            RECORDS.. if offset % 16 == 12 => {
+                if let Some(record) = state.records.get_mut((offset - RECORDS) / 16) {
+                    record[1] &= !(value << 32);
+                }
             }
             reg::FSTS => state.fsts &= !value,
             reg::PMEN => state.pmen = value & !1,
@@ -89,15 +108,16 @@ impl Registers for Left {
             }
             reg::IQT => {
                 state.tail = value;
+                let size = if state.queue & 1 << 11 != 0 { 32 } else { 16 };
                 while state.is_ours && state.status & QIE != 0 && state.head != value {
                     let word = |at: u64| self.memory.word(at).load(Ordering::Acquire);
-                    let at = state.queue + state.head;
+                    let at = (state.queue & !0xfff) + state.head;
                     if let [low, address] = [word(at), word(at + 8)]
                         && low & 0xf == 5
                     {
                         self.memory.word(address).store(low >> 32, Ordering::Release);
                     }
-                    state.head = (state.head + 16) % 4096;
+                    state.head = (state.head + size) % (size * 256);
                 }
             }
             _ => {}
@@ -105,7 +125,7 @@ impl Registers for Left {
     }
 }
 
-fn host(change: impl FnOnce(&mut LeftState)) -> FakeHost<Left> {
+pub(super) fn host(change: impl FnOnce(&mut LeftState)) -> FakeHost<Left> {
     let memory = Memory::new(FRAMES as usize);
     let mut state =
         LeftState { version: 0x10, cap: CAP | cap::DWD | cap::DRD, ecap: ECAP, ..LeftState::default() };
@@ -113,7 +133,7 @@ fn host(change: impl FnOnce(&mut LeftState)) -> FakeHost<Left> {
     FakeHost::new(Left { memory: memory.clone(), state: Mutex::new(state) }, &memory)
 }
 
-fn state<R>(unit: &Unit<FakeHost<Left>>, f: impl FnOnce(&mut LeftState) -> R) -> R {
+pub(super) fn state<R>(unit: &Unit<FakeHost<Left>>, f: impl FnOnce(&mut LeftState) -> R) -> R {
     f(&mut unit.host().unit().state.lock())
 }
 
