@@ -5,6 +5,8 @@ mod due;
 mod finish;
 mod map;
 mod pools;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -29,7 +31,7 @@ use super::profile::Profile;
 use super::queue::ClockedQueue;
 use super::share::{Alive, Share};
 use super::timing::{Samples, Timer};
-use crate::{Chunk, OpKind};
+use crate::{Chunk, OpKind, Origin};
 use due::{Due, Dues};
 
 /// Memory that page tables may take: a domain of the traces at hand takes less than 1 MiB.
@@ -203,9 +205,17 @@ impl Engine {
                     self.scratch.extend(
                         list.iter().map(|part| PhysSegment { phys: PhysAddr::new(part.phys), len: part.len }),
                     );
-                    self.share.map(pages(&self.scratch), || alive)?;
+                    if *origin == Origin::Coherent {
+                        // Allocators of coherent memory give whole pages, whatever they are asked for.
+                        self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
+                    }
+                    let wanted = pages(&self.scratch);
+                    self.share.map(wanted, || alive)?;
                     let device = self.device(op.device.0)?;
                     self.map(op, device, *id, *dir, *origin)?;
+                    if self.alive == alive.mappings {
+                        self.share.unmap(wanted);
+                    }
                 }
                 OpKind::Unmap { id } => self.unmap(op, *id),
                 OpKind::SyncForCpu { id, offset, len } => self.sync(op, *id, Side::Cpu, (*offset, *len)),
@@ -366,6 +376,12 @@ fn end_failed(line: u64, error: DmaUnmapError) -> ReplayError {
         error if error.is_of_commit() => ReplayError::Commit { line, error },
         error => ReplayError::Unmap { line, error },
     }
+}
+
+fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
+    let start = part.phys.align_down(page);
+    let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
+    (part.phys, part.len) = (start, len.unwrap_or(part.len));
 }
 
 fn model_device(index: usize) -> ModelDevice {

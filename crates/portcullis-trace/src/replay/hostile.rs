@@ -14,6 +14,7 @@ use portcullis::domain::{Policy, PolicyError};
 use portcullis_model::{DeviceId, Iommu, Segment};
 use rustc_hash::FxHashMap;
 
+use super::data::mix;
 use super::live::{Copied, Live};
 use super::port::Port;
 
@@ -99,7 +100,8 @@ pub(super) struct Hostile {
 
 impl Hostile {
     pub(super) fn new(retry: Retry) -> Self {
-        let random = retry.change_policies.unwrap_or(0) | 1;
+        // Seeds that are near each other begin far apart.
+        let random = mix(retry.change_policies.unwrap_or(0)) | 1;
         let until_retry = retry.every_ops.max(1);
         Self { retry, random, until_retry, seen: Vec::new(), found: InForce::default() }
     }

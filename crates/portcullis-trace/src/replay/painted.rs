@@ -263,3 +263,65 @@ fn parts(at: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
         (page, inside(at), inside(end))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use portcullis::addr::{Direction, DmaSegment};
+    use smallvec::smallvec;
+
+    use super::super::data::Pattern;
+    use super::super::live::Copied;
+    use super::*;
+
+    fn live(phys: u64, len: u64) -> Live {
+        Live {
+            device: 1,
+            direction: Direction::FromDevice,
+            lane: None,
+            memory: smallvec![PhysSegment { phys: PhysAddr::new(phys), len }],
+            view: smallvec![DmaSegment { iova: Iova::new(phys), len }],
+            mapping: None,
+            copied: Copied::No,
+            overlaps: false,
+            pattern: Pattern::default(),
+        }
+    }
+
+    /// Two mappings with one page in common, of which the first may be written as it lives, and nothing beside both.
+    #[test]
+    fn what_is_changed_beside_mappings_is_counted_and_painted_again() {
+        let memory = TraceMemory::new(16 << 20);
+        let (first, second) = (live(0x5f00, 0x200), live(0x6100, 0x300));
+        for list in [&first.memory, &second.memory] {
+            assert!(back(&memory, list));
+        }
+        let mut painter = Painter::new(Paint { every_ops: 1 });
+        painter.mapped(&first);
+        painter.mapped(&second);
+        for at in [0x5eff, 0x5f00, 0x60ff, 0x6100, 0x63ff, 0x6400, 0x6fff] {
+            memory.write(PhysAddr::new(at), &[1]);
+        }
+        // A map of memory that is partly the second's was not made.
+        let refused = PhysSegment { phys: PhysAddr::new(0x63f0), len: 0x20 };
+        painter.refused(&memory, &[refused]);
+        let mut bytes = [0; 2];
+        memory.read(PhysAddr::new(0x63ff), &mut bytes);
+        assert_eq!(bytes, [1, painted(6)[0x400]]);
+        painter.ended(&memory, &first);
+        // One byte before it, and one at the end of its second page.
+        assert_eq!(painter.found, Painted { spoiled: 2, ..Painted::default() });
+        assert_eq!(read(&memory, 5), painted(5));
+        let mut expected = painted(6);
+        (expected[0x100], expected[0x3ff]) = (1, 1);
+        let found = read(&memory, 6);
+        assert!(found[..0x100] == expected[..0x100] && found[0x400..] == expected[0x400..]);
+        assert_eq!((found[0x100], found[0x3ff]), (1, 1));
+        painter.ended(&memory, &second);
+        assert_eq!((painter.found.spoiled, read(&memory, 6)), (2, painted(6)));
+        assert!(painter.live.is_empty() && painter.seen.values().all(Spans::is_empty));
+        assert_eq!(memory.strays(), 0);
+        let found =
+            Painted { pages: 1, pool_pages: 2, own: 4, paint: 8, others: 16, writable: 32, spoiled: 64 };
+        assert_eq!(found.shown(), 8 + 16 + 32 + 64);
+    }
+}

@@ -24,13 +24,13 @@ pub(super) struct Share {
     pub(super) bytes: u64,
     /// Pages that were followed, and those that may be.
     pages: u64,
-    most: u64,
+    pub(super) most: u64,
     /// Things that were looked at because time went by.
     looks: u64,
     /// Policies.
     policies: u64,
     /// Pages of mappings that are alive.
-    live: u64,
+    pub(super) live: u64,
 }
 
 /// What is alive, for errors.
@@ -111,5 +111,61 @@ impl Share {
     fn memory(&self, alive: Alive, over: Over) -> ReplayError {
         let Alive { line, devices, mappings } = alive;
         ReplayError::Memory { name: self.name.clone(), line, devices, mappings, over }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis::domain::Policy;
+
+    const STRICT: Mode = Mode::Each(Policy::Strict);
+    const ALIVE: Alive = Alive { line: 7, devices: 3, mappings: 5 };
+
+    fn share(modes: &[Mode]) -> Share {
+        Share::of(modes, &Summary { name: "t".into(), ..Summary::default() })
+    }
+
+    /// 74 bytes for each live page under each policy.
+    #[test]
+    fn the_account_of_live_pages_is_of_all_policies_and_ends_with_them() {
+        // So much that it changes nothing for other tests.
+        let limit = 1 << 40;
+        budget::set_limit(limit);
+        let pages = 1 << 32;
+        let mut two = share(&[STRICT, Mode::PASSTHROUGH]);
+        assert!(two.map(pages, || ALIVE).is_ok());
+        let Err(ReplayError::Memory { name, line, devices, mappings, over }) = two.map(pages, || ALIVE)
+        else {
+            panic!("more than there may be")
+        };
+        assert_eq!((name.as_str(), line, devices, mappings), ("t", 7, 3, 5));
+        assert_eq!(over, Over { used: budget::used(), wanted: 2 * pages * 74 * 2, limit });
+        two.unmap(2 * pages);
+        assert!(two.map(pages, || ALIVE).is_ok());
+        let mut one = share(&[STRICT]);
+        assert!(one.map(pages, || ALIVE).is_ok() && one.map(pages, || ALIVE).is_ok());
+    }
+
+    #[test]
+    fn policies_share_pages_and_bytes_and_each_event_adds_pages() {
+        let most = |modes: &[Mode]| share(modes).most;
+        assert_eq!([most(&[STRICT]), most(&Mode::ALL)], [32 << 20, 4 << 20]);
+        let mut share = Share { most: 2, ..share(&[STRICT]) };
+        assert!(share.follow(1, 2).is_ok());
+        let Err(ReplayError::TooManyPages { name, line, pages, most }) = share.follow(4, 1) else {
+            panic!("more than may be followed")
+        };
+        assert_eq!((name.as_str(), line, pages, most), ("t", 4, 3, 2));
+        share.event(|| ALIVE).unwrap();
+        assert_eq!((share.pages, share.most), (3, 2 + 1024));
+        // Eight looks are a page, and what is left over counts with the next.
+        for (looks, pages) in [(7, 3), (1, 4), (20, 6), (3, 6), (1, 7)] {
+            share.look(5, looks).unwrap();
+            assert_eq!(share.pages, pages, "{looks} more");
+        }
+        let error = Share { bytes: 5 << 12, ..share }.no_bytes(9, "bounce", 8);
+        assert!(error.to_string().starts_with("t: line 9: bounce wants the bytes of 8 pages of 4 KiB"));
+        assert!(error.to_string().contains("may have 5 in all"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! A device that retries every address it ever saw, over whole traces, while the policies of all domains change.
 
-use crate::common::{SHIPPED, run};
+use crate::common::{SHIPPED, run, trace};
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{InForce, Mode, Options, PolicyReport, Profile, Retry, replay};
+use portcullis_trace::replay::{InForce, Mode, Options, PolicyReport, Profile, Promise, Retry, replay};
 use portcullis_trace::{ReadOptions, Trace};
 
 /// All that protect anything.
@@ -89,6 +89,57 @@ fn a_driver_that_forgets_to_invalidate_is_seen_by_either_policy() {
         assert!(found.strict.violations > 0 && found.lazy.violations > 0, "{}: {found:?}", policy.policy);
         assert!(found.astray > 0, "addresses that come again lead to old memory: {found:?}");
     }
+}
+
+/// A device that tries each address before each operation and at the end: one page, two more, and both after their ends.
+#[test]
+fn tries_of_old_addresses_are_counted_by_what_was_promised() {
+    let events = |end_us: u64| {
+        trace(&[
+            (0, 0, "dma_map_page: d dir=FROM_DEVICE dma_addr=1000 size=4096 phys_addr=5000 attrs="),
+            (0, 1, "dma_map_page: d dir=FROM_DEVICE dma_addr=8000 size=8192 phys_addr=9000 attrs="),
+            (0, 2, "dma_unmap_page: d dir=FROM_DEVICE dma_addr=1000 size=4096 attrs="),
+            (0, 3, "dma_unmap_page: d dir=FROM_DEVICE dma_addr=8000 size=8192 attrs="),
+            (0, end_us, "sched_switch: x"),
+        ])
+    };
+    let of = |mode: Mode, end_us: u64, change_policies: Option<u64>, every_ops: u64| {
+        let report = run("tries", events(end_us).as_bytes(), &options(&[mode], change_policies, every_ops));
+        assert_eq!((report.policies[0].faults, report.policies[0].violations), (0, 0));
+        found(&report.policies[0])
+    };
+    let strict = Mode::Each(Policy::Strict);
+    // Nothing, one, three, three, and three at the end.
+    let (tries, ended) = (10, Promise { unmaps: 2, ..Promise::default() });
+    for mode in PROTECTING.into_iter().filter(|mode| mode.is_strict()) {
+        let found = of(mode, 20_000, None, 1);
+        assert_eq!(
+            found,
+            InForce { strict: ended, tries: found.tries, ..InForce::default() },
+            "{}",
+            mode.name()
+        );
+        assert_eq!(of(mode, 20_000, None, u64::MAX).changes, 0);
+    }
+    assert_eq!(of(strict, 20_000, None, 1).tries, tries);
+    assert_eq!(of(strict, 20_000, None, 2).tries, 1 + 3 + 3);
+    // Lazily: one page before the fourth operation; all three at the end, within the window or behind it.
+    for (end_us, stale) in [(5_000, 1 + 3), (20_000, 1)] {
+        let lazy = Promise { stale, ..ended };
+        assert_eq!(
+            of(Mode::Each(Policy::LAZY), end_us, None, 1),
+            InForce { lazy, tries, ..InForce::default() }
+        );
+    }
+    // With a change each address is tried twice, but not at the end.
+    let mut met = std::collections::BTreeSet::new();
+    for seed in 1..=12 {
+        let found = of(strict, 20_000, Some(seed), 1);
+        assert_eq!((found.changes, found.tries, found.violations()), (3, 2 * (1 + 3 + 3) + 3, 0));
+        assert_eq!(found.strict.unmaps + found.lazy.unmaps, 2);
+        met.insert((found.strict.unmaps, found.lazy.unmaps));
+    }
+    assert_eq!(met.len(), 3, "each way to end two mappings: {met:?}");
 }
 
 /// All traces in the folder that `PORTCULLIS_TRACES` names; `cargo xtask test` runs this where it names one, and

@@ -8,6 +8,7 @@ mod archives;
 mod checker;
 mod direct;
 mod eras;
+mod exact;
 mod figures;
 mod hostile;
 mod lines;

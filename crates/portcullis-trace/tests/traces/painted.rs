@@ -51,7 +51,8 @@ fn buffers_for_writing_show_no_paint_where_they_can_be_read() {
     assert!(found(strict).paint > 1_000_000, "{:?}", found(strict));
 }
 
-/// Two devices with buffers in one page.
+/// Two devices with buffers in one page: 700 bytes of one, which it may write, and of the other 1,024 bytes, which it may read, and 512
+/// bytes for both across the page's end.
 fn neighbours() -> String {
     crate::common::on_cpu0(&[
         "dma_map_page: nvme dir=FROM_DEVICE dma_addr=f100 size=700 phys_addr=5100 attrs=",
@@ -71,16 +72,62 @@ fn neighbours() -> String {
 fn another_device_s_bytes_are_seen_by_the_page_and_not_by_the_byte() {
     let text = neighbours();
     let report = run("neighbours", text.as_bytes(), &options(&[Mode::Bounce, STRICT, Mode::Adaptive], 1));
-    let [bounce, strict, adaptive] = &report.policies[..] else { panic!("three policies") };
+    let [bounce, _, adaptive] = &report.policies[..] else { panic!("three policies") };
     assert_eq!((adaptive.violations, found(adaptive).shown()), (0, 0));
     assert_eq!((bounce.operations, bounce.violations, bounce.faults, bounce.failures), (3, 0, 0, 0));
     assert_eq!(found(bounce).shown(), 0);
     assert_eq!(bounce.exposure.neighbour_byte_s + bounce.exposure.stale_byte_s, 0.0);
-    // At ten looks: the first device may only write; the other reads a page with 700 bytes of the first in it, through
-    // one mapping or two (the second spans two pages), while that lives.
-    let open = found(strict);
-    assert!(open.others > 0 && open.others.is_multiple_of(700), "{open:?}");
-    assert!(open.paint > 0 && open.writable > 0, "{open:?}");
+}
+
+/// Looks come before each operation (or each third), and at the end.
+#[test]
+fn what_shows_of_a_page_is_counted_to_the_byte() {
+    let of = |mode: Mode, every_ops: u64| {
+        let report = run("neighbours", neighbours().as_bytes(), &options(&[mode], every_ops));
+        found(&report.policies[0])
+    };
+    // With one buffer: the first device may write to its page, and not read it.
+    let one = Painted { writable: 4096 - 700, ..Painted::default() };
+    // With two: the other device reads its own bytes, those of the first, and paint.
+    let two = Painted { pages: 1, own: 1024, others: 700, paint: 4096 - 1724, ..one };
+    // With three: it reads the page by two addresses, and the next page; both but the one for reading alone it may write.
+    let three = Painted {
+        pages: 3,
+        own: 2 * (1024 + 256) + 256,
+        others: 2 * 700,
+        paint: 2 * (4096 - 1024 - 700 - 256) + 4096 - 256,
+        writable: (4096 - 700) + (4096 - 1024 - 256) + (4096 - 256),
+        ..Painted::default()
+    };
+    // Without the first device's, which is paint again.
+    let without =
+        Painted { others: 0, paint: three.paint + 2 * 700, writable: three.writable - (4096 - 700), ..three };
+    // With the last alone.
+    let last = Painted {
+        pages: 2,
+        own: 2 * 256,
+        paint: 2 * (4096 - 256),
+        writable: 2 * (4096 - 256),
+        ..Painted::default()
+    };
+    let sum = |all: &[(u64, Painted)]| {
+        all.iter().fold(Painted::default(), |sum, (times, one)| Painted {
+            pages: sum.pages + times * one.pages,
+            own: sum.own + times * one.own,
+            paint: sum.paint + times * one.paint,
+            others: sum.others + times * one.others,
+            writable: sum.writable + times * one.writable,
+            ..sum
+        })
+    };
+    assert_eq!(of(STRICT, 1), sum(&[(1, one), (1, two), (5, three), (1, without), (1, last)]));
+    assert_eq!(of(STRICT, 3), sum(&[(1, two), (1, three), (1, without)]));
+    assert_eq!(of(STRICT, u64::MAX), Painted::default(), "at the end nothing is mapped");
+    // Through bounce buffers: a page to be read from its first mapping on, with 1,024 bytes in it; and one that the device fills
+    // with its own bytes when it first looks, beside the 512 that it has there.
+    let bounced =
+        Painted { pages: 9 + 8, pool_pages: 9 + 8, own: 9 * 1024 + 512 + 7 * 4096, ..Painted::default() };
+    assert_eq!(of(Mode::Bounce, 1), bounced);
 }
 
 #[test]

@@ -126,3 +126,21 @@ fn is_more(observed: &Exposed, counted: &Exposure) -> bool {
         || observed.neighbour_byte_ns > explained(counted.neighbour_byte_ns)
         || observed.longest_stale_ns > counted.longest_stale_ns
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A twentieth more, and 64 pages for a millisecond; of the longest time nothing.
+    #[test]
+    fn what_was_observed_may_exceed_what_was_counted_by_what_the_clock_explains() {
+        let counted = Exposure { stale_byte_ns: 20_000, neighbour_byte_ns: 40_000, longest_stale_ns: 7 };
+        let slack = 64 * 4096 * 1_000_000;
+        let most =
+            Exposed { stale_byte_ns: 21_000 + slack, neighbour_byte_ns: 42_000 + slack, longest_stale_ns: 7 };
+        assert!(!is_more(&most, &counted));
+        assert!(is_more(&Exposed { stale_byte_ns: most.stale_byte_ns + 1, ..most }, &counted));
+        assert!(is_more(&Exposed { neighbour_byte_ns: most.neighbour_byte_ns + 1, ..most }, &counted));
+        assert!(is_more(&Exposed { longest_stale_ns: 8, ..most }, &counted));
+    }
+}

@@ -1,6 +1,6 @@
 //! Mappings: made, and ended.
 
-use portcullis::addr::{Direction, DmaSegment, PageSize, Permissions, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, DmaSegment, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMapError, Ended, RawMapping};
 
 use super::due::Due;
@@ -23,10 +23,6 @@ impl Engine {
         origin: Origin,
     ) -> Result<(), ReplayError> {
         let line = op.line;
-        if origin == Origin::Coherent {
-            // Allocators of coherent memory give whole pages, whatever they are asked for.
-            self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
-        }
         self.follow(pages(&self.scratch));
         if self.exceeded.is_some() {
             return Ok(());
@@ -224,10 +220,4 @@ fn overlap(list: &[PhysSegment]) -> bool {
 /// The last byte of a part of a list.
 fn last(part: &PhysSegment) -> PhysAddr {
     PhysAddr::new(part.phys.get().saturating_add(part.len - 1))
-}
-
-fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
-    let start = part.phys.align_down(page);
-    let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
-    (part.phys, part.len) = (start, len.unwrap_or(part.len));
 }

@@ -1,0 +1,145 @@
+//! Replays by one policy, in little memory and with little to follow.
+
+use portcullis::domain::Policy;
+
+use super::*;
+use crate::replay::{PolicyReport, format};
+use crate::{ReadOptions, Trace};
+
+const STRICT: Mode = Mode::Each(Policy::Strict);
+
+/// Events on one CPU at these microseconds.
+type Events = Vec<(u64, String)>;
+
+fn event(us: u64, name: &str, iova: u64, pages: u64, rest: &str) -> (u64, String) {
+    let size = pages << 12;
+    (us, format!("dma_{name}: d dir=BIDIRECTIONAL dma_addr={iova:x} size={size} {rest}"))
+}
+
+fn map(us: u64, at: u64, pages: u64) -> (u64, String) {
+    event(us, "map_page", at, pages, &format!("phys_addr={at:x} attrs="))
+}
+
+fn unmap(us: u64, at: u64, pages: u64) -> (u64, String) {
+    event(us, "unmap_page", at, pages, "attrs=")
+}
+
+/// An engine that has replayed `events`, and what became of them.
+fn run(
+    mode: Mode,
+    page_tables: &str,
+    events: &Events,
+    change: impl FnOnce(&mut Share),
+    paint: bool,
+) -> (Engine, Result<(), ReplayError>) {
+    let lines = events
+        .iter()
+        .map(|(us, event)| format!("t-1 [000] ..... {}.{:06}: {event}\n", us / 1_000_000, us % 1_000_000));
+    let text: String = lines.collect();
+    let mut trace = Trace::from_bytes("t", text.as_bytes(), ReadOptions::default()).unwrap();
+    let mut chunk = Chunk::default();
+    trace.next_chunk(&mut chunk, usize::MAX).unwrap();
+    let format: Arc<dyn AnyFormat> = format::named(page_tables).unwrap().unwrap();
+    let (profile, timer) = (Profile::load("none").unwrap(), Timer::calibrated());
+    let mut share = Share::of(&[mode], trace.summary());
+    change(&mut share);
+    let mut engine = Engine::new(mode, &format, &profile, &timer, 1, &share);
+    if paint {
+        engine.paint(Paint { every_ops: u64::MAX });
+    }
+    let result = engine.run(&chunk);
+    (engine, result)
+}
+
+fn finished((engine, result): (Engine, Result<(), ReplayError>)) -> PolicyReport {
+    result.unwrap();
+    let report = engine.finish(0.0, 0);
+    assert_eq!((report.faults, report.failures), (0, 0), "{:?}", report.first_failure);
+    report
+}
+
+/// A MiB, of which a quarter is for bounce buffers, and a directory takes 13 pages.
+#[test]
+fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
+    let events: Events = vec![
+        map(0, 0x100_0000, 120),
+        unmap(1, 0x100_0000, 120),
+        // That is committed by now.
+        map(20_000, 0x200_0000, 10),
+        map(20_001, 0x300_0000, 10),
+        unmap(20_002, 0x200_0000, 10),
+        // For these the bytes of the first must go, and of no other.
+        map(20_003, 0x400_0000, 100),
+        unmap(20_004, 0x300_0000, 10),
+        unmap(20_005, 0x400_0000, 100),
+    ];
+    for mode in [Mode::StrictBatch, Mode::StrictRing] {
+        let (engine, result) = run(mode, "vtd-ss", &events, |share| share.bytes = 1 << 20, true);
+        let bytes = engine.bytes.clone().unwrap();
+        let report = finished((engine, result));
+        assert_eq!((report.operations, report.violations), (4, 0), "{}", mode.name());
+        let mut of_first = [0; 1];
+        bytes.read(PhysAddr::new(0x100_0000), &mut of_first);
+        assert_eq!(bytes.strays(), 1, "the first are forgotten");
+    }
+    // Where nothing may be forgotten, there are too many.
+    let live: Events = vec![map(0, 0x100_0000, 120), map(1, 0x400_0000, 100)];
+    let (_, result) = run(Mode::StrictBatch, "vtd-ss", &live, |share| share.bytes = 1 << 20, true);
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "t: line 2: strict-batch wants the bytes of 100 pages of 4 KiB beside those in use, and may have 256 in all: \
+         --device, --limit or --policy make it less, and --memory allows more"
+    );
+}
+
+/// 16 MiB: three quarters fill with bytes of what is mapped and unmapped, and then bounce buffers want 5 MiB.
+#[test]
+fn bounce_buffers_have_the_room_of_bytes_that_nobody_needs() {
+    let at = |n: u64| 0x100_0000 + (n << 17);
+    let mut events: Events =
+        (0..90).flat_map(|n| [map(2 * n, at(n), 32), unmap(2 * n + 1, at(n), 32)]).collect();
+    events.extend((0..40).map(|n| map(1000 + n, at(n), 32)));
+    events.extend((0..40).map(|n| unmap(2000 + n, at(n), 32)));
+    let (engine, result) = run(Mode::Bounce, "vtd-ss", &events, |share| share.bytes = 16 << 20, false);
+    let bytes = engine.bytes.clone().unwrap();
+    let report = finished((engine, result));
+    assert_eq!((report.operations, report.violations), (130, 0));
+    let mut of_last = [0; 1];
+    bytes.read(PhysAddr::new(at(89)), &mut of_last);
+    assert_eq!(bytes.strays(), 1, "its bytes are forgotten");
+}
+
+/// Each page as often as it was mapped, synced or unmapped.
+#[test]
+fn pages_are_followed_when_they_are_mapped_synced_and_unmapped() {
+    let sync = event(1, "sync_single_for_device", 0x100_0000, 3000, "");
+    for second in [sync, unmap(1, 0x100_0000, 3000), map(1, 0x800_0000, 3000)] {
+        let events = vec![map(0, 0x100_0000, 3000), second.clone()];
+        let (_, result) = run(STRICT, "vtd-ss", &events, |share| share.most = 3000 - 1024, false);
+        let Err(ReplayError::TooManyPages { line: 2, pages: 6000, most: 4024, .. }) = result else {
+            panic!("{}: {result:?}", second.1)
+        };
+        let (_, result) = run(STRICT, "vtd-ss", &events, |share| share.most = 6000 - 2048, false);
+        assert!(result.is_ok());
+    }
+}
+
+/// What was not made is not alive, and what an allocator has rounded up goes as it came.
+#[test]
+fn the_account_of_live_pages_has_what_is_alive() {
+    let live = |mode, format: &str, events: &Events| {
+        let (engine, result) = run(mode, format, events, |_| (), false);
+        result.unwrap();
+        (engine.share.live, engine.alive)
+    };
+    // In memory of the bounce buffers.
+    let refused = vec![map(0, 0xff00_0000_0000, 8), map(1, 0x5000, 3)];
+    assert_eq!(live(Mode::Bounce, "vtd-ss", &refused), (3, 1));
+    let alloc = event(1, "alloc", 0x20_0000, 1, "virt_addr=c0de flags=X attrs=");
+    let free = event(2, "free", 0x20_0000, 1, "virt_addr=c0de attrs=");
+    let events = vec![map(0, 0x100_0000, 100), alloc.clone(), free];
+    for (format, pages) in [("arm-s1-64k", 16), ("vtd-ss", 1)] {
+        assert_eq!(live(STRICT, format, &events), (100, 1), "{format}");
+        assert_eq!(live(STRICT, format, &events[..2].to_vec()), (100 + pages, 2), "{format}");
+    }
+}

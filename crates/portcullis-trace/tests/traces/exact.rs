@@ -1,0 +1,303 @@
+//! Figures of recordings made by hand, each worked out from what the events are.
+
+use portcullis::domain::Policy;
+use portcullis_trace::replay::{Mode, Options, PolicyReport, Profile, Report, replay};
+use portcullis_trace::{ReadOptions, Trace};
+
+use crate::common::{on_cpu0, policy, run, trace};
+
+const STRICT: Mode = Mode::Each(Policy::Strict);
+
+fn options(profile: &str, policies: &[Mode]) -> Options {
+    Options { policies: policies.to_vec(), ..Options::new(Profile::load(profile).unwrap()) }
+}
+
+fn map(device: &str, dir: &str, iova: u64, phys: u64, size: u64) -> String {
+    format!("dma_map_page: {device} dir={dir} dma_addr={iova:x} size={size} phys_addr={phys:x} attrs=")
+}
+
+fn unmap(device: &str, dir: &str, iova: u64, size: u64) -> String {
+    format!("dma_unmap_page: {device} dir={dir} dma_addr={iova:x} size={size} attrs=")
+}
+
+fn sync(iova: u64, size: u64) -> String {
+    format!("dma_sync_single_for_cpu: d dir=FROM_DEVICE dma_addr={iova:x} size={size}")
+}
+
+fn replayed(events: &[String], options: &Options) -> Report {
+    let events: Vec<&str> = events.iter().map(String::as_str).collect();
+    run("by hand", on_cpu0(&events).as_bytes(), options)
+}
+
+fn only(report: Report) -> PolicyReport {
+    let [policy] = <[PolicyReport; 1]>::try_from(report.policies).unwrap();
+    assert_eq!((policy.faults, policy.violations, policy.failures), (0, 0, 0), "{:?}", policy.first_failure);
+    policy
+}
+
+/// There is nothing that any policy could be a share of.
+#[test]
+fn a_recording_in_which_nothing_is_mapped_has_no_figures() {
+    let report = run(
+        "nothing",
+        trace(&[(1, 0, "sched_switch: x"), (1, 5, "sched_switch: y")]).as_bytes(),
+        &options("virtio-iommu", &Mode::ALL),
+    );
+    let traced = &report.trace;
+    assert_eq!((traced.events, traced.maps, traced.unmaps, traced.cpus), (2, 0, 0, 1));
+    assert!(!traced.iommu_only && traced.devices.is_empty());
+    assert_eq!(report.policies.len(), 8);
+    for policy in &report.policies {
+        let name = policy.policy;
+        assert_eq!((policy.relative_to_passthrough, policy.ops_per_s), (None, 0.0), "{name}");
+        assert_eq!((policy.operations, policy.invalidations, policy.wait_ns_per_op), (0, 0, 0.0), "{name}");
+        assert_eq!((policy.map_ns.mean, policy.unmap_ns.mean), (0.0, 0.0), "{name}");
+        assert!(policy.map_latency.is_empty() && policy.unmap_latency.is_empty(), "{name}");
+        let misses = (policy.iotlb_misses_per_access, policy.walk_cache_misses_per_access);
+        assert_eq!(misses, (0.0, 0.0), "{name}");
+        let peaks = (policy.peak_iova_bytes, policy.peak_table_bytes, policy.peak_bounce_bytes);
+        assert_eq!(peaks, (0, 0, 0), "{name}");
+        let exposed = (policy.exposure.stale_byte_s, policy.exposure.neighbour_byte_s);
+        assert_eq!((exposed, policy.longest_stale_ns), ((0.0, 0.0), 0), "{name}");
+        assert_eq!((policy.faults, policy.violations, policy.failures), (0, 0, 0), "{name}");
+    }
+}
+
+/// A second for each request to map: a queue that chooses by what both ways cost must have seen it.
+#[test]
+fn what_hardware_makes_a_map_wait_is_in_what_an_adaptive_queue_knows() {
+    let mut options = options("virtio-iommu", &[Mode::Adaptive]);
+    let second = 1_000_000_000;
+    options.profile.waits.map_request.ns = second as f64;
+    let events = [map("d", "TO_DEVICE", 0x1000, 0x5000, 4096), unmap("d", "TO_DEVICE", 0x1000, 4096)];
+    let adaptive = only(replayed(&events, &options));
+    let [choices] = &adaptive.choices[..] else { panic!("one device") };
+    let [row] = &choices.rows[..] else { panic!("one size: {choices:?}") };
+    assert!(row.map_ns.is_some_and(|(map, _)| map >= second), "{row:?}");
+    assert_eq!((row.choice, row.cheaper, row.copied, row.mapped), ("copy", Some("copy"), 1, 0));
+    assert_eq!((row.most_bytes, row.direction, row.shared, row.switches), (4096, "to-device", false, 0));
+}
+
+/// Operations per second follow from the other figures of the same report, whose numbers of maps and of unmaps differ.
+#[test]
+fn operations_per_second_are_those_of_work_calls_and_waits() {
+    let events = [
+        map("d", "TO_DEVICE", 0x1000, 0x5000, 4096),
+        map("d", "TO_DEVICE", 0x2000, 0x6000, 4096),
+        map("d", "TO_DEVICE", 0x3000, 0x7000, 4096),
+        unmap("d", "TO_DEVICE", 0x1000, 4096),
+    ];
+    let mut options = options("virtio-iommu", &Mode::ALL);
+    assert_eq!(options.work_ns, 1000.0);
+    options.work_ns = 700.0;
+    let report = replayed(&events, &options);
+    let passthrough = policy(&report, "passthrough").ops_per_s;
+    for policy in &report.policies {
+        let calls = 3.0 * policy.map_ns.mean + policy.unmap_ns.mean;
+        let spent_ns = 3.0 * 700.0 + calls + 3.0 * policy.wait_ns_per_op;
+        let expected = 3.0 * 1e9 / spent_ns;
+        assert!((policy.ops_per_s / expected - 1.0).abs() < 1e-9, "{}: {policy:?}", policy.policy);
+        let share = policy.relative_to_passthrough.unwrap();
+        assert!((share - policy.ops_per_s / passthrough).abs() < 1e-9, "{}", policy.policy);
+    }
+    // A request for each map and its page; for the unmap the page and the wait.
+    let strict = policy(&report, "strict");
+    assert!((strict.wait_ns_per_op * 3.0 - (3.0 * 5315.0 + 57.0 + 4900.0)).abs() < 1e-6);
+}
+
+/// Each device has a domain of its own.
+#[test]
+fn what_two_devices_take_is_what_each_takes() {
+    let of = |device: &str, at: u64, size: u64| {
+        [map(device, "TO_DEVICE", at, at, size), unmap(device, "TO_DEVICE", at, size)]
+    };
+    let [a, b] = [of("a", 0x10_0000, 5 << 12), of("b", 0x900_0000, 1 << 20)];
+    let both = [a[0].clone(), b[0].clone(), b[1].clone(), a[1].clone()];
+    let options = options("vtd", &Mode::ALL);
+    let [a, b, both] = [&a[..], &b[..], &both[..]].map(|events| replayed(events, &options));
+    for (n, mode) in Mode::ALL.into_iter().enumerate() {
+        let of = |report: &Report| {
+            let policy = &report.policies[n];
+            (policy.peak_iova_bytes, policy.peak_table_bytes)
+        };
+        let ((iova_a, tables_a), (iova_b, tables_b)) = (of(&a), of(&b));
+        assert_eq!(of(&both), (iova_a + iova_b, tables_a + tables_b), "{}", mode.name());
+        let translated = !matches!(mode, Mode::PASSTHROUGH | Mode::Swiotlb);
+        assert_eq!((iova_a > 0, tables_a > 0), (translated, translated), "{}", mode.name());
+    }
+}
+
+/// The device that was named first maps last.
+#[test]
+fn choices_are_in_the_order_of_the_recording_s_devices() {
+    let mut events = vec![unmap("first", "TO_DEVICE", 0x1000, 64)];
+    for device in ["second", "first"] {
+        let at = if device == "first" { 0x5000 } else { 0x9000 };
+        events.extend([map(device, "FROM_DEVICE", at, at, 64), unmap(device, "FROM_DEVICE", at, 64)]);
+    }
+    let report = replayed(&events, &options("vtd", &[Mode::Adaptive]));
+    assert_eq!(report.trace.devices, ["first", "second"]);
+    let adaptive = only(report);
+    let devices: Vec<_> =
+        adaptive.choices.iter().map(|choices| (choices.device, choices.rows.len())).collect();
+    assert_eq!(devices, [(0, 1), (1, 1)]);
+}
+
+/// Under strict protection a device uses what it is given, and each access of a page looks in the IOTLB, whose size, ways and
+/// invalidations are the profile's, and walks where that has nothing.
+#[test]
+fn misses_are_those_of_the_profile_s_caches() {
+    let dir = "FROM_DEVICE";
+    // Three pages of 24, eight apart, one after another, thrice; then all of them, when they are unmapped.
+    let mut strided = vec![map("d", dir, 0x10_0000, 0x50_0000, 24 << 12)];
+    strided.extend([0, 8, 16].repeat(3).into_iter().map(|page| sync(0x10_0000 + (page << 12), 64)));
+    strided.push(unmap("d", dir, 0x10_0000, 24 << 12));
+    // Two pages 2 MiB apart, in turn: of different tables, which only the memory's offset keeps from being large pages.
+    let mut apart = vec![map("d", dir, 0x1000_0000, 0x5000_1000, 4 << 20)];
+    apart.extend([0, 0x20_0000].repeat(4).into_iter().map(|offset| sync(0x1000_0000 + offset, 64)));
+    // A page that is used before and after others are unmapped.
+    let between = |size: u64| {
+        vec![
+            map("d", dir, 0x10_0000, 0x50_0000, 4096),
+            map("d", dir, 0x20_0000, 0x60_0000, size),
+            sync(0x10_0000, 64),
+            unmap("d", dir, 0x20_0000, size),
+            sync(0x10_0000, 64),
+            unmap("d", dir, 0x10_0000, 4096),
+        ]
+    };
+    type Case = (&'static str, Vec<String>, fn(&mut portcullis_trace::replay::Caches), u64, u64, u64);
+    let cases: [Case; 10] = [
+        // Four pages of six in each of four sets.
+        ("as large as all", strided.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (32, 8), 33, 24, 1),
+        // One set of eight: of what was synced, page 0 alone is still there when its turn comes.
+        ("one set", strided.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (8, 8), 33, 26, 1),
+        ("one way", strided, |c| (c.iotlb_entries, c.iotlb_ways) = (8, 1), 33, 33, 1),
+        // Each table once, or each time that the other was used.
+        ("tables", apart.clone(), |c| (c.iotlb_entries, c.iotlb_ways) = (1, 1), 8, 8, 2),
+        ("one table", apart, |c| (c.iotlb_entries, c.iotlb_ways, c.walk_cache_entries) = (1, 1, 1), 8, 8, 8),
+        // What is looked for again is there, or was pushed out by the other.
+        ("range", between(8192), |_| (), 5, 3, 1),
+        ("domain", between(8192), |c| c.max_address_mask = 0, 5, 4, 2),
+        ("page", between(4096), |c| c.max_address_mask = 0, 4, 2, 1),
+        ("leaves alone", between(4096), |c| (c.iotlb_entries, c.iotlb_ways) = (1, 1), 4, 3, 1),
+        (
+            "tables, too",
+            between(4096),
+            |c| (c.iotlb_entries, c.iotlb_ways, c.honours_leaf_only) = (1, 1, false),
+            4,
+            3,
+            2,
+        ),
+    ];
+    for (name, events, change, accesses, misses, walks) in cases {
+        let mut options = options("vtd", &[STRICT]);
+        change(&mut options.profile.caches);
+        let strict = only(replayed(&events, &options));
+        let found = (strict.iotlb_misses_per_access, strict.walk_cache_misses_per_access);
+        let [misses, walks] = [misses, walks].map(|count| count as f64 / accesses as f64);
+        assert_eq!(found, (misses, walks), "{name}: of {accesses} accesses");
+    }
+}
+
+/// A driver uses what it has allocated: once when it is made, and once when it goes.
+#[test]
+fn allocations_are_used_at_both_ends() {
+    let events = [
+        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de flags=X attrs=".to_owned(),
+        "dma_free: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de attrs=".to_owned(),
+    ];
+    let strict = only(replayed(&events, &options("vtd", &[STRICT])));
+    assert_eq!(strict.iotlb_misses_per_access, 0.5);
+}
+
+/// A second each: no call takes a part of that by itself.
+#[test]
+fn calls_take_as_long_as_their_waits_at_least() {
+    let mut options = options("virtio-iommu", &[STRICT, Mode::StrictBatch, Mode::PASSTHROUGH]);
+    options.profile.waits.map_request.ns = 5e8;
+    options.profile.waits.completion.ns = 1e9;
+    let page = |n: u64| 0x10_0000 + (n << 12);
+    let mut events: Vec<String> =
+        (0..64).map(|n| map("d", "TO_DEVICE", page(n), page(2 * n), 4096)).collect();
+    events.extend((0..64).map(|n| unmap("d", "TO_DEVICE", page(n), 4096)));
+    let report = replayed(&events, &options);
+    // What the machine interrupts is in none of the two.
+    let counts = |steps: &[(f64, u64)], ns: f64| {
+        let of = |wanted: &dyn Fn(f64) -> bool| {
+            steps.iter().filter(|(took, _)| wanted(*took)).map(|(_, calls)| calls).sum::<u64>()
+        };
+        (of(&|took| took > 0.97 * ns), of(&|took| took < 0.1 * ns))
+    };
+    for (name, [long_maps, long_unmaps]) in
+        [("strict", [64, 64]), ("strict-batch", [64, 2]), ("passthrough", [0, 0])]
+    {
+        let policy = policy(&report, name);
+        let (long, short) = counts(&policy.map_latency, 5e8);
+        let left_out = policy.interrupted_calls;
+        assert!(long <= long_maps && long + left_out >= long_maps, "{name}: {long} long maps");
+        assert!(short <= 64 - long_maps && short + left_out >= 64 - long_maps, "{name}: {short} short maps");
+        let (long, short) = counts(&policy.unmap_latency, 1e9);
+        assert!(long <= long_unmaps && long + left_out >= long_unmaps, "{name}: {long} long unmaps");
+        assert!(
+            short <= 64 - long_unmaps && short + left_out >= 64 - long_unmaps,
+            "{name}: {short} short unmaps"
+        );
+    }
+}
+
+/// A part of a nanosecond counts.
+#[test]
+fn waits_are_kept_to_the_picosecond() {
+    let mut options = options("virtio-iommu", &[STRICT]);
+    let waits = &mut options.profile.waits;
+    waits.doorbell.ns = 0.25;
+    waits.completion.ns = 2.125;
+    waits.descriptor.ns = 16.5;
+    waits.map_request.ns = 0.0;
+    waits.map_page.ns = 0.0;
+    waits.unmap_page.ns = 0.75;
+    let events = [map("d", "TO_DEVICE", 0x1000, 0x5000, 3 << 12), unmap("d", "TO_DEVICE", 0x1000, 3 << 12)];
+    assert_eq!(only(replayed(&events, &options)).wait_ns_per_op, 0.25 + 2.125 + 16.5 + 3.0 * 0.75);
+    // Mappings by request of nothing but a price for each page are by request all the same.
+    for (map_page, unmap_page) in [(1.5, 0.0), (0.0, 2.5)] {
+        let waits = &mut options.profile.waits;
+        (waits.map_page.ns, waits.unmap_page.ns) = (map_page, unmap_page);
+        let expected = 0.25 + 2.125 + 16.5 + 3.0 * (map_page + unmap_page);
+        assert_eq!(only(replayed(&events, &options)).wait_ns_per_op, expected);
+    }
+    // Of larger granules there are fewer.
+    options.format = "arm-s1-16k".into();
+    options.profile.waits.map_page.ns = 1.5;
+    let events = [map("d", "TO_DEVICE", 0x4000, 0x8000, 2 << 14), unmap("d", "TO_DEVICE", 0x4000, 2 << 14)];
+    assert_eq!(only(replayed(&events, &options)).wait_ns_per_op, 0.25 + 2.125 + 16.5 + 2.0 * (1.5 + 2.5));
+}
+
+#[test]
+fn memory_is_refused_by_its_first_and_by_its_last_page_and_the_first_reason_is_kept() {
+    let events = [
+        map("d", "TO_DEVICE", 0x1000, 0xfeff_ffff_f000, 2 << 12),
+        map("d", "TO_DEVICE", 0x9000, 0xff00_0000_0000, 64),
+        map("d", "TO_DEVICE", 0xa000, 0xff00_0000_0000 + (4 << 30) - 1, 1),
+        map("d", "TO_DEVICE", 0xb000, 0xff00_0000_0000 + (4 << 30), 64),
+    ];
+    let report = replayed(&events, &options("none", &[Mode::Bounce]));
+    let [bounce] = &report.policies[..] else { panic!("one policy") };
+    // The first touches the bounce buffers by its last page; the last lies behind them.
+    assert_eq!((bounce.operations, bounce.failures, bounce.violations), (1, 3, 0));
+    assert_eq!(
+        bounce.first_failure.as_deref(),
+        Some("line 3: mapping: memory at 0xfefffffff000, where the replay has its bounce buffers")
+    );
+}
+
+#[test]
+fn progress_is_told_after_each_chunk() {
+    let last = map("d", "TO_DEVICE", 0x1000, 0x5000, 64);
+    let text = on_cpu0(&["sched_switch: x", "sched_switch: x", &last]);
+    let mut trace = Trace::from_bytes("progress", text.as_bytes(), ReadOptions::default()).unwrap();
+    let mut told = Vec::new();
+    let options = options("none", &[STRICT]);
+    replay(&mut trace, &options, |trace| told.push(trace.summary().events)).unwrap();
+    assert_eq!(told, [3]);
+}
