@@ -212,6 +212,50 @@ mod tests {
         assert_eq!(walked(&[0, 2, 0]), [Ok(100), length(102, 1, 1)]);
     }
 
+    /// A structure of no bytes would be walked for ever, and one that is too short for its own length is no structure.
+    #[test]
+    fn a_structure_has_bytes_and_a_length() {
+        let all = || Bytes { bytes: &[0; 8], at: 0 };
+        let length = |len, least| Some(Err(Flaw::Length { offset: 0, len, least, left: 8 }));
+        let first = |mut walk: Vec<Result<Bytes<'_>, Flaw>>| walk.pop().map(|part| part.map(|part| part.at));
+        assert_eq!(first(all().split(0, |_| Some(0)).take(2).collect()), length(0, 0));
+        assert_eq!(first(all().split(4, |_| None).take(2).collect()), length(3, 4));
+    }
+
+    #[test]
+    fn regions_are_of_whole_pages_and_none_is_page_0() {
+        let told = |first: u64, last: u64, granule| {
+            let range = IovaRange::from_bounds(Iova::new(first), Iova::new(last));
+            let mut flaws = Vec::new();
+            let found = region(8, range, Permissions::READ, granule, &mut flaws).unwrap();
+            let unaligned = [Flaw::Unaligned { offset: 8, range: range.unwrap() }];
+            (found.map(|found| (found.range, found.permissions)), flaws, range.unwrap(), unaligned)
+        };
+        for (first, last, granule, is_used, is_whole) in [
+            (0, 0, PAGE, false, true),
+            (0, 0xfff, PAGE, false, true),
+            (0, 0x1000, PAGE, true, false),
+            (0, 0x1fff, PAGE, true, true),
+            (0x1000, 0x1fff, PAGE, true, true),
+            (0x1800, 0x1fff, PAGE, true, false),
+            (0x1000, 0x17ff, PAGE, true, false),
+            (0x1_0000, 0x1_ffff, 0x1_0000, true, true),
+            (0x1_1000, 0x1_ffff, 0x1_0000, true, false),
+            (0x1_0000, 0x1_efff, 0x1_0000, true, false),
+        ] {
+            let (found, flaws, range, unaligned) = told(first, last, granule);
+            assert_eq!(found, is_used.then_some((range, Permissions::READ)), "{range}");
+            let wanted = if !is_used {
+                &[Flaw::PageZero { offset: 8 }][..]
+            } else if is_whole {
+                &[][..]
+            } else {
+                &unaligned[..]
+            };
+            assert_eq!(flaws, wanted, "{range}");
+        }
+    }
+
     #[test]
     fn twins_are_found_wherever_they_are() {
         assert_eq!(twins(&[3, 1, 3, 2, 1, 3], |value| *value), Ok(alloc::vec![(0, 2), (1, 4), (0, 5)]));

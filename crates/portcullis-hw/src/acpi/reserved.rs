@@ -146,6 +146,7 @@ mod tests {
 
     use super::*;
     use crate::fake::Memory;
+    use crate::sync::{AtomicU64, Ordering};
 
     const READ: Permissions = Permissions::READ;
     const WRITE: Permissions = Permissions::WRITE;
@@ -207,20 +208,23 @@ mod tests {
     }
 
     /// A queue of a unit that is off.
-    struct Nothing;
+    /// Counts what it is asked for.
+    #[derive(Default)]
+    struct Counted(AtomicU64);
 
     // SAFETY: no hardware walks the tables.
-    unsafe impl InvalidationQueue for Nothing {
+    unsafe impl InvalidationQueue for Counted {
         fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
     }
 
-    type Made = TableMapper<Memory, Arc<Nothing>, VtdSecondStage>;
+    type Made = TableMapper<Memory, Arc<Counted>, VtdSecondStage>;
 
     fn mapper() -> Made {
         let table = PageTable::new(Memory::new(64), VtdSecondStage::new(3, 1, 39).unwrap()).unwrap();
-        TableMapper::new(table, Arc::new(Nothing), DomainId(1), vec![])
+        TableMapper::new(table, Arc::default(), DomainId(1), vec![])
     }
 
     fn reached(mapper: &Made, at: u64) -> Option<u64> {
@@ -248,6 +252,7 @@ mod tests {
         // SAFETY: nothing walks the tables.
         let refused = unsafe { Reserved::map(&beyond.map(region), &mapper, &platform) };
         assert!(matches!(refused, Err(MapError::BeyondAperture { .. })), "{refused:?}");
+        assert_eq!(mapper.queue().0.load(Ordering::Relaxed), 1, "what was mapped is forgotten");
         assert_eq!(reached(&mapper, 0xe8000), None);
         // SAFETY: nothing walks the tables.
         unsafe { Reserved::map(&[region(beyond[0])], &mapper, &platform) }.unwrap();

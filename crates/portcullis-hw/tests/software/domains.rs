@@ -2,18 +2,22 @@
 //! where a unit does not confirm.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{
     DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
 };
+use portcullis::bounce::PoolConfig;
 use portcullis::dma::{DmaMask, Queue, QueueConfig};
-use portcullis::domain::Policy;
+use portcullis::domain::{Domain, Policy};
 use portcullis::invalidation::SharedQueue;
+use portcullis::mapper::Mapper;
 use portcullis::pgtable::Format;
+use portcullis::platform::CacheMaintenance;
 use portcullis::std_platform::StdPlatform;
 use portcullis_hw::acpi::Reserved;
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
-use portcullis_hw::{DomainError, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_hw::{DomainError, Iommu, UnitDomainBuilder, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
 use crate::{Behind, DEVICE, MEMORY, host};
@@ -121,7 +125,40 @@ where
         assert_eq!(found.map(PhysAddr::get), mapped.then_some(at), "{at:#x}");
     }
     drop(domain);
+    // Around it every page is handed out, up to what the builder was told, and nothing of it.
+    let low = IovaRange::new(Iova::new(0), 0x8fff_c000).unwrap();
+    let free = builder().reserve(low).last_iova(Iova::new(0x9000_4fff));
+    // SAFETY: as above.
+    let domain = unsafe { free.regions(reserved) }.build(StdPlatform::new()).unwrap();
+    assert_eq!(
+        pages_of(domain.dma().space()),
+        [0x8fff_c000, 0x8fff_d000, 0x8fff_e000, 0x8fff_f000, 0x9000_3000, 0x9000_4000]
+    );
+    drop(domain);
+    // A region may end where addresses end, and touch a window: but no byte of it may lie beyond, or in one.
+    let built = |builder: UnitDomainBuilder<_, StdPlatform>, range: IovaRange| {
+        // SAFETY: as above.
+        unsafe { builder.regions([region(range)]) }.build(StdPlatform::new()).map(drop)
+    };
+    let exact = |first: u64, last: u64| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap();
+    assert_eq!(built(builder().last_iova(Iova::new(0x9000_27ff)), pages(0x9000_1000)), Ok(()));
+    assert_eq!(
+        built(builder().last_iova(Iova::new(u64::MAX)), exact(last.get() - 0xfff, last.get())),
+        Ok(())
+    );
+    for window in unit.reserved() {
+        let (first, end) = (window.start().get(), window.last().get());
+        for beside in [exact(first - 0x1000, first - 1), exact(end + 1, end + 0x1000)] {
+            assert_eq!(built(builder(), beside), Ok(()), "{beside}");
+        }
+        for range in [exact(first - 0x1000, first), exact(end, end + 0x1000), exact(first + 1, first + 2)] {
+            assert_eq!(built(builder(), range), Err(DomainError::Untranslated { range, last }), "{range}");
+        }
+    }
     let behind = (last.get() + 1) & !0xfff;
+    let range = pages(behind);
+    let wide = built(builder().last_iova(Iova::new(u64::MAX)), range);
+    assert_eq!(wide, Err(DomainError::Untranslated { range, last }), "no call makes it translate more");
     let windows = unit
         .reserved()
         .iter()
@@ -178,6 +215,79 @@ where
         assert!(all.len() > 4000, "{} of {:?}", all.len(), unit.reserved());
         all
     }
+}
+
+/// The pages that are left of a domain.
+fn pages_of<M: Mapper>(space: &Domain<M, StdPlatform>) -> Vec<u64> {
+    let mut pages = Vec::new();
+    while let Ok(page) = space.reserve(4096, Iova::new(u64::MAX)) {
+        pages.push(page.range().start().get());
+        std::mem::forget(page);
+    }
+    pages.sort_unstable();
+    pages
+}
+
+/// What a builder is told beside addresses is the domain's.
+fn told<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
+where
+    X: Format,
+    U: Iommu<X, Frames = Arc<Memory>>,
+    K: Kind,
+{
+    struct Lines;
+
+    // SAFETY: there is no cache.
+    unsafe impl CacheMaintenance for Lines {
+        fn line_bytes(&self) -> u64 {
+            64
+        }
+
+        unsafe fn clean(&self, _: PhysAddr, _: u64) {}
+
+        unsafe fn invalidate(&self, _: PhysAddr, _: u64) {}
+    }
+
+    let bench = Bench::new(start);
+    let lazy = Policy::Lazy { window_ns: 12_345 };
+    let looks = Arc::new(AtomicU64::new(0));
+    let clock = Arc::clone(&looks);
+    let builder = bench.unit.domain(DomainId(7)).unwrap();
+    let builder = builder.policy(lazy).clock(move || clock.fetch_add(1_000, Ordering::Relaxed));
+    let builder =
+        builder.cache_maintenance(Arc::new(Lines)).bounce(Arc::clone(&bench.memory), PoolConfig::default());
+    let domain = builder.build(StdPlatform::new()).unwrap();
+    assert_eq!(domain.dma().space().policy(), lazy);
+    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    assert!(device.clone().not_coherent().is_ok(), "it has what maintains caches");
+    let before = looks.load(Ordering::Relaxed);
+    let queue: Queue<_> = device.queue(QueueConfig::auto(16, 1 << 16)).unwrap();
+    assert_ne!(looks.load(Ordering::Relaxed), before, "by which `auto` measures");
+    drop((queue, device, domain));
+    bench.end();
+}
+
+/// A unit that was built for 39 bits, with tables of 48, and one that caches what is absent.
+#[test]
+fn a_domain_takes_what_its_unit_says_of_itself() {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let host = host::<VtD>(&memory);
+    let cap = host.unit.get64(0x08);
+    host.unit.set64(0x08, cap & !(0x3f << 16) | 38 << 16 | 1 << 7);
+    let unit = Arc::new(vtd::Unit::start(host).unwrap());
+    unit.enable().unwrap();
+    let domain = unit.domain(DomainId(7)).unwrap().build(StdPlatform::new()).unwrap();
+    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let mut queue: Queue<_> = device.queue(QueueConfig::direct()).unwrap();
+    let (page, mut view) =
+        ([PhysSegment { phys: PhysAddr::new(0x5000), len: 4096 }], [DmaSegment::default()]);
+    let tail = || unit.host().unit.get(0x88);
+    let before = tail();
+    // SAFETY: the unit walks no tables.
+    let _ = unsafe { queue.map_raw(&page, Direction::FromDevice, &mut view) }.unwrap();
+    let at = view[0].iova.get();
+    assert!(at >> 38 == 1, "{at:#x}: the highest addresses of 39 bits");
+    assert_ne!(tail(), before, "the unit forgets that nothing was there");
 }
 
 /// A unit that does not confirm keeps what it may still walk.
@@ -243,7 +353,7 @@ where
     bench.end();
 }
 
-/// The four, for each unit with tables.
+/// The five, for each unit with tables.
 macro_rules! of_each {
     ($($unit:ident: $kind:ty, $start:expr, $stop:expr, $of:expr;)*) => {
         $(mod $unit {
@@ -257,6 +367,11 @@ macro_rules! of_each {
             #[test]
             fn a_domain_has_the_units_addresses_and_firmwares_regions() {
                 limits_and_regions::<_, _, $kind>($start);
+            }
+
+            #[test]
+            fn what_a_builder_is_told_is_the_domains() {
+                told::<_, _, $kind>($start);
             }
 
             #[test]

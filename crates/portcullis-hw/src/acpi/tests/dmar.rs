@@ -369,3 +369,16 @@ fn a_width_below_a_page_is_told() {
     let dmar = Dmar::parse(&narrow).unwrap();
     assert_eq!((dmar.address_bits, dmar.flaws), (11, vec![Flaw::AddressBits { bits: 11 }]));
 }
+
+#[test]
+fn a_device_without_a_name_is_told_wherever_it_stands() {
+    let of = |number| scope(5, number, 0, &[0x15, 2]);
+    // Of a unit, of one that is refused, and of a region.
+    let (_, flaws) = told(&[
+        unit(false, 0, 0xfed9_0000, &[of(1)]),
+        unit(false, 0, 0, &[of(2)]),
+        reserved(0x7b00_0000, 0x7b0f_ffff, &[of(3)]),
+    ]);
+    let nameless = flaws.into_iter().filter(|flaw| matches!(flaw, Flaw::Nameless { .. }));
+    assert_eq!(nameless.collect::<Vec<_>>(), [1, 2, 3].map(|number| Flaw::Nameless { number }));
+}

@@ -372,3 +372,16 @@ fn an_address_limit_is_stated_from_the_first_revision_on() {
     // And where it is there.
     assert_eq!(told(&[node(2, &[0; 16], &[])]).0.roots[0].address_bits, None);
 }
+
+/// One that reaches further than those behind it overlaps them as well.
+#[test]
+fn each_run_inside_a_longer_one_is_told() {
+    let runs = [
+        [0, 0x3ff, 0, 0, 0],
+        [0x100, 0xff, 0x1_0000, 1, 0],
+        [0x200, 0xff, 0x2_0000, 1, 0],
+        [0x400, 0, 0, 0, 0],
+    ];
+    let overlap = |second: usize, id| Flaw::Overlap { first: mapping(0), second: mapping(second), id };
+    assert_eq!(led(&runs, &[]).1, [overlap(1, 0x100), overlap(2, 0x200)]);
+}

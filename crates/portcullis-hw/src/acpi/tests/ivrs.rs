@@ -331,3 +331,32 @@ fn a_device_that_two_units_name_is_behind_the_last() {
     let units = [0x28, 0x4028, 0x8028].map(|device| unit_of(&ivrs, device));
     assert_eq!(units, [REGISTERS, REGISTERS + 0x8_0000, REGISTERS].map(Some));
 }
+
+#[test]
+fn a_run_of_one_device_is_one() {
+    let (ivrs, flaws) = told(&[unit(0x10, 2, REGISTERS, &[&[3, 8, 0, 0, 4, 8, 0, 0]])]);
+    assert_eq!((ivrs.units[0].devices.as_slice(), flaws.as_slice()), (&[(8, 8)][..], &[][..]));
+}
+
+/// Any device may be the one that cannot be read.
+#[test]
+fn a_unit_one_of_whose_blocks_cannot_be_read_is_refused() {
+    let whole = unit(0x40, 2, REGISTERS, &[&[2, 8, 0, 0]]);
+    // One of 8 bytes, of which 4 are there; one of the namespace, too short for its length.
+    let half: &[u8] = &[0x46, 9, 0, 0];
+    let short = [0xf0, 9, 0, 0, b'A', b'M', b'D', b'I', b'0', b'0'];
+    for (rest, len, left) in [(half, 8, 4), (&short, 3, 10)] {
+        let cut = unit(0x40, 2, REGISTERS, &[&[2, 10, 0, 0], rest]);
+        for blocks in [[&whole, &cut], [&cut, &whole]] {
+            let first = AT + if blocks[0] == &whole { whole.len() } else { 0 };
+            let (ivrs, flaws) = told(&blocks.map(Clone::clone));
+            assert_eq!((ivrs.units.len(), ivrs.refused.len()), (0, 1));
+            assert_eq!([8, 9, 10].map(|device| unit_of(&ivrs, device)), [None; 3]);
+            let mut devices = ivrs.refused[0].devices.clone();
+            devices.sort_unstable();
+            assert_eq!(devices, [(8, 8), (10, 10)]);
+            assert!(flaws.contains(&Flaw::Length { offset: first + 44, len, least: 4, left }), "{flaws:?}");
+            assert!(flaws.contains(&Flaw::Devices { offset: AT }), "{flaws:?}");
+        }
+    }
+}

@@ -326,6 +326,12 @@ fn faults_come_in_order_and_their_buffers_are_used_again() {
             assert_eq!((fault.address, fault.reason), (Some(Iova::new(address)), Reason::NotMapped));
         }
         assert_eq!(bench.unit.next_fault(), None);
+        let told = bench.fake.device().event_doorbells;
+        assert_eq!(
+            told,
+            1 + reported,
+            "the device is told of its buffers at the start, and of each that it has back"
+        );
     }
     // All buffers are full: the rest is lost.
     let full = (0..20).filter(|_| bench.fake.device().report(&bench.fake.memory, [0; 3])).count();

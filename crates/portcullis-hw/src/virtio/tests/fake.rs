@@ -60,7 +60,7 @@ impl Memory {
         &self.tables[index / TABLE_ENTRIES][index % TABLE_ENTRIES]
     }
 
-    fn read(&self, at: u64, bytes: u64) -> u64 {
+    pub fn read(&self, at: u64, bytes: u64) -> u64 {
         (0..bytes).fold(0, |all, byte| {
             let at = at + byte;
             all | (self.word(at & !7).load(Ordering::Acquire) >> (at % 8 * 8) & 0xff) << (byte * 8)
@@ -125,13 +125,20 @@ pub struct Device {
     pub unplugged: Option<u32>,
     /// What is done at the next doorbell for requests, besides.
     pub at_doorbell: Option<fn(&mut Self, &Memory)>,
-    /// Doorbells and requests so far.
+    /// How many reads of the configuration's generation find another one.
+    pub unsettled: u32,
+    /// Its bypass setting stays as it is.
+    pub keeps_bypass: bool,
+    /// What was written to its registers: where, how many bytes, what.
+    pub writes: Vec<(usize, usize, u64)>,
+    /// Doorbells and requests so far, and doorbells for events.
     pub doorbells: u64,
+    pub event_doorbells: u64,
     pub requests: Vec<u8>,
     pub endpoints: BTreeMap<u32, (u32, bool)>,
     pub domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,
     /// As the driver has set them: size, and the addresses of the three parts.
-    queues: [(u16, [u64; 3]); 2],
+    pub queues: [(u16, [u64; 3]); 2],
     /// Entries of the driver's rings taken, and entries of the device's written.
     taken: [u16; 2],
     written: [u16; 2],
@@ -158,7 +165,11 @@ impl Device {
             refuses: None,
             unplugged: None,
             at_doorbell: None,
+            unsettled: 0,
+            keeps_bypass: false,
+            writes: Vec::new(),
             doorbells: 0,
+            event_doorbells: 0,
             requests: Vec::new(),
             endpoints: BTreeMap::new(),
             domains: BTreeMap::new(),
@@ -400,9 +411,13 @@ impl Fake {
 
     fn read(&self, at: usize, bytes: usize) -> u64 {
         self.may_panic();
-        let device = self.device();
+        let mut device = self.device();
         let queue = usize::from(device.bytes[common::QUEUE_SELECT]);
         match at {
+            common::CONFIG_GENERATION if device.unsettled > 0 => {
+                device.unsettled -= 1;
+                u64::from(device.unsettled & 0xff)
+            }
             _ if device.absent => u64::MAX,
             common::DEVICE_FEATURE => {
                 let half = device.get(common::DEVICE_FEATURE_SELECT, 4);
@@ -418,6 +433,10 @@ impl Fake {
         self.may_panic();
         let mut guard = self.device();
         let device = &mut *guard;
+        device.writes.push((at, bytes, value));
+        if device.keeps_bypass && at == STRUCTURES.device + config::BYPASS {
+            return;
+        }
         let queue = usize::from(device.bytes[common::QUEUE_SELECT]);
         let kept = if at == common::DEVICE_STATUS {
             value & !u64::from(device.stuck_status) | u64::from(device.stuck_status & 0x80)
@@ -437,6 +456,7 @@ impl Fake {
                     [part(common::QUEUE_DESC), part(common::QUEUE_DRIVER), part(common::QUEUE_DEVICE)];
                 device.queues[queue] = (device.get(common::QUEUE_SIZE, 2) as u16, parts);
             }
+            0x104 => device.event_doorbells += 1,
             0x100 => {
                 device.doorbells += 1;
                 let heads = device.take(&self.memory, 0);

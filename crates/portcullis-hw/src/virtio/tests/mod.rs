@@ -7,6 +7,7 @@ mod domains;
 mod fake;
 mod mapping;
 mod panics;
+mod seen;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
