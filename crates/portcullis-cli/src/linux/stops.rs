@@ -201,10 +201,8 @@ impl Host<'_> {
                 return self.route(from.split('%').next()?.parse().ok()?);
             }
             let status = self.text(&folder.join("status"))?;
+            // The first process has parent 0, which is none.
             process = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().to_owned();
-            if process == "0" {
-                return None;
-            }
         }
         None
     }

@@ -163,3 +163,44 @@ fn what_the_initramfs_needs_is_said_as_this_system_does_it() {
         assert!(fake.heard().contains(expected), "{}", fake.heard());
     }
 }
+
+#[test]
+fn a_class_has_two_digits_four_or_six_of_either_case() {
+    let fake = Fake::new();
+    fake.pci("0000:00:07.0", "7", Some("xhci_hcd"));
+    fake.file("sys/bus/pci/devices/0000:00:07.0/class", "0x0c0330\n");
+    for rule in ["class:0c", "class:0C", "class:0c03", "class:0C03", "class:0c0330", "class:0C0330"] {
+        assert!(is_rule(rule), "{rule}");
+        fake.protect(rule, "policy=bounce", RULE).unwrap();
+        let wanted =
+            format!("options portcullis devices={rule} policy=bounce\nsoftdep xhci_hcd pre: portcullis\n");
+        assert_eq!(kept(&fake), wanted);
+        fake.unprotect(rule, RULE).unwrap();
+    }
+}
+
+/// A module's name comes from the kernel's links, and must be one word in the file.
+#[test]
+fn a_module_whose_name_would_be_another_line_does_not_wait() {
+    let fake = Fake::new();
+    for (driver, module) in [("odd", "a b"), ("odder", "a\nb")] {
+        fake.link(&format!("sys/bus/pci/drivers/{driver}/module"), &format!("sys/module/{module}"));
+        fake.protect(&format!("driver:{driver}"), "policy=bounce", RULE).unwrap();
+        assert_eq!(kept(&fake), format!("options portcullis devices=driver:{driver} policy=bounce\n"));
+        fake.unprotect(&format!("driver:{driver}"), RULE).unwrap();
+    }
+}
+
+/// A driver of a device that has gone since stays among those that wait.
+#[test]
+fn drivers_that_wait_are_all_that_ever_had_to() {
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    std::fs::remove_file(fake.root.join("sys/bus/pci/devices/0000:00:04.0")).unwrap();
+    fake.protect("eth0", "policy=bounce", KEEP).unwrap();
+    assert_eq!(
+        kept(&fake),
+        "options portcullis devices=0000:00:04.0,0000:00:05.0 policy=bounce\n\
+         softdep nvme pre: portcullis\nsoftdep virtio_pci pre: portcullis\n"
+    );
+}

@@ -1,7 +1,7 @@
 //! Which device a name means.
 
 use super::Fake;
-use crate::linux::device::FindError;
+use crate::linux::device::{FindError, is_plain};
 
 fn found(fake: &Fake, name: &str) -> String {
     fake.host().find(name).map_or_else(|error| error.to_string(), |device| device.name)
@@ -158,4 +158,60 @@ fn a_name_that_would_be_another_order_is_refused() {
     }
     let error = fake.host().find("no\u{1b}[2J\u{202e}\n").unwrap_err().to_string();
     assert!(error.contains(r"no\u{1b}[2J\u{202e}\u{a}") && !error.contains('\u{1b}'), "{error}");
+}
+
+/// Intel's VMD has domains of five digits.
+#[test]
+fn a_domain_has_four_digits_to_eight() {
+    let fake = Fake::new();
+    for (name, group) in [("10000:e1:00.0", "21"), ("1234abcd:e2:00.0", "22")] {
+        fake.pci(name, group, None);
+        assert_eq!(found(&fake, name), name);
+        assert_eq!(found(&fake, &name.to_uppercase()), name);
+        assert_eq!(found(&fake, name.split_once(':').unwrap().1), name);
+    }
+    for name in
+        ["000:00:04.0", "123456789:00:04.0", "0000:0:04.0", "0000:00:4.0", "0000:00:04.", "0000:00:04.00"]
+    {
+        assert!(matches!(fake.host().find(name), Err(FindError::Unknown { .. })), "{name}");
+    }
+}
+
+#[test]
+fn a_plain_name_is_one_word_wherever_it_stands() {
+    for name in ["a", "0000:00:04.0", "fe9c0000.ethernet", "usb@1_2+3-4"] {
+        assert!(is_plain(name), "{name}");
+    }
+    for name in ["", ".", "..", ".a", "a b", "a,b", "a/b", "a=b", "a#b", "a\nb", "ä"] {
+        assert!(!is_plain(name), "{name}");
+    }
+}
+
+/// A device of PCI that has no group, as before any driver has had it behind virtio-iommu, is one all the same.
+#[test]
+fn a_device_without_a_group_is_found_by_its_bus() {
+    let fake = Fake::new();
+    std::fs::remove_file(fake.root.join("sys/devices/pci0000:00/0000:00:05.0/iommu_group")).unwrap();
+    assert_eq!(found(&fake, "eth0"), "0000:00:05.0");
+}
+
+/// Of a group the module leaves bridges to other buses to their drivers, those of PCI and of CardBus.
+#[test]
+fn bridges_to_other_buses_keep_their_drivers() {
+    let fake = Fake::new();
+    for (name, class) in
+        [("0000:00:07.0", "0x060400"), ("0000:00:08.0", "0x060700"), ("0000:00:09.0", "0x060100")]
+    {
+        fake.pci(name, "1", None);
+        fake.file(&format!("sys/bus/pci/devices/{name}/class"), &format!("{class}\n"));
+    }
+    let of = |name: &str| {
+        let device = fake.host().find(name).unwrap();
+        let mut names: Vec<String> = fake.host().sharing(&device).into_iter().map(|one| one.name).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(of("00:04.0"), ["0000:00:04.0", "0000:00:09.0"]);
+    // But where it is named itself.
+    assert_eq!(of("00:08.0"), ["0000:00:04.0", "0000:00:08.0", "0000:00:09.0"]);
 }

@@ -221,5 +221,94 @@ fn bridges_are_not_told() {
     let fake = Fake::new();
     fake.pci("0000:00:01.0", "9", Some("pcieport"));
     fake.file("sys/bus/pci/devices/0000:00:01.0/class", "0x060400\n");
-    assert!(!text(&fake, None).contains("0000:00:01.0"));
+    // A port, the bridge to the processor, one to an older bus, and one of no kind.
+    for class in ["0x060400", "0x060000", "0x060100", "0x068000"] {
+        fake.file("sys/bus/pci/devices/0000:00:01.0/class", &format!("{class}\n"));
+        assert!(!text(&fake, None).contains("0000:00:01.0"), "{class}");
+    }
+    fake.file("sys/bus/pci/devices/0000:00:01.0/class", "0x080600\n");
+    assert!(text(&fake, None).contains("0000:00:01.0"));
+}
+
+/// Of counters no two of which are the same, so that none stands for another.
+#[test]
+fn each_row_is_of_its_own_counters() {
+    let fake = protected();
+    for (name, text) in [
+        ("maps", "1001"),
+        ("unmaps", "77"),
+        ("syncs", "19"),
+        ("copied_bytes", "7000"),
+        ("copies", "5"),
+        ("mapped", "23"),
+        ("waits", "13"),
+        ("iommu_maps", "29"),
+        ("iommu_unmaps", "31"),
+        ("flushes", "37"),
+        ("open_bytes", "9000"),
+        ("open_mappings", "3"),
+        ("exposed_bytes", "11000"),
+        ("pool_bytes", "15000"),
+        ("book_bytes", "17000"),
+        ("lost_bytes", "1"),
+        ("errors", "1"),
+        ("map_ns", "300300"),
+        ("unmap_ns", "3465"),
+    ] {
+        fake.file(&format!("{FOLDER}/{name}"), &format!("{text}\n"));
+    }
+    let said = text(&fake, Some("nvme0n1"));
+    for (name, expected) in [
+        ("mappings", "1,001"),
+        ("copied", "7 kB, in 5 copies"),
+        ("open now", "9 kB in 3 mappings"),
+        ("exposed beside", "11 kB"),
+        ("hardware waits", "13"),
+        ("cost", "map 300 ns, unmap 45 ns"),
+        ("memory", "15 kB for copies, 17 kB for books"),
+        ("errors", "1: dmesg tells them"),
+        ("addresses lost", "1 bytes"),
+    ] {
+        assert_eq!(row(&said, name), expected, "{said}");
+    }
+    // What was never called has no mean; and what the module does not tell is a dash.
+    fake.file(&format!("{FOLDER}/unmaps"), "0\n");
+    std::fs::remove_file(fake.root.join(FOLDER).join("waits")).unwrap();
+    let said = text(&fake, Some("nvme0n1"));
+    assert_eq!(
+        (row(&said, "cost"), row(&said, "hardware waits")),
+        ("map 300 ns, unmap -".into(), "-".into())
+    );
+}
+
+#[test]
+fn a_policy_is_told_with_the_figure_that_is_its_own() {
+    let fake = protected();
+    fake.file("sys/bus/pci/devices/0000:00:04.0/removable", "removable\n");
+    for (policy, expected) in [
+        ("strict", "strict"),
+        ("lazy", "lazy, up to 10,000 us open"),
+        ("bounce", "bounce, copies up to 64 KiB"),
+        ("auto", "auto, copies up to 64 KiB"),
+        ("passthrough", "passthrough"),
+    ] {
+        fake.file(&format!("{FOLDER}/policy"), &format!("{policy}\n"));
+        let said = text(&fake, None);
+        assert_eq!(row(&said, "policy"), expected, "{said}");
+        assert!(said.starts_with("0000:00:04.0 (nvme0n1), behind an external port\n"), "{said}");
+    }
+}
+
+#[test]
+fn linux_s_modes_have_the_words_of_the_command_line() {
+    let fake = Fake::new();
+    let device = fake.host().find("eth0").unwrap();
+    for (kind, expected) in
+        [("DMA", "strict"), ("DMA-FQ", "lazy"), ("identity", "passthrough"), ("unmanaged", "unmanaged")]
+    {
+        fake.file("sys/kernel/iommu_groups/2/type", &format!("{kind}\n"));
+        assert_eq!(fake.host().linux_mode(&device).as_deref(), Some(expected));
+        let said = text(&fake, Some("eth0"));
+        assert!(said.contains(&format!("┆ {expected} ")), "{said}");
+    }
 }

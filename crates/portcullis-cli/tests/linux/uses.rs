@@ -32,6 +32,8 @@ fn file_systems_are_found_by_number_by_name_and_below_volumes() {
     fake.mount("/", "253:0", "ext4", "/dev/mapper/root");
     fake.mount("/back\\134slash", "0:40", "xfs", "/dev/nvme0n1p2");
     fake.mount("/net", "0:41", "nfs", "server:/share");
+    // A second one at the same place lies over the first: one sentence is enough.
+    fake.mount("/srv/my\\040data", "259:2", "ext4", "/dev/root");
     let expected = [
         ("the file system at /srv/my data is on it", false),
         ("the file system at / is on it", true),
@@ -133,11 +135,32 @@ fn the_interface_of_this_session_is_named() {
     fake.file("proc/77/status", "Name:\tsudo\nPPid:\t76\n");
     fake.file("proc/76/environ", "SSH_CONNECTION=203.0.113.9 50000 10.0.0.1 22\0");
     assert_eq!(stops(&fake, "eth0"), carries);
+    // The longest route leads there, and its length is no more than an address has bits. One that is the machine's own leads to
+    // nobody.
+    let route = |to: &str, bits: &str, name: &str| {
+        format!("{to} {bits} {:032x} 00 {:032x} 00000100 1 0 00000001 {name}\n", 0, 0)
+    };
+    let there = format!("20010db8{:024x}", 1);
+    for (routes, expected) in [
+        (vec![route(&format!("{:032x}", 0), "00", "eth0")], &carries),
+        (vec![route(&there, "80", "eth0"), route(&there, "40", "eth1")], &carries),
+        (vec![route(&there, "80", "lo"), route(&there, "40", "eth0")], &carries),
+        (vec![route(&there, "81", "eth1"), route(&there, "40", "eth0")], &carries),
+        (vec![route(&there, "80", "eth1"), route(&there, "40", "eth0")], &up),
+        (vec![route(&format!("20010db8{:024x}", 2), "80", "eth0")], &up),
+    ] {
+        fake.file("proc/net/ipv6_route", &routes.concat());
+        assert_eq!(from("2001:db8::1"), *expected, "{routes:?}");
+    }
+    fake.file("proc/self/environ", "A=b\0");
     // A loop of parents, which a file may claim, ends.
     fake.file("proc/77/status", "PPid:\t77\n");
     assert_eq!(stops(&fake, "eth0"), up);
-    fake.file("sys/class/net/eth0/operstate", "down\n");
-    assert_eq!(stops(&fake, "eth0"), []);
+    // What does not know whether it is up, as many drivers say, may be.
+    for (state, expected) in [("unknown", &up[..]), ("dormant", &up), ("up", &up), ("down", &[])] {
+        fake.file("sys/class/net/eth0/operstate", &format!("{state}\n"));
+        assert_eq!(stops(&fake, "eth0"), expected, "{state}");
+    }
 }
 
 #[test]
