@@ -39,7 +39,7 @@ impl DeviceTlbs {
     /// Puts what the unit has answered into the device's TLB, if it has one. The mark of a stale entry that had
     /// to go for it.
     pub(crate) fn keep(&mut self, device: usize, entry: Entry) -> Option<NonZeroU32> {
-        self.of_mut(device)?.insert(Entry { stale: None, by_part: false, ..entry })?.stale
+        self.of_mut(device)?.insert(Entry { stale: None, ..entry })?.stale
     }
 
     /// The TLB of a device.

@@ -216,18 +216,6 @@ impl Exposure {
         }
     }
 
-    /// Brings every account up to now.
-    pub(crate) fn settle_all(&mut self) {
-        let (now, page_bytes) = (self.now, self.page.bytes());
-        for ledger in &mut self.ledgers {
-            let Ledger { pages, settled } = ledger;
-            for page in pages.values_mut() {
-                page.settle(now, page_bytes, settled);
-                settled.longest_stale_ns = settled.longest_stale_ns.max(page.longest_open(now));
-            }
-        }
-    }
-
     /// The account of one device up to now.
     pub(crate) fn of(&self, device: usize) -> Exposed {
         let Some(ledger) = self.ledgers.get(device) else { return Exposed::default() };

@@ -47,11 +47,9 @@ impl Iommu {
         self.state.lock().exposure.set_time(time);
     }
 
-    /// Accounts for everything that is open up to `time`, the end of a run.
+    /// It is `time`, the end of a run: what is open is accounted for up to then.
     pub fn finish(&self, time: u64) {
-        let mut state = self.state.lock();
-        state.exposure.set_time(time);
-        state.exposure.settle_all();
+        self.set_time(time);
     }
 
     /// What `device` could reach beyond its mappings, up to the latest time that was told. O(pages open to

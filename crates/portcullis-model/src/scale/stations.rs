@@ -137,6 +137,19 @@ mod tests {
         assert_eq!(sharing.next(), 50.0);
         assert_eq!(sharing.leave(50.0), Some(8));
         assert_eq!((sharing.next(), sharing.leave(50.0)), (f64::INFINITY, None));
+        // Of two that are done at once the first goes first.
+        sharing.enter(60.0, 1, 1.0);
+        sharing.enter(60.0, 2, 1.0);
+        assert_eq!([sharing.leave(90.0), sharing.leave(90.0)], [Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn a_submission_has_64_requests_at_the_most() {
+        let mut commit = Commit::new(100.0, 1.0, 1);
+        (0..70).for_each(|customer| commit.enter(0.0, customer));
+        assert_eq!(commit.leave(101.0), [0]);
+        assert_eq!((commit.next(), commit.leave(265.0)), (265.0, (1..65).collect()));
+        assert_eq!((commit.next(), commit.leave(370.0)), (370.0, (65..70).collect()));
     }
 
     #[test]

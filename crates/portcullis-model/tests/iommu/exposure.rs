@@ -1,11 +1,11 @@
 //! The exposure ledger, on examples small enough to compute by hand.
 
 use crate::common::{DEVICE, DOMAIN, Mapper, PAGE, READ, iova, phys, rig, rig_with, segment};
-use portcullis::addr::DomainId;
+use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis::platform::Frames;
 use portcullis::sync::Ordering;
-use portcullis_model::{AccessOutcome, Context, DeviceId, Exposed, Iommu};
+use portcullis_model::{AccessOutcome, Context, Descriptor, DeviceId, Exposed, Iommu};
 
 fn flush(iommu: &std::sync::Arc<Iommu>, time: u64) {
     iommu.set_time(time);
@@ -48,6 +48,7 @@ fn one_buffer_strictly_unmapped() {
     mapper.unmap(0x1000);
     flush(&iommu, 900);
     assert_eq!(iommu.observe_unmap(DEVICE, 1000, buffer), 0);
+    assert_eq!(iommu.pages_observed(), 0, "what is closed is forgotten");
     iommu.finish(5000);
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 2596 * 1000, 0));
 }
@@ -246,6 +247,98 @@ fn ranges_that_were_passed_through_are_merged() {
     assert!((10..=30).contains(&seen.longest_stale_ns));
 }
 
+/// Above 64 in one page, those that touch count as old as the oldest of them.
+#[test]
+fn joined_ranges_are_as_old_as_the_oldest() {
+    let (iommu, _) = rig();
+    iommu.attach(DEVICE, Context::Passthrough);
+    let part = |n: u64| [segment(0x9000 + 4 * n, 0x9000 + 4 * n, 4)];
+    // The last is apart.
+    for n in (0..65).chain([100]) {
+        iommu.observe_map(DEVICE, 10 * n, part(n));
+        iommu.observe_unmap(DEVICE, 10 * n, part(n));
+    }
+    // All are closed in the end but the first 65, of which only one was open for so long by itself.
+    iommu.observe_map(DEVICE, 1_010, part(0));
+    iommu.finish(2_000);
+    assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 2_000);
+    let (iommu, _) = rig();
+    iommu.attach(DEVICE, Context::Passthrough);
+    for n in 0..64 {
+        iommu.observe_map(DEVICE, 10 * n, part(n));
+        iommu.observe_unmap(DEVICE, 10 * n, part(n));
+    }
+    iommu.observe_map(DEVICE, 1_010, part(0));
+    iommu.finish(2_000);
+    assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 1_990, "64 are kept apart");
+}
+
+/// The ledger's pages may be larger than those of the tables: what lies before a page is no part of it.
+#[test]
+fn neighbours_are_in_the_page_of_the_ledger() {
+    let (iommu, mapper) = rig_with(|config| config.exposure_page = PageSize::from_shift(14).unwrap());
+    mapper.map(0x3000, 0xb000);
+    mapper.map(0x4000, 0xc000);
+    iommu.observe_map(DEVICE, 0, [segment(0x4000, 0xc000, PAGE)]);
+    iommu.finish(10);
+    assert_eq!(iommu.exposure(DEVICE), Exposed::default(), "behind it nothing is mapped");
+    mapper.map(0x5000, 0xd000);
+    iommu.observe_map(DEVICE, 10, [segment(0x4000, 0xc000, PAGE)]);
+    iommu.finish(15);
+    assert_eq!(iommu.exposure(DEVICE), exposed(0, (16384 - 4096) * 5, 0));
+}
+
+/// Of two mappings of the same bytes that one ends which is told of.
+#[test]
+fn a_mapping_ends_by_its_own_address() {
+    let (iommu, mapper) = rig();
+    mapper.map(0x1000, 0x9000);
+    // The second's address leads nowhere.
+    for at in [0x1000, 0x2000] {
+        iommu.observe_map(DEVICE, 0, [segment(at, 0x9000, 1000)]);
+    }
+    assert_eq!(iommu.observe_unmap(DEVICE, 10, [segment(0x2000, 0x9000, 1000)]), 0);
+    iommu.finish(30);
+    assert_eq!(iommu.exposure(DEVICE), exposed(0, 3096 * 30, 0));
+}
+
+/// What the tables still lead to is looked at when either domain is invalidated, and after a change when the new one is.
+#[test]
+fn each_domain_of_one_submission_is_looked_at_and_a_new_one_as_well() {
+    let (iommu, mapper) = rig();
+    let (other, device) = (Mapper::new(iommu.memory(), 4), DeviceId(8));
+    iommu.attach(device, other.context(DomainId(4)));
+    let selective = |domain| Descriptor::DomainSelective { domain };
+    for ranges in [1, 2] {
+        let start = iommu.total_exposure();
+        let parts = |n: u64| [segment(0x1000 + 100 * n, 0x9000 + 100 * n, 10)];
+        for (mapper, device) in [(&mapper, DEVICE), (&other, device)] {
+            mapper.map(0x1000, 0x9000);
+            // One range, or several, which are kept in another way.
+            (0..ranges).for_each(|n| iommu.observe_map(device, 0, parts(n)));
+            (0..ranges).for_each(|n| _ = iommu.observe_unmap(device, 0, parts(n)));
+            mapper.unmap(0x1000);
+        }
+        assert_eq!(iommu.pages_observed(), 2);
+        iommu.queue().submit(&[selective(DOMAIN), selective(DomainId(4)), Descriptor::Wait]).unwrap();
+        assert_eq!((iommu.pages_observed(), iommu.total_exposure()), (0, start));
+    }
+    // The same tables under another number are open until that is invalidated.
+    for ranges in [1, 2] {
+        let parts = |n: u64| [segment(0x1000 + 100 * n, 0x9000 + 100 * n, 10)];
+        mapper.map(0x1000, 0x9000);
+        (0..ranges).for_each(|n| iommu.observe_map(DEVICE, 0, parts(n)));
+        (0..ranges).for_each(|n| _ = iommu.observe_unmap(DEVICE, 0, parts(n)));
+        assert_eq!(iommu.pages_observed(), 1);
+        iommu.attach(DEVICE, mapper.context(DomainId(5)));
+        assert_eq!(iommu.pages_observed(), 1);
+        mapper.unmap(0x1000);
+        iommu.queue().submit(&[selective(DomainId(5)), Descriptor::Wait]).unwrap();
+        assert_eq!(iommu.pages_observed(), 0, "{ranges}");
+        iommu.attach(DEVICE, mapper.context(DOMAIN));
+    }
+}
+
 #[test]
 fn bytes_are_stale_since_their_last_mapping_ended() {
     let (iommu, _) = rig();
@@ -328,10 +421,13 @@ fn time_never_goes_back_and_odd_segments_do_no_harm() {
         [segment(u64::MAX, u64::MAX, 9), segment(0, 0, 0), segment(5, u64::MAX - 4, u64::MAX)],
     );
     assert_eq!(iommu.observe_unmap(DEVICE, 60, [segment(u64::MAX, u64::MAX, 9), segment(0, 0, 0)]), 0);
+    // Told at 70, this begins at 100, too.
+    mapper.map(0x2000, 0xa000);
+    iommu.observe_map(DEVICE, 70, [segment(0x2000, 0xa000, 96)]);
     iommu.set_time(110);
     iommu.set_time(90);
     iommu.finish(120);
-    assert_eq!(iommu.exposure(DEVICE), exposed(0, 4000 * 20, 0));
+    assert_eq!(iommu.exposure(DEVICE), exposed(0, 2 * 4000 * 20, 0));
 }
 
 #[test]

@@ -164,8 +164,45 @@ fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
     assert_eq!(faults(0x3000), None);
     assert_eq!(faults(1 << 30), absent(3));
     mapper.map(1 << 30, 0xd000);
+    assert_eq!(faults(0x5000), absent(1));
+    mapper.map(0x5000, 0xe000);
     queue.invalidate(DOMAIN, Invalidation::Domain).unwrap();
-    assert_eq!(faults(1 << 30), None);
+    assert_eq!([faults(1 << 30), faults(0x5000)], [None; 2]);
+}
+
+/// What becomes an invalidation of the domain, for its size, forgets no large page of which a driver named a part.
+#[test]
+fn a_range_too_large_for_a_block_is_still_no_more_than_was_asked_for() {
+    let (iommu, mapper) = rig();
+    let large = 4 << 20;
+    mapper.map_at(large, 64 << 20, BOTH, 2);
+    [PAGE, 9 << 20].iter().for_each(|at| mapper.map(*at, 0x9000 + at));
+    [PAGE, large, 9 << 20].iter().for_each(|at| touch(&iommu, *at));
+    mapper.entry(large, 2).store(0, portcullis::sync::Ordering::Release);
+    [PAGE, 9 << 20].iter().for_each(|at| mapper.unmap(*at));
+    iommu.queue().invalidate(DOMAIN, range(PAGE, 5 << 20, true)).unwrap();
+    assert_eq!(iommu.stats().domain_invalidations, 1);
+    assert_eq!([PAGE, large, 9 << 20].map(|at| reached(&iommu, at)), [None, Some(64 << 20), None]);
+}
+
+/// A walk that ends in a fault has read its tables like any other.
+#[test]
+fn walks_that_fault_are_counted() {
+    let (iommu, mapper) = rig();
+    mapper.map(PAGE, 0x9000);
+    assert!(iommu.access(DEVICE, iova(2 * PAGE), 1, READ).is_err());
+    let stats = iommu.stats();
+    assert_eq!((stats.accesses, stats.iotlb_misses, stats.walk_cache_misses), (1, 1, 1));
+    assert_eq!((stats.table_reads, stats.misses_by_level), (4, [1, 1, 1, 0]));
+    assert!(iommu.access(DEVICE, iova(3 * PAGE), 1, READ).is_err());
+    assert_eq!((iommu.stats().walk_cache_misses, iommu.stats().table_reads), (1, 5));
+    // A transfer of three pages of which one leads elsewhere, and one nowhere.
+    mapper.map(2 * PAGE, 0xa000);
+    mapper.map(3 * PAGE, 0xf000);
+    let checked = |pages: u64| iommu.access_checked(DEVICE, iova(PAGE), phys(0x9000), pages * PAGE, READ);
+    assert_eq!([checked(2), checked(3)].map(|o| (o.faults, o.wrong)), [(0, 0), (0, 1)]);
+    let outcome = checked(4);
+    assert_eq!((outcome.faults, outcome.wrong), (1, 1));
 }
 
 #[test]

@@ -65,6 +65,8 @@ fn frames_come_zeroed_and_are_counted() {
     assert_eq!((memory.frames_in_use(), memory.peak_frames()), (4, 4));
     memory.release(run, 3);
     assert_eq!((memory.frames_in_use(), memory.peak_frames()), (1, 4));
+    memory.alloc(1).unwrap();
+    assert_eq!((memory.frames_in_use(), memory.peak_frames()), (2, 4));
     assert_eq!((memory.bad_frees(), memory.stray_tables()), (0, 0));
 }
 

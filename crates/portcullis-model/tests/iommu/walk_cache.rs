@@ -2,7 +2,7 @@
 
 use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 use portcullis_model::walk_cache::WalkCache;
-use portcullis_model::walker::{Rights, TableFormat, TablePointer};
+use portcullis_model::walker::{ArmTables, Granule, Rights, TableFormat, TablePointer};
 
 const A: DomainId = DomainId(1);
 const B: DomainId = DomainId(2);
@@ -67,5 +67,23 @@ fn a_range_removes_the_tables_that_lead_to_it() {
     cache.invalidate_domain(A);
     assert_eq!(cache.len(1), 4);
     cache.invalidate_range(B, IovaRange::new(at(0), u64::MAX).unwrap());
+    assert!(cache.is_empty());
+}
+
+/// A table of one granule spans 2 MiB, one of the other 32 MiB, at the same level and with the same leading bits.
+#[test]
+fn granules_keep_apart() {
+    let large = TableFormat::Arm(ArmTables::stage1(Granule::Size16K, 47));
+    let mut cache = WalkCache::new(64);
+    cache.insert(A, at(0), FOUR, pointer(1, 0x1000));
+    assert_eq!(cache.peek(A, at(0), large), None);
+    cache.insert(A, at(0), large, pointer(1, 0x8000));
+    assert_eq!(cache.lookup(A, at(0), FOUR), Some(pointer(1, 0x1000)));
+    assert_eq!(cache.lookup(A, at(0), large), Some(pointer(1, 0x8000)));
+    // In the span of one of them.
+    cache.invalidate_range(A, IovaRange::new(at(2 << 20), 0x1000).unwrap());
+    assert_eq!((cache.peek(A, at(0), FOUR), cache.peek(A, at(0), large)), (Some(pointer(1, 0x1000)), None));
+    cache.insert(A, at(0), large, pointer(1, 0x8000));
+    cache.invalidate_range(A, IovaRange::new(at(0), 0x1000).unwrap());
     assert!(cache.is_empty());
 }

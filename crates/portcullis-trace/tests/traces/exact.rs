@@ -207,8 +207,15 @@ fn allocations_are_used_at_both_ends() {
         "dma_alloc: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de flags=X attrs=".to_owned(),
         "dma_free: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de attrs=".to_owned(),
     ];
-    let strict = only(replayed(&events, &options("vtd", &[STRICT])));
-    assert_eq!(strict.iotlb_misses_per_access, 0.5);
+    for mode in Mode::ALL {
+        // No policy copies it, and where addresses are translated the first use alone misses.
+        let policy = only(replayed(&events, &options("vtd", &[mode])));
+        let translated = !matches!(mode, Mode::PASSTHROUGH | Mode::Swiotlb);
+        assert_eq!(policy.iotlb_misses_per_access, if translated { 0.5 } else { 0.0 }, "{}", mode.name());
+        // A machine's pool is there from the beginning.
+        let pool = if mode == Mode::Swiotlb { 16 << 20 } else { 0 };
+        assert_eq!(policy.peak_bounce_bytes, pool, "{}", mode.name());
+    }
 }
 
 /// A second each: no call takes a part of that by itself.

@@ -138,6 +138,9 @@ fn tries_of_old_addresses_are_counted_by_what_was_promised() {
         assert_eq!((found.changes, found.tries, found.violations()), (3, 2 * (1 + 3 + 3) + 3, 0));
         assert_eq!(found.strict.unmaps + found.lazy.unmaps, 2);
         met.insert((found.strict.unmaps, found.lazy.unmaps));
+        // What is copied is out of reach at once, whatever the policy of what is mapped.
+        let copied = of(Mode::Bounce, 20_000, Some(seed), 1);
+        assert_eq!((copied.strict.unmaps, copied.lazy.unmaps, copied.changes), (2, 0, 3));
     }
     assert_eq!(met.len(), 3, "each way to end two mappings: {met:?}");
 }

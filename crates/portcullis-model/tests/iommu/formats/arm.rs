@@ -120,6 +120,16 @@ fn stage_2_roots_are_up_to_16_tables_in_a_row() {
     }
 }
 
+/// A root of few entries is aligned to 64 bytes, one of more to its size.
+#[test]
+fn small_roots_are_aligned_to_64_bytes() {
+    for (width, align) in [(31, 64), (33, 64), (34, 128), (39, 4096)] {
+        let format = TableFormat::Arm(ArmTables::stage1(Size4K, width));
+        assert!(format.is_root(PhysAddr::new(0x1_0000 + align)), "{width}");
+        assert!(!format.is_root(PhysAddr::new(0x1_0000 + align / 2)), "{width}");
+    }
+}
+
 #[test]
 fn dimensions_that_do_not_exist() {
     let good = ArmTables::stage1(Size4K, 48);
