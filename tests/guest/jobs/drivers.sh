@@ -16,6 +16,7 @@ for way in $MODES; do
         fi
         bind "$device" "$(pci_driver $name)"
         check "$name $way" $use "$name" "$device"
+        [ $name != ahci ] || check "$name $way, 1 MiB" use_large "$device"
         unbind "$device"
         if [ -d "$P/devices/$device" ]; then
             open=$(counter "$device" open_bytes)

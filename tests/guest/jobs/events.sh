@@ -13,26 +13,26 @@ for way in $MODES; do
     for size in 4096 16384 65536 131072; do
         # What a first use allocates is there afterwards: also for as many at once as there will be.
         portcullis-guest read "$node" --threads 8 --operations 200 --size $size >/dev/null
-        # What that has left over in a pool, the pool gives back within seconds: a state is steady when this is over.
-        for try in 1 2 3; do
+        row="$((size >> 10)) KiB"
+        # Copies are to cost the IOMMU nothing: each of three times is looked at, and the tables have the one in the middle.
+        case $way in bounce) tries="1 2 3";; *) tries=1;; esac
+        for try in $tries; do
             counting iommu/map iommu/unmap $waits
             said=$(portcullis-guest read "$node" --threads 4 --operations $((reads / 4)) --size $size) || bad "events $way $size" "$said"
             maps=$(counted iommu/map) unmaps=$(counted iommu/unmap) invalidations=$(counted $waits)
             counted_all iommu/map iommu/unmap $waits
-            case $way:$maps:$unmaps in bounce:0:0) break;; bounce:*) echo "in try $try $maps maps, $unmaps unmaps";; *) break;; esac
+            echo "figure iommu_map for $reads reads | $row | $way: $maps"
+            echo "figure iommu_unmap for $reads reads | $row | $way: $unmaps"
+            echo "figure waits for the IOMMU in $reads reads | $row | $way: $invalidations"
+            said=${said##*, }
+            echo "figure reads per second, 4 threads | $row | $way: ${said%% *}"
+            case $way:$maps:$unmaps in
+            bounce:0:0) ok "events $way $size";;
+            bounce:*) echo "in try $try $maps maps, $unmaps unmaps, $invalidations waits, pool $(counter "$device" pool_bytes)"; bad "events $way $size" "$maps maps, $unmaps unmaps, $invalidations waits";;
+            *:-:* | *:0:0) case $way in linux-passthrough | auto) ok "events $way $size";; *) bad "events $way $size" "nothing was counted";; esac;;
+            *) ok "events $way $size";;
+            esac
         done
-        row="$((size >> 10)) KiB"
-        echo "figure iommu_map for $reads reads | $row | $way: $maps"
-        echo "figure iommu_unmap for $reads reads | $row | $way: $unmaps"
-        echo "figure waits for the IOMMU in $reads reads | $row | $way: $invalidations"
-        said=${said##*, }
-        echo "figure reads per second, 4 threads | $row | $way: ${said%% *}"
-        case $way:$maps:$unmaps in
-        bounce:0:0) ok "events $way $size";;
-        bounce:*) bad "events $way $size" "$maps maps, $unmaps unmaps, $invalidations invalidations";;
-        *:-:* | *:0:0) case $way in linux-passthrough | auto) ok "events $way $size";; *) bad "events $way $size" "nothing was counted";; esac;;
-        *) ok "events $way $size";;
-        esac
     done
     unbind "$device"
     [ ! -d "$P/devices/$device" ] || check "events $way given back" put $P/unprotect "$device"

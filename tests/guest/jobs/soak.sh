@@ -31,7 +31,7 @@ while left; do
     for way in strict lazy auto bounce; do
         for entry in $DISKS $CARDS; do put "$P/devices/$(dev "${entry##*:}")/policy" $way || bad "soak policy $entry $way" "$(cat /tmp/put)"; done
         sleep 5
-        echo 0 >/sys/devices/system/cpu/cpu1/online; sleep 1; echo 1 >/sys/devices/system/cpu/cpu1/online
+        cpu1 0; sleep 1; cpu1 1
     done
 done
 wait

@@ -34,9 +34,9 @@ switches() {
 plug() {
     [ -w /sys/devices/system/cpu/cpu1/online ] || return 0
     while kill -0 $load_id 2>/dev/null; do
-        echo 0 >/sys/devices/system/cpu/cpu1/online || return 1
+        cpu1 0 || return 1
         usleep 300000
-        echo 1 >/sys/devices/system/cpu/cpu1/online || return 1
+        cpu1 1 || return 1
         usleep 300000
     done
 }

@@ -11,6 +11,7 @@ mod machine;
 mod report;
 mod root;
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -97,12 +98,18 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
                 wanted.jobs.push(known.ok_or_else(|| format!("the jobs are:\n{}", names.join("\n")))?);
             }
             "--modes" => wanted.modes = Some(value.to_owned()),
-            "--minutes" => wanted.minutes = value.parse().map_err(|_| unknown())?,
-            "--patience" => wanted.patience = value.parse().map_err(|_| unknown())?,
+            "--minutes" => wanted.minutes = at_least_one(word, value)?.get().into(),
+            // With 0 every guest would be given up before it has booted, and a soak of no minutes is none.
+            "--patience" => wanted.patience = at_least_one(word, value)?.get(),
             _ => return Err(unknown()),
         }
     }
     Ok(wanted)
+}
+
+/// A number that must not be 0.
+fn at_least_one(word: &str, value: &str) -> Result<NonZeroU32, String> {
+    value.parse().map_err(|_| format!("{word} wants a number from 1 on, not {value}\n{USAGE}"))
 }
 
 /// Why no guest can run here, if so. Installs QEMU, and fetches kernels, where the system allows it.
@@ -278,6 +285,11 @@ mod tests {
             [&["--kernel", "5.4"][..], &["--iommu"], &["--job", "list"], &["--minutes", "x"], &["edu"]]
         {
             assert!(parse(words).is_err(), "{words:?}");
+        }
+        for word in ["--patience", "--minutes"] {
+            assert!(parse(&[word, "2"]).is_ok());
+            let said = parse(&[word, "0"]).err().unwrap_or_default();
+            assert!(said.starts_with(&format!("{word} wants a number from 1 on, not 0")), "{said}");
         }
     }
 }
