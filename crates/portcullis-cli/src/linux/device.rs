@@ -181,13 +181,17 @@ impl Host<'_> {
     pub fn made_of(&self, path: &Path) -> Vec<PathBuf> {
         let in_folder =
             self.names(&path.join("slaves")).into_iter().map(|name| path.join("slaves").join(name));
-        let is_nvme = self.link(&path.join("subsystem")).is_some_and(|class| class == "nvme-subsystem");
+        let is_nvme = self.is_nvme_subsystem(path);
         let is_part = |name: &String| {
             name.starts_with("lower_")
                 || is_nvme && name.strip_prefix("nvme").is_some_and(|n| n.parse::<u32>().is_ok())
         };
         let beside = self.names(path).into_iter().filter(is_part).map(|name| path.join(name));
         in_folder.chain(beside).filter_map(|link| self.follow(&link)).collect()
+    }
+
+    fn is_nvme_subsystem(&self, path: &Path) -> bool {
+        self.link(&path.join("subsystem")).is_some_and(|class| class == "nvme-subsystem")
     }
 
     /// All devices on PCI, but for bridges of any kind, which map nothing.
@@ -248,11 +252,22 @@ impl Host<'_> {
     pub fn uses_of(&self, device: &Device) -> Vec<String> {
         let of = |class: &str| {
             let folder = self.at("sys/class").join(class);
-            let is_ours = |name: &String| {
-                let path = self.follow(&folder.join(name));
-                path.is_some_and(|path| path.starts_with(&device.path) && !path.join("partition").exists())
+            let is_ours = |path: &PathBuf| {
+                // A path to a disk of NVMe has no node in `/dev`; the disk lies in its subsystem.
+                let is_path = || self.text(&path.join("hidden")).is_some_and(|hidden| hidden == "1");
+                let in_subsystem = || {
+                    let above = path.parent().filter(|above| self.is_nvme_subsystem(above));
+                    above.is_some_and(|above| {
+                        self.made_of(above).iter().any(|one| one.starts_with(&device.path))
+                    })
+                };
+                !path.join("partition").exists()
+                    && (path.starts_with(&device.path) && !is_path() || in_subsystem())
             };
-            self.names(&folder).into_iter().filter(is_ours).collect::<Vec<_>>()
+            let found = self.names(&folder).into_iter();
+            found
+                .filter(|name| self.follow(&folder.join(name)).is_some_and(|path| is_ours(&path)))
+                .collect::<Vec<_>>()
         };
         [of("net"), of("block")].concat()
     }

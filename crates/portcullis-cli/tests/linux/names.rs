@@ -109,6 +109,19 @@ fn a_disk_with_several_paths_is_reached_through_its_subsystem() {
     fake.in_class("nvme", "sys/devices/pci0000:00/0000:00:06.0/nvme/nvme1");
     fake.link(&format!("{subsystem}/nvme1"), "sys/devices/pci0000:00/0000:00:06.0/nvme/nvme1");
     assert_eq!(found(&fake, "/dev/nvme1n1"), "0000:00:06.0");
+    // What is shown is the disk that people know, and not the path to it, which has no node in /dev.
+    let path = "sys/devices/pci0000:00/0000:00:06.0/nvme/nvme1/nvme1c1n1";
+    fake.in_class("block", path);
+    fake.file(&format!("{path}/hidden"), "1\n");
+    fake.in_class("block", &format!("{subsystem}/nvme1n1/nvme1n1p1"));
+    fake.file(&format!("{subsystem}/nvme1n1/nvme1n1p1/partition"), "1\n");
+    fake.file("sys/devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1/hidden", "0\n");
+    let host = fake.host();
+    let uses = |name: &str| host.uses_of(&host.find(name).unwrap());
+    assert_eq!(
+        (uses("0000:00:06.0"), uses("0000:00:04.0")),
+        (vec!["nvme1n1".into()], vec!["nvme0n1".into()])
+    );
 }
 
 #[test]
