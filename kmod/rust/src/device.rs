@@ -42,6 +42,10 @@ const ERANGE: i32 = -34;
 /// while it is used.
 const LARGEST_SLOT: u64 = 2 << 20;
 
+/// How long a buffer of a pool may wait, and in how long a time a pool learns how many it needs: longer than the five seconds after which
+/// file systems commit, so that these find their buffers mapped.
+const IDLE_NS: u64 = 10_000_000_000;
+
 /// `struct pc_domain`.
 pub struct Domain {
     kernel: Shared<Kernel>,
@@ -116,6 +120,7 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
     let pool = PoolConfig {
         threshold: LARGEST_SLOT,
         limit: Iova::new(DmaMask::BITS_32.last()),
+        idle_ns: IDLE_NS,
         ..PoolConfig::default()
     };
     let builder = dma::DomainBuilder::new(mapper).bounce(Memory, pool);

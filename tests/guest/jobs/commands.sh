@@ -58,6 +58,31 @@ check "card given back" portcullis unprotect "$card" --yes
 fails "no device" portcullis protect 00:1e.7 --policy strict --yes
 says "of two, both" "does not tell them apart\|no driver" portcullis protect 00:1f.2 --policy bounce --yes
 check "both given back" portcullis unprotect 00:1f.2 --yes
+
+# Kept, and a boot later: all that a boot takes from here is the file, whose options modprobe gives the module before it loads the drivers.
+kept=/etc/modprobe.d/portcullis.conf
+mkdir -p ${kept%/*}
+check "kept" portcullis protect "$node" --policy bounce --threshold 65536 --keep --yes
+check "a rule is kept" portcullis protect driver:e1000e --policy bounce --threshold 65536 --keep
+for driver in nvme e1000e; do grep -q "^softdep $driver pre: portcullis$" $kept && ok "$driver waits" || bad "$driver waits" "$(cat $kept)"; done
+unbind "$device"; unbind "$(dev 05.0)"
+check "given back for the boot" put $P/unprotect "$device"
+check "module removed for the boot" rmmod portcullis
+# shellcheck disable=SC2046
+check "loaded as at a boot" load portcullis $(sed -n 's/^options portcullis //p' $kept)
+bind "$device" nvme; bind "$(dev 05.0)" e1000e
+within 20 disk "$device"; node=/dev/$(disk "$device")
+for one in "$device" "$(dev 05.0)"; do
+    says "kept $one" "bounce, copies up to 64 KiB" portcullis status "$one"
+done
+check "mounted, kept" mounted
+right "kept"
+umount /mnt
+says "its rule takes it again" "would be taken again at once" portcullis unprotect "$node" --yes
+check "kept no more" portcullis unprotect "$node" --keep --yes
+check "no rule is kept" portcullis unprotect driver:e1000e --keep
+[ ! -e $kept ] && ok "the file is gone" || bad "the file is gone" "$(cat $kept)"
+unbind "$device"; unbind "$(dev 05.0)"
 check "module removed" rmmod portcullis
 says "no module" "is not loaded" portcullis status
 echo end
