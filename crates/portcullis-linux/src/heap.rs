@@ -348,3 +348,18 @@ impl Drop for HeapBuffer {
         unsafe { Heap.free(self.segment.phys, self.size().div_ceil(FRAME)) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_the_heaps_until_they_are_freed() {
+        let first = Heap.alloc(3).unwrap();
+        let given = || [0, 1, 2].map(|frame| given::is_given(first.get() / FRAME_SIZE + frame));
+        assert_eq!(given(), [true; 3]);
+        // SAFETY: of one `alloc` of as many frames, and nothing uses them.
+        unsafe { Heap.free(first, 3) };
+        assert_eq!(given(), [false; 3]);
+    }
+}

@@ -127,7 +127,8 @@ impl State {
         let iova = range.start().checked_add(distance)?;
         entry.refs += 1;
         entry.whole += u64::from(whole);
-        entry.keep |= whole && keep == Keep::UntilForgotten;
+        // A larger one is kept already.
+        entry.keep |= keep == Keep::UntilForgotten;
         let generation = entry.generation;
         if entry.refs == 1 {
             self.slots.unlink(&mut self.idle, slot);

@@ -504,3 +504,40 @@ fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
     assert_eq!(cache.usage().entries, 0);
     bench.rig.queue.clear();
 }
+
+/// What is acquired while a forget is under way is another mapping, for which its owner has answered anew.
+#[test]
+fn a_forget_leaves_what_was_acquired_since_it_began() {
+    let bench = Bench::on(StdPlatform::new(), 200, 400);
+    (0..150).for_each(|n| _ = bench.touch(pages(n, 1), KEPT));
+    let (cache, first) = (Arc::clone(&bench.cache), AtomicBool::new(true));
+    bench.rig.queue.set(move || {
+        if first.swap(false, Ordering::Relaxed) {
+            // Of two pages whose own entries are still to go, and longer than these, so that the search meets it behind them.
+            cache.release(cache.open(pages(140, 2), BOTH, KEPT).unwrap()).unwrap();
+        }
+    });
+    assert_eq!(bench.cache.forget(pages(0, 150)).unwrap().entries, 150);
+    let usage = bench.cache.usage();
+    assert_eq!((usage.entries, usage.idle_bytes), (1, 2 * PAGE));
+    bench.unhook();
+    bench.finish();
+}
+
+/// Only the last holder of what is not kept must learn that no device reaches it.
+#[test]
+fn a_release_of_what_is_kept_waits_for_no_forget() {
+    let bench = Bench::on(StdPlatform::new(), 4, 64);
+    let held = Mutex::new(Some(bench.acquire(pages(0, 1), KEPT).unwrap()));
+    let (cache, said) = (Arc::clone(&bench.cache), Arc::new(Mutex::new(None)));
+    let answer = Arc::clone(&said);
+    bench.rig.queue.set(move || {
+        if let Some(held) = held.lock().unwrap().take() {
+            *answer.lock().unwrap() = Some(cache.release(held));
+        }
+    });
+    assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().held, 1);
+    assert_eq!(*said.lock().unwrap(), Some(Ok(Released::Forgotten)));
+    bench.unhook();
+    bench.finish();
+}

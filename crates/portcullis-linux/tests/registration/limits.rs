@@ -151,3 +151,14 @@ fn addresses_are_within_the_device_s_reach() {
     drop(cache);
     bench.finish();
 }
+
+#[test]
+fn of_large_entries_as_many_go_together_as_a_sixteenth_of_the_bytes_has() {
+    // Entries of 5 pages: two of them are a sixteenth of 160 pages.
+    let bench = Bench::new(1000, 160);
+    (0..32).for_each(|n| _ = bench.touch(pages(5 * n, 5), KEPT));
+    bench.submissions();
+    (32..40).for_each(|n| _ = bench.touch(pages(5 * n, 5), KEPT));
+    assert_eq!((bench.submissions(), bench.cache.usage().evictions), (4, 8));
+    bench.finish();
+}
