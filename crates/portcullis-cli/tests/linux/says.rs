@@ -312,3 +312,16 @@ fn linux_s_modes_have_the_words_of_the_command_line() {
         assert!(said.contains(&format!("┆ {expected} ")), "{said}");
     }
 }
+
+/// One of PCI, which is among all devices, and one of another bus, which is not.
+#[test]
+fn a_device_that_is_asked_for_is_told_once() {
+    let fake = Fake::new();
+    let path = "sys/devices/platform/fe9c0000.ethernet";
+    fake.on_bus("platform", "fe9c0000.ethernet", path, "12", Some("dwmac"));
+    for (asked_for, name) in [("eth0", "0000:00:05.0"), ("platform/fe9c0000.ethernet", "fe9c0000.ethernet")] {
+        let found = fake.host().status(&asked(Some(asked_for))).unwrap();
+        let names: Vec<&str> = found.unprotected.iter().map(|seen| seen.device.as_str()).collect();
+        assert_eq!((names, found.protected.len()), (vec![name], 0));
+    }
+}
