@@ -68,7 +68,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 20] = [
+pub const JOBS: [&Job; 21] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -200,6 +200,14 @@ pub const JOBS: [&Job; 20] = [
         name: "stress",
         what: "under load: policies change, CPUs, drivers and a device leave; the module is removed and loaded again",
         script: "stress",
+        ..USUAL
+    },
+    &Job {
+        name: "suspend",
+        what: "the machine sleeps and wakes while devices are in use",
+        script: "suspend",
+        modes: "linux-lazy strict lazy bounce auto",
+        time: Duration::from_secs(900),
         ..USUAL
     },
     &Job { name: "fail", what: "memory runs out during I/O", script: "fail", ..USUAL },
