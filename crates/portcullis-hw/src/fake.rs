@@ -37,6 +37,29 @@ pub(crate) enum Seen {
     Register(usize, u32, u64),
 }
 
+/// A word that is stored to memory.
+pub(crate) fn word(at: u64, value: u64) -> Seen {
+    Seen::Word(at, value)
+}
+
+/// A write of 32 bits to a register.
+pub(crate) fn register(at: usize, value: u32) -> Seen {
+    Seen::Register(at, 32, value.into())
+}
+
+/// Entries of two words, in places of `size` bytes of the ring at `ring`, from the place `first` on.
+pub(crate) fn entries<'a>(
+    (ring, size): (u64, u64),
+    first: u64,
+    entries: impl IntoIterator<Item = &'a [u64; 2]>,
+) -> Vec<Seen> {
+    let words = |(place, [low, high]): (u64, &[u64; 2])| {
+        let at = ring + place * size;
+        [word(at, *low), word(at + 8, *high)]
+    };
+    (first..).zip(entries).flat_map(words).collect()
+}
+
 /// All of it, in order.
 pub(crate) type Log = Arc<Mutex<Vec<Seen>>>;
 

@@ -50,8 +50,9 @@ struct State {
     dead: bool,
     /// It refuses commands of this code.
     refused: Option<u64>,
-    /// The bits of CR0 that CR0ACK has, and those that it has whatever CR0 has.
+    /// CR0ACK takes these bits from CR0.
     acknowledged: u32,
+    /// CR0ACK always shows these bits.
     stuck: u32,
     /// How many reads of GBPA find the change before still under way.
     updating: u32,

@@ -2,7 +2,7 @@
 //! 48882, Rev. 3.10, sections 2.2.2 "Device Table", 2.4 "Commands", 3.4 "IOMMU MMIO Registers").
 
 use super::*;
-use crate::fake::Seen;
+use crate::fake::{Seen, entries, word};
 
 /// The device table, of two frames; the command buffer; what it confirms; the event log.
 const DEVICES: u64 = Memory::FIRST;
@@ -29,10 +29,6 @@ fn left(state: &mut State) {
     state.rings = [0x50, 0x90, 0x30, 0x70, 0x1f];
 }
 
-fn word(at: u64, value: u64) -> Seen {
-    Seen::Word(at, value)
-}
-
 fn register(at: usize, value: u64) -> Seen {
     Seen::Register(at, 64, value)
 }
@@ -41,11 +37,9 @@ fn register(at: usize, value: u64) -> Seen {
 /// each submission take the first word that confirms.
 fn submission(first: u64, commands: &[[u64; 2]], number: u64) -> Vec<Seen> {
     let wait = [1 << 60 | ANSWERS | 1, number];
-    let places = (first..).zip(commands.iter().chain([&wait]));
-    let words = places.flat_map(|(place, [low, high])| {
-        [word(COMMANDS + place * 16, *low), word(COMMANDS + place * 16 + 8, *high)]
-    });
-    words.chain([register(reg::COMMAND_TAIL, (first + commands.len() as u64 + 1) * 16)]).collect()
+    let mut seen = entries((COMMANDS, 16), first, commands.iter().chain([&wait]));
+    seen.push(register(reg::COMMAND_TAIL, (first + commands.len() as u64 + 1) * 16));
+    seen
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! chapters "Data Structures", "In-memory queue interface", "Memory-mapped register interface").
 
 use super::*;
-use crate::fake::Seen;
+use crate::fake::{Seen, entries, register, word};
 
 /// The directory of three levels, from the uppermost to the contexts of the lowest devices; commands, and what confirms them;
 /// fault records.
@@ -16,23 +16,13 @@ const RECORDS: u64 = Memory::FIRST + 0x5000;
 const FENCE: [u64; 2] = [2, 0];
 const DIRECTORY: [u64; 2] = [3 | 1 << 33 | 0x28 << 40, 0];
 
-fn word(at: u64, value: u64) -> Seen {
-    Seen::Word(at, value)
-}
-
-fn register(at: usize, value: u32) -> Seen {
-    Seen::Register(at, 32, value.into())
-}
-
 /// Commands from the place `first` on, the fence behind them, which stores `number` and waits for reads and writes, and the
 /// doorbell.
 fn submission(first: u64, commands: &[[u64; 2]], number: u64) -> Vec<Seen> {
     let fence = [2 | 1 << 10 | 1 << 12 | 1 << 13 | number << 32, ANSWERS >> 2];
-    let places = (first..).zip(commands.iter().chain([&fence]));
-    let words = places.flat_map(|(place, [low, high])| {
-        [word(COMMANDS + place * 16, *low), word(COMMANDS + place * 16 + 8, *high)]
-    });
-    words.chain([register(reg::CQT, first as u32 + commands.len() as u32 + 1)]).collect()
+    let mut seen = entries((COMMANDS, 16), first, commands.iter().chain([&fence]));
+    seen.push(register(reg::CQT, first as u32 + commands.len() as u32 + 1));
+    seen
 }
 
 /// `ddtp`, the high half first.
@@ -98,7 +88,8 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
 
     let log = alloc::sync::Arc::clone(unit.host().log());
     unit.shut_down().unwrap();
-    // Through Off, where the page number stays, to Bare; what is under way is waited for; and both queues go off.
+    // The pointer goes through Off, where its page number stays, to Bare. The driver waits for accesses under way, and turns both
+    // queues off.
     let mut wanted = pointer(UPPER >> 2).to_vec();
     wanted.extend(pointer(1));
     wanted.extend(submission(12, &[], 5));

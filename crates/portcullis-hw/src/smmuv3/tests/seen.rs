@@ -4,7 +4,7 @@
 use portcullis::pgtable::ARM_MAIR;
 
 use super::*;
-use crate::fake::{Seen, Uncached};
+use crate::fake::{Seen, Uncached, entries, register, word};
 
 const COMMANDS: u64 = Memory::FIRST;
 const EVENTS: u64 = Memory::FIRST + 0x1000;
@@ -17,8 +17,8 @@ const CFGI_STE: u64 = 0x03 | 0x128 << 32;
 const CFGI_CD: u64 = 0x05 | 0x128 << 32;
 const SYNC: [u64; 2] = [0x46, 0];
 
-/// As firmware, or the kernel before this one, has left a unit: on, with queues that have moved on, errors that nobody has
-/// acknowledged, and attributes that no driver's are.
+/// Firmware, or the kernel before this one, has left the unit on. Its queues' indices are not 0, errors wait for their acknowledgement,
+/// and no driver writes the attributes that the registers have.
 fn left(state: &mut State) {
     for (register, value) in [
         (reg::CR0, 0x1f),
@@ -42,22 +42,11 @@ fn left(state: &mut State) {
     state.indices = [0x8000_0033, 0x21];
 }
 
-fn word(at: u64, value: u64) -> Seen {
-    Seen::Word(at, value)
-}
-
-fn register(at: usize, value: u32) -> Seen {
-    Seen::Register(at, 32, value.into())
-}
-
 /// Commands from the place `first` on, and the doorbell behind them.
 fn commands(first: u32, commands: &[[u64; 2]]) -> Vec<Seen> {
-    let places = (first..).zip(commands);
-    let words = places.flat_map(|(place, [low, high])| {
-        let at = COMMANDS + u64::from(place) * 16;
-        [word(at, *low), word(at + 8, *high)]
-    });
-    words.chain([register(reg::CMDQ_PROD, first + commands.len() as u32)]).collect()
+    let mut seen = entries((COMMANDS, 16), first.into(), commands);
+    seen.push(register(reg::CMDQ_PROD, first + commands.len() as u32));
+    seen
 }
 
 /// The two registers of each queue's indices, as a start writes them.
@@ -190,7 +179,7 @@ fn what_becomes_of_accesses_is_changed_when_the_change_before_is_taken() {
     assert_eq!(change(&unit, |state| (state.word(reg::GBPA), state.updating)), (gbpa::ABORT | 0x1230, 0));
 }
 
-/// Tables are made for so many streams, whatever more the unit tells apart.
+/// The driver's table has its largest number of streams where the unit can tell more of them apart.
 #[test]
 fn a_table_of_streams_has_its_bounds() {
     let linear = IDR0 & !(3 << 27 | idr0::S1P);

@@ -12,7 +12,7 @@ const BYPASS: usize = 0x200 + 36;
 const REQUESTS: Write = (0x100, 2, 0);
 const EVENTS: Write = (0x104, 2, 1);
 
-/// A queue of so many descriptors, with its three parts, is turned on.
+/// The driver's writes that turn on queue `number`, with `size` descriptors, at the addresses of its three parts.
 fn queue(number: u64, size: u64, [descriptors, driver, device]: [u64; 3]) -> Vec<Write> {
     let halves = |at: usize, address: u64| [(at, 4, address & 0xffff_ffff), (at + 4, 4, address >> 32)];
     let parts = [halves(0x20, descriptors), halves(0x28, driver), halves(0x30, device)];

@@ -3,7 +3,7 @@
 
 use super::left::{LeftState, host, state};
 use super::*;
-use crate::fake::Seen;
+use crate::fake::{Seen, entries, register, word};
 use crate::fault::Reason;
 use crate::queue::Port;
 use crate::vtd::layout::ecap;
@@ -19,14 +19,6 @@ const FORGET_CONTEXTS: [u64; 2] = [0x11, 0];
 const FORGET_TRANSLATIONS: [u64; 2] = [0xd2, 0];
 const FORGET_DOMAIN: [u64; 2] = [0xe2 | 7 << 16, 0];
 
-fn word(at: u64, value: u64) -> Seen {
-    Seen::Word(at, value)
-}
-
-fn register(at: usize, value: u32) -> Seen {
-    Seen::Register(at, 32, value.into())
-}
-
 /// A queue of places of `size` bytes.
 struct Commands {
     at: u64,
@@ -38,13 +30,9 @@ impl Commands {
     /// Descriptors from the place `first` on, the wait behind them, which stores `number`, and the doorbell.
     fn submission(&self, first: u64, commands: &[[u64; 2]], number: u64) -> Vec<Seen> {
         let wait = [5 | 1 << 5 | number << 32, self.answers];
-        let places = (first..).zip(commands.iter().chain([&wait]));
-        let words = places.flat_map(|(place, [low, high])| {
-            let at = self.at + place * self.size;
-            [word(at, *low), word(at + 8, *high)]
-        });
-        let tail = (first + commands.len() as u64 + 1) * self.size;
-        words.chain([Seen::Register(reg::IQT, 64, tail)]).collect()
+        let mut seen = entries((self.at, self.size), first, commands.iter().chain([&wait]));
+        seen.push(Seen::Register(reg::IQT, 64, (first + commands.len() as u64 + 1) * self.size));
+        seen
     }
 }
 
