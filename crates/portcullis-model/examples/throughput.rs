@@ -128,7 +128,7 @@ fn lives(name: &str, len: u64, policy: Policy) {
         }
     }
     let whole = whole.elapsed();
-    iommu.finish(rounds * 1000);
+    iommu.set_time(rounds * 1000);
     assert_eq!(wrong, 0, "the model let a strict mapping leak or led an access astray");
     let [map, access, invalidate, unmap] = spent.map(|sum| (sum as f64 / rounds as f64 - clock).max(0.0));
     println!("{name}\n{map:>8.1} ns  observe_map\n{access:>8.1} ns  access_checked");

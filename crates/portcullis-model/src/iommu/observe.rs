@@ -47,11 +47,6 @@ impl Iommu {
         self.state.lock().exposure.set_time(time);
     }
 
-    /// It is `time`, the end of a run: what is open is accounted for up to then.
-    pub fn finish(&self, time: u64) {
-        self.set_time(time);
-    }
-
     /// What `device` could reach beyond its mappings, up to the latest time that was told. O(pages open to
     /// the device).
     pub fn exposure(&self, device: DeviceId) -> Exposed {

@@ -201,7 +201,7 @@ fn the_ledger_counts_what_only_the_device_holds() {
     // The second page ends here; the first leads through the IOTLB still.
     iommu.set_time(60);
     invalidate(&iommu, of_iotlb()).unwrap();
-    iommu.finish(100);
+    iommu.set_time(100);
     let page = u128::from(PAGE);
     let exposed =
         |stale_byte_ns, longest_stale_ns| Exposed { stale_byte_ns, neighbour_byte_ns: 0, longest_stale_ns };
@@ -217,6 +217,6 @@ fn the_ledger_counts_what_only_the_device_holds() {
     assert_eq!(iommu.observe_unmap(DEVICE, 100, [pages(PAGE)]), 1);
     iommu.set_time(107);
     iommu.detach(DEVICE);
-    iommu.finish(200);
+    iommu.set_time(200);
     assert_eq!(iommu.exposure(DEVICE), exposed(page * 77, 50));
 }

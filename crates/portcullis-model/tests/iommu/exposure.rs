@@ -32,7 +32,7 @@ fn one_buffer_lazily_unmapped() {
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 2596 * 1000, 0), "a report needs no settling");
     assert_eq!(iommu.observe_unmap(DEVICE, 11_000, buffer), 1);
     flush(&iommu, 11_500);
-    iommu.finish(20_000);
+    iommu.set_time(20_000);
     assert_eq!(iommu.exposure(DEVICE), exposed(1500 * 500, 2596 * 1500, 500));
     assert_eq!(iommu.total_exposure(), iommu.exposure(DEVICE));
     assert_eq!(iommu.exposure(DeviceId(1)), Exposed::default());
@@ -49,7 +49,7 @@ fn one_buffer_strictly_unmapped() {
     flush(&iommu, 900);
     assert_eq!(iommu.observe_unmap(DEVICE, 1000, buffer), 0);
     assert_eq!(iommu.pages_observed(), 0, "what is closed is forgotten");
-    iommu.finish(5000);
+    iommu.set_time(5000);
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 2596 * 1000, 0));
 }
 
@@ -61,7 +61,7 @@ fn a_buffer_that_was_never_accessed_is_not_stale() {
     iommu.observe_map(DEVICE, 0, buffer);
     mapper.unmap(0x1000);
     assert_eq!(iommu.observe_unmap(DEVICE, 100, buffer), 0);
-    iommu.finish(1000);
+    iommu.set_time(1000);
     assert_eq!(iommu.exposure(DEVICE), Exposed::default());
 }
 
@@ -80,7 +80,7 @@ fn two_halves_of_a_page_are_no_neighbours_while_both_are_live() {
     flush(&iommu, 350);
     mapper.unmap(0x2000);
     assert_eq!(iommu.observe_unmap(DEVICE, 420, high), 0);
-    iommu.finish(1000);
+    iommu.set_time(1000);
     assert_eq!(iommu.exposure(DEVICE), exposed(2048 * 50, 2048 * (100 + 70), 50));
 }
 
@@ -100,7 +100,7 @@ fn a_mapping_of_several_pages_has_neighbours_at_its_ends() {
     assert_eq!(iommu.observe_unmap(DEVICE, 10, list), 4);
     iommu.queue().submit(&[]).unwrap();
     flush(&iommu, 13);
-    iommu.finish(100);
+    iommu.set_time(100);
     let (bytes, rest) = (96 + 2 * 4096 + 10, 4000 + 4086);
     assert_eq!(iommu.exposure(DEVICE), exposed(bytes * 3, rest * 13, 3));
 }
@@ -114,7 +114,7 @@ fn a_bounced_buffer_exposes_nothing() {
     iommu.observe_map(DEVICE, 0, buffer);
     touch(&iommu, 0x1000);
     assert_eq!(iommu.observe_unmap(DEVICE, 100, buffer), 0);
-    iommu.finish(1000);
+    iommu.set_time(1000);
     assert_eq!(iommu.exposure(DEVICE), Exposed::default());
 }
 
@@ -139,7 +139,7 @@ fn replacement_closes_an_exposure() {
     assert_eq!(iommu.observe_unmap(DEVICE, 40, [segment(0x2000, 0xa000, PAGE)]), 1);
     mapper.map(0x4000, 0xc000);
     assert_eq!(iommu.access_checked(DEVICE, iova(0x4000), phys(0xc000), 1, READ), AccessOutcome::default());
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(4096 * 25, 0, 25));
 }
 
@@ -159,7 +159,7 @@ fn what_the_tables_still_lead_to_is_tried_again_at_each_invalidation() {
     flush(&iommu, 30);
     mapper.unmap(0x1000);
     flush(&iommu, 47);
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(4096 * 37, 0, 37));
 }
 
@@ -176,7 +176,7 @@ fn a_freed_table_that_is_still_walked_exposes_its_pages() {
     iommu.memory().release(table, 1);
     assert_eq!(iommu.observe_unmap(DEVICE, 10, buffer), 1);
     flush(&iommu, 18);
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(4096 * 8, 0, 8));
 }
 
@@ -196,7 +196,7 @@ fn lost_invalidations_are_exposure() {
         queue.invalidate(DOMAIN, Invalidation::Domain).unwrap();
         violations += iommu.observe_unmap(DEVICE, round * 100 + 50, buffer);
     }
-    iommu.finish(1000);
+    iommu.set_time(1000);
     // Open from 250 until the same buffer is mapped again at 300.
     assert_eq!(violations, 1);
     assert_eq!(iommu.exposure(DEVICE), exposed(4096 * 50, 0, 50));
@@ -215,14 +215,14 @@ fn a_device_passed_through_keeps_what_it_was_given() {
     // The first again: live from 40 to 60.
     iommu.observe_map(DEVICE, 40, one);
     iommu.observe_unmap(DEVICE, 60, one);
-    iommu.finish(100);
+    iommu.set_time(100);
     let stale = 100 * (100 - 10 - 20) + 50 * (100 - 30);
     let neighbour = 3996 * 20 + 3946 * 80;
     assert_eq!(iommu.exposure(DEVICE), exposed(stale, neighbour, 70));
     // Until it is passed through no more.
     iommu.set_time(110);
     iommu.attach(DEVICE, Context::Blocked);
-    iommu.finish(500);
+    iommu.set_time(500);
     assert_eq!(iommu.exposure(DEVICE), exposed(stale + 150 * 10, neighbour + 3946 * 10, 80));
 }
 
@@ -240,7 +240,7 @@ fn ranges_that_were_passed_through_are_merged() {
         }
         time += 10;
     }
-    iommu.finish(time);
+    iommu.set_time(time);
     let seen = iommu.exposure(DEVICE);
     assert_eq!((seen.stale_byte_ns, seen.neighbour_byte_ns), (4096 * 30, 0));
     // Each byte is mapped again every 10; so many ranges in one page may be taken for older than they are.
@@ -260,7 +260,7 @@ fn joined_ranges_are_as_old_as_the_oldest() {
     }
     // All are closed in the end but the first 65, of which only one was open for so long by itself.
     iommu.observe_map(DEVICE, 1_010, part(0));
-    iommu.finish(2_000);
+    iommu.set_time(2_000);
     assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 2_000);
     let (iommu, _) = rig();
     iommu.attach(DEVICE, Context::Passthrough);
@@ -269,7 +269,7 @@ fn joined_ranges_are_as_old_as_the_oldest() {
         iommu.observe_unmap(DEVICE, 10 * n, part(n));
     }
     iommu.observe_map(DEVICE, 1_010, part(0));
-    iommu.finish(2_000);
+    iommu.set_time(2_000);
     assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 1_990, "64 are kept apart");
 }
 
@@ -280,11 +280,11 @@ fn neighbours_are_in_the_page_of_the_ledger() {
     mapper.map(0x3000, 0xb000);
     mapper.map(0x4000, 0xc000);
     iommu.observe_map(DEVICE, 0, [segment(0x4000, 0xc000, PAGE)]);
-    iommu.finish(10);
+    iommu.set_time(10);
     assert_eq!(iommu.exposure(DEVICE), Exposed::default(), "behind it nothing is mapped");
     mapper.map(0x5000, 0xd000);
     iommu.observe_map(DEVICE, 10, [segment(0x4000, 0xc000, PAGE)]);
-    iommu.finish(15);
+    iommu.set_time(15);
     assert_eq!(iommu.exposure(DEVICE), exposed(0, (16384 - 4096) * 5, 0));
 }
 
@@ -298,7 +298,7 @@ fn a_mapping_ends_by_its_own_address() {
         iommu.observe_map(DEVICE, 0, [segment(at, 0x9000, 1000)]);
     }
     assert_eq!(iommu.observe_unmap(DEVICE, 10, [segment(0x2000, 0x9000, 1000)]), 0);
-    iommu.finish(30);
+    iommu.set_time(30);
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 3096 * 30, 0));
 }
 
@@ -348,7 +348,7 @@ fn bytes_are_stale_since_their_last_mapping_ended() {
     iommu.observe_map(DEVICE, 0, part);
     iommu.observe_unmap(DEVICE, 10, part);
     iommu.observe_unmap(DEVICE, 50, whole);
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(100 * 50, 3996 * 100, 50));
 }
 
@@ -367,7 +367,7 @@ fn a_buffer_mapped_twice_stays_live_until_both_have_ended() {
     mapper.unmap(0x2000);
     iommu.observe_unmap(DEVICE, 150, second);
     flush(&iommu, 170);
-    iommu.finish(500);
+    iommu.set_time(500);
     assert_eq!(iommu.exposure(DEVICE), exposed(1000 * 20, 3096 * 170, 70));
 }
 
@@ -385,7 +385,7 @@ fn one_large_entry_holds_many_pages_of_two_devices() {
     assert_eq!(iommu.observe_unmap(DEVICE, 10, at(0x3000, 3 * PAGE)), 3);
     assert_eq!(iommu.observe_unmap(other, 15, at(0x8000, PAGE)), 1);
     flush(&iommu, 20);
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(3 * 4096 * 10, 0, 10));
     assert_eq!(iommu.exposure(other), exposed(4096 * 5, 0, 5));
     assert_eq!(iommu.total_exposure(), exposed(3 * 4096 * 10 + 4096 * 5, 0, 10));
@@ -406,7 +406,7 @@ fn a_device_taken_away_reaches_nothing_more() {
     iommu.attach(DEVICE, mapper.context(DOMAIN));
     mapper.unmap(0x1000);
     flush(&iommu, 30);
-    iommu.finish(100);
+    iommu.set_time(100);
     assert_eq!(iommu.exposure(DEVICE), exposed(4096 * 2, 0, 2));
 }
 
@@ -426,7 +426,7 @@ fn time_never_goes_back_and_odd_segments_do_no_harm() {
     iommu.observe_map(DEVICE, 70, [segment(0x2000, 0xa000, 96)]);
     iommu.set_time(110);
     iommu.set_time(90);
-    iommu.finish(120);
+    iommu.set_time(120);
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 2 * 4000 * 20, 0));
 }
 
@@ -440,7 +440,7 @@ fn devices_are_accounted_apart() {
     other.map(0x1000, 0x9000);
     iommu.observe_map(device, 0, [segment(0x1000, 0x9000, 4000)]);
     iommu.observe_map(DEVICE, 0, [segment(0x1000, 0x9000, 4000)]);
-    iommu.finish(10);
+    iommu.set_time(10);
     assert_eq!(iommu.exposure(device), exposed(0, 960, 0));
     assert_eq!(iommu.exposure(DEVICE), Exposed::default(), "its tables do not lead there");
     assert_eq!(iommu.probe(device, iova(0x1000), READ), Some(phys(0x9000)));

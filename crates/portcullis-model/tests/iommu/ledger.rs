@@ -240,7 +240,7 @@ proptest! {
         let ages: Vec<_> = run.open.values().map(|one| one.age(0..PARTS, run.now)).collect();
         ages.into_iter().for_each(|age| run.stale_for(age));
         prop_assert_eq!(run.iommu.exposure(DEVICE), run.expected, "before settling");
-        run.iommu.finish(run.now);
+        run.iommu.set_time(run.now);
         prop_assert_eq!(run.iommu.exposure(DEVICE), run.expected);
     }
 }

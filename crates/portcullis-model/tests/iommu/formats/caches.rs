@@ -128,7 +128,7 @@ fn the_ledger_sees_stale_pages_of_any_format() {
         assert_eq!(rig.iommu.observe_unmap(DEVICE, 10, [whole]), 1, "{format:?}");
         rig.iommu.set_time(30);
         rig.invalidate(3 << shift, 0x1000, true);
-        rig.iommu.finish(100);
+        rig.iommu.set_time(100);
         let exposed = rig.iommu.exposure(DEVICE);
         assert_eq!((exposed.stale_byte_ns, exposed.longest_stale_ns), (20 * 0x1000, 20), "{format:?}");
 
@@ -139,7 +139,7 @@ fn the_ledger_sees_stale_pages_of_any_format() {
         rig.set(rig.root, 3, 0);
         rig.iommu.set_time(250);
         rig.invalidate(3 << shift, 0x1000, true);
-        rig.iommu.finish(300);
+        rig.iommu.set_time(300);
         assert_eq!(rig.iommu.exposure(DEVICE).longest_stale_ns, 40);
     }
 }

@@ -23,7 +23,7 @@ impl Engine {
         self.ports.iter_mut().for_each(Port::settle);
         self.retry_all(false);
         self.look_at_all();
-        self.iommu.finish(self.last_time_ns);
+        self.iommu.set_time(self.last_time_ns);
         let stats = self.iommu.stats();
         let exposure = self.iommu.total_exposure();
         let translated = self.policy != Policy::Passthrough;
