@@ -209,13 +209,9 @@ impl Engine {
                         // Allocators of coherent memory give whole pages, whatever they are asked for.
                         self.scratch.iter_mut().for_each(|part| to_whole_pages(part, self.granule));
                     }
-                    let wanted = pages(&self.scratch);
-                    self.share.map(wanted, || alive)?;
+                    self.share.map(pages(&self.scratch), || alive)?;
                     let device = self.device(op.device.0)?;
                     self.map(op, device, *id, *dir, *origin)?;
-                    if self.alive == alive.mappings {
-                        self.share.unmap(wanted);
-                    }
                 }
                 OpKind::Unmap { id } => self.unmap(op, *id),
                 OpKind::SyncForCpu { id, offset, len } => self.sync(op, *id, Side::Cpu, (*offset, *len)),

@@ -139,7 +139,7 @@ impl Engine {
         }
         if let Some(part) = self.scratch.iter().find(|part| is_pool(part.phys) || is_pool(last(part))) {
             let phys = part.phys;
-            self.fail(ReplayError::PoolsMemory { line, phys });
+            self.not_made(ReplayError::PoolsMemory { line, phys });
             return None;
         }
         if !self.back() {
@@ -160,7 +160,13 @@ impl Engine {
         if let (Some(painter), Some(bytes)) = (&self.painter, &self.bytes) {
             painter.refused(bytes, &self.scratch);
         }
-        self.fail(ReplayError::Map { line, error });
+        self.not_made(ReplayError::Map { line, error });
+    }
+
+    /// What is in `scratch` is not mapped, and the replay goes on.
+    fn not_made(&mut self, error: ReplayError) {
+        self.share.unmap(pages(&self.scratch));
+        self.fail(error);
     }
 
     pub(super) fn unmap(&mut self, op: &Op, id: MapId) {
