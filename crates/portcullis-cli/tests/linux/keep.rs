@@ -191,7 +191,7 @@ fn a_module_whose_name_would_be_another_line_does_not_wait() {
     }
 }
 
-/// A driver of a device that has gone since stays among those that wait.
+/// The driver of a device that was removed later still waits for the module.
 #[test]
 fn drivers_that_wait_are_all_that_ever_had_to() {
     let fake = Fake::new();

@@ -135,8 +135,8 @@ fn the_interface_of_this_session_is_named() {
     fake.file("proc/77/status", "Name:\tsudo\nPPid:\t76\n");
     fake.file("proc/76/environ", "SSH_CONNECTION=203.0.113.9 50000 10.0.0.1 22\0");
     assert_eq!(stops(&fake, "eth0"), carries);
-    // The longest route leads there, and its length is no more than an address has bits. One that is the machine's own leads to
-    // nobody.
+    // The longest route leads there, and its length is no more than an address has bits. A route of the machine's own has no
+    // interface.
     let route = |to: &str, bits: &str, name: &str| {
         format!("{to} {bits} {:032x} 00 {:032x} 00000100 1 0 00000001 {name}\n", 0, 0)
     };

@@ -207,8 +207,7 @@ mod tests {
         assert_eq!(merged(&[(u64::MAX, u64::MAX, READ)], 12), [(u64::MAX - 0xfff, u64::MAX, READ)]);
     }
 
-    /// A queue of a unit that is off.
-    /// Counts what it is asked for.
+    /// The queue of a unit that is off, which counts the requests.
     #[derive(Default)]
     struct Counted(AtomicU64);
 

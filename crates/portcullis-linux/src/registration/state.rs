@@ -127,7 +127,7 @@ impl State {
         let iova = range.start().checked_add(distance)?;
         entry.refs += 1;
         entry.whole += u64::from(whole);
-        // A larger one is kept already.
+        // An entry that lends a part of itself is kept already.
         entry.keep |= keep == Keep::UntilForgotten;
         let generation = entry.generation;
         if entry.refs == 1 {
