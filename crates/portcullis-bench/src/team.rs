@@ -309,3 +309,29 @@ impl Meeting {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a second thread, and so without a hang: who waits for a thread that failed gives up, and says so.
+    #[test]
+    fn a_thread_waits_at_each_meeting_until_the_last_one_is_there() {
+        let line = StartLine::new(2);
+        line.abandon();
+        for crowded in [false, true] {
+            let meeting = Meeting::default();
+            for turn in 0..3 {
+                let waits = meeting.wait(2, turn, crowded, &line);
+                assert_eq!(
+                    waits,
+                    Err(Failure::Abandoned),
+                    "turn {turn}: the first did not wait for the second"
+                );
+                assert_eq!(meeting.wait(2, turn, crowded, &line), Ok(()), "turn {turn}: both are there");
+            }
+        }
+        assert_eq!(line.wait(), Err(Failure::Abandoned), "the first at the start");
+        assert_eq!(line.wait(), Ok(()), "both are there");
+    }
+}

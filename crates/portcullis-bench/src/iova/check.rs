@@ -207,5 +207,8 @@ mod tests {
         }
         let small = watched(&[(4, 2)]);
         assert!(small.alloc(3).is_none() && small.fault().unwrap().contains("3 pages were asked for"));
+        let beside = watched(&[(5, 2)]);
+        assert!(beside.alloc(2).is_none(), "ranges are aligned where an allocator says nothing else");
+        assert!(beside.fault().unwrap().contains("not aligned"));
     }
 }

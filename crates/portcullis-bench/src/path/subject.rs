@@ -181,3 +181,25 @@ impl Maker {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_subject_does_the_kinds_that_are_its_own() {
+        for info in &SUBJECTS {
+            let expected: &[Kind] = match info.name {
+                OURS => &Kind::ALL,
+                LINUX | "linux-vtd" => &[Kind::Raw, Kind::Sg],
+                PARTS => &[Kind::Raw, Kind::Typed, Kind::Lazy, Kind::Sg],
+                "lazy-2015" | "bitmap-2008" => &[Kind::Lazy],
+                "smmu-2017" => &[Kind::Raw],
+                _ => &[Kind::Swiotlb],
+            };
+            for kind in Kind::ALL {
+                assert_eq!(info.does(kind), expected.contains(&kind), "{} {kind:?}", info.name);
+            }
+        }
+    }
+}

@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Raw,
         Self::Typed,
         Self::Lazy,

@@ -11,6 +11,8 @@ use portcullis_bench::bounce::{self, BenchError, Choice, Request, SUBJECTS, Shap
 use portcullis_bench::report::{Measurement, Report};
 use portcullis_bench::runner::Options;
 
+use crate::linux::{library, named};
+
 fn request() -> Request {
     Request {
         workloads: Vec::new(),
@@ -94,10 +96,18 @@ fn every_workload_runs_on_every_subject_in_every_direction() {
 #[test]
 #[ignore = "needs Linux's swiotlb: PORTCULLIS_RIVAL=path to the shared library"]
 fn every_workload_runs_on_linux() {
-    let rival =
-        Some(std::env::var_os("PORTCULLIS_RIVAL").expect("PORTCULLIS_RIVAL names the library").into());
-    let report =
-        run(&Request { rival, subjects: vec!["linux".into()], ..request() }, &on(&["none"])).unwrap();
+    every_workload_runs_on(named("PORTCULLIS_RIVAL"));
+}
+
+#[test]
+fn every_workload_runs_on_what_stands_in_for_linux() {
+    every_workload_runs_on(library());
+}
+
+fn every_workload_runs_on(rival: PathBuf) {
+    let rival = Some(rival);
+    let request = Request { rival, subjects: vec!["linux".into()], ..request() };
+    let report = run(&request, &on(&["none"])).unwrap();
     assert_eq!(report.results.iter().map(line).collect::<Vec<_>>(), expected(true, &[]));
     // It was asked for, so it is told that it does no pool.
     assert!(
@@ -105,6 +115,9 @@ fn every_workload_runs_on_linux() {
         "{:?}",
         report.skipped
     );
+    // It need not be named where its library is.
+    let one = Request { workloads: vec!["slot".into()], threads: vec![1], subjects: Vec::new(), ..request };
+    assert!(run(&one, &on(&["none"])).unwrap().find("slot", 1, "linux").is_some());
 }
 
 #[test]

@@ -4,7 +4,8 @@
 
 use std::path::PathBuf;
 
-use crate::common::{cores, request, with_all_cores};
+use crate::common::{cores, request, subjects, with_all_cores};
+use crate::linux::{library, named};
 use portcullis_bench::iova::{self, BenchError, Request, SUBJECTS, WORKLOADS};
 use portcullis_bench::report::Report;
 use portcullis_bench::runner::{Options, Progress};
@@ -83,12 +84,24 @@ fn every_workload_runs_on_every_subject() {
 #[test]
 #[ignore = "needs Linux's allocator: PORTCULLIS_RIVAL=path to the shared library"]
 fn every_workload_runs_on_linux() {
-    let rival =
-        PathBuf::from(std::env::var_os("PORTCULLIS_RIVAL").expect("PORTCULLIS_RIVAL names the library"));
-    let report = run(&Request { rival: Some(rival), ..request() }).unwrap();
+    every_workload_runs_on(named("PORTCULLIS_RIVAL"));
+}
+
+#[test]
+fn every_workload_runs_on_what_stands_in_for_linux() {
+    every_workload_runs_on(library());
+}
+
+fn every_workload_runs_on(rival: PathBuf) {
+    let rival = Some(rival);
+    let request = Request { rival, subjects: subjects(&["portcullis", "linux"]), ..request() };
+    let report = run(&request).unwrap();
     assert_complete(&report, &["portcullis", "linux"]);
     let about = SUBJECTS.map(|subject| (subject.name, subject.about));
     assert!(table::render(&report, &layout(&about)).contains("/ linux"));
+    // It need not be named where its library is.
+    let one = Request { workloads: vec!["pair-1".into()], threads: vec![1], subjects: Vec::new(), ..request };
+    assert!(run(&one).unwrap().find("pair-1", 1, "linux").is_some());
 }
 
 #[test]

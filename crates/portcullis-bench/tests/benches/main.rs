@@ -11,6 +11,7 @@ mod hole_tree;
 mod hole_tree_oracle;
 mod invalidation;
 mod iova;
+mod linux;
 mod path;
 mod pgtable;
 mod team;

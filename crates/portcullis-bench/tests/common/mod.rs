@@ -19,6 +19,11 @@ pub fn request() -> Request {
     }
 }
 
+/// Subjects, as a request names them.
+pub fn subjects(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
 /// Runs `f` with no other test's threads on the cores: those of two would spin, waiting for each other.
 pub fn with_all_cores<R>(f: impl FnOnce() -> R) -> R {
     static CORES: Mutex<()> = Mutex::new(());

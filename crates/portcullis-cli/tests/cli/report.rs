@@ -530,8 +530,12 @@ fn what_is_no_result_is_refused_with_what_to_do() {
 fn a_page_goes_where_it_is_asked_to() {
     let path = result("out.json", &["--policy", "strict"]);
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("out.html");
+    // A longer file is there already, and nothing of it stays.
+    std::fs::write(&out, "old ".repeat(1 << 20)).unwrap();
     assert!(report(&[&path], &["--out", out.to_str().unwrap()]).is_empty());
-    is_sound(&std::fs::read_to_string(out).unwrap());
+    let page = std::fs::read_to_string(out).unwrap();
+    assert!(page.ends_with("</html>\n"), "{}", &page[page.len() - 40..]);
+    is_sound(&page);
 }
 
 #[test]

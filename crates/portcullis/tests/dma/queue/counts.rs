@@ -107,7 +107,8 @@ fn what_a_measurement_leaves_is_no_mapping_of_the_driver_s() {
 /// and all the same a commit fails until it has.
 #[test]
 fn a_commit_fails_while_the_device_may_reach_what_was_refused() {
-    for config in [STRATEGIES[2], STRATEGIES[4]] {
+    // The first invalidation alone fails, or all: what was refused is told at once, and not tried in another way.
+    for (config, failures) in [(STRATEGIES[2], 1000), (STRATEGIES[4], 1000), (STRATEGIES[4], 1)] {
         let world = world();
         let mut queue: Queue<_> = world.nic.queue(config).unwrap();
         let buffer = world.memory.buffer(6 * PAGE).unwrap();
@@ -115,12 +116,15 @@ fn a_commit_fails_while_the_device_may_reach_what_was_refused() {
             PhysSegment { phys: buffer.phys(), len: 6 * PAGE },
             PhysSegment { phys: PhysAddr::new(1 << 52), len: PAGE },
         ];
-        world.iommu.queue().fail_next(1000, BROKEN);
+        world.iommu.queue().fail_next(failures, BROKEN);
         // SAFETY: what the model's memory does not have is counted, not touched; all access to it is by atomics.
         let mapped = unsafe { queue.map_raw(&list, Direction::FromDevice, &mut [DmaSegment::default(); 2]) };
-        assert!(mapped.unwrap_err().may_be_reached());
+        assert!(mapped.unwrap_err().may_be_reached(), "{config:?}, {failures}");
         assert_eq!(queue.waiting(), 0);
-        assert_eq!(queue.commit_raw(), Err(DmaUnmapError::Unconfirmed { error: BROKEN }), "{config:?}");
+        // Once the hardware answers again, the next commit takes the device off.
+        if failures > 1 {
+            assert_eq!(queue.commit_raw(), Err(DmaUnmapError::Unconfirmed { error: BROKEN }), "{config:?}");
+        }
         world.iommu.queue().fail_next(0, BROKEN);
         assert_eq!(queue.commit_raw(), Ok(0));
     }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use portcullis::SetupError;
-use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::pgtable::{Arm, Format, PageTable};
+use portcullis::std_platform::StdPlatform;
 use portcullis_model::Memory;
 use portcullis_model::open::OpenTable;
 
@@ -42,6 +43,21 @@ fn neighbours_are_mapped_where_there_are_tables_and_room() {
     assert!((0..512).all(|page| is_mapped(&table, 3 * LARGE + page * PAGE) == (page < 2)));
     assert!((0..512).all(|page| !is_mapped(&table, 2 * LARGE + page * PAGE)));
     assert_accounted(&memory, &table);
+}
+
+#[test]
+fn without_a_cpu_the_short_ways_do_nothing() {
+    let none = StdPlatform::with_cpus(0);
+    let table = make(Memory::new(64 << 20), vtd(4));
+    let open =
+        |start| table.open(&none, range(start, PAGE), PhysAddr::new(ELSEWHERE + start), Permissions::READ);
+    open(LARGE).unwrap();
+    let phys = PhysAddr::new(ELSEWHERE + LARGE + PAGE);
+    assert!(!table.open_fast(&none, range(LARGE + PAGE, PAGE), phys, Permissions::READ));
+    let page = |at| table.translate(&none, Iova::new(at)).is_some();
+    assert!(page(LARGE) && !page(LARGE + PAGE));
+    assert!(!table.close_fast(&none, range(LARGE, PAGE)));
+    assert!(page(LARGE));
 }
 
 #[test]
