@@ -11,7 +11,7 @@ use super::check::{Watch, WatchedLane};
 use super::hardware::{Hardware, Timing};
 use super::subject::{Lane, Maker, Promise, SUBJECTS, Subject};
 use super::turns::Turns;
-use super::workload::{Shape, TURN, WORKLOADS, phys};
+use super::workload::{PAGE, Shape, TURN, WORKLOADS, phys};
 use crate::runner::{Cell, Failure};
 use crate::team::Team;
 use crate::timer::OpTimer;
@@ -26,6 +26,8 @@ fn maker(profile: &str) -> Maker {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
+    /// A page leads to another one's memory.
+    LeadsElsewhere,
     /// An unmap leaves the page in the table.
     StaysMapped,
     /// A strict unmap does not wait for the hardware.
@@ -51,7 +53,8 @@ impl Subject for Script {
 
     fn look_up(&self, iova: u64) -> Option<u64> {
         let index = (iova >> 12) as usize;
-        (self.mapped[index].load(Ordering::Relaxed) == 1).then(|| phys(0, index))
+        let at = phys(0, index) + if self.fault == Fault::LeadsElsewhere { PAGE } else { 0 };
+        (self.mapped[index].load(Ordering::Relaxed) == 1).then_some(at)
     }
 
     fn settle(&self) -> Result<(), Failure> {
@@ -116,6 +119,8 @@ fn verdict(promise: Promise, fault: Fault) -> Option<String> {
 fn broken_promises_are_found() {
     for promise in [Promise::Strict, Promise::Lazy] {
         assert_eq!(verdict(promise, Fault::None), None, "{promise:?}");
+        let elsewhere = verdict(promise, Fault::LeadsElsewhere);
+        assert!(elsewhere.is_some_and(|fault| fault.contains("instead of")), "{promise:?}");
         let stays = verdict(promise, Fault::StaysMapped);
         assert!(stays.is_some_and(|fault| fault.contains("still leads to")), "{promise:?}");
     }

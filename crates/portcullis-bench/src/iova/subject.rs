@@ -166,3 +166,100 @@ fn cell<A: Allocator>(
         Shape::CrossCpu => Box::new(CrossCell::open(team, make, space)?),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::iova::allocator::Pages;
+    use crate::team::Team;
+    use crate::timer::OpTimer;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fault {
+        None,
+        /// The tenth range is not to be had.
+        Full,
+        /// The tenth range is not taken back.
+        NotFreed,
+        /// Each range is given out twice.
+        Twice,
+        /// Ranges begin anywhere.
+        NotAligned,
+    }
+
+    /// Hands out one range behind the other, none of them again; and perhaps a fault.
+    struct Script {
+        fault: Fault,
+        next: AtomicU64,
+        allocated: AtomicU64,
+        freed: AtomicU64,
+    }
+
+    impl Allocator for Script {
+        type Range = Pages;
+
+        fn alloc(&self, pages: u64) -> Option<Pages> {
+            let number = self.allocated.fetch_add(1, Ordering::Relaxed);
+            let size = pages.next_power_of_two();
+            // Behind what is there, and aligned.
+            let first = self.next.fetch_add(2 * size, Ordering::Relaxed).next_multiple_of(size);
+            match self.fault {
+                Fault::Full if number >= 10 => None,
+                Fault::Twice => Some(Pages { first: 0, pages }),
+                Fault::NotAligned => Some(Pages { first: first + u64::from(pages > 1), pages }),
+                _ => Some(Pages { first, pages }),
+            }
+        }
+
+        fn free(&self, _: Pages) -> bool {
+            self.fault != Fault::NotFreed || self.freed.fetch_add(1, Ordering::Relaxed) < 10
+        }
+
+        fn pages(&self, range: Pages) -> Pages {
+            range
+        }
+    }
+
+    /// What a cell says of a script in a repetition and at the end, without being watched.
+    fn verdict(runner: &Runner, fault: Fault, shape: Shape, threads: usize) -> Result<(), Failure> {
+        let zero = || AtomicU64::new(0);
+        let make: Make<Script> =
+            Arc::new(move |_| Ok(Script { fault, next: zero(), allocated: zero(), freed: zero() }));
+        let mut cell = cell(runner, &make, shape, threads, &Plans::default())?;
+        cell.repetition(&runner.team, 64)?;
+        cell.check(&runner.team)
+    }
+
+    #[test]
+    fn an_allocator_that_fails_is_told_of_in_every_shape() {
+        let (team, timer) = (Team::new(2).unwrap(), OpTimer::calibrated());
+        let shapes = [
+            (Shape::Pair { pages: 3 }, 1),
+            (Shape::Ring { ranges: 16, pages: 3 }, 1),
+            (Shape::Replace { live: 16 }, 1),
+            (Shape::First { allocations: 16 }, 1),
+            (Shape::CrossCpu, 2),
+        ];
+        let runner = Runner { team, timer, options: Options::tiny() };
+        for (shape, threads) in shapes {
+            if threads > runner.team.size() {
+                continue;
+            }
+            let verdict = |fault| verdict(&runner, fault, shape, threads);
+            assert_eq!(verdict(Fault::None), Ok(()), "{shape:?}");
+            for fault in [Fault::Full, Fault::NotFreed] {
+                let told = verdict(fault);
+                assert!(matches!(told, Err(Failure::Refused(_))), "{shape:?} {fault:?}: {told:?}");
+            }
+            // Who keeps nothing live is looked at while it is watched, before anything is measured.
+            let keeps = !matches!(shape, Shape::Pair { .. } | Shape::CrossCpu);
+            let told = verdict(Fault::Twice);
+            assert_eq!(matches!(told, Err(Failure::Broken(_))), keeps, "{shape:?}: {told:?}");
+            let told = verdict(Fault::NotAligned);
+            let is_seen = keeps && !matches!(shape, Shape::First { .. });
+            assert_eq!(matches!(told, Err(Failure::Broken(_))), is_seen, "{shape:?}: {told:?}");
+        }
+    }
+}

@@ -11,6 +11,8 @@ pub mod old;
 mod ours;
 mod parts;
 mod subject;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod workload;
 

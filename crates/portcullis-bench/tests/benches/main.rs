@@ -14,4 +14,5 @@ mod iova;
 mod linux;
 mod path;
 mod pgtable;
+mod runner;
 mod team;

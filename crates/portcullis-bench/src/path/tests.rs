@@ -1,0 +1,116 @@
+//! What is left behind is found, what is not mapped is not unmapped, and domains are shared or not, as they were asked for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portcullis::addr::DomainId;
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::std_platform::StdPlatform;
+use portcullis_trace::replay::Profile;
+
+use super::old::Design;
+use super::subject::{Maker, OURS, SUBJECTS};
+use super::workload::{Case, Kind, Workload};
+use super::{Lanes, workloads};
+use crate::runner::Failure;
+use crate::timer::OpTimer;
+
+fn named(name: &str) -> Workload {
+    *workloads().iter().find(|workload| workload.name == name).unwrap()
+}
+
+/// Every subject but Linux's, with each kind of mapping that it does.
+#[test]
+fn what_is_left_is_found() {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    let maker = Maker { platform, timer, profile: Profile::load("none").unwrap(), linux: None };
+    for info in SUBJECTS.iter().filter(|info| !info.is_linux()) {
+        for workload in workloads().iter().filter(|w| (w.pages, w.live) == (1, 1) && info.does(w.kind)) {
+            let case = Case { workload: *workload, threads: 1, live: 2, own_domains: false, crowded: false };
+            let subject = maker.subject(info, &case).unwrap();
+            let mut lane = Arc::clone(&subject).lane(&case, 0).unwrap();
+            let of = format!("{} {}", info.name, workload.name);
+            assert!(lane.map(0) && lane.map(1) && lane.unmap(0), "{of}");
+            assert!(subject.reach(lane.address(1)).is_some(), "{of}");
+            let left = subject.settle();
+            assert!(matches!(left, Err(Failure::Broken(_))), "{of}: {left:?}");
+            assert!(lane.unmap(1) && lane.finish(), "{of}");
+            // What a lane keeps for itself goes with it.
+            drop(lane);
+            assert_eq!(subject.settle(), Ok(()), "{of}");
+        }
+    }
+}
+
+#[test]
+fn the_designs_of_the_past_unmap_nothing_twice() {
+    for design in Design::ALL {
+        let workload = named(&format!("{}-4", design.kind().name()));
+        let case = Case { workload, threads: 1, live: 2, own_domains: false, crowded: false };
+        let subject = design.subject(&StdPlatform::new(), Counting::default(), &case).unwrap();
+        let mut lane = subject.lane(&case, 0).unwrap();
+        assert!(!lane.unmap(0), "{}: nothing was mapped", design.name());
+        assert!(lane.map(0) && lane.unmap(0) && !lane.unmap(0), "{}", design.name());
+    }
+}
+
+/// Counts what the hardware is told.
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicU64>);
+
+// SAFETY: nothing is cached by anything, so there is nothing to forget.
+unsafe impl InvalidationQueue for Counting {
+    fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn threads_share_a_domain_or_have_their_own() {
+    for (own_domains, domains) in [(false, 1), (true, 3)] {
+        for old in [None, Some(Design::Lazy2015)] {
+            let (counted, told) = (AtomicU64::new(0), Counting::default());
+            let queue = || {
+                counted.fetch_add(1, Ordering::Relaxed);
+                told.clone()
+            };
+            let lanes = Lanes::new(named("lazy-1"), old, 3, own_domains, &StdPlatform::new(), queue).unwrap();
+            assert_eq!(counted.into_inner(), domains);
+            let mut of_threads: Vec<_> = (0..3).map(|thread| lanes.lane(thread).unwrap()).collect();
+            assert!(of_threads.iter_mut().all(|lane| lane.map(0)));
+            let mut addresses: Vec<u64> = of_threads.iter().map(|lane| lane.address(0)).collect();
+            addresses.sort_unstable();
+            addresses.dedup();
+            assert!(own_domains || addresses.len() == 3, "{addresses:x?}");
+            assert!(matches!(lanes.settle(), Err(Failure::Broken(_))), "{old:?}, own: {own_domains}");
+            assert!(of_threads.iter_mut().all(|lane| lane.unmap(0)));
+            let before = told.0.load(Ordering::Relaxed);
+            lanes.flush(2).unwrap();
+            assert_eq!(
+                told.0.load(Ordering::Relaxed) > before,
+                old.is_none(),
+                "ours has a flush to be asked for"
+            );
+            drop(of_threads);
+            assert_eq!(lanes.settle(), Ok(()));
+        }
+    }
+}
+
+/// Copies are not made of as much as would take more memory than most machines can spare.
+#[test]
+fn a_pool_that_is_too_large_is_refused() {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    let maker = Maker { platform, timer, profile: Profile::load("none").unwrap(), linux: None };
+    let ours = SUBJECTS.iter().find(|info| info.name == OURS).unwrap();
+    for (kind, refused) in
+        [(Kind::Pool, true), (Kind::Swiotlb, true), (Kind::Adaptive, true), (Kind::Raw, false)]
+    {
+        let workload = named(&format!("{}-64-live4096", kind.name()));
+        let case = Case { workload, threads: 1, live: 4096, own_domains: false, crowded: false };
+        let made = maker.subject(ours, &case).map(|_| ());
+        let expected = Failure::Unsupported("it would take a pool of 2048 MiB".into());
+        assert_eq!(made, if refused { Err(expected) } else { Ok(()) }, "{kind:?}");
+    }
+}
