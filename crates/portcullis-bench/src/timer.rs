@@ -107,3 +107,34 @@ impl OpTimer {
         stats::quantile(&mut ns, 0.9999)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_become_nanoseconds_without_the_clock_s_own() {
+        let timer = OpTimer::calibrated();
+        let (bare, own) = (|ticks| timer.sum_ns(ticks, 0), timer.figures().overhead_ns);
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs().max(1.0);
+        let ticks = timer.in_ticks(1e9);
+        assert!((bare(ticks) / 1e9 - 1.0).abs() < 1e-6, "there and back: {ticks} ticks");
+        assert!(near(timer.ns(ticks), bare(ticks) - own), "one reading is taken off");
+        assert!(near(timer.sum_ns(ticks, 1000), bare(ticks) - 1000.0 * own));
+        assert_eq!(timer.sum_ns(0, 1), 0.0, "never less than none");
+        // What was measured is in ticks.
+        for ns in [own, timer.figures().resolution_ns] {
+            let ticks = ns / bare(1);
+            assert!((ticks - ticks.round()).abs() < 1e-3, "{ns} ns are {ticks} ticks");
+        }
+        assert!(timer.figures().resolution_ns > 0.0);
+    }
+
+    #[test]
+    fn one_in_ten_thousand_took_longer() {
+        let timer = OpTimer::calibrated();
+        let ticks: Vec<u64> = (1..=10_000).map(|number| number * 1_000_000).rev().collect();
+        assert_eq!(timer.p99_99(&ticks), Some(timer.ns(9_999_000_000)));
+        assert_eq!(timer.p99_99(&ticks[1..]), None);
+    }
+}

@@ -166,7 +166,8 @@ impl Lane for Turning {
 
 #[cfg(test)]
 mod tests {
-    use super::Index;
+    use super::*;
+    use crate::bounce::workload::{Shape, Way};
 
     #[test]
     fn the_index_goes_round_and_skips_what_is_taken() {
@@ -180,5 +181,68 @@ mod tests {
         assert_eq!(index.take(2, 2), None, "slot 5 is alone");
         assert_eq!(index.take(1, 1), Some(5));
         assert_eq!(index.take(1, 1), None);
+    }
+
+    #[test]
+    fn the_last_slots_are_found_from_wherever_the_search_begins() {
+        for begins in 1..8 {
+            let mut index = Index::new(8);
+            assert_eq!(index.take(begins, 1), Some(0));
+            index.give(0, 1);
+            (begins..8).for_each(|slot| assert_eq!(index.take(1, 1), Some(slot)));
+            assert_eq!(index.take(1, 1), Some(0), "once round, to just before where it began");
+        }
+        let mut index = Index::new(8);
+        assert_eq!([index.take(6, 2), index.take(2, 2)], [Some(0), Some(6)], "up to the end");
+    }
+
+    /// The pool as a whole is as large however many areas it has, and a thread keeps to its area.
+    #[test]
+    fn there_is_an_area_for_each_thread_that_has_a_core() {
+        for (threads, cores, areas, of_all) in [(1, 8, 1, 1), (3, 8, 3, 4), (8, 2, 2, 2)] {
+            let case = Case {
+                shape: Shape::Swiotlb(3 << 10),
+                way: Some(Way::Both),
+                threads,
+                depth: 1,
+                crowded: false,
+            };
+            let pool = Arc::new(Rotating::new(&case, cores).unwrap());
+            assert_eq!(pool.areas.len(), areas);
+            assert_eq!(pool.area_bytes, case.pool_bytes() / of_all);
+            let (start, all) = (pool.memory.start(), pool.area_bytes * areas as u64);
+            let reached = [start - 1, start, start + all - 1, start + all].map(|at| pool.reach(at).is_some());
+            assert_eq!(reached, [false, true, true, false], "{threads} threads");
+            for thread in 0..threads {
+                let buffers = Arc::new(Buffers::new(4, 3 << 10).unwrap());
+                let mut lane = Arc::clone(&pool).lane(thread, buffers).unwrap();
+                assert!(lane.map(0) && lane.map(1));
+                let area = (lane.address(0) - start) / pool.area_bytes;
+                assert_eq!(area, (thread % areas) as u64);
+                assert_eq!(lane.address(1) - lane.address(0), 2 * SLOT, "3 KiB take two slots");
+                assert!(lane.unmap(0) && lane.unmap(1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_a_page_or_more_begins_with_one() {
+        for (bytes, step) in [(2 << 10, 2 << 10), (4 << 10, 4 << 10), (6 << 10, 8 << 10)] {
+            let case = Case {
+                shape: Shape::Swiotlb(bytes),
+                way: Some(Way::To),
+                threads: 1,
+                depth: 1,
+                crowded: false,
+            };
+            let pool = Arc::new(Rotating::new(&case, 1).unwrap());
+            let buffers = Arc::new(Buffers::new(4, bytes).unwrap());
+            let mut lane = Arc::clone(&pool).lane(0, buffers).unwrap();
+            assert_eq!(pool.areas[0].lock().take(1, 1), Some(0));
+            assert!(lane.map(0) && lane.map(1));
+            let first = if bytes < FRAME_SIZE { SLOT } else { FRAME_SIZE };
+            assert_eq!(lane.address(0), pool.memory.start() + first);
+            assert_eq!(lane.address(1) - lane.address(0), step);
+        }
     }
 }

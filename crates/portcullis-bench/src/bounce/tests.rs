@@ -1,6 +1,8 @@
 //! A subject that does not do what it promises is found.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use portcullis::addr::PhysAddr;
 use portcullis::platform::CopyMemory;
@@ -165,6 +167,112 @@ fn what_is_left_is_found() {
             assert_eq!(subject.settle(), Ok(()), "{} {}", info.name, workload.name);
         }
     }
+}
+
+#[test]
+fn each_subject_does_the_shapes_that_are_its_own() {
+    for workload in WORKLOADS {
+        let does = |name: &str| SUBJECTS.iter().find(|info| info.name == name).unwrap().does(workload.shape);
+        let expected = match workload.shape {
+            Shape::Slot => [true, false, true, true, false],
+            Shape::Swiotlb(_) => [true, true, true, true, false],
+            Shape::Pool(_) => [true, true, false, false, true],
+        };
+        let found = ["portcullis", "copy", "linux", "rotating", "strict"].map(does);
+        assert_eq!(found, expected, "{}", workload.name);
+    }
+}
+
+/// Counts maps and unmaps of each buffer, and how often it is looked for what is left.
+#[derive(Default)]
+struct Counted {
+    maps: [AtomicU64; 32],
+    unmaps: [AtomicU64; 32],
+    settled: AtomicU64,
+}
+
+struct CountedLane {
+    counted: Arc<Counted>,
+    bounce: Buffers,
+    /// An unmap takes as long.
+    sleeps: Duration,
+}
+
+impl Subject for (Arc<Counted>, Duration) {
+    fn lane(self: Arc<Self>, _: usize, _: Arc<Buffers>) -> Result<Box<dyn Lane>, Failure> {
+        let bounce = Buffers::new(32, Shape::Slot.bytes())?;
+        Ok(Box::new(CountedLane { counted: Arc::clone(&self.0), bounce, sleeps: self.1 }))
+    }
+
+    fn reach(&self, address: u64) -> Option<u64> {
+        Some(address)
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        self.0.settled.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Lane for CountedLane {
+    fn map(&mut self, index: usize) -> bool {
+        self.counted.maps[index].fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn unmap(&mut self, index: usize) -> bool {
+        std::thread::sleep(self.sleeps);
+        self.counted.unmaps[index].fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.bounce.at(index)
+    }
+}
+
+fn count(of: &AtomicU64) -> u64 {
+    of.load(Ordering::Relaxed)
+}
+
+/// What a repetition does, by counts; before and after it each buffer is looked at in three rounds.
+#[test]
+fn a_repetition_does_what_was_asked_for_and_a_sixteenth_before() {
+    let team = Team::sharing_cores(1).unwrap();
+    let timer = OpTimer::calibrated();
+    let of = |depth, crowded, ops| {
+        let case = Case { shape: Shape::Slot, way: None, threads: 1, depth, crowded };
+        let counted = Arc::new(Counted::default());
+        let subject = Arc::new((Arc::clone(&counted), Duration::ZERO));
+        let mut turns = Turns::of(&team, subject, case, &timer).unwrap();
+        let maps = || counted.maps.iter().map(count).filter(|maps| *maps > 0).collect::<Vec<_>>();
+        assert_eq!(maps(), vec![3; case.buffers()]);
+        let done = turns.repetition(&team, ops).unwrap().ops;
+        let of_repetition: Vec<u64> = maps().iter().map(|maps| maps - 3).collect();
+        turns.samples(&team, &timer, 5, Duration::from_secs(60)).unwrap().unwrap();
+        let sampled = maps()[0] - 3 - of_repetition[0];
+        turns.check(&team).unwrap();
+        assert_eq!(maps()[1], of_repetition[1] + 6);
+        assert_eq!(counted.settled.load(Ordering::Relaxed), 1);
+        assert_eq!(counted.maps.each_ref().map(count), counted.unmaps.each_ref().map(count));
+        (done, of_repetition, sampled)
+    };
+    assert_eq!(of(1, false, 32), (32, vec![34, 0, 0, 0], 16));
+    assert_eq!(of(1, true, 32), (512, vec![544, 0, 0, 0], 16));
+    // Whole rounds of the queue: one to fill it, one to get warm, and three for 45 operations.
+    assert_eq!(of(20, false, 45), (60, vec![5; 20], 16));
+}
+
+#[test]
+fn the_halves_of_a_queue_are_its_maps_and_its_unmaps() {
+    let (team, timer) = (Team::sharing_cores(1).unwrap(), OpTimer::calibrated());
+    let case = Case { shape: Shape::Slot, way: None, threads: 1, depth: 20, crowded: false };
+    let sleeps = Duration::from_millis(1);
+    let subject = Arc::new((Arc::new(Counted::default()), sleeps));
+    let mut turns = Turns::of(&team, subject, case, &timer).unwrap();
+    turns.repetition(&team, 20).unwrap();
+    // The clocks' rates may differ by a little.
+    assert!(turns.halves().unwrap().unmap_ns >= 0.98e6, "{:?}", turns.halves());
 }
 
 /// With several mappings in use, halves are told, and each thread does as much as it was asked for.

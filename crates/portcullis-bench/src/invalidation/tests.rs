@@ -167,6 +167,21 @@ fn every_subject_keeps_its_promises_with_any_number_of_threads() {
     }
 }
 
+#[test]
+fn each_subject_does_the_shapes_that_are_its_own() {
+    for workload in WORKLOADS {
+        for info in &SUBJECTS {
+            let does = match (info.name, workload.shape) {
+                ("portcullis", _) => true,
+                ("global-lock", shape) => matches!(shape, Shape::Lazy | Shape::Strict),
+                ("single-queue" | "pgtable-only", shape) => shape == Shape::Lazy,
+                (_, shape) => shape == Shape::Strict,
+            };
+            assert_eq!(info.does(workload.shape), does, "{} {}", info.name, workload.name);
+        }
+    }
+}
+
 /// What can be counted, whatever the machine does meanwhile.
 #[test]
 fn submissions_are_those_of_the_workload() {

@@ -255,3 +255,18 @@ fn a_quick_run_ends_with_the_round_in_which_its_time_is_over() {
     assert_eq!(log.lock().unwrap().iter().filter(|(_, ops)| *ops > 256).count(), 1);
     assert_eq!(reasons(&skipped), [("second", "the time of a quick run was over before")]);
 }
+
+#[test]
+fn what_is_called_quick_ends_within_half_a_minute() {
+    use portcullis_bench::{bounce, invalidation, path, pgtable};
+    let before = Instant::now();
+    for options in [Options::quick(), pgtable::quick(), invalidation::quick(), bounce::quick(), path::quick()]
+    {
+        let until = options.until.expect("it ends");
+        assert!(until > before && until < Instant::now() + Duration::from_secs(30));
+    }
+    for options in [Options::full(), pgtable::full(), invalidation::full(), bounce::full(), path::full()] {
+        assert_eq!(options.until, None);
+        assert!(options.passes * options.rounds >= 9, "{options:?}");
+    }
+}
