@@ -83,14 +83,15 @@ mod tests {
 
     #[test]
     fn several_calls_are_each_made_until_one_fails() {
-        let of = |refuses, work: fn(&mut Noted) -> bool| {
+        type Work = fn(&mut Noted) -> bool;
+        let of = |refuses, work: Work| {
             let mut lane = Noted { refuses, ..Noted::default() };
             let worked = work(&mut lane);
             let calls: Vec<String> =
                 lane.calls.iter().map(|(what, index)| format!("{what}{index}")).collect();
             (worked, calls.join(" "))
         };
-        let cases: [(fn(&mut Noted) -> bool, &str); 4] = [
+        let cases: [(Work, &str); 4] = [
             (|lane| lane.pairs(2), "m0 u0 m0 u0"),
             (|lane| lane.maps(3, 7), "m3 m4 m5 m6"),
             (|lane| lane.renews(3, 5), "u3 m3 u4 m4"),

@@ -118,5 +118,25 @@ mod tests {
             std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
             assert!(Calibration::load(&path).unwrap_err().to_string().contains("calibration.json"), "{from}");
         }
+        // Each figure has the same borders, and keeps two digits.
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let names: Vec<&String> =
+            read.as_object().unwrap().keys().filter(|name| *name != "machine").collect();
+        assert_eq!(names.len(), 9);
+        for name in names {
+            for (value, is_read) in [(0.0, false), (0.01, true), (1e6, true), (1e6 + 1.0, false)] {
+                let mut changed = read.clone();
+                changed[name]["value"] = value.into();
+                std::fs::write(&path, changed.to_string()).unwrap();
+                let loaded = Calibration::load(&path);
+                assert_eq!(loaded.is_ok(), is_read, "{name}: {value}");
+                let named = format!("{name} is ");
+                assert!(
+                    loaded.err().is_none_or(|error| error.to_string().contains(&named)),
+                    "{name}: {value}"
+                );
+            }
+        }
+        assert_eq!(Figure::new(12.3456, "").value, 12.35);
     }
 }

@@ -73,3 +73,34 @@ pub fn cpu_time(policy: &PolicyReport) -> f64 {
 fn cost_ns(policy: &PolicyReport, work_ns: f64) -> f64 {
     if policy.ops_per_s > 0.0 { (1e9 / policy.ops_per_s - work_ns).max(0.0) } else { 0.0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(least_ns: f64, median_ns: f64, most_ns: f64) -> Cost {
+        Cost { policy: "strict", median_ns, least_ns, most_ns, known: true }
+    }
+
+    #[test]
+    fn costs_overlap_where_runs_of_each_cost_the_same() {
+        let one = cost(10.0, 12.0, 20.0);
+        for (other, overlaps, same) in [
+            (cost(20.0, 21.0, 30.0), true, false),
+            (cost(20.1, 21.0, 30.0), false, false),
+            (cost(1.0, 9.0, 10.0), true, false),
+            (cost(1.0, 9.0, 9.9), false, false),
+            // The median of one lies among the runs of the other, and not the other way round.
+            (cost(11.0, 30.0, 40.0), true, false),
+            (cost(13.0, 14.0, 15.0), true, false),
+            (cost(12.0, 20.0, 40.0), true, true),
+        ] {
+            assert_eq!((one.overlaps(&other), other.overlaps(&one)), (overlaps, overlaps), "{other:?}");
+            assert_eq!(
+                (one.is_not_told_from(&other), other.is_not_told_from(&one)),
+                (same, same),
+                "{other:?}"
+            );
+        }
+    }
+}

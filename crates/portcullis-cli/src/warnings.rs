@@ -103,6 +103,8 @@ fn noise(runs: &Runs) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use portcullis_trace::Summary;
+
     use crate::replay::short_run;
 
     #[test]
@@ -116,6 +118,73 @@ mod tests {
         summary.events = 1400;
         let said = super::unused(&summary).unwrap();
         assert!(said.contains("(900 bee, 400 fox, 30 cat, 20 dog, 13 of other kinds"), "{said}");
+    }
+
+    /// Of 1,000 events, those of one other device.
+    fn with(change: impl FnOnce(&mut Summary)) -> Option<String> {
+        let mut summary = Summary::default();
+        (summary.name, summary.events, summary.filtered) = ("r".into(), 1_010, 10);
+        change(&mut summary);
+        super::unused(&summary)
+    }
+
+    #[test]
+    fn more_than_half_of_what_was_to_be_read_is_most_of_it() {
+        assert_eq!(with(|summary| summary.iommu_unclaimed = 500), None);
+        let said = with(|summary| summary.iommu_unclaimed = 501).unwrap();
+        assert_eq!(
+            said,
+            "most of r cannot be replayed: 501 of its 1,000 events are not used (501 of the IOMMU alone)."
+        );
+        // Who records for longer has the maps, too, but not where they are the smaller part.
+        let unpaired = |unpaired: u64, syncs: u64, others: u64| {
+            with(|summary| {
+                summary.unpaired.before_recording = unpaired;
+                summary.syncs_unpaired.already_unmapped = syncs;
+                summary.other_events = others;
+            })
+            .unwrap()
+        };
+        let advice =
+            " Its buffers were mapped before it began: record from before the driver starts, or for longer.";
+        let said = unpaired(300, 50, 349);
+        assert!(said.contains("(349 of other kinds, 350 without the map that they belong to)."), "{said}");
+        assert!(said.ends_with(advice), "{said}");
+        let said = unpaired(300, 50, 350);
+        assert!(said.ends_with("350 without the map that they belong to)."), "{said}");
+    }
+
+    #[test]
+    fn kinds_that_are_as_frequent_come_by_their_names() {
+        let said = with(|summary| {
+            summary.other_events = 600;
+            summary.other_names = [("b".to_owned(), 300), ("a".to_owned(), 300)].into_iter().collect();
+        });
+        assert!(said.unwrap().contains("(300 a, 300 b)."), "and there are no others");
+    }
+
+    #[test]
+    fn warnings_beyond_those_that_are_kept_and_calls_that_failed_are_counted() {
+        let (mut runs, mut summary) = short_run();
+        let before = super::of(&runs, &summary);
+        assert!(
+            before.iter().all(|text| !text.contains("failed") && !text.contains("more warning")),
+            "{before:?}"
+        );
+        let kept = summary.kept_warnings.len() as u64;
+        runs.report.policies[1].failures = 7;
+        runs.report.policies[1].first_failure = Some("line 9: no room".into());
+        for (warnings, said) in
+            [(kept, None), (kept + 1, Some("1 more warning")), (kept + 2, Some("2 more warnings"))]
+        {
+            summary.warnings = warnings;
+            let all = super::of(&runs, &summary);
+            let more = all.iter().find(|text| text.contains("more warning"));
+            assert_eq!(more.cloned(), said.map(|said| format!("{}: {said}", summary.name)));
+            let failed =
+                format!("{}: 7 calls failed, the first at line 9: no room", runs.report.policies[1].policy);
+            assert!(all.contains(&failed), "{all:?}");
+        }
     }
 
     #[test]
