@@ -259,7 +259,7 @@ fn runs_are_joined_policy_by_policy() {
     assert_eq!((joined.number, joined.too_long), (4, false));
 }
 
-fn tables() -> Vec<Table> {
+pub fn tables() -> Vec<Table> {
     let mapping = |pages, shared| Mapping { pages, bytes: pages * 4096 - 96, shared };
     let workload = |count| Workload {
         name: "golden".into(),

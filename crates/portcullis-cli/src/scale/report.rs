@@ -90,7 +90,7 @@ impl Table {
     fn strict(&self) -> Vec<Strict<'_>> {
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
-        let strict = self.rows.iter().filter(|row| row.policy.strict && !row.policy.old).filter_map(|row| {
+        let strict = self.rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
             let mode = Mode::ALL.into_iter().find(|mode| mode.name() == row.policy.name)?;
             let open = shares && !mode.protects_bytes();
             Some(Strict { row, mode, open, open_is_known: self.copies_known })
@@ -366,69 +366,4 @@ pub fn json(
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use crate::args::{Arguments, Command};
-    use crate::look::COLUMNS;
-    use crate::scale::tables;
-
-    fn told(arguments: &[&str], json: bool) -> String {
-        let parsed = Arguments::try_parse_from([&["portcullis", "scale"], arguments].concat()).unwrap();
-        let Some(Command::Scale(scale)) = parsed.command else { panic!("another command") };
-        let (tables, profile, calibration) = tables(&scale).unwrap();
-        match json {
-            true => super::json(&tables, &profile, &calibration, &scale).unwrap(),
-            false => super::render(&tables, &profile, &calibration, false),
-        }
-    }
-
-    #[test]
-    fn the_report_begins_with_the_verdict_and_fits_the_terminal() {
-        let policies = "strict,strict-ring,bounce,lazy,lazy-2015";
-        for arguments in [
-            &["--cpus", "16", "--sockets", "2", "--policy", policies][..],
-            &["--workload", "nvme", "--cpus", "1,64,256", "--profile", "virtio-iommu"],
-            &["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1,8"],
-        ] {
-            let text = told(arguments, false);
-            let plain = anstream::adapter::strip_str(&text).to_string();
-            assert!(plain.lines().all(|line| line.chars().count() <= COLUMNS), "{plain}");
-            assert!(plain.contains("\n\nProtection from devices costs this workload "), "{plain}");
-            assert!(
-                plain.contains("Choose ") && plain.contains("What takes the most of a request: with "),
-                "{plain}"
-            );
-            assert!(plain.contains("\nMeasured: "), "{plain}");
-        }
-        let text = told(&["--cpus", "16", "--sockets", "2", "--policy", policies], false);
-        assert!(text.replace('\n', " ").contains("with lazy-2015, waits for lines and locks"), "{text}");
-        // What it is about, in figures: how many links there are, and who keeps up.
-        let text = told(&["--workload", "nic", "--cpus", "64", "--policy", "strict-ring"], false);
-        assert!(text.contains("devices: 13, each up to 100 Gb/s\n"), "{text}");
-        let text =
-            told(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1", "--work", "0"], false);
-        let text = text.replace('\n', " ");
-        assert!(
-            text.contains("devices: 1, as fast as the CPUs need them ")
-                && text.contains(" on 1 CPU, depending"),
-            "{text}"
-        );
-        assert!(text.contains("no server does nothing but map"), "{text}");
-    }
-
-    #[test]
-    fn machines_are_told_the_same() {
-        let text = told(&["--cpus", "4,96", "--policy", "strict,smmu-2017", "--sockets", "2"], true);
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let results = value["results"].as_array().unwrap();
-        assert_eq!((results.len(), &value["workload"]), (4, &"memcached".into()));
-        let old = &results[3];
-        assert_eq!(
-            (&old["policy"], &old["cpus"], &old["sockets"]),
-            (&"smmu-2017".into(), &96.into(), &2.into())
-        );
-        assert_eq!(old["hottest"], "waits for lines and locks that CPUs share");
-        assert!(!old["extrapolated"].as_array().unwrap().is_empty(), "{old}");
-    }
-}
+mod tests;

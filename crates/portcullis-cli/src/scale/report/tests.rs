@@ -1,0 +1,163 @@
+//! What is printed of simulations, run and made up.
+
+use clap::Parser;
+
+use portcullis_trace::replay::Profile;
+
+use super::Table;
+use crate::args::{Arguments, Command};
+use crate::calibration::Calibration;
+use crate::golden;
+use crate::look::COLUMNS;
+use crate::scale::tables;
+
+fn told(arguments: &[&str], json: bool) -> String {
+    let parsed = Arguments::try_parse_from([&["portcullis", "scale"], arguments].concat()).unwrap();
+    let Some(Command::Scale(scale)) = parsed.command else { panic!("another command") };
+    let (tables, profile, calibration) = tables(&scale).unwrap();
+    match json {
+        true => super::json(&tables, &profile, &calibration, &scale).unwrap(),
+        false => super::render(&tables, &profile, &calibration, false),
+    }
+}
+
+#[test]
+fn the_report_begins_with_the_verdict_and_fits_the_terminal() {
+    let policies = "strict,strict-ring,bounce,lazy,lazy-2015";
+    for arguments in [
+        &["--cpus", "16", "--sockets", "2", "--policy", policies][..],
+        &["--workload", "nvme", "--cpus", "1,64,256", "--profile", "virtio-iommu"],
+        &["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1,8"],
+    ] {
+        let text = told(arguments, false);
+        let plain = anstream::adapter::strip_str(&text).to_string();
+        assert!(plain.lines().all(|line| line.chars().count() <= COLUMNS), "{plain}");
+        assert!(plain.contains("\n\nProtection from devices costs this workload "), "{plain}");
+        assert!(
+            plain.contains("Choose ") && plain.contains("What takes the most of a request: with "),
+            "{plain}"
+        );
+        assert!(plain.contains("\nMeasured: "), "{plain}");
+    }
+    let text = told(&["--cpus", "16", "--sockets", "2", "--policy", policies], false);
+    assert!(text.replace('\n', " ").contains("with lazy-2015, waits for lines and locks"), "{text}");
+    // What it is about, in figures: how many links there are, and who keeps up.
+    let text = told(&["--workload", "nic", "--cpus", "64", "--policy", "strict-ring"], false);
+    assert!(text.contains("devices: 13, each up to 100 Gb/s\n"), "{text}");
+    let text =
+        told(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1", "--work", "0"], false);
+    let text = text.replace('\n', " ");
+    assert!(
+        text.contains("devices: 1, as fast as the CPUs need them ") && text.contains(" on 1 CPU, depending"),
+        "{text}"
+    );
+    assert!(text.contains("no server does nothing but map"), "{text}");
+}
+
+/// What is printed of made tables.
+fn printed(change: impl FnOnce(&mut Vec<Table>)) -> String {
+    let mut tables = golden::tables();
+    change(&mut tables);
+    super::render(&tables, &Profile::load("vtd").unwrap(), &Calibration::default(), false)
+}
+
+fn plain(change: impl FnOnce(&mut Vec<Table>)) -> String {
+    anstream::adapter::strip_str(&printed(change))
+        .to_string()
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn numbers_of_cpus_are_compared_as_far_as_there_is_room() {
+    let of = |count: u32| {
+        plain(|tables| {
+            *tables = (1..=count)
+                .map(|cpus| {
+                    let mut table = golden::tables().remove(0);
+                    table.machine.cpus = 100 + cpus;
+                    table
+                })
+                .collect();
+        })
+    };
+    assert!(of(9).contains("throughput, % 101 102 103 104 105 106 107 108 CPUs"), "{}", of(9));
+    assert!(of(2).contains("throughput, % 101 102 CPUs"));
+    assert!(!of(1).contains("throughput, %"));
+}
+
+#[test]
+fn what_is_extrapolated_is_told_once_and_in_order() {
+    let text = plain(|tables| {
+        let rows = &mut tables.last_mut().unwrap().rows;
+        rows.iter_mut().for_each(|row| row.outcome.inferred.clear());
+        rows[1].outcome.inferred = vec!["b".into(), "a".into()];
+        rows[2].outcome.inferred = vec!["a".into()];
+    });
+    assert_eq!(text.matches("Extrapolated").count(), 2, "{text}");
+    assert!(text.contains("Extrapolated: a. Extrapolated: b."), "{text}");
+}
+
+#[test]
+fn what_a_device_does_at_the_most_is_told_unless_it_keeps_up() {
+    let pace = |gb_per_s, requests_per_s| {
+        plain(|tables| {
+            let device = &mut tables.last_mut().unwrap().workload.device;
+            (device.gb_per_s, device.requests_per_s) = (gb_per_s, requests_per_s);
+        })
+    };
+    assert!(pace(999.0, 1e12).contains("devices: 97, each up to 7,992 Gb/s"));
+    assert!(pace(1e3, 9.0).contains("devices: 97, each up to 9 requests in a second"));
+    assert!(pace(1e3, 1e12).contains("devices: 97, as fast as the CPUs need them"));
+}
+
+#[test]
+fn what_gains_by_protection_loses_nothing() {
+    let text = plain(|tables| {
+        let table = tables.last_mut().unwrap();
+        let mappings = table.workload.requests.iter_mut().flat_map(|request| &mut request.mappings);
+        mappings.for_each(|mapping| mapping.shared = false);
+        for (name, share) in [("strict", 1.0), ("strict-ring", 1.3)] {
+            table.rows.iter_mut().find(|row| row.policy.name == name).unwrap().share = share;
+        }
+    });
+    assert!(text.contains("Choose strict (less than 0.1 %)"), "{text}");
+}
+
+#[test]
+fn the_slowest_is_named_unless_it_protects_nothing() {
+    let text = plain(|tables| tables.last_mut().unwrap().rows[0].outcome.per_s = 1.0);
+    assert!(text.contains("; with lazy-2015, waits for lines"), "{text}");
+}
+
+#[test]
+fn the_policy_to_choose_stands_out_where_there_is_one() {
+    let bold = |text: &str| {
+        let (_, rows) = text.split_once("policy").unwrap();
+        let at = rows.lines().find(|line| line.starts_with(&format!("{}strict", crate::look::BOLD)));
+        at.map(|line| anstream::adapter::strip_str(line).to_string().split(' ').next().unwrap().to_owned())
+    };
+    assert_eq!(bold(&printed(|_| ())).as_deref(), Some("strict-ring"));
+    let nothing = printed(|tables| tables.last_mut().unwrap().nothing_told = Some("Nothing is told.".into()));
+    assert_eq!(bold(&nothing), None);
+    let unknown = plain(|tables| {
+        let table = tables.last_mut().unwrap();
+        let mappings = table.workload.requests.iter_mut().flat_map(|request| &mut request.mappings);
+        mappings.for_each(|mapping| mapping.shared = false);
+        table.copies_known = false;
+    });
+    assert!(unknown.contains("; what else lies in a buffer's pages is not known"), "{unknown}");
+}
+
+#[test]
+fn machines_are_told_the_same() {
+    let text = told(&["--cpus", "4,96", "--policy", "strict,smmu-2017", "--sockets", "2"], true);
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let results = value["results"].as_array().unwrap();
+    assert_eq!((results.len(), &value["workload"]), (4, &"memcached".into()));
+    let old = &results[3];
+    assert_eq!((&old["policy"], &old["cpus"], &old["sockets"]), (&"smmu-2017".into(), &96.into(), &2.into()));
+    assert_eq!(old["hottest"], "waits for lines and locks that CPUs share");
+    assert!(!old["extrapolated"].as_array().unwrap().is_empty(), "{old}");
+}
