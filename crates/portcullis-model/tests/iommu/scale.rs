@@ -238,3 +238,64 @@ fn the_simulation_comes_to_these_figures() {
     assert!(golden == text, "the first line that differs: {differs:?}");
     assert_eq!(Workload::named("nobody", 1), None);
 }
+
+/// Operations that nobody measured: `raw` shares much, `quiet` little; what fills a ring shares more.
+fn made() -> Operations {
+    let text = "op raw-1 1 1 100 0 0\nop raw-1 4 4 400 6 0\nline 1 here.rs:1\nop raw-1 16 8 900 6 1\nline 1 here.rs:1\n\
+                op quiet-1 1 1 100 0 0\nop quiet-1 4 4 150 1 0\nop quiet-1 16 8 160 1 1\n\
+                op adaptive-1 1 1 10 0 0\nop pool-1 1 1 10 0 0\nop batch-1 1 1 100 0 0\nop batch-1 16 16 900 6 0\nline 1 batch.rs:1\n\
+                op vtd-raw-1@vtd 1 1 1000 0 0\nop vtd-raw-1@vtd 16 16 9000 12 0\nline 1 ring.rs:1\n";
+    Operations::parse(text).unwrap()
+}
+
+#[test]
+fn what_is_inferred_of_a_machine_is_said_where_it_matters() {
+    let inferred = |name: &str, machine: &Machine| made().curve(name, machine).unwrap().inferred.join("; ");
+    assert_eq!(inferred("raw", &machine(4, 1)), "");
+    assert_eq!(
+        inferred("raw", &machine(16, 2)),
+        "raw: measured on another number of sockets for some numbers of CPUs"
+    );
+    let other = |name, cpus| inferred(name, &Machine { near_ns: 120.0, ..machine(cpus, 1) });
+    assert!(
+        other("raw", 4).starts_with("raw: measured with transfers of 60 and 120 ns, taken to"),
+        "{}",
+        other("raw", 4)
+    );
+    assert_eq!(other("quiet", 4), "", "most of it is its own");
+    assert_eq!(inferred("quiet", &machine(17, 2)), "quiet: more than 16 CPUs at once");
+    let at_4 = |near_ns| made().curve("raw", &Machine { near_ns, ..machine(4, 1) }).unwrap().ns[4];
+    assert!((at_4(120.0) - 700.0).abs() < 1e-9 && (at_4(60.0) - 400.0).abs() < 1e-9, "{}", at_4(120.0));
+}
+
+/// Who submits for each unmap shares the ring above all, and who does for 32 together, the operation's own lines.
+#[test]
+fn what_cpus_share_is_where_most_transfers_come_from() {
+    for (policy, line, machine) in
+        [("strict", "ring.rs:1", machine(16, 1)), ("strict-batch", "batch.rs:1", machine(16, 1))]
+    {
+        let outcome = run(&machine, &bare(0.0), Policy::named(policy).unwrap(), &made()).unwrap();
+        assert_eq!(outcome.lines[0].source, line, "{policy}");
+        // What is inferred of the ring is inferred of who uses it.
+        let far = Machine { near_ns: 200.0, ..machine };
+        let outcome = run(&far, &bare(0.0), Policy::named(policy).unwrap(), &made()).unwrap();
+        assert!(outcome.inferred.iter().any(|inferred| inferred.starts_with("vtd-raw@vtd: ")), "{policy}");
+    }
+}
+
+#[test]
+fn adaptive_copies_all_of_what_has_no_page_of_its_own_and_no_more_than_it_may() {
+    let copies = Copies { hot_ns: 1_000.0, cold_ns: 1_000.0, remote_ns: 1_000.0, socket_gb_per_s: 68.0 };
+    let copied = |pages: u64, shared: bool, submission_ns: f64| {
+        let machine = Machine { copies, submission_ns, ..machine(1, 1) };
+        let mappings = vec![Mapping { pages, bytes: pages * 4096, shared }];
+        let workload = Workload { requests: vec![Request { work_ns: 0.0, mappings }], ..bare(0.0) };
+        let outcome = run(&machine, &workload, Policy::named("adaptive").unwrap(), &made()).unwrap();
+        (outcome.spent.copy_ns / 1_000.0).round() as u64
+    };
+    // KiB. Where copies are dear, what lies between the ends is mapped, if there is anything.
+    assert_eq!([1, 2, 3, 9].map(|pages| copied(pages, true, 1.0)), [4, 8, 4, 4]);
+    assert_eq!([1, 9].map(|pages| copied(pages, false, 1.0)), [0, 0]);
+    // Where waits are dear, all that may be copied is.
+    assert_eq!([1, 32, 33].map(|pages| copied(pages, false, 1e9)), [4, 128, 0]);
+}
