@@ -83,6 +83,10 @@ fn what_was_not_replayed_has_no_cost_and_no_share_below_none() {
     none.policies.iter_mut().for_each(|policy| policy.operations = 0);
     assert!(Runs::of(vec![none]).unwrap().costs.is_empty());
     assert!(Runs::of(Vec::new()).is_none());
+    // A mapping that takes less than the work beside it is said to take costs nothing, and not less.
+    let mut quick = report.clone();
+    quick.policies.iter_mut().for_each(|policy| policy.ops_per_s = 2e9 / report.work_ns);
+    assert!(Runs::of(vec![quick]).unwrap().costs.iter().all(|cost| cost.median_ns == 0.0));
     let mut policy = report.policies[0].clone();
     let mut share = |relative| {
         policy.relative_to_passthrough = relative;

@@ -191,3 +191,34 @@ fn the_nearest_limit_is_the_largest_that_is_not_above() {
     let other = Limits { load_store_ns: 9.0, atomic_ns: 3.0, lock_ns: 5.0 };
     assert_eq!(other.named(), [("atomic", 3.0), ("lock", 5.0), ("load+store", 9.0)]);
 }
+
+#[test]
+fn what_was_not_measured_is_told_once_for_each_subject_and_reason() {
+    let layout = Layout {
+        ours: "ours",
+        rival: "theirs",
+        limit: None,
+        tails: &[],
+        about: &[("ours", "o"), ("theirs", "t")],
+    };
+    let all = |formats: [Option<&'static str>; 2]| {
+        let results = vec![measured("a", 1, "ours", 99.9), measured("b", 1, "ours", 100.0)];
+        let of = |subject| {
+            let each = formats.iter().flat_map(move |format| ["a", "b"].map(|workload| (workload, *format)));
+            each.map(move |(workload, format)| skipped(workload, 1, subject, format))
+        };
+        table::render(&report(results, of("theirs").chain(of("others")).collect()), &layout)
+    };
+    let text = all([None, None]);
+    let lines = "\nNot measured\n  theirs, a (1), b (1): it has none\n  others, a (1), b (1): it has none\n";
+    assert!(text.contains(lines), "{text}");
+    let text = all([Some("x86-4"), Some("vtd-ss")]);
+    let lines = "\n  theirs, x86-4, vtd-ss, every workload: it has none\n  others, x86-4, vtd-ss, every workload: it has none\n";
+    assert!(text.contains(lines), "{text}");
+    // Figures of three digits have no fraction; and where no slowest operations are shown, nothing is said of a second line.
+    assert!(text.contains("99.9 ±25%") && text.contains(" 100 ±25%"), "{text}");
+    assert!(!text.contains("A second line"), "{text}");
+    let fewer = report(vec![measured("a", 1, "ours", 1.0)], vec![skipped("b", 1, "theirs", Some("x86-4"))]);
+    let text = table::render(&fewer, &layout);
+    assert!(text.contains("\n  theirs, x86-4, b (1): it has none\n"), "{text}");
+}
