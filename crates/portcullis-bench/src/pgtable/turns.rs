@@ -173,3 +173,151 @@ impl Cell for Turns {
         self.check_all(team, self.operation == Operation::Translate)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use super::*;
+    use crate::pgtable::format::Geometry;
+    use crate::pgtable::work::Shape;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fault {
+        None,
+        /// A page leads to the next one's memory.
+        Elsewhere,
+        /// The first page of an unmap stays.
+        Stays,
+        /// Nothing is done, and that is said.
+        Refuses,
+    }
+
+    /// Pages by their address, and how many entries each operation was of.
+    struct Script {
+        fault: Mutex<Fault>,
+        pages: Mutex<BTreeMap<u64, u64>>,
+        counts: [AtomicU64; 3],
+    }
+
+    fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+        of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    impl Script {
+        fn new(fault: Fault) -> Arc<Self> {
+            Arc::new(Self { fault: Mutex::new(fault), pages: Mutex::default(), counts: Default::default() })
+        }
+
+        fn counts(&self) -> [u64; 3] {
+            self.counts.each_ref().map(|count| count.load(Ordering::Relaxed))
+        }
+
+        fn each(
+            &self,
+            what: usize,
+            work: &Work,
+            table: u64,
+            entries: Range<u64>,
+            mut page: impl FnMut(u64, u64),
+        ) -> bool {
+            self.counts[what].fetch_add(entries.end - entries.start, Ordering::Relaxed);
+            for (entry, at) in entries.flat_map(|entry| (0..work.pages).map(move |page| (entry, page))) {
+                page(work.iova(table, entry) + at * work.page, work.phys(table, entry, at));
+            }
+            *lock(&self.fault) != Fault::Refuses
+        }
+    }
+
+    impl Measured for Script {
+        fn map_all(&self, work: &Work, table: u64, entries: Range<u64>) -> bool {
+            let more = if *lock(&self.fault) == Fault::Elsewhere { work.page } else { 0 };
+            self.each(0, work, table, entries, |iova, phys| {
+                lock(&self.pages).insert(iova, phys + more);
+            })
+        }
+
+        fn unmap_all(&self, work: &Work, table: u64, entries: Range<u64>) -> bool {
+            let stays = (*lock(&self.fault) == Fault::Stays).then(|| work.iova(table, entries.start));
+            self.each(1, work, table, entries, |iova, _| {
+                if stays != Some(iova) {
+                    lock(&self.pages).remove(&iova);
+                }
+            })
+        }
+
+        fn translate_all(&self, work: &Work, table: u64, entries: Range<u64>) -> bool {
+            self.each(2, work, table, entries, |_, _| ())
+        }
+
+        fn look_up(&self, iova: u64) -> Option<u64> {
+            let pages = lock(&self.pages);
+            pages.get(&(iova & !4095)).map(|phys| phys | iova & 4095)
+        }
+    }
+
+    fn open(script: &Arc<Script>, team: &Team, shape: Shape, operation: Operation) -> Result<Turns, Failure> {
+        let geometry =
+            Geometry { granule: 12, index: 9, large: [true; 2], input: 48, last_phys: (1 << 48) - 1 };
+        let pattern = Pattern::new(shape, &geometry, 1, Some(4)).unwrap();
+        Turns::open(team, Arc::clone(script) as _, pattern, operation, &OpTimer::calibrated())
+    }
+
+    const EACH: [Operation; 3] = [Operation::Map, Operation::Unmap, Operation::Translate];
+
+    #[test]
+    fn tables_that_do_not_what_they_say_are_found() {
+        let team = Team::new(1).unwrap();
+        for operation in EACH {
+            for shape in [Shape::Page { level: 1 }, Shape::Run, Shape::Scattered] {
+                let verdict = |fault| open(&Script::new(fault), &team, shape, operation).map(|_| ());
+                assert_eq!(verdict(Fault::None), Ok(()), "{operation:?} {shape:?}");
+                for (fault, told) in [(Fault::Elsewhere, "instead of"), (Fault::Stays, "leads to")] {
+                    let Err(Failure::Broken(said)) = verdict(fault) else {
+                        panic!("{operation:?} {fault:?}")
+                    };
+                    assert!(said.contains(told), "{said}");
+                }
+                assert!(matches!(verdict(Fault::Refuses), Err(Failure::Refused(_))));
+                // It may begin to do so while it is measured.
+                let script = Script::new(Fault::None);
+                let mut turns = open(&script, &team, shape, operation).unwrap();
+                assert_eq!(turns.repetition(&team, 1).map(|_| ()), Ok(()));
+                *lock(&script.fault) = Fault::Stays;
+                assert!(matches!(turns.check(&team), Err(Failure::Broken(_))), "{operation:?} {shape:?}");
+                *lock(&script.fault) = Fault::Refuses;
+                assert!(matches!(turns.repetition(&team, 1), Err(Failure::Refused(_))));
+            }
+        }
+    }
+
+    /// A turn is of 4 entries in each of 4 tables; a sixteenth of the turns comes before, to get warm.
+    #[test]
+    fn a_repetition_is_of_whole_turns() {
+        let team = Team::new(1).unwrap();
+        for operation in EACH {
+            let script = Script::new(Fault::None);
+            let mut turns = open(&script, &team, Shape::Page { level: 1 }, operation).unwrap();
+            // Looked at once; what is to be translated is mapped once more, to stay.
+            let is_translate = operation == Operation::Translate;
+            let opened = [if is_translate { 32 } else { 16 }, 16, 0];
+            assert_eq!(script.counts(), opened, "{operation:?}");
+            assert_eq!(turns.repetition(&team, 40).unwrap().ops, 48);
+            let more = |entries| if is_translate { [0, 0, entries] } else { [entries, entries, 0] };
+            let after = |before: [u64; 3], more: [u64; 3]| std::array::from_fn(|at| before[at] + more[at]);
+            let repeated = after(opened, more(4 * 16));
+            assert_eq!(script.counts(), repeated, "{operation:?}");
+            // One by one, until there are as many as were asked for.
+            let samples = turns.samples(&team, &OpTimer::calibrated(), 20, Duration::from_secs(60)).unwrap();
+            assert_eq!(samples.unwrap().len(), 32);
+            let sampled = after(repeated, more(2 * 16));
+            assert_eq!(script.counts(), sampled, "{operation:?}");
+            turns.check(&team).unwrap();
+            let checked = after(sampled, if is_translate { [0, 16, 0] } else { [16, 16, 0] });
+            assert_eq!(script.counts(), checked, "{operation:?}");
+        }
+    }
+}
