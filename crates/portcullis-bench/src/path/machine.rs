@@ -61,6 +61,12 @@ impl<Q: InvalidationQueue, P: Platform + Clone> World<Q, P> {
         self.domain.flush().map_err(refused)
     }
 
+    /// Fails unless nothing is mapped any more. Addresses may be kept.
+    pub(crate) fn is_unmapped(&self) -> Result<(), Failure> {
+        self.flush()?;
+        self.frames.only_the_root(self.domain.mapper(), &self.platform)
+    }
+
     /// Fails unless nothing is mapped any more, and no address is lost.
     pub(crate) fn settle(&self) -> Result<(), Failure> {
         self.flush()?;

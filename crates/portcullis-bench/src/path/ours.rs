@@ -144,7 +144,9 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
             // The pool keeps its own addresses for as long as it lives.
             let usage = bounce.pool().usage();
             let empty = usage.buffer_bytes == 0 && usage.singles == 0;
-            return empty.then_some(()).ok_or_else(|| Failure::Broken(format!("still mapped: {usage:?}")));
+            empty.then_some(()).ok_or_else(|| Failure::Broken(format!("still mapped: {usage:?}")))?;
+            // What an adaptive ring has mapped, and not copied, is in no pool.
+            return self.world.is_unmapped();
         }
         match self.swiotlb.as_ref().map(|pool| pool.usage()) {
             Some(usage) if usage.mapped > 0 => Err(Failure::Broken(format!("still mapped: {usage:?}"))),
