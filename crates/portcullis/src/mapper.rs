@@ -145,9 +145,9 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// Removes the translations of `range`, holes or not, and adds the part of it that is
     /// [stale](Unmapped::stale) to `gather`. The caller holds no CPU.
     ///
-    /// Cannot fail except for parts of large pages, which may have to stay: devices still reach the
-    /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, and the caller must
-    /// treat it so.
+    /// Cannot fail except for parts of large pages, or of what the mapper can only remove as a whole, which may have to stay: devices
+    /// still reach the part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, and the caller must
+    /// treat it so. What one call mapped, or all that is left of it, can be removed at once.
     ///
     /// Allocates and may wait only where a part of a large page is to be removed: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).

@@ -166,8 +166,19 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.ranges.push(range);
             return Ok(());
         }
+        if kept > 0
+            && bytes.saturating_add(kept) == range.len()
+            && let Ok(ended) = self.domain.unlink_kept(range, &mut self.gather)
+        {
+            if let Some(whole) = ended {
+                self.ranges.push(whole.done());
+                return Ok(());
+            }
+            self.mappings -= 1;
+            return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
+        }
         // It is not known whose addresses these are.
-        self.domain.lose(bytes);
+        self.domain.lose_rest(range, bytes);
         self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
             // No commit ends it, so none counts it.

@@ -89,8 +89,9 @@ impl MapListError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapError {
-    /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable; its addresses
-    /// are never used again, as the library cannot know what they belonged to.
+    /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable. Its addresses
+    /// are never used again, as the library cannot know what they belonged to; but where the range is all of one mapping, whose
+    /// other parts were unmapped before, they are free.
     #[error("unmapping {range}: only {unmapped:#x} bytes of it were mapped")]
     NotMapped {
         /// What was to be unmapped.
@@ -98,11 +99,12 @@ pub enum UnmapError {
         /// Bytes that were mapped, and are unmapped now.
         unmapped: u64,
     },
-    /// A part of a large page was to be unmapped, and the page could not be split: there was no
-    /// memory for it, or the hardware did not confirm. **Devices still reach `kept` bytes of the
-    /// range**, and may reach the rest, until another unmap of it succeeds (which says
-    /// [`NotMapped`](Self::NotMapped), as the rest is gone by then). None of the addresses are used
-    /// again.
+    /// A part was to be unmapped that the mapper could not remove by itself: a part of a large page that could not be split, as there was no
+    /// memory for it, or the hardware did not confirm; or a part of what a kernel removes as a whole only. **Devices still reach
+    /// `kept` bytes of the range**, and may reach the rest, until another unmap of it succeeds (which says
+    /// [`NotMapped`](Self::NotMapped), where a part is gone by then), or unmaps of all the rest of its mapping have: the one that
+    /// finds that nobody wants any of the mapping removes it as a whole, and returns `Ok`. None of the mapping's addresses are used
+    /// again before all of it is gone.
     #[error(
         "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"
     )]

@@ -6,6 +6,7 @@
 mod account;
 mod error;
 mod governed;
+mod parts;
 mod policies;
 mod policy;
 mod space;

@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 
 use self::at_once::AtOnce;
 use super::account::Books;
+use super::parts::{NoNote, Parts};
 use super::policy::AtomicPolicy;
 use super::{MapListError, Policy};
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
@@ -80,6 +81,8 @@ pub struct Domain<M: Mapper, P: Platform> {
     rings: AtomicU64,
     /// Addresses that are handed out to nobody.
     reserved: Vec<IovaRange>,
+    /// Mappings that are partly unmapped.
+    parts: Parts,
     /// Whether maps wait for nothing that another caller does, and what they have left to do.
     at_once: AtOnce,
 }
@@ -151,6 +154,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 rings: AtomicU64::new(0),
                 reserved: config.reserved,
                 at_once: AtOnce::default(),
+                parts: Parts::default(),
                 platform: platform,
                 mapper: mapper,
                 granule: granule,
@@ -451,9 +455,34 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     #[inline]
     fn give_back(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
-        if !self.space.free_local(own, range) {
-            self.books.of(cpu).add(|book| &book.lost, range.len());
+        if !own.is_some_and(|own| self.space.put(own, range)) {
+            self.give_back_any(cpu, own, range);
         }
+    }
+
+    /// As [`give_back`](Self::give_back), for what the short way does not take: a part of a mapping, among others, which comes back
+    /// with the rest of it.
+    #[cold]
+    #[inline(never)]
+    fn give_back_any(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
+        self.parts.forget(range);
+        if self.space.free_local(own, range) {
+            return;
+        }
+        match self.parts.gone(&self.space, range) {
+            Ok(None) => {}
+            Ok(Some(whole)) if self.space.free_local(own, whole) => {}
+            Ok(Some(whole)) => self.books.of(cpu).add(|book| &book.lost, whole.len()),
+            Err(NoNote) => self.books.of(cpu).add(|book| &book.lost, range.len()),
+        }
+    }
+
+    /// Counts `bytes` of `range` as lost, and, if that is a mapping, what was gone of it before: it does not come back.
+    #[cold]
+    pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
+        self.lose(bytes);
+        let before = self.platform.with_cpu(|_| self.parts.forget(range));
+        self.lose(before);
     }
 
     /// Counts addresses that are never used again. It takes no CPU from the platform, which might

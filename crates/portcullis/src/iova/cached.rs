@@ -2,6 +2,8 @@
 //! on one CPU's list, on its way to one, or in the bitmap. A range is taken back only if its word
 //! says that it is handed out.
 
+mod whole;
+
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
 

@@ -283,6 +283,18 @@ impl IovaSpace {
         is_natural && is_whole && self.cached.free(own, &self.bitmap, page, pages, order)
     }
 
+    /// Returns the range that was handed out and has all of `part`, which is whole granules, unless it is [divided](Self::divide).
+    pub(crate) fn whole_of(&self, part: IovaRange) -> Option<IovaRange> {
+        let is_whole = (part.start().get() | part.len()) & self.granule.offset_mask() == 0;
+        let found = self.cached.whole_of(part.start().get() >> self.shift, part.len() >> self.shift);
+        found.filter(|_| is_whole).map(|(page, pages)| self.range(page, pages))
+    }
+
+    /// Marks `range`, which is handed out, as one that stays its caller's however often parts of it are mapped and unmapped.
+    pub(crate) fn divide(&self, range: IovaRange) {
+        self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()));
+    }
+
     /// Takes back what every CPU keeps, into the bitmap. Waits for other CPUs' turns to end: not
     /// for interrupt handlers, and not with a CPU lent. Costs one barrier of all CPUs, and O(log n)
     /// for each range that is taken back. Never allocates. Does nothing for a platform other than

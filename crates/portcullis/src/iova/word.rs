@@ -3,12 +3,13 @@
 //!
 //! ```text
 //!            63    62    61..50   49..0
-//!  handed out 1     0    owner    pages
+//!  handed out 1  divided owner    pages
 //!            63..57    56..53    52..0
 //!  in a list  0        order     page + 1   of the next range in the list, or all 0
 //! ```
 //!
-//! 0 is also the word of a range that never was handed out, or is back in the bitmap.
+//! 0 is also the word of a range that never was handed out, or is back in the bitmap. *Divided* is a range whose caller maps parts of
+//! it, again and again.
 
 /// The owner of a range that goes back to the bitmap, and to no CPU's lists.
 pub(super) const NO_OWNER: u64 = 0xfff;
@@ -23,6 +24,8 @@ pub(super) const END_PAGE: u64 = 1 << 52;
 pub(super) const NO_WORD: u64 = 0;
 
 const HANDED_OUT: u64 = 1 << 63;
+/// In the word of a range that is divided.
+pub(super) const DIVIDED: u64 = 1 << 62;
 const OWNER_SHIFT: u32 = 50;
 const PAGES: u64 = (1 << OWNER_SHIFT) - 1;
 const ORDER_SHIFT: u32 = 53;

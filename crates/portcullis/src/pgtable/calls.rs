@@ -18,7 +18,7 @@ pub struct Unmapped {
     pub bytes: u64,
     /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages
     /// that could not be split, for want of memory, because an invalidation was not confirmed, or
-    /// because the call's platform is not the table's; and parts of granules.
+    /// because the call's platform is not the table's; parts of granules; and parts of what a mapper removes as a whole only.
     pub kept: u64,
     /// The range that an invalidation must cover for `bytes` to be out of reach: the range that was
     /// asked for, and the whole of each large page that was split, now or earlier, and of which it

@@ -27,4 +27,6 @@ mod kept;
 mod mishaps;
 #[cfg(not(watched))]
 mod ops;
+#[cfg(not(watched))]
+mod parts;
 mod queue;

@@ -160,7 +160,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let depot = |class| Depot::new(bare.first(class), bare.first(class + 1));
         let depots = slice(classes, |class| Ok(CachePadded(Mutex::new(depot(class)))))?;
         let mut place = SharedPlace::<Self>::new()?;
-        let region = domain.reserve(bare.bytes(), config.limit)?.into_range();
+        let region = domain.reserve(bare.bytes(), config.limit)?.divided().into_range();
         let at = place.as_mut_ptr();
         // In its place from the beginning, as a kernel's stack has no room for it.
         // SAFETY: each write is to a field in the place; then all of them are there.

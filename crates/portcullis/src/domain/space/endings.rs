@@ -5,8 +5,10 @@
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::account::CpuBook;
+use crate::domain::parts::NoNote;
 use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
 use crate::exposure::Bytes;
+use crate::guard::Guard;
 use crate::invalidation::{Cleared, Gather, InvalidationError, Pushed, Waiting};
 use crate::iova::Own;
 use crate::mapper::Mapper;
@@ -30,14 +32,20 @@ pub(crate) struct Ending<'a> {
     pub exception: Option<&'a AtomicPolicy>,
 }
 
+/// Whether a mapping was ended with a part of it, where that is noted.
+type Noted = Result<Result<bool, InvalidationError>, NoNote>;
+
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its
     /// addresses as soon as the policy allows.
     ///
-    /// Costs one walk for each leaf table and one store for each entry. A strict unmap then waits
+    /// A mapping may be unmapped in parts, of whole granules. Its addresses come back when all of it is gone.
+    ///
+    /// Costs one walk for each leaf table and one store for each entry; a part also a lock, and O(log n) where n mappings are partly
+    /// unmapped (O(n) for the first part of one, and for the last). A strict unmap then waits
     /// for one invalidation. A lazy one queues the range in O(1), but for the call that finds its
-    /// CPU's queue full, which waits for a flush. Allocates nothing, unless `range` covers a large
-    /// page only in part: that page is split first, which may allocate and wait (see
+    /// CPU's queue full, which waits for a flush. Allocates nothing where `range` is all of a mapping. A part's note may be allocated (without memory, the part's addresses are lost);
+    /// and of a large page that `range` covers only in part, a table, as it is split first, which may wait, too (see
     /// [`Mapper::unmap`]). The caller holds no lock and no CPU.
     ///
     /// It trusts the caller that the mapping is its own. If the mapping is another caller's, its
@@ -393,25 +401,86 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.ended(changing.done(), neighbours);
             return Ok(());
         }
+        let (mut is_ended, mut confirmed) = (false, confirmed);
         // What may be reached is counted before what calls the clock again, as that may panic.
         if confirmed.is_err() && unmapped == range.len() {
             self.quarantine(changing);
         } else {
             changing.done();
-            self.lose(unmapped);
-            if confirmed.is_err() {
-                self.leave_open(unmapped);
+            let losing = Guard::new(|| self.lose(unmapped));
+            let noted = match confirmed {
+                Ok(()) if kept == 0 => self.end_rest(range, unmapped),
+                Ok(()) if unmapped.saturating_add(kept) == range.len() => self.end_kept(range),
+                _ => Err(NoNote),
+            };
+            match noted {
+                Ok(ended) => {
+                    losing.done();
+                    (is_ended, confirmed) = (kept > 0 && ended != Ok(false), ended.map(|_| ()));
+                }
+                Err(NoNote) => {
+                    losing.done();
+                    self.lose_rest(range, unmapped);
+                    if confirmed.is_err() {
+                        self.leave_open(unmapped);
+                    }
+                }
             }
         }
-        if unmapped > 0 {
+        if unmapped > 0 || is_ended {
             // Otherwise another call unmapped all of it before, and took them off.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
         match confirmed {
-            _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
+            _ if kept > 0 && !is_ended => Err(UnmapError::StillMapped { range, unmapped, kept }),
             Err(error) => Err(UnmapError::Unconfirmed { range, error }),
+            Ok(()) if is_ended => Ok(()),
             Ok(()) => Err(UnmapError::NotMapped { range, unmapped }),
         }
+    }
+
+    /// Gives back the addresses of a mapping the rest of which no device reaches any more, as `unmapped` bytes of `range` were
+    /// removed.
+    fn end_rest(&self, range: IovaRange, unmapped: u64) -> Noted {
+        let rest = self.platform.with_cpu(|_| self.parts.rest(range, unmapped));
+        if let Some(whole) = rest? {
+            self.take_back(self.changing(whole));
+        }
+        Ok(Ok(true))
+    }
+
+    /// Notes that `range` could not be removed by itself. Where nobody wants the rest of the mapping either, removes the mapping as a
+    /// whole, and waits until no device reaches it. Returns whether it did.
+    fn end_kept(&self, range: IovaRange) -> Noted {
+        let mut gather = Gather::everything();
+        let Some(changing) = self.unlink_kept(range, &mut gather)? else { return Ok(Ok(false)) };
+        let confirmed = self.mapper.sync(&gather);
+        match confirmed {
+            Ok(()) => self.take_back(changing),
+            Err(_) => self.quarantine(changing),
+        }
+        self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.unmaps, 1));
+        Ok(confirmed.map(|()| true))
+    }
+
+    /// As [`end_kept`](Self::end_kept), but waits for nothing: returns the mapping that was removed as a whole, if it was. `gather`
+    /// has everything then.
+    pub(crate) fn unlink_kept(
+        &self,
+        range: IovaRange,
+        gather: &mut Gather,
+    ) -> Result<Option<Changing<'_, M, P>>, NoNote> {
+        let unwanted = self.platform.with_cpu(|_| self.parts.kept(&self.space, range));
+        let Some(whole) = unwanted? else { return Ok(None) };
+        let changing = self.changing(whole);
+        // What was removed of it before has perhaps not been confirmed.
+        *gather = Gather::everything();
+        if self.unlink(whole, gather).kept > 0 {
+            changing.done();
+            return Ok(None);
+        }
+        self.platform.with_cpu(|_| self.parts.forget(whole));
+        Ok(Some(changing))
     }
 
     /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried

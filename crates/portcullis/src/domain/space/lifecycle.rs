@@ -243,6 +243,11 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.done()
     }
 
+    /// The same addresses, as those of an owner who maps parts of them again and again: they stay the owner's whoever unmaps these.
+    pub(crate) fn divided(self) -> Self {
+        Self(self.0.domain.divided(self.0))
+    }
+
     /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It
     /// trusts the caller in that. With other addresses, [`free`](Self::free) could hand out some at
     /// which another caller's memory is still mapped: the next map there is refused, and the
@@ -389,8 +394,8 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
             return Ok(Unlinked { domain, range, addresses: Some(addresses) });
         }
         // Another caller has removed the rest, and taken that part of the addresses with it.
-        domain.lose(removed);
         addresses.done();
+        domain.lose_rest(range, removed);
         Ok(Unlinked { domain, range, addresses: None })
     }
 }

@@ -35,7 +35,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
         let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
         // Nothing below is called between the allocation and the arena.
-        RingArena::new_by(&self.space, &config, |len, limit| Ok(self.alloc_once(len, limit)?.done()))
+        RingArena::new_by(&self.space, &config, |len, limit| {
+            Ok(self.divided(self.alloc_once(len, limit)?).done())
+        })
+    }
+
+    /// Has addresses stay their owner's who maps parts of them again and again, whoever unmaps such parts.
+    pub(crate) fn divided<'d>(&self, addresses: Changing<'d, M, P>) -> Changing<'d, M, P> {
+        self.space.divide(addresses.range());
+        addresses
     }
 
     /// Takes a ring's addresses back.

@@ -1,0 +1,47 @@
+//! Which range that is handed out a part belongs to: found from the part alone, as each range begins at a multiple of its size.
+
+use super::Cached;
+use crate::iova::bitmap::MAX_ORDER;
+use crate::iova::class::order_of;
+use crate::iova::word::{DIVIDED, END_PAGE, owner_and_pages};
+use crate::sync::Ordering;
+
+/// How many places are looked at for a range of more than 2^[`MAX_ORDER`] pages, which begins at a multiple of that alone: it is
+/// found from a part in its first 4 TiB (pages of 4 KiB).
+const MOST_STEPS: u64 = 4096;
+
+impl Cached {
+    /// Returns the first page of the range that has all of the `pages` pages at `page`, and how many were asked for, if it is handed
+    /// out and not [divided](Self::divide). Looks at one word for each power of two, and where there is none at up to 4096 more.
+    #[cold]
+    pub fn whole_of(&self, page: u64, pages: u64) -> Option<(u64, u64)> {
+        let end = page.checked_add(pages).filter(|end| *end <= END_PAGE)?;
+        let has_all = |(first, asked): &(u64, u64)| *first <= page && end <= first + asked;
+        let small = (order_of(pages)..=MAX_ORDER)
+            .filter_map(|order| self.asked(page >> order << order, order..=order))
+            .find(has_all);
+        small.or_else(|| {
+            let last = page >> MAX_ORDER;
+            (last.saturating_sub(MOST_STEPS)..=last)
+                .rev()
+                .filter_map(|place| self.asked(place << MAX_ORDER, MAX_ORDER + 1..=u64::BITS))
+                .find(has_all)
+        })
+    }
+
+    /// The range at `page` and the pages that it was handed out for, if it is one of such an order, and not divided.
+    fn asked(&self, page: u64, orders: core::ops::RangeInclusive<u32>) -> Option<(u64, u64)> {
+        let word = self.meta.word(page, *orders.start())?.load(Ordering::Relaxed);
+        let (_, asked) = owner_and_pages(word)?;
+        (word & DIVIDED == 0 && orders.contains(&order_of(asked))).then_some((page, asked))
+    }
+
+    /// Marks the range of `pages` pages at `page`, which is handed out, as one whose caller maps parts of it, again and again: that
+    /// its parts were unmapped does not end it.
+    #[cold]
+    pub fn divide(&self, page: u64, pages: u64) {
+        if let Some(word) = self.meta.word(page, order_of(pages)) {
+            word.fetch_or(DIVIDED, Ordering::Relaxed);
+        }
+    }
+}
