@@ -1,6 +1,6 @@
-//! What programs in Linux user space need beside the core: [`registration`], mappings that are kept
-//! because drivers use them again; and [`heap`], the process's memory as devices' memory. Mappers on VFIO and on iommufd are
-//! to come.
+//! What programs in Linux user space need beside the core: [`vfio`], devices that a process drives, and address spaces of the
+//! kernel's for them; [`registration`], mappings that are kept because drivers use them again; and [`heap`], the process's memory as
+//! devices' memory.
 //!
 //! Everything here stands on the public interface of [`portcullis`] alone: addresses live by the
 //! tokens of a [`Domain`](portcullis::domain::Domain), as they would in a cache or a queue of an
@@ -10,3 +10,5 @@
 #[cfg(not(loom))]
 pub mod heap;
 pub mod registration;
+#[cfg(all(target_os = "linux", not(loom)))]
+pub mod vfio;

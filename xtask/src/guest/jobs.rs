@@ -6,7 +6,7 @@ use super::Wanted;
 use super::machine::Iommu;
 
 /// Drivers of the kernel that the jobs load.
-pub const DRIVERS: [&str; 14] = [
+pub const DRIVERS: [&str; 16] = [
     "ahci",
     "e1000e",
     "ext4",
@@ -15,6 +15,8 @@ pub const DRIVERS: [&str; 14] = [
     "sd_mod",
     "uas",
     "usb_storage",
+    "vfio_iommu_type1",
+    "vfio_pci",
     "virtio_blk",
     "virtio_iommu",
     "virtio_net",
@@ -43,6 +45,8 @@ pub struct Job {
     pub hostile: bool,
     /// Whether the guest has the command `portcullis`.
     pub has_command: bool,
+    /// Whether it has the program that drives devices by itself.
+    pub has_user: bool,
     pub time: Duration,
 }
 
@@ -57,6 +61,7 @@ const USUAL: Job = Job {
     counted: false,
     hostile: false,
     has_command: false,
+    has_user: false,
     time: Duration::from_secs(600),
 };
 
@@ -68,7 +73,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 21] = [
+pub const JOBS: [&Job; 22] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -208,6 +213,15 @@ pub const JOBS: [&Job; 21] = [
         script: "suspend",
         modes: "linux-lazy strict lazy bounce auto",
         time: Duration::from_secs(900),
+        ..USUAL
+    },
+    &Job {
+        name: "user",
+        what: "a process that drives a device by itself: what the device reaches, parts, limits, forks and deaths, over VFIO's type 1 and iommufd",
+        script: "user",
+        modes: "",
+        hostile: true,
+        has_user: true,
         ..USUAL
     },
     &Job { name: "fail", what: "memory runs out during I/O", script: "fail", ..USUAL },

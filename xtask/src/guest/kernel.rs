@@ -19,8 +19,8 @@ pub struct Kernel {
     pub image: PathBuf,
     /// The folder with its drivers.
     pub drivers: PathBuf,
-    /// What modules are built against, as the folder with the compilers has it.
-    headers: PathBuf,
+    /// What modules are built against, as the folder with the compilers has it; `None` where a kernel is given without, which has all built in.
+    headers: Option<PathBuf>,
     /// The compiler, where the headers do not name it themselves.
     compiler: Option<&'static str>,
 }
@@ -36,17 +36,28 @@ impl Kernel {
             release: release.to_owned(),
             image: image.ok_or_else(|| format!("the packages of Linux {release} have no image"))?,
             drivers: root.at(&format!("usr/lib/modules/{release}")),
-            headers: PathBuf::from(format!("/usr/src/linux-headers-{release}")),
+            headers: Some(PathBuf::from(format!("/usr/src/linux-headers-{release}"))),
             compiler: None,
         })
     }
 
     /// One that somebody else has built: a folder with `bzImage`, `modules.tar.xz` (`lib/modules/RELEASE`) and `build-tree.tar.xz` (one folder, with
-    /// what modules are built against).
+    /// what modules are built against). One that has no modules is `bzImage` alone; for it, jobs run that load none.
     pub fn given(folder: &Path, into: &Path) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("{}: {error}", into.display());
         let _ = std::fs::remove_dir_all(into);
         std::fs::create_dir_all(into).map_err(failed)?;
+        if !folder.join("modules.tar.xz").exists() {
+            let (name, image) = ("given".to_owned(), folder.join("bzImage"));
+            return Ok(Self {
+                release: name.clone(),
+                name,
+                image,
+                drivers: into.to_owned(),
+                headers: None,
+                compiler: None,
+            });
+        }
         for archive in ["modules.tar.xz", "build-tree.tar.xz"] {
             let mut tar = Command::new("tar");
             let status = tar.arg("-xJf").arg(folder.join(archive)).arg("-C").arg(into).status();
@@ -67,7 +78,7 @@ impl Kernel {
             name: release.clone(),
             image: folder.join("bzImage"),
             drivers: modules.join(&release),
-            headers: into.join(only(into, "lib")?),
+            headers: Some(into.join(only(into, "lib")?)),
             release,
             compiler: Some("gcc-12"),
         })
@@ -77,28 +88,29 @@ impl Kernel {
     pub fn build(&self, root: &Root, folder: &Path) -> Result<(), String> {
         let into = folder.join("modules").join(&self.release);
         std::fs::create_dir_all(&into).map_err(|error| format!("{}: {error}", into.display()))?;
+        let Some(headers) = &self.headers else { return Ok(()) };
         for (source, name) in OWN {
             let from = crate::root().join("tests/guest").join(source);
             let build = into.join(source);
             copy(&from, &build)?;
             let mut make = self.make(root);
-            make.arg("-C").arg(&self.headers).arg(format!("M={}", build.display())).arg("modules");
+            make.arg("-C").arg(headers).arg(format!("M={}", build.display())).arg("modules");
             run(&mut make, &format!("building {name} for Linux {}", self.release))?;
             let built = build.join(format!("{name}.ko"));
             std::fs::copy(&built, into.join(format!("{name}.ko")))
                 .map_err(|error| format!("{}: {error}", built.display()))?;
         }
-        self.build_ours(root, &into)
+        self.build_ours(root, &into, headers)
     }
 
     /// Builds the project's module, if there is one.
-    fn build_ours(&self, root: &Root, into: &Path) -> Result<(), String> {
+    fn build_ours(&self, root: &Root, into: &Path, headers: &Path) -> Result<(), String> {
         let source = crate::root().join("kmod");
         if !source.join("Makefile").exists() {
             return Ok(());
         }
         let what = format!("building {MODULE} for Linux {}", self.release);
-        let headers = self.headers.display().to_string();
+        let headers = headers.display().to_string();
         let mut make = self.make(root);
         make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
         make.env_remove("RUSTUP_TOOLCHAIN")
@@ -155,6 +167,13 @@ pub fn command(folder: &Path) -> Result<PathBuf, String> {
     let words = ["-p", "portcullis-cli", "--config", "profile.dev.debug=false"];
     let built = by_itself(folder, ".", &words, "building the command for the guest")?;
     Ok(built.join("debug/portcullis"))
+}
+
+/// Builds the program that drives devices by itself.
+pub fn user(folder: &Path) -> Result<PathBuf, String> {
+    let words = ["-p", "portcullis-user", "--config", "profile.dev.debug=false"];
+    let built = by_itself(folder, ".", &words, "building the guest's program with a device")?;
+    Ok(built.join("debug/portcullis-user"))
 }
 
 /// Builds a program that needs no library of the guest's, and returns the folder of its profiles.

@@ -31,7 +31,7 @@ pub const PROGRAMS: &str = "tests/guest/programs";
 pub const USAGE: &str = "\
 cargo xtask guest [OPTION]..
     --kernel 6.1|6.12|newest     of Debian's kernels only this one (more than once: these)
-    --guest-kernel FOLDER        this kernel instead: bzImage, modules.tar.xz and build-tree.tar.xz
+    --guest-kernel FOLDER        this kernel instead: bzImage, modules.tar.xz and build-tree.tar.xz (or bzImage with all built in)
     --iommu vtd|virtio|amdvi     only this IOMMU (more than once: these)
     --job NAME                   only this job (more than once: these); `--job list` names them
     --modes 'MODE ..'            these ways to protect: strict lazy bounce auto, or Linux's linux-passthrough linux-lazy linux-strict
@@ -159,8 +159,11 @@ fn run_wanted(wanted: &Wanted) -> Result<(), String> {
             continue;
         }
         let began = Instant::now();
-        kernel.build(&root, &folder)?;
-        println!("== Linux {}: modules built in {} s", kernel.release, began.elapsed().as_secs());
+        // A program that drives devices by itself needs none.
+        if runs.iter().any(|(job, _)| !job.has_user) {
+            kernel.build(&root, &folder)?;
+            println!("== Linux {}: modules built in {} s", kernel.release, began.elapsed().as_secs());
+        }
         let base = base(&root, kernel, &folder, &program)?;
         for (job, iommu) in runs {
             let ran = run_one(wanted, kernel, job, iommu, &base, port, &folder);
@@ -240,6 +243,9 @@ fn run_one(
     over.add("job", script.as_bytes());
     if job.has_command {
         over.add_file("bin/portcullis", &kernel::command(folder)?)?;
+    }
+    if job.has_user {
+        over.add_file("bin/portcullis-user", &kernel::user(folder)?)?;
     }
     let run = Run {
         image: &kernel.image,

@@ -59,7 +59,8 @@ const OF_KERNELS: [&str; 6] = [
     "*/kernel/lib/*",
     "*/kernel/net/*",
 ];
-const OF_KERNELS_TOO: [&str; 3] = ["*/kernel/crypto/*", "*/kernel/arch/*", "*/kernel/block/*"];
+const OF_KERNELS_TOO: [&str; 4] =
+    ["*/kernel/crypto/*", "*/kernel/arch/*", "*/kernel/block/*", "*/kernel/virt/*"];
 const NOT_OF_KERNELS: [&str; 8] = [
     "*/drivers/gpu/*",
     "*/drivers/media/*",

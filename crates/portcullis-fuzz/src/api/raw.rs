@@ -85,7 +85,7 @@ impl<X: Format> World<X> {
                 let part = part(range, input).unwrap_or(range);
                 let result =
                     if strictly { self.domain.unmap_strictly(part) } else { self.domain.unmap(part) };
-                // The pieces of a mapping: the rest is still to be unmapped, and its addresses are given up.
+                // The pieces of a mapping: the rest is still to be unmapped, and its addresses come back with that.
                 if part != range {
                     self.tainted = true;
                     self.raw.ranges.push(range);

@@ -6,7 +6,7 @@ use crate::addr::PhysSegment;
 /// Memory that a device may be given.
 ///
 /// # Safety
-/// 1. It is the machine's memory. Where the device's domain has memory that
+/// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. Where the device's domain has memory that
 ///    [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses. For a
 ///    device that is not coherent, so does the domain's
 ///    [cache maintenance](crate::platform::CacheMaintenance).

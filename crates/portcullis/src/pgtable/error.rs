@@ -100,4 +100,22 @@ pub enum MapError {
     /// this.)
     #[error("the IOMMU did not confirm that it has seen the mapping")]
     Unconfirmed,
+    /// An operating system maps on the caller's behalf, and maps no more: a limit of its own is met. (Only mappers return this.)
+    #[error("{what}: {used:#x} used, {wanted:#x} more wanted, {most:#x} allowed")]
+    Limit {
+        /// What is limited, and how to raise it.
+        what: &'static str,
+        /// How much is in use.
+        used: u64,
+        /// How much more the mapping needs.
+        wanted: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// The operating system refused the mapping, with an error code of its own. (Only mappers return this.)
+    #[error("the operating system refused to map (error {code})")]
+    Refused {
+        /// The code.
+        code: i32,
+    },
 }

@@ -1,0 +1,103 @@
+//! Why a device could not be opened, and what to do about it.
+
+use std::io;
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such device.
+    #[error("there is no PCI device {name}: names are like 0000:01:00.0 (`lspci -D` lists them)")]
+    NoDevice {
+        /// What was asked for.
+        name: String,
+    },
+    /// No IOMMU is in front of the device.
+    #[error(
+        "{name} is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and boot Linux with intel_iommu=on where it \
+         is Intel's"
+    )]
+    NoGroup {
+        /// The device.
+        name: String,
+    },
+    /// The device has another driver than VFIO's, or none.
+    #[error(
+        "{name} has {}, and VFIO must have it. As root: modprobe vfio-pci; echo vfio-pci > /sys/bus/pci/devices/{name}/driver_override; \
+         {}echo {name} > /sys/bus/pci/drivers_probe",
+        driver.as_ref().map_or("no driver".to_owned(), |driver| format!("the driver {driver}")),
+        driver.as_ref().map_or(String::new(), |_| format!("echo {name} > /sys/bus/pci/devices/{name}/driver/unbind; "))
+    )]
+    NotBound {
+        /// The device.
+        name: String,
+        /// Its driver.
+        driver: Option<String>,
+    },
+    /// Another device, which the IOMMU cannot tell from this one, has a driver of the kernel.
+    #[error(
+        "{name} cannot be told from {other} by the IOMMU, which has the driver {driver}: unbind that, too, or bind it to vfio-pci"
+    )]
+    NotViable {
+        /// The device.
+        name: String,
+        /// The other device of its group.
+        other: String,
+        /// The other's driver.
+        driver: String,
+    },
+    /// This user may not open a file of the kernel's.
+    #[error(
+        "{path} may not be opened by this user: give it to a group of yours (chgrp, chmod g+rw; a rule of udev keeps that), or be root"
+    )]
+    Permission {
+        /// The file.
+        path: String,
+    },
+    /// Somebody has the device, or its group, already.
+    #[error("{path} is in use: another process has the device, or another device of its group")]
+    Busy {
+        /// The file.
+        path: String,
+    },
+    /// The IOMMU does not check interrupts: a device could raise any. The administrator may allow that.
+    #[error(
+        "the IOMMU does not check the interrupts of devices (no interrupt remapping), so that a device could raise any: turn it on in the \
+         firmware, or, for devices that are trusted, boot Linux with {parameter}"
+    )]
+    UnsafeInterrupts {
+        /// The parameter that allows it.
+        parameter: &'static str,
+    },
+    /// The kernel has neither iommufd nor VFIO's type 1.
+    #[error(
+        "this kernel has neither iommufd (/dev/iommu) nor VFIO's type 1 (/dev/vfio/vfio): modprobe vfio-pci vfio_iommu_type1, or build \
+         it with CONFIG_VFIO_PCI"
+    )]
+    NoVfio,
+    /// The kernel lets devices have no addresses.
+    #[error("the kernel lets the device have no addresses")]
+    NoAddresses,
+    /// The device cannot use all addresses of the space that it was to join.
+    #[error(
+        "{name} cannot use all addresses of the address space that it was to join: open it by itself, or first"
+    )]
+    OtherAddresses {
+        /// The device.
+        name: String,
+    },
+    /// A call to the kernel failed.
+    #[error("{call} failed: {error}")]
+    Call {
+        /// Which one.
+        call: String,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(super) fn call(call: impl Into<String>, error: io::Error) -> Self {
+        Self::Call { call: call.into(), error }
+    }
+}

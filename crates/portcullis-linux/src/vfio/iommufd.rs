@@ -1,0 +1,127 @@
+//! An address space of iommufd: an IOAS, which device files are attached to. Linux 6.6 or later, with `CONFIG_IOMMUFD` and
+//! `CONFIG_VFIO_DEVICE_CDEV`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use iommufd_bindings::{
+    IOMMUFD_CMD_IOAS_ALLOC, IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_CMD_IOAS_MAP, IOMMUFD_CMD_IOAS_UNMAP,
+    iommu_ioas_alloc, iommu_ioas_iova_ranges, iommu_ioas_map, iommu_ioas_unmap, iommu_iova_range,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as FIXED,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE as READABLE,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE as WRITEABLE,
+};
+use portcullis::addr::{Iova, IovaRange, Permissions};
+use vfio_bindings::bindings::vfio::{vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd};
+
+use super::calls::Calls;
+use super::error::OpenError;
+use super::ioctl::{call, code, iommufd, vfio};
+use super::ranges::Ranges;
+use super::sysfs::open;
+
+pub const PATH: &str = "/dev/iommu";
+
+/// The most ranges that are asked for at once. (A PC has two or three.)
+const RANGES: usize = 64;
+
+#[derive(Debug)]
+pub struct Iommufd {
+    file: File,
+    ioas: u32,
+}
+
+const fn size_of_u32<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+impl Iommufd {
+    pub fn open() -> Result<Self, OpenError> {
+        let file = open(PATH)?;
+        let mut alloc = iommu_ioas_alloc { size: size_of_u32::<iommu_ioas_alloc>(), ..Default::default() };
+        // SAFETY: it is this call's structure, and points nowhere.
+        let made = unsafe { call(file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_ALLOC), &mut alloc) };
+        made.map_err(|error| OpenError::call("IOMMU_IOAS_ALLOC", error))?;
+        Ok(Self { file, ioas: alloc.out_ioas_id })
+    }
+
+    /// Gives the device to this process.
+    pub fn bind(&self, device: &File) -> io::Result<()> {
+        let mut bind = vfio_device_bind_iommufd {
+            argsz: size_of_u32::<vfio_device_bind_iommufd>(),
+            iommufd: self.file.as_raw_fd(),
+            ..Default::default()
+        };
+        // SAFETY: it is this call's structure, and points nowhere.
+        unsafe { call(device.as_fd(), vfio(18), &mut bind) }.map(drop)
+    }
+
+    /// Leads a device that is bound to this address space.
+    pub fn attach(&self, device: &File) -> io::Result<()> {
+        let mut attach = vfio_device_attach_iommufd_pt {
+            argsz: size_of_u32::<vfio_device_attach_iommufd_pt>(),
+            pt_id: self.ioas,
+            ..Default::default()
+        };
+        // SAFETY: it is this call's structure, and points nowhere.
+        unsafe { call(device.as_fd(), vfio(19), &mut attach) }.map(drop)
+    }
+
+    /// The addresses that all attached devices can use, and by which mappings are aligned.
+    pub fn ranges(&self) -> io::Result<Ranges> {
+        let mut found = [iommu_iova_range::default(); RANGES];
+        let mut asked = iommu_ioas_iova_ranges {
+            size: size_of_u32::<iommu_ioas_iova_ranges>(),
+            ioas_id: self.ioas,
+            num_iovas: RANGES as u32,
+            allowed_iovas: found.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        // SAFETY: it is this call's structure, and points to as many ranges as it says.
+        unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_IOVA_RANGES), &mut asked) }?;
+        let allowed = found.iter().take(asked.num_iovas as usize);
+        let allowed = allowed
+            .filter_map(|range| IovaRange::from_bounds(Iova::new(range.start), Iova::new(range.last)).ok());
+        Ok(Ranges { allowed: allowed.collect(), page_sizes: asked.out_iova_alignment, most_mappings: None })
+    }
+}
+
+// SAFETY: the kernel's documentation of iommufd (`Documentation/userspace-api/iommufd.rst`, `linux/iommufd.h`): a mapping is of just the
+// addresses asked for (FIXED_IOVA), and of none that are in use. An unmap takes whole mappings away. It takes them out of the page tables of
+// all attached devices and unpins their pages, so it has the IOTLB forget them before. Where it would cut a mapping it fails.
+unsafe impl Calls for Iommufd {
+    unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
+        let readable = if permissions.allows(Permissions::READ) { READABLE } else { 0 };
+        let writeable = if permissions.allows(Permissions::WRITE) { WRITEABLE } else { 0 };
+        let mut map = iommu_ioas_map {
+            size: size_of_u32::<iommu_ioas_map>(),
+            flags: FIXED | readable | writeable,
+            ioas_id: self.ioas,
+            user_va: address,
+            length: range.len(),
+            iova: range.start().get(),
+            ..Default::default()
+        };
+        // SAFETY: it is this call's structure. The kernel pins the memory, and checks that it is the process's.
+        unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_MAP), &mut map) }
+            .map(drop)
+            .map_err(|error| code(&error))
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, i32> {
+        let mut unmap = iommu_ioas_unmap {
+            size: size_of_u32::<iommu_ioas_unmap>(),
+            ioas_id: self.ioas,
+            iova: range.start().get(),
+            length: range.len(),
+        };
+        // SAFETY: it is this call's structure, and points nowhere.
+        match unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_UNMAP), &mut unmap) } {
+            Ok(_) => Ok(unmap.length),
+            // There is nothing.
+            Err(error) if code(&error) == libc::ENOENT => Ok(0),
+            Err(error) => Err(code(&error)),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Devices that a process drives by itself, and memory for them, by Linux's VFIO: over iommufd where the kernel has it, else over type 1.
+//!
+//! VFIO gives a process a device, and maps memory of the process for it by system calls, each of which pins pages. Under the core this is a
+//! [`Mapper`](portcullis::mapper::Mapper) like others: queues, pools and rings stand on it, so that most I/O needs no system call.
+//!
+//! ```no_run
+//! use portcullis::prelude::*;
+//! use portcullis::domain::Domain as Space;
+//! use portcullis::dma::DmaDomain;
+//! use portcullis_linux::heap::{Heap, HeapBuffer};
+//! use portcullis_linux::vfio::{Device, Machine};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let disk = Device::open("0000:01:00.0")?;
+//! // SAFETY: all memory is the process's: the heap's, and buffers on it.
+//! let mapper = unsafe { disk.space().mapper() };
+//! let space = Space::new(StdPlatform::new(), mapper, Policy::Strict)?;
+//! let domain = DmaDomain::<Machine>::over(space, Some(Heap))?;
+//! let mut queue = domain.attach(disk.id(), DmaMask::BITS_64)?.queue(QueueConfig::bounce())?;
+//! disk.set_bus_master(true)?;
+//!
+//! let buffer = HeapBuffer::new(4096).ok_or("no memory")?;
+//! let mapping = queue.map(buffer, Direction::FromDevice)?;
+//! // mapping.iova() is what the device is told. It writes, and then:
+//! let mut head = [0; 16];
+//! queue.unmap(mapping)?.for_each(|buffer| buffer.read(0, &mut head).unwrap_or_default());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
+//! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child
+//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. When a process ends in whatever way, the kernel resets its devices and removes all
+//! that was mapped.
+//!
+//! A process whose memory is changed behind the kernel's back (`munmap` of a buffer that is mapped) leaves the device the old pages: they
+//! are the device's alone then, and nobody else's.
+
+mod book;
+mod calls;
+mod device;
+mod error;
+mod ioctl;
+mod iommufd;
+mod limits;
+mod ranges;
+mod space;
+mod sysfs;
+mod type1;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::{Device, Registers};
+pub use error::OpenError;
+pub use space::{AddressSpace, KernelMapper, Kind, Usage};
+
+/// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].
+pub type Machine = (KernelMapper, portcullis::std_platform::StdPlatform, crate::heap::Heap);

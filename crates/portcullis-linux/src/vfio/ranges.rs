@@ -1,0 +1,54 @@
+//! The addresses that a kernel lets a space have, and what becomes of them as the geometry of a mapper.
+
+use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes};
+use portcullis::mapper::Geometry;
+
+/// What a kernel says of an address space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ranges {
+    pub allowed: Vec<IovaRange>,
+    /// The sizes of pages, a bit each. The lowest is what mappings are aligned to.
+    pub page_sizes: u64,
+    /// Mappings that it may have, where that is limited.
+    pub most_mappings: Option<u64>,
+}
+
+impl Ranges {
+    /// The geometry of a mapper: from the first address to the last, without what lies between. The process's memory is mapped by its own
+    /// pages, of `page` bytes, at the least. `None` where the kernel allows nothing.
+    pub fn geometry(&self, page: u64) -> Option<Geometry> {
+        let mut allowed = self.allowed.clone();
+        allowed.sort_by_key(|range| range.start());
+        let (first, last) = (allowed.first()?, allowed.iter().map(|range| range.last()).max()?);
+        let granule = (1_u64 << self.page_sizes.trailing_zeros().min(63)).max(page);
+        let sizes = (0..u64::BITS)
+            .filter(|shift| (self.page_sizes | granule) >> shift & 1 == 1 && 1 << shift >= granule);
+        let page_sizes = sizes.filter_map(PageSize::from_shift).fold(PageSizes::default(), PageSizes::with);
+        page_sizes.smallest()?;
+        let mut reserved = Vec::new();
+        let mut next = first.start();
+        for range in &allowed {
+            if range.start() > next {
+                let before = Iova::new(range.start().get() - 1);
+                reserved.extend(IovaRange::from_bounds(next, before));
+            }
+            next = next.max(Iova::new(range.last().get().saturating_add(1)));
+        }
+        let aperture = IovaRange::from_bounds(first.start(), last).ok()?;
+        Some(Geometry { aperture, page_sizes, reserved })
+    }
+
+    /// Whether all that `geometry` has is allowed.
+    pub fn allow(&self, geometry: &Geometry) -> bool {
+        let Some(own) = self.geometry(1) else { return false };
+        let holes = || own.reserved.iter().filter_map(|hole| common(*hole, geometry.aperture));
+        own.aperture.contains_range(geometry.aperture)
+            && own.page_sizes.smallest() <= geometry.page_sizes.smallest()
+            && holes().all(|hole| geometry.reserved.iter().any(|reserved| reserved.contains_range(hole)))
+    }
+}
+
+/// The addresses that both have.
+pub fn common(one: IovaRange, other: IovaRange) -> Option<IovaRange> {
+    IovaRange::from_bounds(one.start().max(other.start()), one.last().min(other.last())).ok()
+}

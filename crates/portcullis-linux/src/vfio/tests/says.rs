@@ -1,0 +1,136 @@
+//! What the kernel says of itself: answers, names, ranges.
+
+use portcullis::addr::{Iova, IovaRange};
+
+use crate::vfio::error::OpenError;
+use crate::vfio::ranges::Ranges;
+use crate::vfio::sysfs::{Place, numbers};
+use crate::vfio::type1::ranges_in;
+
+fn range(first: u64, last: u64) -> IovaRange {
+    IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap()
+}
+
+/// An answer to `VFIO_IOMMU_GET_INFO`, with two capabilities.
+fn answer() -> Vec<u8> {
+    let mut info = Vec::new();
+    // Its length, flags (sizes and capabilities), sizes of pages, where the first capability is, nothing.
+    info.extend([104_u32, 3].iter().flat_map(|word| word.to_ne_bytes()));
+    info.extend((4096_u64 | 2 << 20 | 1 << 30).to_ne_bytes());
+    info.extend([24_u32, 0].iter().flat_map(|word| word.to_ne_bytes()));
+    // Number 3, version 1, the next at 40; 65,535 left.
+    info.extend([1 << 16 | 3, 40, 65_535, 0_u32].iter().flat_map(|word| word.to_ne_bytes()));
+    // Number 1, version 1, the last; two ranges.
+    info.extend([1 << 16 | 1, 0, 2, 0_u32].iter().flat_map(|word| word.to_ne_bytes()));
+    info.extend([0, 0xfedf_ffff, 0xfef0_0000, (1_u64 << 39) - 1].iter().flat_map(|word| word.to_ne_bytes()));
+    info
+}
+
+#[test]
+fn capabilities_are_read_in_whichever_order_they_come() {
+    let ranges = ranges_in(&answer()).unwrap();
+    assert_eq!(ranges.allowed, [range(0, 0xfedf_ffff), range(0xfef0_0000, (1 << 39) - 1)]);
+    assert_eq!((ranges.page_sizes, ranges.most_mappings), (4096 | 2 << 20 | 1 << 30, Some(65_535)));
+    // Without ranges (Linux before 5.4) nothing is guessed.
+    let mut without = answer();
+    without[40] = 2;
+    assert_eq!(ranges_in(&without), None);
+    without[4] = 1;
+    assert_eq!(ranges_in(&without), None);
+}
+
+#[test]
+fn any_answer_is_survived() {
+    for at in 0..answer().len() {
+        for byte in 0..=255 {
+            let mut changed = answer();
+            changed[at] = byte;
+            let _ = ranges_in(&changed);
+        }
+        let _ = ranges_in(&answer()[..at]);
+    }
+}
+
+#[test]
+fn what_lies_between_ranges_is_reserved() {
+    let ranges = ranges_in(&answer()).unwrap();
+    let geometry = ranges.geometry(4096).unwrap();
+    assert_eq!(
+        (geometry.aperture, geometry.reserved.as_slice()),
+        (range(0, (1 << 39) - 1), &[range(0xfee0_0000, 0xfeef_ffff)][..])
+    );
+    assert_eq!(geometry.page_sizes.smallest().unwrap().bytes(), 4096);
+    // A process whose pages are larger maps by these.
+    assert_eq!(ranges.geometry(64 << 10).unwrap().page_sizes.smallest().unwrap().bytes(), 64 << 10);
+    assert!(ranges.allow(&geometry));
+    // Another device has more holes, fewer addresses or larger pages.
+    let less = |allowed: Vec<IovaRange>, page_sizes| Ranges { allowed, page_sizes, most_mappings: None };
+    assert!(!less(vec![range(0, 0xfedf_ffff), range(0xfef0_0000, (1 << 32) - 1)], 4096).allow(&geometry));
+    assert!(!less(vec![range(0, 0x9fff_ffff), range(0xfef0_0000, (1 << 39) - 1)], 4096).allow(&geometry));
+    assert!(!less(ranges.allowed.clone(), 64 << 10).allow(&geometry));
+    assert!(less(vec![range(0, (1 << 48) - 1)], 4096).allow(&geometry));
+    assert!(less(Vec::new(), 4096).geometry(4096).is_none());
+}
+
+#[test]
+fn names_of_devices_are_names_and_no_paths() {
+    assert_eq!(numbers("0000:01:1f.7"), Some([0, 1, 31, 7]));
+    assert_eq!(numbers("10000:e1:00.0"), Some([0x10000, 0xe1, 0, 0]));
+    for name in [
+        "",
+        "01:00.0",
+        "0000:01:00",
+        "0000:01:00.8",
+        "0000:01:20.0",
+        "0000:1:00.0",
+        "../../../etc",
+        "0000:01:00.0/..",
+        "0000:+1:00.0",
+    ] {
+        assert_eq!(numbers(name), None, "{name}");
+    }
+}
+
+#[test]
+fn an_error_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = |name: &str, driver: Option<&str>, group: Option<u32>| {
+        let device = folder.path().join(name);
+        std::fs::create_dir_all(&device).unwrap();
+        let link = |from: &str, to: String| std::os::unix::fs::symlink(to, device.join(from)).unwrap();
+        driver.into_iter().for_each(|driver| link("driver", format!("../drivers/{driver}")));
+        group.into_iter().for_each(|group| link("iommu_group", format!("../groups/{group}")));
+        group.into_iter().for_each(|group| {
+            let members = folder.path().join(format!("groups/{group}/devices"));
+            std::fs::create_dir_all(&members).unwrap();
+            std::os::unix::fs::symlink(&device, members.join(name)).unwrap();
+        });
+    };
+    device("0000:01:00.0", Some("nvme"), Some(7));
+    device("0000:01:00.1", None, Some(8));
+    device("0000:01:00.2", Some("vfio-pci"), None);
+    device("0000:02:00.0", Some("vfio-pci"), Some(9));
+    device("0000:02:00.1", Some("snd_hda_intel"), Some(9));
+    device("0000:03:00.0", Some("nvme"), None);
+    let find = |name| Place::find_in(folder.path(), name);
+    let (none, some) = (folder.path().join("no IOMMU"), folder.path());
+    let checked = |name, iommus: &std::path::Path| find(name).unwrap().check_bound(iommus);
+    let why = |name| checked(name, some).unwrap_err().to_string();
+    assert!(
+        why("0000:01:00.0").contains("the driver nvme") && why("0000:01:00.0").contains("driver_override")
+    );
+    assert!(why("0000:01:00.0").contains("0000:01:00.0/driver/unbind"));
+    assert!(why("0000:01:00.1").contains("no driver") && !why("0000:01:00.1").contains("unbind"));
+    assert!(why("0000:01:00.2").contains("intel_iommu=on"));
+    // Where there is an IOMMU, the group may come with the driver.
+    assert!(why("0000:03:00.0").contains("driver_override"));
+    assert!(matches!(checked("0000:03:00.0", &none), Err(OpenError::NoGroup { .. })));
+    checked("0000:02:00.0", some).unwrap();
+    assert_eq!(
+        (find("0000:02:00.0").unwrap().group().unwrap(), find("0000:02:00.0").unwrap().id().0),
+        (9, 0x200)
+    );
+    let not_viable = find("0000:02:00.0").unwrap().not_viable().to_string();
+    assert!(not_viable.contains("0000:02:00.1") && not_viable.contains("snd_hda_intel"), "{not_viable}");
+    assert!(matches!(find("0000:04:00.0"), Err(OpenError::NoDevice { .. })));
+}

@@ -1,0 +1,194 @@
+//! An address space of VFIO's type 1, version 2: a container, which groups of devices are added to. Linux 5.4 or later.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::sync::{Mutex, PoisonError};
+
+use portcullis::addr::{Iova, IovaRange, Permissions};
+use vfio_bindings::bindings::vfio::{
+    VFIO_API_VERSION, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
+    VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_TYPE1v2_IOMMU, vfio_group_status,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+};
+
+use super::calls::Calls;
+use super::error::OpenError;
+use super::ioctl::{call, call_with, code, vfio};
+use super::ranges::Ranges;
+use super::sysfs::{Place, open};
+
+pub const PATH: &str = "/dev/vfio/vfio";
+
+const GET_API_VERSION: u64 = vfio(0);
+const CHECK_EXTENSION: u64 = vfio(1);
+const SET_IOMMU: u64 = vfio(2);
+const GROUP_GET_STATUS: u64 = vfio(3);
+const GROUP_SET_CONTAINER: u64 = vfio(4);
+const GROUP_GET_DEVICE_FD: u64 = vfio(6);
+const IOMMU_GET_INFO: u64 = vfio(12);
+const IOMMU_MAP_DMA: u64 = vfio(13);
+const IOMMU_UNMAP_DMA: u64 = vfio(14);
+
+/// Of the capability that says how many mappings are left; `linux/vfio.h` defines it since Linux 5.10.
+const DMA_AVAIL: u32 = 3;
+/// Bytes of the kernel's answer that are read at the most.
+const MOST_INFO: usize = 64 << 10;
+
+#[derive(Debug)]
+pub struct Container {
+    file: File,
+    /// The groups, by their numbers. They stay the container's as long as they are open, and the container keeps its mappings as long
+    /// as it has a group.
+    groups: Mutex<HashMap<u32, File>>,
+}
+
+impl Container {
+    pub fn open() -> Result<Self, OpenError> {
+        let file = open(PATH)?;
+        // SAFETY: both take a number.
+        let version = unsafe { call_with(file.as_fd(), GET_API_VERSION, 0) };
+        // SAFETY: as above.
+        let has_type1 = unsafe { call_with(file.as_fd(), CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into()) };
+        match (version, has_type1) {
+            (Ok(version), Ok(1..)) if version == VFIO_API_VERSION as i32 => {
+                Ok(Self { file, groups: Mutex::default() })
+            }
+            _ => Err(OpenError::NoVfio),
+        }
+    }
+
+    /// Adds the group of a device, if it is not there, and opens the device.
+    pub fn add(&self, place: &Place) -> Result<File, OpenError> {
+        let number = place.group()?;
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if !groups.contains_key(&number) {
+            let group = self.add_group(place, number, groups.is_empty())?;
+            groups.insert(number, group);
+        }
+        let name =
+            CString::new(place.name()).map_err(|_| OpenError::NoDevice { name: place.name().to_owned() })?;
+        let group = &groups[&number];
+        // SAFETY: the call reads the name, up to its end.
+        let device = unsafe { call_with(group.as_fd(), GROUP_GET_DEVICE_FD, name.as_ptr() as u64) };
+        let device = device.map_err(|error| OpenError::call("VFIO_GROUP_GET_DEVICE_FD", error))?;
+        // SAFETY: the kernel has just opened it for this call.
+        Ok(unsafe { File::from_raw_fd(device) })
+    }
+
+    fn add_group(&self, place: &Place, number: u32, is_first: bool) -> Result<File, OpenError> {
+        let group = open(&format!("/dev/vfio/{number}"))?;
+        let mut status = vfio_group_status { argsz: size_of::<vfio_group_status>() as u32, flags: 0 };
+        // SAFETY: it is this call's structure, and points nowhere.
+        unsafe { call(group.as_fd(), GROUP_GET_STATUS, &mut status) }
+            .map_err(|error| OpenError::call("VFIO_GROUP_GET_STATUS", error))?;
+        if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
+            return Err(place.not_viable());
+        }
+        let refused = |what: &'static str| {
+            move |error: io::Error| match code(&error) {
+                libc::EPERM => {
+                    OpenError::UnsafeInterrupts { parameter: "vfio_iommu_type1.allow_unsafe_interrupts=1" }
+                }
+                _ => OpenError::call(what, error),
+            }
+        };
+        let mut container = self.file.as_raw_fd();
+        // SAFETY: the call reads the number of a file.
+        unsafe { call(group.as_fd(), GROUP_SET_CONTAINER, &mut container) }
+            .map_err(refused("VFIO_GROUP_SET_CONTAINER"))?;
+        if is_first {
+            // SAFETY: it takes a number.
+            unsafe { call_with(self.file.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }
+                .map_err(refused("VFIO_SET_IOMMU"))?;
+        }
+        Ok(group)
+    }
+
+    /// The addresses that the groups can use, and how many mappings there may be.
+    pub fn ranges(&self) -> io::Result<Ranges> {
+        let mut wanted = size_of::<vfio_iommu_type1_info>();
+        loop {
+            let mut info = vec![0_u64; wanted.div_ceil(8)];
+            let bytes = info.len() * 8;
+            let [b0, b1, b2, b3] = (bytes as u32).to_ne_bytes();
+            info[0] = u64::from_ne_bytes([b0, b1, b2, b3, 0, 0, 0, 0]);
+            // SAFETY: the kernel reads the length, which comes first, and writes no more than that.
+            unsafe { call(self.file.as_fd(), IOMMU_GET_INFO, info.as_mut_slice()) }?;
+            let info: Vec<u8> = info.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let needed = number(&info, 0).unwrap_or(0) as usize;
+            if needed <= bytes || bytes >= MOST_INFO {
+                return ranges_in(&info)
+                    .ok_or_else(|| io::Error::other("the kernel says no ranges of addresses"));
+            }
+            wanted = needed.min(MOST_INFO);
+        }
+    }
+}
+
+/// The 32 bits at `at`.
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// What an answer to `VFIO_IOMMU_GET_INFO` says: sizes of pages, and a chain of capabilities. `None` where it has no ranges, as before
+/// Linux 5.4.
+pub(super) fn ranges_in(info: &[u8]) -> Option<Ranges> {
+    let page_sizes = long(info, 8)?;
+    let mut ranges = Ranges { allowed: Vec::new(), page_sizes, most_mappings: None };
+    let mut next = if number(info, 4)? & VFIO_IOMMU_INFO_CAPS != 0 { number(info, 16)? as usize } else { 0 };
+    // Each has eight bytes of its own, so a chain that is longer than this goes round.
+    for _ in 0..info.len() / 8 {
+        if next == 0 {
+            break;
+        }
+        let id = number(info, next)? & 0xffff;
+        if id == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE {
+            let count = number(info, next + 8)? as usize;
+            for at in (next + 16..info.len()).step_by(16).take(count) {
+                let (first, last) = (long(info, at)?, long(info, at + 8)?);
+                ranges.allowed.extend(IovaRange::from_bounds(Iova::new(first), Iova::new(last)));
+            }
+        } else if id == DMA_AVAIL {
+            ranges.most_mappings = Some(number(info, next + 8)?.into());
+        }
+        next = number(info, next + 4)? as usize;
+    }
+    (!ranges.allowed.is_empty()).then_some(ranges)
+}
+
+// SAFETY: `linux/vfio.h`: a mapping is of just the addresses asked for, and of none that are in use. An unmap of version 2 takes whole
+// mappings away, or fails before it has removed any, where it would cut one. It unpins the pages, for which it has the IOTLB forget them.
+unsafe impl Calls for Container {
+    unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
+        let readable = if permissions.allows(Permissions::READ) { VFIO_DMA_MAP_FLAG_READ } else { 0 };
+        let writeable = if permissions.allows(Permissions::WRITE) { VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
+        let mut map = vfio_iommu_type1_dma_map {
+            argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
+            flags: readable | writeable,
+            vaddr: address,
+            iova: range.start().get(),
+            size: range.len(),
+        };
+        // SAFETY: it is this call's structure. The kernel pins the memory, and checks that it is the process's.
+        unsafe { call(self.file.as_fd(), IOMMU_MAP_DMA, &mut map) }.map(drop).map_err(|error| code(&error))
+    }
+
+    fn unmap(&self, range: IovaRange) -> Result<u64, i32> {
+        let mut unmap = vfio_iommu_type1_dma_unmap {
+            argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
+            iova: range.start().get(),
+            size: range.len(),
+            ..Default::default()
+        };
+        // SAFETY: it is this call's structure, and points nowhere.
+        unsafe { call(self.file.as_fd(), IOMMU_UNMAP_DMA, &mut unmap) }.map_err(|error| code(&error))?;
+        Ok(unmap.size)
+    }
+}
