@@ -75,6 +75,12 @@ struct pc_usage {
 	u64 lost_bytes;
 };
 
+/* What pcs_enter says: what pcs_leave is given, and the CPU's number. */
+struct pc_entered {
+	unsigned long flags;
+	unsigned long cpu;
+};
+
 /* Directions, as in enum dma_data_direction. */
 #define PC_BIDIRECTIONAL	0
 #define PC_TO_DEVICE		1
@@ -134,9 +140,9 @@ void pcs_free(void *block);
 /* 2^order zeroed pages; 0 for none. */
 u64 pcs_frames_alloc(u32 order);
 void pcs_frames_free(u64 phys, u32 order);
-/* Interrupts off: the CPU's number in the upper half, and in the lower what pcs_leave wants. */
-u64 pcs_enter(void);
-void pcs_leave(u64 entered);
+/* Interrupts off, and on again as they were. (A structure of two words comes back in registers.) */
+struct pc_entered pcs_enter(void);
+void pcs_leave(unsigned long flags);
 u32 pcs_cpus(void);
 u64 pcs_now(void);
 /* Calls pc_domain_timer at that time of pcs_now, or before. */
@@ -147,14 +153,17 @@ void pcs_say(const char *text, size_t len);
 /* Permissions of a mapping; PC_MMIO, PC_UNCACHED and PC_PRIVILEGED of above may be added, shifted by 8. */
 #define PC_READ			1
 #define PC_WRITE		2
-/* Maps a list to addresses in a row; all or nothing. 0, or a negative error. */
-int pcs_iommu_map(void *group, u64 iova, const struct pc_segment *list, size_t count, u32 permissions);
+/* Maps len bytes, or a list of that many to addresses in a row; all or nothing. 0, or a negative error. */
+int pcs_iommu_map(void *group, u64 iova, u64 phys, u64 len, u32 permissions);
+int pcs_iommu_map_list(void *group, u64 iova, const struct pc_segment *list, size_t count, u64 len, u32 permissions);
 /*
  * Removes translations, as far as there are any, and returns how many bytes they were: where that is less than all, devices may still
  * reach the rest. What the IOMMU driver must know to make hardware
  * forget them is added to hints, bit by bit; tables are freed here already.
  */
 u64 pcs_iommu_unmap(void *group, u64 iova, u64 len, u64 *hints);
+/* Both at once: removes translations, and waits until hardware has forgotten them; all of them, where not all of the range was mapped. */
+u64 pcs_iommu_unmap_now(void *group, u64 iova, u64 len);
 /* Waits until hardware has forgotten the range: with the hints of all unmaps in it, joined by OR. */
 void pcs_iommu_sync(void *group, u64 first, u64 last, u64 hints);
 void pcs_iommu_flush(void *group);

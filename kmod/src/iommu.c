@@ -9,7 +9,7 @@
 #include "shim.h"
 
 /* Pieces of a list that need no memory to be told to Linux. */
-#define PIECES 12
+#define PIECES 16
 
 static int prot_of(u32 permissions)
 {
@@ -41,15 +41,6 @@ static void sweep(struct pcs_group *group, u64 iova, u64 len)
 	pcs_iommu_flush(group);
 }
 
-static u64 bytes_of(const struct pc_segment *list, size_t count)
-{
-	u64 len = 0;
-
-	while (count--)
-		len += list[count].len;
-	return len;
-}
-
 /* One call for each piece, where a list cannot be told at once. */
 static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment *list, size_t count, int prot, gfp_t gfp)
 {
@@ -69,41 +60,57 @@ static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment
 	return 0;
 }
 
-int pcs_iommu_map(void *of, u64 iova, const struct pc_segment *list, size_t count, u32 permissions)
+int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, u32 permissions)
 {
 	struct pcs_group *group = of;
-	struct scatterlist here[PIECES], *sgl = here, *sg;
-	int prot = prot_of(permissions);
-	gfp_t gfp = pcs_gfp();
-	u64 len = bytes_of(list, count);
-	ssize_t done;
-	unsigned int i;
+	int ret;
 
 	if (unlikely(READ_ONCE(group->lost)))
 		return -ENODEV;
-	if (!PCS_MAPS_LISTS || count == 1 || prot & IOMMU_MMIO)
+	this_cpu_inc(group->counts->maps);
+	ret = pcs_map_one(group->domain, iova, phys, len, prot_of(permissions), pcs_gfp());
+	if (unlikely(ret))
+		sweep(group, iova, len);
+	return ret;
+}
+
+/* Whether an entry of a scatterlist can say each length: nobody's buffer is longer, but firmware's regions may be. */
+static bool fits(const struct pc_segment *list, size_t count)
+{
+	u64 lengths = 0;
+
+	while (count--)
+		lengths |= list[count].len;
+	return lengths <= UINT_MAX;
+}
+
+int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t count, u64 len, u32 permissions)
+{
+	struct pcs_group *group = of;
+	struct scatterlist here[PIECES], *sgl = here;
+	int prot = prot_of(permissions);
+	gfp_t gfp = pcs_gfp();
+	ssize_t done;
+	size_t i;
+
+	if (unlikely(READ_ONCE(group->lost)))
+		return -ENODEV;
+	if (!PCS_MAPS_LISTS || prot & IOMMU_MMIO || count > INT_MAX || !fits(list, count))
 		return map_pieces(group, iova, list, count, prot, gfp);
 	if (count > PIECES) {
-		sgl = count > INT_MAX ? NULL : kvmalloc_array(count, sizeof(*sgl), gfp);
+		sgl = kvmalloc_array(count, sizeof(*sgl), gfp);
 		if (!sgl)
 			return map_pieces(group, iova, list, count, prot, gfp);
 	}
 	sg_init_table(sgl, count);
-	for_each_sg(sgl, sg, count, i) {
-		/* Longer than a scatterlist can say: nobody's buffer, but firmware's regions may be. */
-		if (list[i].len > UINT_MAX) {
-			done = map_pieces(group, iova, list, count, prot, gfp);
-			goto out;
-		}
-		sg_set_page(sg, pfn_to_page(PHYS_PFN(list[i].addr)), list[i].len, offset_in_page(list[i].addr));
-	}
+	for (i = 0; i < count; i++)
+		sg_set_page(&sgl[i], pfn_to_page(PHYS_PFN(list[i].addr)), list[i].len, offset_in_page(list[i].addr));
 	this_cpu_inc(group->counts->maps);
 	done = pcs_map_list(group->domain, iova, sgl, count, prot, gfp);
-	if (done < 0 || (u64)done != len) {
+	if (unlikely(done < 0 || (u64)done != len)) {
 		sweep(group, iova, len);
 		done = done < 0 ? done : -ENOMEM;
 	}
-out:
 	if (sgl != here)
 		kvfree(sgl);
 	return done < 0 ? done : 0;
@@ -121,36 +128,79 @@ static u64 hints_of(const struct iommu_iotlb_gather *gather)
 	return gather->pgsize;
 }
 
-u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
+/* Unmaps what is there, as far as the driver goes in one step. */
+static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
 {
-	struct pcs_group *group = of;
-	u64 done = 0, at = iova;
+	struct iommu_iotlb_gather gather;
+	size_t step;
 
-	if (unlikely(READ_ONCE(group->lost)))
-		return len;
+	iommu_iotlb_gather_init(&gather);
+	step = iommu_unmap_fast(group->domain, iova, len, &gather);
+	this_cpu_inc(group->counts->unmaps);
+	if (unlikely(pcs_frees_tables(&gather))) {
+		/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
+		this_cpu_inc(group->counts->waits);
+		iommu_iotlb_sync(group->domain, &gather);
+	} else {
+		*hints |= hints_of(&gather);
+	}
+	return step;
+}
+
+/*
+ * What is left of a range after a step that ended early. Holes are looked for: into one VT-d's driver steps with the size of the table that is
+ * not there, and takes the neighbours along.
+ */
+static noinline u64 unmap_rest(struct pcs_group *group, u64 iova, u64 len, u64 done, u64 *hints)
+{
+	u64 at = iova + (done ? done : PAGE_SIZE);
+
 	while (at - iova < len) {
-		struct iommu_iotlb_gather gather;
-		size_t step;
+		size_t step = 0;
 
-		/* Behind a hole. Into one VT-d's driver steps with the size of the table that is not there, and takes the neighbours along. */
-		if (at != iova + done && !iommu_iova_to_phys(group->domain, at)) {
-			at += PAGE_SIZE;
-			continue;
-		}
-		iommu_iotlb_gather_init(&gather);
-		step = iommu_unmap_fast(group->domain, at, len - (at - iova), &gather);
-		this_cpu_inc(group->counts->unmaps);
-		if (pcs_frees_tables(&gather)) {
-			/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
-			this_cpu_inc(group->counts->waits);
-			iommu_iotlb_sync(group->domain, &gather);
-		} else {
-			*hints |= hints_of(&gather);
-		}
+		if (iommu_iova_to_phys(group->domain, at))
+			step = unmap_step(group, at, len - (at - iova), hints);
 		done += step;
 		at += step ? step : PAGE_SIZE;
 	}
 	return min(done, len);
+}
+
+u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
+{
+	struct pcs_group *group = of;
+	u64 done;
+
+	if (unlikely(READ_ONCE(group->lost)))
+		return len;
+	done = unmap_step(group, iova, len, hints);
+	return likely(done == len) ? len : unmap_rest(group, iova, len, done, hints);
+}
+
+/* Less than was mapped: somebody else may have removed the rest, and not waited. */
+static noinline u64 unmap_rest_now(struct pcs_group *group, u64 iova, u64 len, u64 done)
+{
+	u64 hints = 0;
+
+	done = unmap_rest(group, iova, len, done, &hints);
+	pcs_iommu_flush(group);
+	return done;
+}
+
+u64 pcs_iommu_unmap_now(void *of, u64 iova, u64 len)
+{
+	struct pcs_group *group = of;
+	struct iommu_iotlb_gather gather;
+	u64 done;
+
+	if (unlikely(READ_ONCE(group->lost)))
+		return len;
+	iommu_iotlb_gather_init(&gather);
+	done = iommu_unmap_fast(group->domain, iova, len, &gather);
+	this_cpu_inc(group->counts->unmaps);
+	this_cpu_inc(group->counts->waits);
+	iommu_iotlb_sync(group->domain, &gather);
+	return likely(done == len) ? len : unmap_rest_now(group, iova, len, done);
 }
 
 void pcs_iommu_sync(void *of, u64 first, u64 last, u64 hints)

@@ -10,15 +10,7 @@
 
 #include "ops.h"
 
-/* The highest address that all of the device's mappings may have: streaming and coherent masks apart would be two pools. */
-u64 pcs_reach(struct device *dev)
-{
-	u64 mask = dev->dma_mask && *dev->dma_mask ? *dev->dma_mask : DMA_BIT_MASK(32);
-
-	return min_not_zero(min_not_zero(mask, dev->coherent_dma_mask), dev->bus_dma_limit);
-}
-
-static noinline bool tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
+noinline bool pcs_tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask)
 {
 	unsigned long flags;
 	int ret = 0;
@@ -37,18 +29,6 @@ static noinline bool tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mas
 	if (ret)
 		dev_err_ratelimited(pd->dev, "portcullis: nothing is mapped: no addresses below %llx: %d\n", mask, ret);
 	return !ret;
-}
-
-/* A driver states its masks in its probe, by functions that do not tell us: they are compared with each map. NULL: none can be made. */
-struct pcs_device *pcs_mapping(struct device *dev)
-{
-	struct pcs_device *pd = pcs_of(dev);
-	u64 mask = pcs_reach(dev), offset_mask = dma_get_min_align_mask(dev);
-
-	if (unlikely(READ_ONCE(pd->mask) != mask || READ_ONCE(pd->offset_mask) != offset_mask) &&
-	    !tell_limits(pd, mask, offset_mask))
-		return NULL;
-	return pd;
 }
 
 void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error)
@@ -83,7 +63,7 @@ static u32 attributes_of(unsigned long attrs)
 	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0) | (attrs & DMA_ATTR_REQUIRE_COHERENT ? PC_LASTING : 0);
 }
 
-static dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
+static __always_inline dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
 	u64 begin, addr;
@@ -98,7 +78,7 @@ static dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dm
 	return addr;
 }
 
-static void unmap(struct device *dev, dma_addr_t addr, size_t size, u32 attributes)
+static __always_inline void unmap(struct device *dev, dma_addr_t addr, size_t size, u32 attributes)
 {
 	struct pcs_device *pd = pcs_of(dev);
 	u64 begin = begin_timing(&pd->counts->unmaps);
@@ -142,20 +122,31 @@ static void unmap_resource(struct device *dev, dma_addr_t addr, size_t size, enu
 }
 #endif
 
-/* Entries of a list that need no memory of their own. */
-#define ENTRIES 16
+/* Segments of lists that need no memory of their own. */
+#define ENTRIES 32
 
 /*
  * Writes the device's addresses into a list, entry by entry, as far as its pieces touch joined up to the device's segment size and
  * boundary: `at` walks along the addresses. Returns how many entries are used, or 0 where a piece crosses a boundary.
  */
-static int write_list(struct device *dev, struct scatterlist *sgl, int nents, const struct pc_segment *at)
+static int write_list(struct device *dev, struct scatterlist *sgl, int nents, const struct pc_segment *at, long count)
 {
 	unsigned int most = dma_get_max_seg_size(dev);
 	u64 boundary = dma_get_seg_boundary(dev), done = 0;
 	struct scatterlist *sg, *to = NULL;
 	int n, written = 0;
 
+	/* One for all: the usual list. */
+	if (count == 1 && at->len <= most && (at->addr & ~boundary) == ((at->addr + at->len - 1) & ~boundary)) {
+		sg_dma_address(sgl) = at->addr;
+		sg_dma_len(sgl) = at->len;
+		if (nents > 1) {
+			to = sg_next(sgl);
+			sg_dma_address(to) = DMA_MAPPING_ERROR;
+			sg_dma_len(to) = 0;
+		}
+		return 1;
+	}
 	for_each_sg(sgl, sg, nents, n) {
 		u64 addr = at->addr + done, len = sg->length;
 
@@ -241,7 +232,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 		written = count ? count : -EINVAL;
 		goto out;
 	}
-	written = write_list(pd->dev, sgl, nents, out);
+	written = write_list(pd->dev, sgl, nents, out, count);
 	if (unlikely(!written)) {
 		pc_unmap(pd->core, out->addr, out[count - 1].addr + out[count - 1].len - out->addr, attributes | PC_SKIP_COPY);
 		written = map_apart(pd, sgl, nents, dir, attributes);

@@ -5,8 +5,24 @@
 
 #include "shim.h"
 
-/* The device, with its driver's masks as they are now. */
-struct pcs_device *pcs_mapping(struct device *dev);
+/* Tells the core of masks that have changed. Returns whether anything can be mapped. */
+bool pcs_tell_limits(struct pcs_device *pd, u64 mask, u64 offset_mask);
+
+/*
+ * The device, with its driver's masks as they are now: a driver states them in its probe, by functions that do not tell us, so they are compared
+ * with each map. NULL: none can be made.
+ */
+static inline struct pcs_device *pcs_mapping(struct device *dev)
+{
+	struct pcs_device *pd = pcs_of(dev);
+	u64 mask = pcs_reach(dev), offset_mask = dma_get_min_align_mask(dev);
+
+	if (unlikely(READ_ONCE(pd->mask) != mask || READ_ONCE(pd->offset_mask) != offset_mask) &&
+	    !pcs_tell_limits(pd, mask, offset_mask))
+		return NULL;
+	return pd;
+}
+
 /* Counts and logs, at a bounded rate, what the core has refused. */
 void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error);
 

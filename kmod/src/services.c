@@ -21,22 +21,11 @@ static atomic_t heap_calls, frame_calls;
  * The task that runs on the slow queue, which takes one item at a time. What the core allocates there may wait for memory; everywhere
  * else a caller may be in an interrupt or hold a spinlock. The task is known by itself: an interrupt that hits it is told apart.
  */
-static struct task_struct *slow_task;
-
-static bool is_slow(void)
-{
-	return READ_ONCE(slow_task) == current && in_task() && !irqs_disabled();
-}
-
-/* NOIO: a device that has to write pages out may be waiting for what is made here. */
-gfp_t pcs_gfp(void)
-{
-	return is_slow() ? GFP_NOIO | __GFP_NOWARN : GFP_ATOMIC | __GFP_NOWARN;
-}
+struct task_struct *pcs_slow_task;
 
 static bool fails(uint every, atomic_t *calls)
 {
-	return unlikely(every) && !is_slow() && atomic_inc_return(calls) % every == 0;
+	return unlikely(every) && !pcs_is_slow() && atomic_inc_return(calls) % every == 0;
 }
 
 void *pcs_alloc(size_t bytes)
@@ -94,18 +83,18 @@ void pcs_frames_free(u64 phys, u32 order)
 	__free_pages(pfn_to_page(PHYS_PFN(phys)), order);
 }
 
-u64 pcs_enter(void)
+struct pc_entered pcs_enter(void)
 {
-	unsigned long flags;
+	struct pc_entered entered;
 
-	local_irq_save(flags);
-	/* The flags have 32 bits: the upper half is free. */
-	return (u64)smp_processor_id() << 32 | (u32)flags;
+	local_irq_save(entered.flags);
+	entered.cpu = smp_processor_id();
+	return entered;
 }
 
-void pcs_leave(u64 entered)
+void pcs_leave(unsigned long flags)
 {
-	local_irq_restore((unsigned long)(u32)entered);
+	local_irq_restore(flags);
 }
 
 u32 pcs_cpus(void)
@@ -193,9 +182,9 @@ static void slow_work(struct work_struct *work)
 {
 	struct slow_call *call = container_of(work, struct slow_call, work);
 
-	WRITE_ONCE(slow_task, current);
+	WRITE_ONCE(pcs_slow_task, current);
 	call->result = call->function(call->argument);
-	WRITE_ONCE(slow_task, NULL);
+	WRITE_ONCE(pcs_slow_task, NULL);
 }
 
 int pcs_call_slow(int (*function)(void *), void *argument)

@@ -139,14 +139,12 @@ int pcs_groups_cpu_dead(unsigned int cpu);
 /* ops.c */
 void pcs_fill_ops(struct dma_map_ops *ops);
 extern const struct dma_map_ops pcs_refusing_ops;
-u64 pcs_reach(struct device *dev);
 
 /* services.c */
 void pcs_group_timer_init(struct pcs_group *group);
 void pcs_group_timer_stop(struct pcs_group *group);
 /* Calls a function on the slow queue, where the core's memory may be waited for, and waits for its end. */
 int pcs_call_slow(int (*function)(void *), void *argument);
-gfp_t pcs_gfp(void);
 void pcs_services_exit(void);
 
 /* rules.c */
@@ -171,6 +169,27 @@ int pcs_sysfs_add(struct pcs_device *pd);
 void pcs_sysfs_remove(struct pcs_device *pd);
 void pcs_free_device(struct pcs_device *pd);
 int pcs_switch_policy(struct pcs_device *pd, const struct pc_policy *policy);
+
+/* The highest address that all of the device's mappings may have: streaming and coherent masks apart would be two pools. */
+static inline u64 pcs_reach(struct device *dev)
+{
+	u64 mask = dev->dma_mask && *dev->dma_mask ? *dev->dma_mask : DMA_BIT_MASK(32);
+
+	return min_not_zero(min_not_zero(mask, dev->coherent_dma_mask), dev->bus_dma_limit);
+}
+
+/* May the caller wait for memory? Only the task that runs on the slow queue may, and an interrupt that hits it is told apart. */
+extern struct task_struct *pcs_slow_task;
+static inline bool pcs_is_slow(void)
+{
+	return READ_ONCE(pcs_slow_task) == current && in_task() && !irqs_disabled();
+}
+
+/* NOIO: a device that has to write pages out may be waiting for what is made here. */
+static inline gfp_t pcs_gfp(void)
+{
+	return pcs_is_slow() ? GFP_NOIO | __GFP_NOWARN : GFP_ATOMIC | __GFP_NOWARN;
+}
 
 static inline struct pcs_device *pcs_of(struct device *dev)
 {

@@ -49,7 +49,8 @@ pub struct Geometry {
 ///   removed to the gather, and leaves what is beside the range as it was. An
 ///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
 ///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
-///   one that returns `false` has changed nothing.
+///   one that returns `false` has changed nothing. [`unmap_now`](Self::unmap_now) says what `unmap` does, and with `Ok` what `sync` does
+///   of the range, and of everything where not all of the range was mapped.
 /// - All CPUs that its [`marks`](Self::marks) are used with are of the one platform that the
 ///   caller passes to `marks`.
 /// - A call that panics may have done any part of its work, and nothing else.
@@ -135,7 +136,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// [`unmap`](Self::unmap) does it; this is always so where the turn is not of the mapper's
     /// [marks](Self::marks). Never allocates or waits.
     ///
-    /// A mapper that has no quicker way than `unmap` need not implement this. Without [`IS_QUICK`](Self::IS_QUICK) it is not called.
+    /// A mapper that has no quicker way than `unmap` need not implement this. To implement it takes [`IS_QUICK`](Self::IS_QUICK), without which
+    /// it is not called, and the feature `parts`, as for [`map_fast`](Self::map_fast).
     #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);
@@ -158,6 +160,26 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError>;
+
+    /// [`unmap`](Self::unmap)s `range`, and [`sync`](Self::sync)s what that removed: for mappers that do both at once for less. Where not all of
+    /// `range` was mapped, the sync covers everything, as another caller may have removed the rest without one.
+    ///
+    /// # Errors
+    /// Beside what was unmapped, [`InvalidationError`]: devices may still reach it.
+    // By itself, as what is gathered here takes much of the stack.
+    #[inline(never)]
+    fn unmap_now<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+    ) -> (Unmapped, Result<(), InvalidationError>) {
+        // Not on the stack, which has no room for two.
+        static EVERYTHING: Gather = Gather::everything();
+        let mut gather = Gather::new();
+        let unmapped = self.unmap(platform, range, &mut gather);
+        let all = unmapped.bytes == range.len();
+        (unmapped, self.sync(if all { &gather } else { &EVERYTHING }))
+    }
 
     /// As [`sync`](Self::sync), for one range that an [`unmap_fast`](Self::unmap_fast) has removed.
     ///

@@ -122,7 +122,7 @@ impl OnePlatform {
     }
 
     /// As [`Platform::with_cpu_fast`], but `None` where `platform` is not the one, or not yet.
-    #[inline]
+    #[inline(always)]
     pub fn with_cpu_fast<P: Platform, R>(
         &self,
         platform: &P,

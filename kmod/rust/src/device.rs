@@ -95,8 +95,10 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
     }
 }
 
-/// The last address that is handed out: of 57 bits, as VT-d's five levels have.
+/// The last address of the largest tables that any driver tells of: of 57 bits, as VT-d's five levels have.
 const MOST_LAST: u64 = (1 << 57) - 1;
+/// That of tables of four levels, as every IOMMU has them.
+const USUAL_LAST: u64 = (1 << 48) - 1;
 
 fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
     let bounds = |first, last| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).map_err(|_| EINVAL);
@@ -111,8 +113,8 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
             reserved.push(bounds(range.first, range.last)?);
         }
     }
-    // AMD's driver offers all 64 bits, more bytes than a length of 64 bits can say.
-    let last = config.last.min(MOST_LAST);
+    // AMD's driver offers all 64 bits, whatever the unit's tables can have: more than four levels are not every unit's.
+    let last = if config.last > MOST_LAST { USUAL_LAST } else { config.last };
     let geometry = Geometry { aperture: bounds(config.first, last)?, page_sizes, reserved };
     let kernel = Kernel::new(config.group).and_then(Shared::new).map_err(|_| ENOMEM)?;
     let mapper = LinuxMapper::new(config.group, geometry);

@@ -103,6 +103,16 @@ pub struct Usage {
     pub lost_bytes: u64,
 }
 
+/// `struct pc_entered`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Entered {
+    /// For `pcs_leave`.
+    pub flags: usize,
+    /// The CPU's number.
+    pub cpu: usize,
+}
+
 /// Attributes of mappings: registers of a device.
 pub const MMIO: u32 = 1;
 /// See [`MMIO`].
@@ -127,20 +137,23 @@ unsafe extern "C" {
     pub fn pcs_free(block: *mut u8);
     pub fn pcs_frames_alloc(order: u32) -> u64;
     pub fn pcs_frames_free(phys: u64, order: u32);
-    pub fn pcs_enter() -> u64;
-    pub fn pcs_leave(entered: u64);
+    pub fn pcs_enter() -> Entered;
+    pub fn pcs_leave(flags: usize);
     pub fn pcs_cpus() -> u32;
     pub fn pcs_now() -> u64;
     pub fn pcs_arm(group: *mut c_void, deadline_ns: u64);
     pub fn pcs_say(text: *const u8, len: usize);
-    pub fn pcs_iommu_map(
+    pub fn pcs_iommu_map(group: *mut c_void, iova: u64, phys: u64, len: u64, permissions: u32) -> i32;
+    pub fn pcs_iommu_map_list(
         group: *mut c_void,
         iova: u64,
         list: *const Segment,
         count: usize,
+        len: u64,
         permissions: u32,
     ) -> i32;
     pub fn pcs_iommu_unmap(group: *mut c_void, iova: u64, len: u64, hints: *mut u64) -> u64;
+    pub fn pcs_iommu_unmap_now(group: *mut c_void, iova: u64, len: u64) -> u64;
     pub fn pcs_iommu_sync(group: *mut c_void, first: u64, last: u64, hints: u64);
     pub fn pcs_iommu_flush(group: *mut c_void);
 }

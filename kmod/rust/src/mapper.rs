@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
@@ -13,7 +14,6 @@ use crate::ffi::{self, Segment};
 
 /// Pieces of a list that need no memory to be told to Linux.
 const PIECES: usize = 16;
-const NOTHING: Segment = Segment { addr: 0, len: 0 };
 
 /// The translations of one IOMMU domain of Linux's.
 pub struct LinuxMapper {
@@ -32,15 +32,47 @@ impl LinuxMapper {
         Self { group, geometry }
     }
 
-    /// Maps `list` to `at` on, moves that on, and returns whether it did.
-    fn enter(&self, at: &mut u64, list: &[Segment], permissions: u32) -> bool {
+    /// Maps `list`, of `len` bytes, to `at`, and returns whether it did.
+    fn enter(&self, at: u64, list: &[Segment], len: u64, permissions: u32) -> bool {
         // SAFETY: the list is there; the caller of `map` has promised for the memory.
-        let done =
-            unsafe { ffi::pcs_iommu_map(self.group, *at, list.as_ptr(), list.len(), permissions) == 0 };
-        if done {
-            *at += list.iter().map(|piece| piece.len).sum::<u64>();
+        unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, permissions) == 0 }
+    }
+
+    /// Maps a list to `at` on: in one part, where there is memory for it. By itself, as its room takes much of the stack.
+    ///
+    /// # Errors
+    /// How many bytes were mapped before a part failed.
+    #[inline(never)]
+    fn map_list(
+        &self,
+        at: u64,
+        list: impl Iterator<Item = (PhysAddr, u64)>,
+        permissions: u32,
+    ) -> Result<(), u64> {
+        let wanted = list.size_hint().0;
+        let (mut here, mut more) = ([const { MaybeUninit::uninit() }; PIECES], Vec::new());
+        let room = if wanted > PIECES && more.try_reserve_exact(wanted).is_ok() {
+            more.spare_capacity_mut()
+        } else {
+            &mut here
+        };
+        let (mut done, mut list) = (0, list.fuse());
+        loop {
+            let (mut len, mut count) = (0, 0);
+            for (place, (phys, bytes)) in room.iter_mut().zip(&mut list) {
+                place.write(Segment { addr: phys.get(), len: bytes });
+                (len, count) = (len + bytes, count + 1);
+            }
+            if count == 0 {
+                return Ok(());
+            }
+            // SAFETY: so many were written.
+            let part = unsafe { room[..count].assume_init_ref() };
+            if !self.enter(at + done, part, len, permissions) {
+                return Err(done);
+            }
+            done += len;
         }
-        done
     }
 }
 
@@ -70,6 +102,7 @@ unsafe impl Mapper for LinuxMapper {
         Costs { request_ns: Costs::BARE_METAL.submission_ns, ..Costs::BARE_METAL }
     }
 
+    #[inline(always)]
     unsafe fn map<P: Platform>(
         &self,
         _platform: &P,
@@ -79,52 +112,26 @@ unsafe impl Mapper for LinuxMapper {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let permissions = told(attributes);
-        let begin = range.start().get();
-        let mut at = begin;
-        // The list, in one part where there is memory for it.
+        let at = range.start().get();
         let mut list = list.into_iter();
-        if list.size_hint() == (1, Some(1)) {
-            let piece = list.next().map(|(phys, len)| Segment { addr: phys.get(), len });
-            // What the shim has entered of it, it removes where it fails.
-            let done = piece.is_some_and(|piece| self.enter(&mut at, &[piece], permissions));
-            return if done { Ok(()) } else { Err(MapError::OutOfMemory) };
+        if list.size_hint() == (1, Some(1))
+            && let Some((phys, len)) = list.next()
+        {
+            // SAFETY: the caller's promise. What the shim has entered of it, it removes where it fails.
+            let mapped = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, permissions) };
+            return if mapped == 0 { Ok(()) } else { Err(MapError::OutOfMemory) };
         }
-        let (mut here, mut more) = ([NOTHING; PIECES], Vec::new());
-        let wanted = list.size_hint().0;
-        let room = if wanted > PIECES && more.try_reserve_exact(wanted).is_ok() {
-            more.resize(wanted, NOTHING);
-            &mut more[..]
-        } else {
-            &mut here[..]
-        };
-        let mut count = 0;
-        let mut done = true;
-        for (phys, len) in list {
-            let piece = Segment { addr: phys.get(), len };
-            match room[..count].last_mut() {
-                Some(last) if last.addr.checked_add(last.len) == Some(piece.addr) => last.len += len,
-                _ => {
-                    if count == room.len() {
-                        done = self.enter(&mut at, room, permissions);
-                        count = 0;
-                    }
-                    room[count] = piece;
-                    count += 1;
+        match self.map_list(at, list, permissions) {
+            Ok(()) => Ok(()),
+            Err(done) => {
+                if done > 0 {
+                    // SAFETY: the range is the caller's.
+                    unsafe { ffi::pcs_iommu_unmap(self.group, at, done, &mut 0) };
+                    gather.add(range);
                 }
-            }
-            if !done {
-                break;
+                Err(MapError::OutOfMemory)
             }
         }
-        if done && self.enter(&mut at, &room[..count], permissions) {
-            return Ok(());
-        }
-        if at > begin {
-            // SAFETY: the range is the caller's.
-            unsafe { ffi::pcs_iommu_unmap(self.group, begin, at - begin, &mut 0) };
-            gather.add(range);
-        }
-        Err(MapError::OutOfMemory)
     }
 
     fn unmap<P: Platform>(&self, _platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
@@ -134,24 +141,55 @@ unsafe impl Mapper for LinuxMapper {
         if bytes > 0 {
             gather.add_with(range, hints);
         }
-        // Linux does not say why it has removed less: virtio's driver, for one, has forgotten what it could not tell the host. So
-        // devices are taken to reach the rest, and its memory is not used again.
-        Unmapped { bytes, kept: range.len().saturating_sub(bytes), stale: range }
+        Self::unmapped(range, bytes)
+    }
+
+    #[inline]
+    fn unmap_now<P: Platform>(
+        &self,
+        _platform: &P,
+        range: IovaRange,
+    ) -> (Unmapped, Result<(), InvalidationError>) {
+        // SAFETY: the range is the caller's, who holds no CPU.
+        let bytes = unsafe { ffi::pcs_iommu_unmap_now(self.group, range.start().get(), range.len()) };
+        (Self::unmapped(range, bytes), Ok(()))
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        let hints = gather.hints();
-        for request in gather.requests(DomainId(0), &self.costs()) {
+        match gather.only() {
+            // Of a range that no unmap has found, Linux's driver would have to guess what was there.
+            Some(range) if gather.hints() != u64::MAX => self.sync_range_with(range, gather.hints()),
+            _ => self.sync_all(gather),
+        }
+        Ok(())
+    }
+}
+
+impl LinuxMapper {
+    /// Linux does not say why it has removed less: virtio's driver, for one, has forgotten what it could not tell the host. So
+    /// devices are taken to reach the rest, and its memory is not used again.
+    #[inline]
+    fn unmapped(range: IovaRange, bytes: u64) -> Unmapped {
+        Unmapped { bytes, kept: range.len().saturating_sub(bytes), stale: range }
+    }
+
+    fn sync_range_with(&self, range: IovaRange, hints: u64) {
+        // SAFETY: it waits for hardware, and the caller holds no CPU.
+        unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
+    }
+
+    /// Makes hardware forget several ranges, or all. By itself, as the requests take much of the stack.
+    #[cold]
+    #[inline(never)]
+    fn sync_all(&self, gather: &Gather) {
+        for request in &gather.requests(DomainId(0), &self.costs()) {
             match request.invalidation {
-                // Of a range that no unmap has found, Linux's driver would have to guess what was there.
-                Invalidation::Range { range, .. } if hints != u64::MAX => {
-                    // SAFETY: it waits for hardware, and the caller holds no CPU.
-                    unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
+                Invalidation::Range { range, .. } if gather.hints() != u64::MAX => {
+                    self.sync_range_with(range, gather.hints())
                 }
                 // SAFETY: as above.
                 _ => unsafe { ffi::pcs_iommu_flush(self.group) },
             }
         }
-        Ok(())
     }
 }

@@ -28,13 +28,13 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 /// Calls `f` with the number of the CPU that it runs on, with interrupts off.
-#[inline]
+#[inline(always)]
 fn interrupts_off<R>(f: impl FnOnce(usize) -> R) -> R {
     // SAFETY: each `pcs_enter` is followed by one `pcs_leave` of what it returned, on the same CPU. (A panic does not return.)
     let entered = unsafe { ffi::pcs_enter() };
-    let result = f((entered >> 32) as usize);
+    let result = f(entered.cpu);
     // SAFETY: as above.
-    unsafe { ffi::pcs_leave(entered) };
+    unsafe { ffi::pcs_leave(entered.flags) };
     result
 }
 
@@ -91,6 +91,12 @@ unsafe impl Platform for Machine {
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
         // SAFETY: interrupts are off, so this caller alone is on the processor, whose number is below `nr_cpu_ids`.
         interrupts_off(|cpu| f(Some(&unsafe { LocalCpu::new(cpu) })))
+    }
+
+    #[inline(always)]
+    fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
+        // SAFETY: as above.
+        Some(interrupts_off(|cpu| f(&unsafe { LocalCpu::new(cpu) })))
     }
 
     fn now_ns(&self) -> u64 {

@@ -20,6 +20,7 @@ macro_rules! layouts {
 fn c_and_rust_agree() {
     let layouts = layouts! {
         Segment as "pc_segment" { addr, len }
+        Entered as "pc_entered" { flags, cpu }
         Range as "pc_range" { first, last }
         Policy as "pc_policy" { kind, ends, window_ns, threshold }
         DomainConfig as "pc_domain_config" { group, first, last, page_sizes, reserved, reserved_count }

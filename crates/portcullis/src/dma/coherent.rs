@@ -259,7 +259,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let range = IovaRange::of_pages(iova, len, domain.granule())
                 .ok_or(UnmapError::NoSuchRange { iova, len })?;
             let neighbours = range.len().saturating_sub(len);
-            domain.end_now(range, neighbours)?;
+            domain.end_now(range, neighbours, |_| ())?;
         }
         // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
         // any more (or, in passthrough, was never kept from any memory).

@@ -173,7 +173,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     /// own.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) })
+        self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) }, |_| ())
     }
 
     /// Maps a scatter-gather list with one allocation of addresses, and writes to `out` what the

@@ -235,24 +235,51 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 return Ok(range);
             }
         }
-        let reserved = self.reserve(len, limit)?;
         // SAFETY: the caller's promise.
-        unsafe { Self::map_reserved(reserved, list, attributes) }
+        unsafe { self.open(list, (len, len), attributes, limit, |_, _| ()) }
     }
 
-    /// Maps `list` to addresses that were reserved for it. By itself, as these needed most of the stack.
+    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them, and not by
+    /// [`map_fast`](Self::map_fast). The bytes beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the
+    /// addresses are taken on, and `true`; where the map then fails, again, with `false`.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
-    #[inline(never)]
-    unsafe fn map_reserved(
-        reserved: Reserved<'_, M, P>,
+    #[inline(always)]
+    pub(crate) unsafe fn open(
+        &self,
         list: &[PhysSegment],
+        (len, used): (u64, u64),
         attributes: Attributes,
+        limit: Iova,
+        count: impl Fn(Option<&LocalCpu<'_>>, bool) + Copy,
     ) -> Result<IovaRange, MapListError> {
+        let neighbours = len.saturating_sub(used);
+        // While the CPU is lent for the addresses: to count afterwards would take it again.
+        let counted = move |cpu: Option<&LocalCpu<'_>>| {
+            let book = self.books.of(cpu);
+            book.add(|book| &book.maps, 1);
+            self.change_in(book, neighbours);
+            count(cpu, true);
+        };
+        let changing = self.alloc(len, limit, counted)?;
+        let uncounted = Guard::new(|| {
+            let book = self.books.of(None);
+            book.add(|book| &book.maps, 1_u64.wrapping_neg());
+            self.change_in(book, neighbours.wrapping_neg());
+            count(None, false);
+        });
         // SAFETY: the caller's promise.
-        let linked = unsafe { reserved.link_checked(list, attributes, None) };
-        linked.map(Linked::into_range).map_err(Refused::end)
+        match unsafe { self.link(changing.range(), list, attributes, None) } {
+            Ok(()) => {
+                uncounted.done();
+                Ok(changing.done())
+            }
+            Err(failed) => {
+                drop(uncounted);
+                Err(failed.end(changing))
+            }
+        }
     }
 
     /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's
@@ -406,9 +433,35 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Takes addresses for `len` bytes. Where there are none, flushes and takes back everything
-    /// that is deferred, once.
-    fn alloc(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
-        let alloc = || self.alloc_once(len, limit);
+    /// that is deferred, once. Calls `counted` with the CPU that they are taken on. They are counted as lost where the platform panics
+    /// when it has the CPU back.
+    #[inline(always)]
+    fn alloc(
+        &self,
+        len: u64,
+        limit: Iova,
+        counted: impl Fn(Option<&LocalCpu<'_>>) + Copy,
+    ) -> Result<Changing<'_, M, P>, IovaError> {
+        let guard = move |cpu: Option<&LocalCpu<'_>>, range| {
+            let changing = self.changing(range);
+            counted(cpu);
+            changing
+        };
+        match self.space.alloc_fast(&self.platform, (len, limit), guard) {
+            Some(changing) => Ok(changing),
+            None => self.alloc_slowly(len, limit, guard),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slowly<'a>(
+        &'a self,
+        len: u64,
+        limit: Iova,
+        guard: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> Changing<'a, M, P>,
+    ) -> Result<Changing<'a, M, P>, IovaError> {
+        let alloc = || self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), &guard);
         match alloc() {
             Err(exhausted @ IovaError::Exhausted { .. }) if self.is_at_once() => {
                 self.want_maintenance();
@@ -425,14 +478,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
             result => result,
         }
-    }
-
-    /// Takes addresses for `len` bytes. They are counted as lost where the platform panics when it
-    /// has the CPU back.
-    #[inline]
-    fn alloc_once(&self, len: u64, limit: Iova) -> Result<Changing<'_, M, P>, IovaError> {
-        self.space
-            .alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), |range| self.changing(range))
     }
 
     /// Takes back every range whose flush is confirmed, from every queue, or from that of CPU

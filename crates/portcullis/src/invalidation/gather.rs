@@ -92,6 +92,16 @@ impl Gather {
         self.hints
     }
 
+    /// The one range that is to be invalidated, where there is no other: for a [`Mapper`](crate::mapper::Mapper) that needs no list of
+    /// [requests](Self::requests) for it.
+    #[inline]
+    pub fn only(&self) -> Option<IovaRange> {
+        match *self.ranges.as_slice() {
+            [range] if !self.everything => Some(range),
+            _ => None,
+        }
+    }
+
     /// Whether there is nothing to invalidate.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty() && !self.everything
@@ -317,5 +327,22 @@ mod tests {
         let mut many = Gather::new();
         (0..100).for_each(|n| many.add_with(page(n * 1000), 2));
         assert_eq!(many.hints(), 2);
+    }
+
+    #[test]
+    fn one_range_alone_needs_no_list_of_requests() {
+        let mut gather = Gather::new();
+        assert_eq!(gather.only(), None);
+        gather.add(page(1));
+        assert_eq!(gather.only(), Some(page(1)));
+        // What was joined is one range, too.
+        gather.add(page(2));
+        assert_eq!(gather.only(), Some(IovaRange::new(Iova::new(PAGE), 2 * PAGE).unwrap()));
+        gather.add(page(1000));
+        assert_eq!((gather.only(), Gather::everything().only()), (None, None));
+        gather.clear();
+        gather.add(page(1));
+        gather.merge(&Gather::everything());
+        assert_eq!(gather.only(), None);
     }
 }

@@ -91,7 +91,7 @@ impl Cached {
 
     /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
     /// call, if there is no turn.
-    #[inline]
+    #[inline(always)]
     pub fn in_turn<R>(
         &self,
         cpu: &LocalCpu<'_>,

@@ -79,6 +79,7 @@ impl Links {
 
     /// Returns the leaf that has the word of `index`, if it exists. Costs one dependent load for
     /// each level and one for the root: nine at most for 2^52 words.
+    #[inline]
     pub(crate) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         if index >= self.len {
             return None;

@@ -116,10 +116,10 @@ impl IovaSpace {
     /// under the lock for at most 32 of the bitmap's nodes and leaves at a time.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
-        self.alloc_guarded(platform, (len, limit), true, |range| range)
+        self.alloc_guarded(platform, (len, limit), true, |_, range| range)
     }
 
-    /// As [`alloc`](Self::alloc), and makes a `guard` of the range while the CPU is lent: if the
+    /// As [`alloc`](Self::alloc), and makes a `guard` of the range while the CPU is lent, which it is given: if the
     /// platform panics afterwards, the guard is dropped. It takes other CPUs' lists back, and waits for them, only if
     /// it `may_wait`.
     ///
@@ -131,14 +131,25 @@ impl IovaSpace {
         platform: &P,
         (len, limit): (u64, Iova),
         may_wait: bool,
-        guard: impl Fn(IovaRange) -> T,
+        guard: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
     ) -> Result<T, IovaError> {
-        if let Some(Some(guarded)) = self.platform.with_cpu_fast(platform, |cpu| {
-            self.in_turn(cpu, |_, own| Some(guard(self.take(own?, len, limit)?)))?
-        }) {
-            return Ok(guarded);
+        match self.alloc_fast(platform, (len, limit), &guard) {
+            Some(guarded) => Ok(guarded),
+            None => self.alloc_slowly(platform, (len, limit), may_wait, guard),
         }
-        self.alloc_slowly(platform, (len, limit), may_wait, guard)
+    }
+
+    /// The same out of the CPU's own list, if that has a range.
+    #[inline(always)]
+    pub(crate) fn alloc_fast<P: Platform, T>(
+        &self,
+        platform: &P,
+        (len, limit): (u64, Iova),
+        guard: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
+    ) -> Option<T> {
+        self.platform.with_cpu_fast(platform, move |cpu| {
+            self.in_turn(cpu, move |_, own| Some(guard(Some(cpu), self.take(own?, len, limit)?)))?
+        })?
     }
 
     #[cold]
@@ -148,11 +159,11 @@ impl IovaSpace {
         platform: &P,
         (len, limit): (u64, Iova),
         may_wait: bool,
-        guard: impl Fn(IovaRange) -> T,
+        guard: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
     ) -> Result<T, IovaError> {
         let request = self.request(len, limit)?;
-        let guarded = |page| guard(self.range(page, request.pages));
-        let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(&guarded);
+        let guarded = |cpu: Option<&LocalCpu<'_>>, page| guard(cpu, self.range(page, request.pages));
+        let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(|page| guarded(cpu, page));
         let mut tried = self.platform.with_cpu(platform, once);
         // A request that could not be satisfied even so takes no CPU's lists away.
         let impossible = request.pages > request.end_page.min(self.total);
@@ -160,7 +171,7 @@ impl IovaSpace {
             if may_wait {
                 self.drain_all(platform);
             }
-            tried = platform.with_cpu(|_| self.last_resort(request).map(&guarded));
+            tried = platform.with_cpu(|cpu| self.last_resort(request).map(|page| guarded(cpu, page)));
         }
         tried.map_err(|error| match error {
             BitmapError::OutOfMemory => IovaError::OutOfMemory,
@@ -170,7 +181,7 @@ impl IovaSpace {
 
     /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
     /// call, if there is no turn. The CPU is one of the platform that the space is for.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn in_turn<R>(
         &self,
         cpu: &LocalCpu<'_>,

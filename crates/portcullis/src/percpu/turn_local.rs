@@ -106,7 +106,7 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
 
     /// Calls `f` in a turn of `cpu`, with its value if it has one. `None`, without a call, where there is no
     /// turn.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn in_turn<R>(
         &self,
         cpu: &LocalCpu<'_>,

@@ -200,8 +200,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Ends what was mapped directly, in granules of which `neighbours` bytes are not its own.
     fn end_direct(&self, rule: Rule<'_>, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         match rule {
-            Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }),
-            Rule::Strictly => self.domain.end_now(range, neighbours),
+            Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }, |_| ()),
+            Rule::Strictly => self.domain.end_now(range, neighbours, |_| ()),
         }
     }
 

@@ -16,6 +16,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub(super) struct Book {
     words: Links,
     granule: PageSize,
+    /// The most bytes of a mapping that a word has room for.
+    most: u64,
 }
 
 /// A mapping.
@@ -25,6 +27,8 @@ pub(super) struct Entry {
     pub iova: Iova,
     /// Bytes from the first to the last.
     pub len: u64,
+    /// Its granules.
+    pub range: IovaRange,
     /// Bytes of its granules that are not the buffer's.
     pub neighbours: u64,
     /// Whether it ends strictly whatever the policy.
@@ -50,25 +54,17 @@ const FLAG_BITS: u32 = 5;
 
 impl Entry {
     /// Bytes of the buffer: those of a list with gaps are fewer than from its first to its last.
-    pub(super) fn used(&self, granule: PageSize) -> u64 {
-        self.range(granule).map_or(0, |range| range.len().saturating_sub(self.neighbours))
-    }
-
-    /// The granules of the mapping.
-    pub(super) fn range(&self, granule: PageSize) -> Option<IovaRange> {
-        IovaRange::of_pages(self.iova, self.len, granule)
+    #[inline]
+    pub(super) fn used(&self) -> u64 {
+        self.range.len().saturating_sub(self.neighbours)
     }
 }
 
 impl Book {
     /// Makes the book of a domain with addresses up to `last`, in these granules. Allocates nothing yet.
     pub(super) fn new(last: Iova, granule: PageSize) -> Self {
-        Self { words: Links::new((last.get() >> granule.shift()).saturating_add(1)), granule }
-    }
-
-    /// The most bytes of a mapping that a word has room for.
-    pub(super) fn most(&self) -> u64 {
-        u64::MAX.checked_shr(FLAG_BITS + self.granule.shift()).unwrap_or(0)
+        let most = u64::MAX.checked_shr(FLAG_BITS + granule.shift()).unwrap_or(0);
+        Self { words: Links::new((last.get() >> granule.shift()).saturating_add(1)), granule, most }
     }
 
     /// Bytes of memory that the book takes, itself apart.
@@ -77,18 +73,32 @@ impl Book {
     }
 
     /// Notes a mapping, whose addresses are the caller's. Allocates where no mapping was ever near.
+    #[inline(always)]
     pub(super) fn note(&self, entry: Entry) -> Result<(), DmaMapError> {
-        let Entry { iova, len, neighbours, lasting, fixed } = entry;
-        let most = self.most();
-        let page = iova.get() >> self.granule.shift();
-        let range =
-            entry.range(self.granule).filter(|_| len <= most).ok_or(DmaMapError::TooLong { len, most })?;
+        let Entry { iova, len, range, neighbours, lasting, fixed } = entry;
+        let (shift, most) = (self.granule.shift(), self.most);
+        if len > most {
+            return Err(DmaMapError::TooLong { len, most });
+        }
+        let (page, last) = (range.start().get() >> shift, range.last().get() >> shift);
         let gaps = neighbours.saturating_sub(range.len().saturating_sub(len));
+        if last > page {
+            self.note_inside(page, last, gaps)?;
+        }
+        let flag = |set, flag| if set { flag } else { 0 };
+        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS) | flag(fixed, FIXED);
+        let offset = iova.get() & self.granule.offset_mask();
+        self.word_or_make(page)?.store((len << shift | offset) << FLAG_BITS | flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Notes what the words inside of a mapping of several granules say of it.
+    #[inline(never)]
+    fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), DmaMapError> {
         if gaps > 0 {
             self.word_or_make(page + 1)?.store(gaps << FLAG_BITS, Ordering::Relaxed);
         }
         // Where a search from inside of the mapping looks before it looks at its beginning.
-        let last = range.last().get() >> self.granule.shift();
         let after =
             |page: u64| page.checked_add(page & page.wrapping_neg()).filter(|next| *next <= last && page > 0);
         let mut next = after(page);
@@ -96,11 +106,6 @@ impl Book {
             self.word_or_make(inside)?.store((inside - page) << FLAG_BITS | CONTINUES, Ordering::Relaxed);
             next = after(inside);
         }
-        let flag = |set, flag| if set { flag } else { 0 };
-        let flags = LIVE | flag(lasting, LASTING) | flag(gaps > 0, GAPS) | flag(fixed, FIXED);
-        let offset = iova.get() & self.granule.offset_mask();
-        let word = (len << self.granule.shift() | offset) << FLAG_BITS | flags;
-        self.word_or_make(page)?.store(word, Ordering::Relaxed);
         Ok(())
     }
 
@@ -108,7 +113,7 @@ impl Book {
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing changed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&self, iova: Iova, len: u64) -> Result<Entry, DmaUnmapError> {
         let nothing = DmaUnmapError::NotMapped { iova };
         let page = iova.get() >> self.granule.shift();
@@ -155,16 +160,23 @@ impl Book {
             } else {
                 self.entry(first, word)?
             };
-            let last = entry.range(self.granule)?.last();
-            (at <= last).then_some(entry)
+            (at <= entry.range.last()).then_some(entry)
         })
     }
 
+    #[inline]
     fn word(&self, page: u64) -> Option<&AtomicU64> {
         Some(self.words.leaf(page)?.word(page))
     }
 
+    #[inline]
     fn word_or_make(&self, page: u64) -> Result<&AtomicU64, DmaMapError> {
+        self.word(page).map_or_else(|| self.make_word(page), Ok)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_word(&self, page: u64) -> Result<&AtomicU64, DmaMapError> {
         match self.words.leaf_or_make(page) {
             Ok(Some(leaf)) => Ok(leaf.word(page)),
             Ok(None) | Err(OutOfMemory) => Err(DmaMapError::OutOfMemory),
@@ -184,7 +196,7 @@ impl Book {
         let gaps =
             if word & GAPS == 0 { 0 } else { self.word(page + 1)?.load(Ordering::Relaxed) >> FLAG_BITS };
         let neighbours = (range.len() - len).saturating_add(gaps);
-        Some(Entry { iova, len, neighbours, lasting: word & LASTING != 0, fixed: word & FIXED != 0 })
+        Some(Entry { iova, len, range, neighbours, lasting: word & LASTING != 0, fixed: word & FIXED != 0 })
     }
 }
 
@@ -201,7 +213,8 @@ mod model {
         loom::model(|| {
             let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K));
             let (iova, len) = (Iova::new(0x2010), 0x1ff0);
-            book.note(Entry { iova, len, neighbours: 0x10, lasting: false, fixed: false }).unwrap();
+            let range = IovaRange::new(Iova::new(0x2000), 0x2000).unwrap();
+            book.note(Entry { iova, len, range, neighbours: 0x10, lasting: false, fixed: false }).unwrap();
             let other = {
                 let book = Arc::clone(&book);
                 thread::spawn(move || u32::from(book.take(iova, len).is_ok()))
@@ -225,7 +238,9 @@ mod tests {
     use super::*;
 
     fn entry(iova: u64, len: u64, neighbours: u64) -> Entry {
-        Entry { iova: Iova::new(iova), len, neighbours, lasting: false, fixed: false }
+        let iova = Iova::new(iova);
+        let range = IovaRange::of_pages(iova, len, PageSize::SIZE_4K).unwrap();
+        Entry { iova, len, range, neighbours, lasting: false, fixed: false }
     }
 
     /// Wherever it begins, and whatever stood in the words before.
@@ -263,7 +278,7 @@ mod tests {
                 let at = Iova::new(page * 4096 + 8);
                 assert!(book.take(at, 77).is_err());
             }
-            assert_eq!(noted.used(PageSize::SIZE_4K), 3 * 4096 - 16 - gaps);
+            assert_eq!(noted.used(), 3 * 4096 - 16 - gaps);
             assert_eq!(book.take(noted.iova, noted.len), Ok(noted));
         }
     }
@@ -278,7 +293,7 @@ mod tests {
         book.take_all(|entry| taken.push(entry));
         assert_eq!(taken, all);
         book.take_all(|entry| panic!("{entry:?}"));
-        let most = book.most();
+        let most = book.most;
         assert_eq!(book.note(entry(0, most + 1, 0)), Err(DmaMapError::TooLong { len: most + 1, most }));
     }
 }

@@ -1,14 +1,17 @@
 //! How mappings end, and are synced meanwhile. Which way a mapping went is found out from its address: the pool knows its slots,
 //! the book what is mapped, and the pool's map the rest.
 
+use core::cell::Cell;
+
 use super::book::Entry;
 use super::{DmaOps, UnmapAttributes};
-use crate::addr::{Iova, IovaRange};
+use crate::addr::Iova;
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::Toward;
 use crate::dma::Machine;
 use crate::dma::adaptive::{Choice, Half};
 use crate::domain::{Ending, Tally, UnmapError};
+use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
@@ -39,6 +42,7 @@ impl<X: Machine> DmaOps<X> {
     ///
     /// - No other unmap and no sync of the mapping runs at the same time.
     /// - What was promised when it was [mapped](Self::map) holds until this has returned.
+    #[inline]
     pub unsafe fn unmap(
         &self,
         iova: Iova,
@@ -84,13 +88,32 @@ impl<X: Machine> DmaOps<X> {
 
     /// # Safety
     /// As [`unmap`](Self::unmap).
-    #[inline]
+    #[inline(always)]
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
+        // The pool and the book each know an address by looking it up, and one of them has it: first the one that has those of now.
+        let first = if self.config.threshold().is_none() { self.book.take(iova, len).ok() } else { None };
+        let entry = match first {
+            Some(entry) => entry,
+            // SAFETY: the caller's promise.
+            None => match unsafe { self.end_copied(iova, len, copied) }? {
+                Some(entry) => entry,
+                None => return Ok(()),
+            },
+        };
+        self.end_opened(entry)
+    }
+
+    /// Ends a mapping that was copied; or takes one that was not out of the book, and returns it.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[inline]
+    unsafe fn end_copied(&self, iova: Iova, len: u64, copied: bool) -> Result<Option<Entry>, DmaUnmapError> {
         let copies = self.pool.as_deref().and_then(|pool| Some((pool, self.client(pool)?)));
         if let Some((pool, client)) = &copies {
             let mut is_counted = false;
             let counted = |cpu: &LocalCpu<'_>| {
-                let (counts, alone) = self.counts_of(cpu);
+                let (counts, alone) = self.counts_of(Some(cpu));
                 counts.unmaps.add(alone, 1);
                 is_counted = true;
             };
@@ -99,59 +122,67 @@ impl<X: Machine> DmaOps<X> {
                 if ended.is_ok() && !is_counted {
                     self.count(|counts, alone| counts.unmaps.add(alone, 1));
                 }
-                return ended;
+                return ended.map(|()| None);
             }
         }
-        let entry = match self.book.take(iova, len) {
-            Ok(entry) => entry,
-            Err(error) => {
-                // SAFETY: the caller's promise.
-                let ended = copies
-                    .and_then(|(pool, client)| unsafe { pool.end_single_use(&client, iova, len, copied) });
-                let ended = ended.unwrap_or(Err(error));
-                if !ended.is_err_and(|error| !error.is_of_commit()) {
-                    self.count(|counts, alone| counts.unmaps.add(alone, 1));
-                }
-                return ended;
-            }
+        let error = match self.book.take(iova, len) {
+            Ok(entry) => return Ok(Some(entry)),
+            Err(error) => error,
         };
-        let range = entry.range(self.domain.granule()).ok_or(DmaUnmapError::NotMapped { iova })?;
-        self.count_closed(&entry);
-        let ended = self.close(range, entry);
+        // SAFETY: the caller's promise.
+        let ended =
+            copies.and_then(|(pool, client)| unsafe { pool.end_single_use(&client, iova, len, copied) });
+        let ended = ended.unwrap_or(Err(error));
+        if !ended.is_err_and(|error| !error.is_of_commit()) {
+            self.count(|counts, alone| counts.unmaps.add(alone, 1));
+        }
+        ended.map(|()| None)
+    }
+
+    /// Ends what was mapped by the domain, and is out of the book.
+    #[inline(always)]
+    fn end_opened(&self, entry: Entry) -> Result<(), DmaUnmapError> {
+        let bytes = (entry.used(), entry.neighbours);
+        // Where the domain has a CPU lent for the addresses; else afterwards.
+        let is_counted = Cell::new(false);
+        let was_counted = &is_counted;
+        let counted = move |cpu: &LocalCpu<'_>| {
+            let (counts, alone) = self.counts_of(Some(cpu));
+            counts.closed(alone, bytes);
+            was_counted.set(true);
+        };
+        let uncounted = Guard::new(|| {
+            if !is_counted.get() {
+                self.count(|counts, alone| counts.closed(alone, bytes));
+            }
+        });
+        let ended = self.close(entry, counted);
+        drop(uncounted);
         // The driver's reads come after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)
     }
 
-    #[inline]
-    pub(super) fn count_closed(&self, entry: &Entry) {
-        self.count(|counts, alone| {
-            counts.unmaps.add(alone, 1);
-            counts.open.add(alone, entry.used(self.domain.granule()).wrapping_neg());
-            counts.exposed.add(alone, entry.neighbours.wrapping_neg());
-        });
-    }
-
-    /// Ends what was mapped by the domain.
-    #[inline]
-    pub(super) fn close(&self, range: IovaRange, entry: Entry) -> Result<(), UnmapError> {
+    /// Ends what was mapped by the domain, which calls `counted` if it has a CPU lent for that.
+    #[inline(always)]
+    pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
         match entry {
-            Entry { fixed: true, .. } => self.close_fixed(range, entry),
-            Entry { lasting: true, neighbours, .. } => self.domain.end_now(range, neighbours),
-            Entry { neighbours, .. } => {
-                self.domain.end(range, Ending { neighbours, exception: Some(&self.policy) })
+            Entry { fixed: true, .. } => self.close_fixed(entry),
+            Entry { range, neighbours, lasting, .. } => {
+                let exception = Some(if lasting { &self.strictly } else { &self.policy });
+                self.domain.end(range, Ending { neighbours, exception }, counted)
             }
         }
     }
 
     /// The same for addresses that go back to nobody.
     #[cold]
-    fn close_fixed(&self, range: IovaRange, entry: Entry) -> Result<(), UnmapError> {
+    fn close_fixed(&self, Entry { range, neighbours, .. }: Entry) -> Result<(), UnmapError> {
         let (domain, mut gather) = (&self.domain, Gather::new());
         let unmapped = domain.unlink(range, &mut gather);
         let confirmed = domain.confirm(&gather);
         domain.settle(Tally { unmaps: 1, ..Tally::default() });
-        domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
+        domain.count_neighbours(neighbours.wrapping_neg().cast_signed());
         if confirmed.is_err() {
             domain.leave_open(unmapped.bytes);
         }

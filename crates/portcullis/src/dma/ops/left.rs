@@ -5,6 +5,7 @@ use arrayvec::ArrayVec;
 
 use super::DmaOps;
 use super::book::Entry;
+use crate::addr::IovaRange;
 use crate::bounce::error::DmaUnmapError;
 use crate::dma::Machine;
 use crate::domain::{Linked, Unlinked};
@@ -12,6 +13,14 @@ use crate::invalidation::{Gather, InvalidationError};
 
 /// Mappings that end with one wait.
 const TOGETHER: usize = 16;
+
+/// What is to be known of one that ends: its granules, how many bytes of these are not the buffer's, and whether they are handed out to nobody.
+#[derive(Clone, Copy)]
+struct Ends {
+    range: IovaRange,
+    neighbours: u64,
+    fixed: bool,
+}
 
 /// What [`DmaOps::unmap_all`] has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,8 +52,8 @@ impl<X: Machine> DmaOps<X> {
 
     fn end_all(&self) -> Result<Leftover, DmaUnmapError> {
         let (mut left, mut result) = (Leftover::default(), Ok(()));
-        let mut some: ArrayVec<Entry, TOGETHER> = ArrayVec::new();
-        let mut end = |some: &mut ArrayVec<Entry, TOGETHER>| {
+        let mut some: ArrayVec<Ends, TOGETHER> = ArrayVec::new();
+        let mut end = |some: &mut ArrayVec<Ends, TOGETHER>| {
             if let Err(error) = self.close_some(some) {
                 result = Err(DmaUnmapError::Unconfirmed { error });
             }
@@ -52,8 +61,9 @@ impl<X: Machine> DmaOps<X> {
         };
         self.book.take_all(|entry| {
             left.mappings += 1;
-            left.bytes += entry.used(self.domain.granule());
-            some.push(entry);
+            left.bytes += entry.used();
+            let Entry { range, neighbours, fixed, .. } = entry;
+            some.push(Ends { range, neighbours, fixed });
             if some.is_full() {
                 end(&mut some);
             }
@@ -76,13 +86,13 @@ impl<X: Machine> DmaOps<X> {
 
     /// Ends mappings with one wait.
     #[inline(never)]
-    fn close_some(&self, some: &[Entry]) -> Result<(), InvalidationError> {
+    fn close_some(&self, some: &[Ends]) -> Result<(), InvalidationError> {
         if some.is_empty() { Ok(()) } else { self.close_gathered(some, &mut Gather::new()) }
     }
 
     /// The same, with what is to be invalidated in `gather`: by itself, as either takes much of the stack.
     #[inline(never)]
-    fn close_gathered(&self, some: &[Entry], gather: &mut Gather) -> Result<(), InvalidationError> {
+    fn close_gathered(&self, some: &[Ends], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
         for entry in some {
             unlinked.extend(self.unlink_entry(entry, gather));
@@ -100,18 +110,19 @@ impl<X: Machine> DmaOps<X> {
     #[inline(never)]
     fn unlink_entry(
         &self,
-        entry: &Entry,
+        &Ends { range, neighbours, fixed }: &Ends,
         gather: &mut Gather,
     ) -> Option<Unlinked<'_, X::Mapper, X::Platform>> {
-        let (domain, range) = (&*self.domain, entry.range(self.domain.granule())?);
-        let linked = match entry.fixed {
+        let domain = &*self.domain;
+        let linked = match fixed {
             true => Linked::from_lost(domain, range),
             false => Linked::from_range(domain, range),
         };
         // What is mapped as a whole is removed as a whole: nothing stays.
         let unlinked = linked.unlink(gather).ok();
-        domain.count_neighbours(entry.neighbours.wrapping_neg().cast_signed());
-        self.count_closed(entry);
+        domain.count_neighbours(neighbours.wrapping_neg().cast_signed());
+        let bytes = (range.len().saturating_sub(neighbours), neighbours);
+        self.count(|counts, alone| counts.closed(alone, bytes));
         unlinked
     }
 }

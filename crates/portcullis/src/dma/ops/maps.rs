@@ -43,7 +43,7 @@ impl<X: Machine> DmaOps<X> {
     ///   granules where they are mapped and not copied.
     /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
     ///   runs: those copy, as a device would.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn map(
         &self,
         phys: PhysAddr,
@@ -53,7 +53,7 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
         // SAFETY: the caller's promise.
-        match unsafe { self.enter(&list, len, direction, attributes) }? {
+        match unsafe { self.enter::<true>(&list, len, direction, attributes) }? {
             Made::Copied { iova, .. } | Made::Opened { iova, .. } => Ok(iova),
         }
     }
@@ -83,7 +83,7 @@ impl<X: Machine> DmaOps<X> {
         }
         let len = bytes_of(list.iter().map(|piece| piece.len));
         // SAFETY: the caller's promise.
-        match unsafe { self.enter(list, len, direction, attributes) }? {
+        match unsafe { self.enter::<false>(list, len, direction, attributes) }? {
             Made::Copied { iova, len } => {
                 let segment = out.first_mut().ok_or(no_room)?;
                 *segment = DmaSegment { iova, len };
@@ -121,8 +121,17 @@ impl<X: Machine> DmaOps<X> {
     ) -> Result<(), DmaMapError> {
         // SAFETY: the caller's promise.
         let opened = unsafe { self.open_at(iova, PhysSegment { phys, len }, attributes.of(direction)) };
-        self.count_opened(&opened);
-        opened.map(|_| ())
+        match opened {
+            Ok(entry) => {
+                let bytes = (entry.used(), entry.neighbours);
+                self.count(|counts, alone| counts.opened(alone, bytes, true));
+                Ok(())
+            }
+            Err(error) => {
+                self.count_error();
+                Err(error)
+            }
+        }
     }
 
     /// # Safety
@@ -147,36 +156,57 @@ impl<X: Machine> DmaOps<X> {
         })?;
         domain.settle(Tally { maps: 1, ..Tally::default() });
         domain.count_neighbours(neighbours.cast_signed());
-        let entry = Entry { iova, len, neighbours, lasting: true, fixed: true };
+        let entry = Entry { iova, len, range, neighbours, lasting: true, fixed: true };
         let noted = self.book.note(entry);
-        noted.map(|()| entry).map_err(|error| undone(self.close(range, entry), error))
+        noted.map(|()| entry).map_err(|error| undone(self.close(entry, |_| ()), error))
     }
 
-    /// Makes a mapping of a list of `len` bytes, whichever way it is to go.
+    /// Makes a mapping of a list of `len` bytes, whichever way it is to go. Of `ONE` piece, the way to the domain has code of its own.
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    #[inline]
-    unsafe fn enter(
+    #[inline(always)]
+    unsafe fn enter<const ONE: bool>(
         &self,
         list: &[PhysSegment],
         len: u64,
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
-        if let Some(pool) = self.copier(len, attributes) {
-            if self.config.is_auto() {
-                // SAFETY: the caller's promise.
-                return unsafe { self.enter_measured(pool, (list, len), direction, attributes) };
-            }
+        match self.copier(len, attributes) {
             // SAFETY: the caller's promise.
-            if let Some(mapped) = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) }
-            {
-                return mapped;
-            }
+            Some(pool) => unsafe { self.enter_copied(pool, (list, len), direction, attributes) },
+            None => match list {
+                // SAFETY: the caller's promise.
+                [piece] if ONE => unsafe { self.open_one(*piece, direction, attributes) },
+                // SAFETY: the caller's promise.
+                _ => unsafe { self.open_list((list, len), direction, attributes) },
+            },
+        }
+    }
+
+    /// The same where it may have to be copied.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline]
+    unsafe fn enter_copied(
+        &self,
+        pool: &PoolOf<X>,
+        (list, len): (&[PhysSegment], u64),
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<Made, DmaMapError> {
+        if self.config.is_auto() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.enter_measured(pool, (list, len), direction, attributes) };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.open((list, len), direction, attributes) }
+        match unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) } {
+            Some(mapped) => mapped,
+            // SAFETY: the caller's promise.
+            None => unsafe { self.open_list((list, len), direction, attributes) },
+        }
     }
 
     /// The same for a handle that measures.
@@ -204,14 +234,14 @@ impl<X: Machine> DmaOps<X> {
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) };
             // SAFETY: the caller's promise.
-            return copied.unwrap_or_else(|| unsafe { self.open((list, len), direction, attributes) });
+            return copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) });
         };
         let start = timed.map(|_| clock());
         let choice = timed.unwrap_or(chooser.choice(size));
         // SAFETY: the caller's promise.
         let copied = unsafe { self.copy(pool, (list, len), direction, attributes, choice) };
         // SAFETY: the caller's promise.
-        let made = copied.unwrap_or_else(|| unsafe { self.open((list, len), direction, attributes) })?;
+        let made = copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) })?;
         if let Some(start) = start {
             let took = clock().saturating_sub(start);
             let way = if matches!(made, Made::Copied { .. }) { Choice::Copy } else { Choice::Map };
@@ -265,7 +295,7 @@ impl<X: Machine> DmaOps<X> {
                 pool.map_slow(&client, list, direction, (how, false))
             } else {
                 let counted = |cpu: &LocalCpu<'_>| {
-                    add(self.counts_of(cpu));
+                    add(self.counts_of(Some(cpu)));
                     is_counted = true;
                 };
                 pool.map::<true>(&client, list, direction, how, counted)
@@ -280,73 +310,109 @@ impl<X: Machine> DmaOps<X> {
         Some(mapped)
     }
 
+    /// Maps one piece by the domain. By itself, as copies take most of the stack.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn open_one(
+        &self,
+        piece: PhysSegment,
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<Made, DmaMapError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.open::<true>((&[piece], piece.len), direction, attributes) }
+    }
+
     /// Maps a list by the domain.
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    unsafe fn open(
+    #[inline(never)]
+    unsafe fn open_list(
         &self,
         list: (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
         // SAFETY: the caller's promise.
-        let opened = unsafe { self.open_noted(list, direction, attributes) };
-        self.count_opened(&opened.map(|(entry, _)| entry));
-        opened.map(|(entry, range)| Made::Opened { iova: entry.iova, range })
+        unsafe { self.open::<false>(list, direction, attributes) }
     }
 
-    fn count_opened(&self, opened: &Result<Entry, DmaMapError>) {
-        match opened {
-            Ok(entry) => self.count(|counts, alone| {
-                counts.maps.add(alone, 1);
-                counts.open.add(alone, entry.used(self.domain.granule()));
-                counts.exposed.add(alone, entry.neighbours);
-            }),
-            Err(_) => self.count_error(),
+    /// The same, in line, for one caller for each `ONE`: so what it is made of is in line, too.
+    ///
+    /// # Safety
+    /// As [`map`](Self::map).
+    #[inline(always)]
+    unsafe fn open<const ONE: bool>(
+        &self,
+        list: (&[PhysSegment], u64),
+        direction: Direction,
+        attributes: MapAttributes,
+    ) -> Result<Made, DmaMapError> {
+        // SAFETY: the caller's promise.
+        let opened = unsafe { self.open_noted::<ONE>(list, direction, attributes) };
+        if opened.is_err() {
+            self.count_error();
         }
+        opened
     }
 
     /// # Safety
     /// As [`map`](Self::map).
-    unsafe fn open_noted(
+    #[inline(always)]
+    unsafe fn open_noted<const ONE: bool>(
         &self,
         (list, used): (&[PhysSegment], u64),
         direction: Direction,
         attributes: MapAttributes,
-    ) -> Result<(Entry, IovaRange), DmaMapError> {
+    ) -> Result<Made, DmaMapError> {
         let Some(first) = list.first() else { return Err(MapListError::EmptyList.into()) };
         let (granule, limit) = (self.domain.granule(), Iova::new(self.mask.load(Ordering::Relaxed)));
         let how = attributes.of(direction);
+        let pages = self.domain.pages_of(list)?;
+        let neighbours = pages.saturating_sub(used);
+        let count = move |cpu: Option<&LocalCpu<'_>>, is_opened| {
+            let (counts, alone) = self.counts_of(cpu);
+            counts.opened(alone, (used, neighbours), is_opened);
+        };
         let fast = match list {
             // SAFETY: the caller's promise.
-            [piece] => unsafe { self.domain.map_fast(*piece, how, limit, |_| ()) },
+            [piece] => unsafe { self.domain.map_fast(*piece, how, limit, |cpu| count(Some(cpu), true)) },
             _ => None,
         };
-        let changing = match fast {
-            Some(range) => self.domain.changing(range),
-            None => {
-                // SAFETY: the caller's promise.
-                let changing = self.domain.changing(unsafe { self.domain.map(list, how, limit) }?);
-                self.domain.count_neighbours(changing.range().len().saturating_sub(used).cast_signed());
-                changing
-            }
+        let range = match fast {
+            Some(range) => range,
+            // SAFETY: the caller's promise.
+            None => unsafe { self.domain.open(list, (pages, used), how, limit, count) }?,
         };
-        let range = changing.range();
+        let changing = self.domain.changing(range);
         let iova = Iova::new(range.start().get() | first.phys.page_offset(granule));
         // The bytes behind the list in its last granule, with which the range ends.
         let last = list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len).wrapping_sub(1));
         let unused = granule.offset_mask() - (last & granule.offset_mask());
         let len = range.len() - (iova.get() - range.start().get()) - unused;
-        let neighbours = range.len().saturating_sub(used);
-        let entry = Entry { iova, len, neighbours, lasting: attributes.lasting, fixed: false };
+        let entry = Entry { iova, len, range, neighbours, lasting: attributes.lasting, fixed: false };
         let noted = self.book.note(entry);
         changing.done();
         match noted {
-            Ok(()) => Ok((entry, range)),
+            Ok(()) => Ok(Made::Opened { iova, range }),
             // No driver knows the address yet, but the device may have found it.
-            Err(error) => Err(undone(self.domain.end_now(range, neighbours), error)),
+            Err(error) => {
+                self.count(|counts, alone| counts.opened(alone, (used, neighbours), false));
+                Err(self.undo(range, neighbours, error))
+            }
         }
+    }
+}
+
+impl<X: Machine> DmaOps<X> {
+    /// Ends what did not get into the book.
+    #[cold]
+    #[inline(never)]
+    fn undo(&self, range: IovaRange, neighbours: u64, error: DmaMapError) -> DmaMapError {
+        undone(self.domain.end_now(range, neighbours, |_| ()), error)
     }
 }
 

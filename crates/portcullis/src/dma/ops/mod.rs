@@ -50,7 +50,7 @@ use self::config::AtomicConfig;
 use super::{Clock, Machine};
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
-use crate::domain::{AtomicPolicy, Domain, PolicyError};
+use crate::domain::{AtomicPolicy, Domain, Policy, PolicyError};
 use crate::heap::Shared;
 use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
@@ -74,6 +74,8 @@ pub struct DmaOps<X: Machine> {
     config: AtomicConfig,
     /// How what is mapped, and not copied, ends.
     policy: AtomicPolicy,
+    /// How what is lasting ends, always.
+    strictly: AtomicPolicy,
     book: Book,
     /// Where there is a pool: what is measured, and the clock that it is measured by.
     chooser: Option<(Chooser, Clock)>,
@@ -96,6 +98,25 @@ struct Counts {
     /// When this CPU times its next mapping, and its next unmap. Callers without a CPU time nothing.
     timed_maps: Turns,
     timed_unmaps: Turns,
+}
+
+impl Counts {
+    /// Counts a mapping of so many bytes with so many beside them: one that is being opened, or (`is_opened` is false) was not after all.
+    #[inline]
+    fn opened(&self, alone: bool, (used, neighbours): (u64, u64), is_opened: bool) {
+        let signed = |n: u64| if is_opened { n } else { n.wrapping_neg() };
+        self.maps.add(alone, signed(1));
+        self.open.add(alone, signed(used));
+        self.exposed.add(alone, signed(neighbours));
+    }
+
+    /// Counts the end of such a mapping.
+    #[inline]
+    fn closed(&self, alone: bool, (used, neighbours): (u64, u64)) {
+        self.unmaps.add(alone, 1);
+        self.open.add(alone, used.wrapping_neg());
+        self.exposed.add(alone, neighbours.wrapping_neg());
+    }
 }
 
 impl<X: Machine> core::fmt::Debug for DmaOps<X> {
@@ -134,6 +155,7 @@ impl<X: Machine> DmaOps<X> {
             offset_mask: AtomicU64::new(profile.offset_mask),
             config: AtomicConfig::new(config),
             policy: AtomicPolicy::new(Some(config.policy())),
+            strictly: AtomicPolicy::new(Some(Policy::Strict)),
             book: Book::new(last, domain.granule()),
             chooser,
             counts,
@@ -234,16 +256,16 @@ impl<X: Machine> DmaOps<X> {
         pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok()
     }
 
-    /// What the CPU counts of the handle, and whether it alone does.
+    /// What the CPU counts of the handle, or callers without one, and whether it alone does.
     #[inline]
-    fn counts_of(&self, cpu: &LocalCpu<'_>) -> (&Counts, bool) {
-        self.counts.get(Some(cpu.index()))
+    fn counts_of(&self, cpu: Option<&LocalCpu<'_>>) -> (&Counts, bool) {
+        self.counts.get(cpu.map(LocalCpu::index))
     }
 
     #[inline]
     fn count(&self, f: impl FnOnce(&Counts, bool)) {
         self.domain.platform().with_cpu(|cpu| {
-            let (counts, alone) = self.counts.get(cpu.map(LocalCpu::index));
+            let (counts, alone) = self.counts_of(cpu);
             f(counts, alone);
         });
     }

@@ -124,7 +124,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let Some(range) = core.range(self.device.domain().granule()) else {
                     return Ok(Ended::Done(()));
                 };
-                let ended = self.device.domain().end_now(range, neighbours);
+                let ended = self.device.domain().end_now(range, neighbours, |_| ());
                 self.ended_alone(ended)
             }
             // The queue's number is in the mapping, so it is one that this lane has made.

@@ -56,7 +56,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and
     /// [`UnmapError::StillMapped`] devices may still reach the memory.
     pub fn unmap(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end(range, Ending { neighbours: 0, exception: None })
+        self.end(range, Ending { neighbours: 0, exception: None }, |_| ())
     }
 
     /// Unmaps `range` and waits until no device reaches it, whatever the policy. Costs and context
@@ -65,27 +65,49 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// As [`unmap`](Self::unmap).
     pub fn unmap_strictly(&self, range: IovaRange) -> Result<(), UnmapError> {
-        self.end_now(range, 0)
+        self.end_now(range, 0, |_| ())
     }
 
-    /// As [`unmap`](Self::unmap), for a mapping of which `ending` says more.
+    /// As [`unmap`](Self::unmap), for a mapping of which `ending` says more. Calls `counted` where it gives the addresses back or queues
+    /// them, with the CPU that is lent for that; not after an error, and not where the addresses went a longer way.
     #[inline(always)]
-    pub(crate) fn end(&self, range: IovaRange, ending: Ending<'_>) -> Result<(), UnmapError> {
+    pub(crate) fn end(
+        &self,
+        range: IovaRange,
+        ending: Ending<'_>,
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         // A mapping that must not wait by the present policy is ended at once. Where it may wait,
         // the policy is looked at again in the turn that queues it.
         match self.window_by(exception) {
-            None => self.end_now(range, neighbours),
-            Some(_) => self.end_lazily(range, neighbours, exception),
+            None => self.end_now(range, neighbours, counted),
+            Some(_) => self.end_lazily(range, neighbours, exception, counted),
         }
     }
 
     /// As [`end`](Self::end), for a range that must not wait.
-    #[inline(never)]
-    pub(crate) fn end_now(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
-        if !M::IS_QUICK {
-            return self.end_slowly(range, neighbours, || None);
+    #[inline(always)]
+    pub(crate) fn end_now(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
+        match M::IS_QUICK {
+            true => self.end_quickly(range, neighbours, counted),
+            false => self.end_at_once(range, neighbours, counted),
         }
+    }
+
+    /// As [`end_now`](Self::end_now): clears the range in a turn, and then waits.
+    #[inline(never)]
+    fn end_quickly(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let fast =
             |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
@@ -93,9 +115,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         // What follows guards the addresses itself.
         changing.done();
         if is_cleared {
-            self.end_cleared(range, neighbours)
+            self.end_cleared(range, neighbours, counted)
         } else {
-            self.end_slowly(range, neighbours, || None)
+            self.end_slowly(range, neighbours, || None, counted)
         }
     }
 
@@ -107,18 +129,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         range: IovaRange,
         neighbours: u64,
         exception: Option<&AtomicPolicy>,
+        counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
         let window = || self.window_by(exception);
-        if !M::IS_QUICK {
-            return self.end_slowly(range, neighbours, window);
+        // A mapper that is not quick clears without a CPU.
+        if !M::IS_QUICK && !self.clear(range, neighbours)? {
+            return Ok(());
         }
         let changing = self.changing(range);
         let untimed = self.untimed();
         let fast = |cpu: &LocalCpu<'_>| {
             self.space.in_turn(cpu, |turn, own| {
                 let own = own?;
-                let is_cleared = self.mapper.unmap_fast(turn, range);
-                is_cleared.then(|| self.push_fast(cpu, (turn, own), range, neighbours, window))
+                let is_cleared = !M::IS_QUICK || self.mapper.unmap_fast(turn, range);
+                is_cleared.then(|| self.push_fast(cpu, (turn, own), (range, neighbours), window, &counted))
             })?
         };
         let pushed = self.platform.with_cpu_fast(fast).flatten();
@@ -127,8 +151,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         changing.done();
         match pushed {
             Some(Some(Pushed::Queued)) => Ok(()),
-            Some(pushed) => self.end_queued(range, neighbours, pushed, window),
-            None => self.end_slowly(range, neighbours, window),
+            Some(pushed) => self.end_queued(range, neighbours, pushed, window, counted),
+            None if !M::IS_QUICK => self.end_queued(range, neighbours, None, window, counted),
+            None => self.end_slowly(range, neighbours, window, counted),
         }
     }
 
@@ -139,56 +164,65 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         range: IovaRange,
         neighbours: u64,
         window: impl Fn() -> Option<u64>,
+        counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
-        let changing = self.changing(range);
-        let result = self.clear(range, neighbours, window().is_some());
-        changing.done();
-        let Some(unmapped) = result? else { return Ok(()) };
-        let (changing, untimed) = (self.changing(range), self.untimed());
-        let pushed = self.push(range, neighbours, &window);
-        let is_queued = self.defer(range, neighbours, pushed, window);
-        untimed.done();
-        if is_queued {
-            changing.done();
+        if window().is_none() {
+            return self.end_at_once(range, neighbours, counted);
+        }
+        if !self.clear(range, neighbours)? || self.wait_queued(range, neighbours, None, window) {
             return Ok(());
         }
-        self.end_refused(changing, unmapped, neighbours)
+        self.end_refused(range, neighbours)
     }
 
-    /// Removes the translations of a range, and ends it strictly, unless it `may_wait` and was mapped as a whole: then it returns what
-    /// was unmapped, for the caller to queue. By itself, as what is gathered here takes much of the stack.
-    #[inline(never)]
-    fn clear(
+    /// Removes the translations of a range, waits until no device reaches it, and gives the addresses back.
+    #[inline(always)]
+    fn end_at_once(
         &self,
         range: IovaRange,
         neighbours: u64,
-        may_wait: bool,
-    ) -> Result<Option<Unmapped>, UnmapError> {
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
+        let changing = self.changing(range);
+        let (unmapped, confirmed) = self.mapper.unmap_now(&self.platform, range);
+        if unmapped.bytes != range.len() || confirmed.is_err() {
+            return self.end_badly(changing, unmapped, neighbours, confirmed);
+        }
+        self.ended(changing.done(), neighbours, counted);
+        Ok(())
+    }
+
+    /// Removes the translations of a range that is to be queued, and returns whether it still is. What was not mapped as a whole is made unreachable before the caller is told
+    /// of the mistake. By itself, as what is gathered here takes much of the stack.
+    #[inline(never)]
+    fn clear(&self, range: IovaRange, neighbours: u64) -> Result<bool, UnmapError> {
         let (changing, mut gather) = (self.changing(range), Gather::new());
         let unmapped = self.unlink(range, &mut gather);
-        // What was not mapped as a whole is made unreachable before the caller is told of the mistake.
-        if unmapped.bytes == range.len() && may_wait {
+        if unmapped.bytes == range.len() {
             changing.done();
-            return Ok(Some(unmapped));
+            return Ok(true);
         }
-        self.end_strictly(changing, unmapped, neighbours, &gather).map(|()| None)
+        let confirmed = self.mapper.sync(&gather);
+        self.end_badly(changing, unmapped, neighbours, confirmed).map(|()| false)
     }
 
     /// Ends a range strictly that is cleared and was to wait, and may not any more. What was gathered of it is forgotten by now, so
     /// all is invalidated.
     #[cold]
     #[inline(never)]
-    fn end_refused(
-        &self,
-        changing: Changing<'_, M, P>,
-        unmapped: Unmapped,
-        neighbours: u64,
-    ) -> Result<(), UnmapError> {
-        self.end_strictly(changing, unmapped, neighbours, &Gather::everything())
+    fn end_refused(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+        let changing = self.changing(range);
+        let confirmed = self.mapper.sync(&Gather::everything());
+        changing.done();
+        match confirmed {
+            Ok(()) => self.ended_slowly(range, neighbours),
+            Err(error) => return self.end_unconfirmed(range, neighbours, error),
+        }
+        Ok(())
     }
 
-    /// Ends a range whose translations were all removed in a turn. `pushed` says what became of it
-    /// in the queue then; it is `None` where the CPU had no queue in that turn.
+    /// Ends a range whose translations were all removed. `pushed` says what became of it in the queue; it is `None` where the CPU had no
+    /// queue then.
     #[cold]
     #[inline(never)]
     fn end_queued(
@@ -197,24 +231,46 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         neighbours: u64,
         pushed: Option<Pushed>,
         window: impl Fn() -> Option<u64>,
+        counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
+        match self.wait_queued(range, neighbours, pushed, window) {
+            true => Ok(()),
+            false if M::IS_QUICK => self.end_cleared(range, neighbours, counted),
+            false => self.end_refused(range, neighbours),
+        }
+    }
+
+    /// Queues a range that is cleared, unless `pushed` says that it was. Returns whether it waits for the next flush.
+    #[inline]
+    fn wait_queued(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        pushed: Option<Pushed>,
+        window: impl Fn() -> Option<u64>,
+    ) -> bool {
         let (changing, untimed) = (self.changing(range), self.untimed());
         let pushed = pushed.unwrap_or_else(|| self.push(range, neighbours, &window));
         let is_queued = self.defer(range, neighbours, pushed, window);
         untimed.done();
         changing.done();
-        if is_queued { Ok(()) } else { self.end_cleared(range, neighbours) }
+        is_queued
     }
 
     /// Ends a range whose translations were all removed, and that must not wait.
     // Inlined always, as a strict unmap ends here: out of line it took a twentieth more.
     #[inline(always)]
-    fn end_cleared(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+    fn end_cleared(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let confirmed = self.mapper.sync_range(range);
         changing.done();
         match confirmed {
-            Ok(()) => self.ended(range, neighbours),
+            Ok(()) => self.ended(range, neighbours, counted),
             Err(error) => return self.end_unconfirmed(range, neighbours, error),
         }
         Ok(())
@@ -234,14 +290,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Gives back the addresses of a range that no device reaches any more.
-    #[inline]
-    fn ended(&self, range: IovaRange, neighbours: u64) {
+    #[inline(always)]
+    fn ended(&self, range: IovaRange, neighbours: u64, counted: impl Fn(&LocalCpu<'_>)) {
         let mut changing = Some(self.changing(range));
         let put = |cpu: &LocalCpu<'_>| {
             self.space.in_turn(cpu, |_, own| {
                 if own.is_some_and(|own| self.space.put(own, range)) {
                     changing.take().map(Changing::done);
                     self.books.with(cpu, |page| self.count_unmap(page, neighbours));
+                    counted(cpu);
                 }
             })
         };
@@ -336,9 +393,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         &self,
         cpu: &LocalCpu<'_>,
         (turn, own): (&Turn<'_>, Own<'_>),
-        range: IovaRange,
-        neighbours: u64,
+        (range, neighbours): (IovaRange, u64),
         window: impl Fn() -> Option<u64>,
+        counted: impl Fn(&LocalCpu<'_>),
     ) -> Option<Pushed> {
         let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
         let Some((pushed, oldest)) = self.flush_queue.push(turn, cleared, &window, clock) else {
@@ -353,6 +410,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         if pushed.is_queued() {
             self.books.with(cpu, |page| self.count_unmap(page, neighbours));
+            counted(cpu);
         }
         Some(pushed)
     }
@@ -388,19 +446,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.give_back(Some(cpu), Some(own), range);
     }
 
-    fn end_strictly(
+    /// What becomes of a range that was not mapped as a whole, or whose end was not confirmed. After `Ok` it has ended all the same.
+    #[cold]
+    #[inline(never)]
+    fn end_badly(
         &self,
         changing: Changing<'_, M, P>,
         Unmapped { bytes: unmapped, kept, .. }: Unmapped,
         neighbours: u64,
-        gather: &Gather,
+        confirmed: Result<(), InvalidationError>,
     ) -> Result<(), UnmapError> {
         let range = changing.range();
-        let confirmed = self.mapper.sync(gather);
-        if confirmed.is_ok() && kept == 0 && unmapped == range.len() {
-            self.ended(changing.done(), neighbours);
-            return Ok(());
-        }
         let (mut is_ended, mut confirmed) = (false, confirmed);
         // What may be reached is counted before what calls the clock again, as that may panic.
         if confirmed.is_err() && unmapped == range.len() {

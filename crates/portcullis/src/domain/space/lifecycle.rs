@@ -74,6 +74,23 @@ pub(crate) struct LinkFailed {
     pub remains: Remains,
 }
 
+impl LinkFailed {
+    /// What becomes of the `addresses`.
+    #[cold]
+    pub(super) fn refuse<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> Refused<'_, M, P> {
+        let Self { error, remains } = self;
+        let unlinked = Unlinked::new(addresses, remains.addresses() == Fate::Lost);
+        Refused { error, unlinked, is_confirmed: !remains.reachable }
+    }
+
+    /// Ends the map for which the `addresses` were taken.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> MapListError {
+        self.refuse(addresses).end()
+    }
+}
+
 /// Addresses of a domain at which nothing is mapped.
 ///
 /// Dropping it loses them: they are never used again, and
@@ -158,7 +175,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`IovaError`]: nothing is taken.
     pub fn reserve(&self, len: u64, limit: Iova) -> Result<Reserved<'_, M, P>, IovaError> {
-        self.alloc(len, limit).map(Reserved)
+        self.alloc(len, limit, |_| ()).map(Reserved)
     }
 
     /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no CPU.
@@ -278,7 +295,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         match self.0.domain.pages_of(list) {
             // SAFETY: the caller's promise.
-            Ok(_) => unsafe { self.link_checked(list, attributes.into(), Some(unconfirmed)) },
+            Ok(_) => unsafe { self.link_checked(list, attributes.into(), unconfirmed) },
             Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
         }
     }
@@ -288,25 +305,21 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     /// # Safety
     /// As for [`link`](Self::link).
     #[inline]
-    pub(super) unsafe fn link_checked(
+    unsafe fn link_checked(
         self,
         list: &[PhysSegment],
         attributes: Attributes,
-        unconfirmed: Option<&mut Gather>,
+        unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         let Self(addresses) = self;
         let (domain, range) = (addresses.domain, addresses.range());
         // SAFETY: the caller's promise.
-        match unsafe { domain.link(range, list, attributes, unconfirmed) } {
+        match unsafe { domain.link(range, list, attributes, Some(unconfirmed)) } {
             Ok(()) => {
                 domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
                 Ok(Linked { domain, range, addresses: Some(addresses), removed: 0, kept: 0 })
             }
-            Err(LinkFailed { error, remains }) => {
-                let is_lost = remains.addresses() == Fate::Lost;
-                let unlinked = Unlinked::new(addresses, is_lost);
-                Err(Refused { error, unlinked, is_confirmed: !remains.reachable })
-            }
+            Err(failed) => Err(failed.refuse(addresses)),
         }
     }
 

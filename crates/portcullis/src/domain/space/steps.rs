@@ -36,7 +36,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
         // Nothing below is called between the allocation and the arena.
         RingArena::new_by(&self.space, &config, |len, limit| {
-            Ok(self.divided(self.alloc_once(len, limit)?).done())
+            let guard = |_: Option<&LocalCpu<'_>>, range| self.changing(range);
+            let range = self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), guard)?;
+            Ok(self.divided(range).done())
         })
     }
 
@@ -60,8 +62,28 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ///
     /// # Safety
     /// As for [`map`](Self::map).
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn enter(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        // SAFETY: the caller's promise.
+        match unsafe { self.enter_once(range, list, attributes, gather) } {
+            Err(MapError::OutOfMemory) if !self.is_at_once() => {
+                // SAFETY: the caller's promise.
+                unsafe { self.enter_again(range, list, attributes, gather) }
+            }
+            result => result,
+        }
+    }
+
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[inline(always)]
+    unsafe fn enter_once(
         &self,
         range: IovaRange,
         list: &[PhysSegment],
@@ -72,23 +94,30 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let granule = self.granule;
         let pages =
             list.iter().map(|piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)));
-        let map = |gather: &mut Gather| {
-            // SAFETY: the caller's promise, for all of the granules that the memory touches.
-            unsafe { self.mapper.map(&self.platform, range, pages.clone(), attributes, gather) }
-        };
-        match map(gather) {
-            // Tables that had become empty make room: those that this frees, or that others have freed meanwhile. Where another call
-            // is reclaiming, this one does not wait, as it may be an interrupt handler's, which has interrupted that. What the first
-            // attempt has mapped and removed again may still be cached, in pieces that differ from those of the second.
-            Err(MapError::OutOfMemory)
-                if !self.is_at_once()
-                    && self.mapper.sync(gather).is_ok()
-                    && self.mapper.try_reclaim(&self.platform).is_ok() =>
-            {
-                map(gather)
-            }
-            result => result,
+        // SAFETY: the caller's promise, for all of the granules that the memory touches.
+        unsafe { self.mapper.map(&self.platform, range, pages, attributes, gather) }
+    }
+
+    /// Makes room of tables that had become empty, and tries again: they are those that this frees, or that others have freed meanwhile.
+    /// Where another call is reclaiming, this one does not wait, as it may be an interrupt handler's, which has interrupted that. What the
+    /// first attempt has mapped and removed again may still be cached, in pieces that differ from those of the second.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[cold]
+    #[inline(never)]
+    unsafe fn enter_again(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        if self.mapper.sync(gather).is_err() || self.mapper.try_reclaim(&self.platform).is_err() {
+            return Err(MapError::OutOfMemory);
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.enter_once(range, list, attributes, gather) }
     }
 
     /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
