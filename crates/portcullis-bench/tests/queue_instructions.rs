@@ -34,7 +34,7 @@ const BARS: [(&str, u64); 20] = [
     ("raw-1", 500),
     ("direct-1", 505),
     ("direct-typed-1", 520),
-    ("direct-dyn-1", 585),
+    ("direct-dyn-1", 590),
     ("passthrough-1", 55),
     ("strict-ring-1", 330),
     ("ring-1", 353),
@@ -46,11 +46,11 @@ const BARS: [(&str, u64); 20] = [
     ("auto-list-4", 1770),
     ("auto-copied-1", 660),
     ("bounce-1", 570),
-    ("ops-strict-1", 1240),
-    ("ops-strict-list-16", 1900),
-    ("ops-lazy-1", 1660),
-    ("ops-bounce-1", 510),
-    ("ops-bounce-skip-1", 515),
+    ("ops-strict-1", 700),
+    ("ops-strict-list-16", 1480),
+    ("ops-lazy-1", 800),
+    ("ops-bounce-1", 525),
+    ("ops-bounce-skip-1", 520),
 ];
 
 /// Run by [`a_queue_costs_what_it_is_made_of`] in a process of its own.

@@ -91,24 +91,21 @@ impl<X: Machine> DmaOps<X> {
     #[inline(always)]
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
         // The pool and the book each know an address by looking it up, and one of them has it: first the one that has those of now.
-        let first = if self.config.threshold().is_none() { self.book.take(iova, len).ok() } else { None };
-        let entry = match first {
-            Some(entry) => entry,
-            // SAFETY: the caller's promise.
-            None => match unsafe { self.end_copied(iova, len, copied) }? {
-                Some(entry) => entry,
-                None => return Ok(()),
-            },
-        };
-        self.end_opened(entry)
+        if self.config.threshold().is_none()
+            && let Ok(entry) = self.book.take(iova, len)
+        {
+            return self.end_opened(entry);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.end_any(iova, len, copied) }
     }
 
-    /// Ends a mapping that was copied; or takes one that was not out of the book, and returns it.
+    /// The same, whichever way the mapping went.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline]
-    unsafe fn end_copied(&self, iova: Iova, len: u64, copied: bool) -> Result<Option<Entry>, DmaUnmapError> {
+    unsafe fn end_any(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
         let copies = self.pool.as_deref().and_then(|pool| Some((pool, self.client(pool)?)));
         if let Some((pool, client)) = &copies {
             let mut is_counted = false;
@@ -122,11 +119,11 @@ impl<X: Machine> DmaOps<X> {
                 if ended.is_ok() && !is_counted {
                     self.count(|counts, alone| counts.unmaps.add(alone, 1));
                 }
-                return ended.map(|()| None);
+                return ended;
             }
         }
         let error = match self.book.take(iova, len) {
-            Ok(entry) => return Ok(Some(entry)),
+            Ok(entry) => return self.end_opened(entry),
             Err(error) => error,
         };
         // SAFETY: the caller's promise.
@@ -136,7 +133,7 @@ impl<X: Machine> DmaOps<X> {
         if !ended.is_err_and(|error| !error.is_of_commit()) {
             self.count(|counts, alone| counts.unmaps.add(alone, 1));
         }
-        ended.map(|()| None)
+        ended
     }
 
     /// Ends what was mapped by the domain, and is out of the book.
