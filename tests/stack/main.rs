@@ -38,14 +38,15 @@ const LARGER: &[(&str, u64, &str)] = &[
 /// Calls that go deeper, with how deep. No other does, and these go no deeper than this.
 const DEEPER: &[(&str, u64)] = &[
     ("call_end_ops_t", 4496),
-    ("call_end_queue_t", 4272),
-    ("call_map_sg_t", 5088),
-    ("call_map_t", 5088),
-    ("call_queue_commit_t", 4176),
+    ("call_end_queue_t", 4544),
+    ("call_map_sg_t", 5264),
+    ("call_map_t", 5264),
+    ("call_queue_commit_t", 4448),
     ("call_queue_map_c", 4456),
-    ("call_queue_map_t", 5472),
-    ("call_queue_unmap_c", 4456),
-    ("call_queue_unmap_t", 5248),
+    ("call_queue_map_t", 5664),
+    ("call_queue_unmap_c", 4760),
+    ("call_queue_unmap_t", 5520),
+    ("call_unmap_t", 4480),
 ];
 
 /// Functions that call by a pointer, by parts of their names; parts of the names of what it leads to here; and what it is.

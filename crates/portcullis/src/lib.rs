@@ -23,6 +23,7 @@
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
 //! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
+//! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
 //! | to test without hardware | `portcullis-model` | below |
 //!
 //! # From the top

@@ -524,6 +524,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Counts `bytes` of `range` as lost, and, if that is a mapping, what was gone of it before: it does not come back.
     #[cold]
+    #[inline(never)]
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
         self.lose(bytes);
         let before = self.platform.with_cpu(|_| self.parts.forget(range));

@@ -65,7 +65,7 @@ pub fn locked(way: Way, name: &str) -> Result<()> {
     let error = map(LIMIT).err();
     let is_named =
         matches!(error, Some(MapListError::Map(MapError::Limit { used, .. })) if used == LIMIT / 2);
-    check("and counts", is_named, &error);
+    check("and counts", is_named, error);
     space.unmap(less)?;
     Ok(())
 }

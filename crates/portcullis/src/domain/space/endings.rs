@@ -196,14 +196,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// of the mistake. By itself, as what is gathered here takes much of the stack.
     #[inline(never)]
     fn clear(&self, range: IovaRange, neighbours: u64) -> Result<bool, UnmapError> {
-        let (changing, mut gather) = (self.changing(range), Gather::new());
-        let unmapped = self.unlink(range, &mut gather);
+        let changing = self.changing(range);
+        let (unmapped, confirmed) = self.unlink_or_confirm(range);
         if unmapped.bytes == range.len() {
             changing.done();
             return Ok(true);
         }
-        let confirmed = self.mapper.sync(&gather);
         self.end_badly(changing, unmapped, neighbours, confirmed).map(|()| false)
+    }
+
+    /// Removes the translations of a range, and waits for what was not mapped as a whole. By itself, as the gather takes much of the
+    /// stack, and is over when more is to be done.
+    #[inline(never)]
+    fn unlink_or_confirm(&self, range: IovaRange) -> (Unmapped, Result<(), InvalidationError>) {
+        let mut gather = Gather::new();
+        let unmapped = self.unlink(range, &mut gather);
+        let is_whole = unmapped.bytes == range.len();
+        (unmapped, if is_whole { Ok(()) } else { self.mapper.sync(&gather) })
     }
 
     /// Ends a range strictly that is cleared and was to wait, and may not any more. What was gathered of it is forgotten by now, so
@@ -497,6 +506,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Gives back the addresses of a mapping the rest of which no device reaches any more, as `unmapped` bytes of `range` were
     /// removed.
+    #[cold]
+    #[inline(never)]
     fn end_rest(&self, range: IovaRange, unmapped: u64) -> Noted {
         let rest = self.platform.with_cpu(|_| self.parts.rest(range, unmapped));
         if let Some(whole) = rest? {
@@ -507,6 +518,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Notes that `range` could not be removed by itself. Where nobody wants the rest of the mapping either, removes the mapping as a
     /// whole, and waits until no device reaches it. Returns whether it did.
+    #[cold]
+    #[inline(never)]
     fn end_kept(&self, range: IovaRange) -> Noted {
         let mut gather = Gather::everything();
         let Some(changing) = self.unlink_kept(range, &mut gather)? else { return Ok(Ok(false)) };

@@ -57,8 +57,15 @@ impl Unsure<'_> {
 impl Drop for Unsure<'_> {
     #[cold]
     fn drop(&mut self) {
-        *self.0 = Gather::everything();
+        gather_everything(self.0);
     }
+}
+
+/// Makes `gather` everything. By itself, so that no caller has another gather on its stack for that.
+#[cold]
+#[inline(never)]
+pub(super) fn gather_everything(gather: &mut Gather) {
+    *gather = Gather::everything();
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
