@@ -18,7 +18,9 @@ pub(super) struct Books(PerCpu<Book>);
 /// What one CPU counts, or all callers without a CPU.
 #[derive(Debug, Default)]
 pub(super) struct Book {
+    /// Maps, and of these the ones that failed after they had been counted.
     pub maps: Counter,
+    pub refused: Counter,
     pub unmaps: Counter,
     pub flushes: Counter,
     /// Bytes of addresses that are never used again.

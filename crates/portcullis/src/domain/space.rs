@@ -255,28 +255,34 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         count: impl Fn(Option<&LocalCpu<'_>>, bool) + Copy,
     ) -> Result<IovaRange, MapListError> {
         let neighbours = len.saturating_sub(used);
-        // While the CPU is lent for the addresses: to count afterwards would take it again.
-        let counted = move |cpu: Option<&LocalCpu<'_>>| {
+        let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
             let book = self.books.of(cpu);
+            count(cpu, false);
+            book.add(|book| &book.refused, 1);
+            self.change_in(book, neighbours.wrapping_neg());
+        };
+        // Counted while the CPU is lent for the addresses: to count afterwards would take it again.
+        let guarded = move |cpu: Option<&LocalCpu<'_>>, range| {
+            let (changing, guard) = (self.changing(range), Guard::new(move || uncounted(None)));
+            let book = self.books.of(cpu);
+            count(cpu, true);
             book.add(|book| &book.maps, 1);
             self.change_in(book, neighbours);
-            count(cpu, true);
+            (changing, guard)
         };
-        let changing = self.alloc(len, limit, counted)?;
-        let uncounted = Guard::new(|| {
-            let book = self.books.of(None);
-            book.add(|book| &book.maps, 1_u64.wrapping_neg());
-            self.change_in(book, neighbours.wrapping_neg());
-            count(None, false);
-        });
+        let (changing, guard) = self.alloc(len, limit, guarded)?;
         // SAFETY: the caller's promise.
         match unsafe { self.link(changing.range(), list, attributes, None) } {
             Ok(()) => {
-                uncounted.done();
+                guard.done();
                 Ok(changing.done())
             }
             Err(failed) => {
-                drop(uncounted);
+                // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
+                self.platform.with_cpu(move |cpu| {
+                    guard.done();
+                    uncounted(cpu);
+                });
                 Err(failed.end(changing))
             }
         }
@@ -378,14 +384,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// while it looks at the address space.
     pub fn stats(&self) -> DomainStats {
         let space = self.platform.with_cpu(|_| self.space.usage());
+        // What ended before what was made, so that what goes on meanwhile makes neither fewer maps than unmaps nor fewer than none.
+        let unmaps = self.books.sum(|book| &book.unmaps);
+        let refused = self.books.sum(|book| &book.refused);
         DomainStats {
             iova_bytes: space.total,
             taken_iova_bytes: space.taken,
             cached_iova_bytes: space.cached,
             peak_iova_bytes: space.peak_taken,
             iova_memory: space.memory,
-            maps: self.books.sum(|book| &book.maps),
-            unmaps: self.books.sum(|book| &book.unmaps),
+            maps: self.books.sum(|book| &book.maps).wrapping_sub(refused),
+            unmaps,
             flushes: self.books.sum(|book| &book.flushes),
             lost_iova_bytes: self.books.sum(|book| &book.lost),
         }
@@ -432,36 +441,30 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
     }
 
-    /// Takes addresses for `len` bytes. Where there are none, flushes and takes back everything
-    /// that is deferred, once. Calls `counted` with the CPU that they are taken on. They are counted as lost where the platform panics
-    /// when it has the CPU back.
+    /// Takes addresses for `len` bytes, and returns what `guarded` makes of them on the CPU that they are taken on, which guards them from
+    /// then on. Where there are none, flushes and takes back everything that is deferred, once.
     #[inline(always)]
-    fn alloc(
+    fn alloc<T>(
         &self,
         len: u64,
         limit: Iova,
-        counted: impl Fn(Option<&LocalCpu<'_>>) + Copy,
-    ) -> Result<Changing<'_, M, P>, IovaError> {
-        let guard = move |cpu: Option<&LocalCpu<'_>>, range| {
-            let changing = self.changing(range);
-            counted(cpu);
-            changing
-        };
-        match self.space.alloc_fast(&self.platform, (len, limit), guard) {
-            Some(changing) => Ok(changing),
-            None => self.alloc_slowly(len, limit, guard),
+        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T + Copy,
+    ) -> Result<T, IovaError> {
+        match self.space.alloc_fast(&self.platform, (len, limit), guarded) {
+            Some(taken) => Ok(taken),
+            None => self.alloc_slowly(len, limit, guarded),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slowly<'a>(
-        &'a self,
+    fn alloc_slowly<T>(
+        &self,
         len: u64,
         limit: Iova,
-        guard: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> Changing<'a, M, P>,
-    ) -> Result<Changing<'a, M, P>, IovaError> {
-        let alloc = || self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), &guard);
+        guarded: impl Fn(Option<&LocalCpu<'_>>, IovaRange) -> T,
+    ) -> Result<T, IovaError> {
+        let alloc = || self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), &guarded);
         match alloc() {
             Err(exhausted @ IovaError::Exhausted { .. }) if self.is_at_once() => {
                 self.want_maintenance();

@@ -87,6 +87,9 @@ impl Driver {
         self.unmap_all()?;
         self.ops.maintain()?;
         drop(ManuallyDrop::into_inner(buffers));
+        // Neither what a failed map has counted, nor one that is over, is still open.
+        let usage = self.ops.usage();
+        assert_eq!((usage.open_mappings(), usage.open_bytes, usage.exposed_bytes), (0, 0, 0));
         Ok(())
     }
 }

@@ -90,7 +90,7 @@ impl<X: Machine> DmaOps<X> {
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
-        // The pool and the book each know an address by looking it up, and one of them has it: first the one that has those of now.
+        // The pool and the book each know an address by looking it up, and one of them has it: first the one that has what is mapped today.
         if self.config.threshold().is_none()
             && let Ok(entry) = self.book.take(iova, len)
         {
@@ -140,7 +140,7 @@ impl<X: Machine> DmaOps<X> {
     #[inline(always)]
     fn end_opened(&self, entry: Entry) -> Result<(), DmaUnmapError> {
         let bytes = (entry.used(), entry.neighbours);
-        // Where the domain has a CPU lent for the addresses; else afterwards.
+        // The domain counts while it has a CPU lent for the addresses. What it did not count is counted afterwards.
         let is_counted = Cell::new(false);
         let was_counted = &is_counted;
         let counted = move |cpu: &LocalCpu<'_>| {
@@ -148,13 +148,21 @@ impl<X: Machine> DmaOps<X> {
             counts.closed(alone, bytes);
             was_counted.set(true);
         };
+        // Without a CPU: the platform, which may have panicked, is asked for none.
         let uncounted = Guard::new(|| {
             if !is_counted.get() {
-                self.count(|counts, alone| counts.closed(alone, bytes));
+                let (counts, alone) = self.counts_of(None);
+                counts.closed(alone, bytes);
             }
         });
         let ended = self.close(entry, counted);
-        drop(uncounted);
+        if !is_counted.get() {
+            self.count(|counts, alone| {
+                counts.closed(alone, bytes);
+                is_counted.set(true);
+            });
+        }
+        uncounted.done();
         // The driver's reads come after its load of the device's completion.
         fence(Ordering::Acquire);
         Ok(ended?)

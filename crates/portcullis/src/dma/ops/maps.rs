@@ -124,7 +124,7 @@ impl<X: Machine> DmaOps<X> {
         match opened {
             Ok(entry) => {
                 let bytes = (entry.used(), entry.neighbours);
-                self.count(|counts, alone| counts.opened(alone, bytes, true));
+                self.count(|counts, alone| counts.opened(alone, bytes));
                 Ok(())
             }
             Err(error) => {
@@ -375,7 +375,8 @@ impl<X: Machine> DmaOps<X> {
         let neighbours = pages.saturating_sub(used);
         let count = move |cpu: Option<&LocalCpu<'_>>, is_opened| {
             let (counts, alone) = self.counts_of(cpu);
-            counts.opened(alone, (used, neighbours), is_opened);
+            let count = if is_opened { Counts::opened } else { Counts::refused };
+            count(counts, alone, (used, neighbours));
         };
         let fast = match list {
             // SAFETY: the caller's promise.
@@ -400,7 +401,7 @@ impl<X: Machine> DmaOps<X> {
             Ok(()) => Ok(Made::Opened { iova, range }),
             // No driver knows the address yet, but the device may have found it.
             Err(error) => {
-                self.count(|counts, alone| counts.opened(alone, (used, neighbours), false));
+                self.count(|counts, alone| counts.refused(alone, (used, neighbours)));
                 Err(self.undo(range, neighbours, error))
             }
         }

@@ -85,7 +85,9 @@ pub struct DmaOps<X: Machine> {
 /// What one CPU counts of a handle, or all callers without a CPU.
 #[derive(Debug, Default)]
 struct Counts {
+    /// Maps, and of these the ones that failed after they had been counted.
     maps: Counter,
+    refused: Counter,
     copies: Counter,
     /// Bytes of these.
     copied: Counter,
@@ -101,13 +103,20 @@ struct Counts {
 }
 
 impl Counts {
-    /// Counts a mapping of so many bytes with so many beside them: one that is being opened, or (`is_opened` is false) was not after all.
+    /// Counts a mapping of so many bytes with so many beside them.
     #[inline]
-    fn opened(&self, alone: bool, (used, neighbours): (u64, u64), is_opened: bool) {
-        let signed = |n: u64| if is_opened { n } else { n.wrapping_neg() };
-        self.maps.add(alone, signed(1));
-        self.open.add(alone, signed(used));
-        self.exposed.add(alone, signed(neighbours));
+    fn opened(&self, alone: bool, (used, neighbours): (u64, u64)) {
+        self.maps.add(alone, 1);
+        self.open.add(alone, used);
+        self.exposed.add(alone, neighbours);
+    }
+
+    /// Takes that back, as nothing was mapped after all.
+    #[inline]
+    fn refused(&self, alone: bool, (used, neighbours): (u64, u64)) {
+        self.refused.add(alone, 1);
+        self.open.add(alone, used.wrapping_neg());
+        self.exposed.add(alone, neighbours.wrapping_neg());
     }
 
     /// Counts the end of such a mapping.
@@ -235,9 +244,10 @@ impl<X: Machine> DmaOps<X> {
         };
         // Ended before made, so that what goes on meanwhile makes no number of open mappings negative.
         let unmaps = sum(|counts| &counts.unmaps);
+        let refused = sum(|counts| &counts.refused);
         OpsUsage {
             unmaps,
-            maps: sum(|counts| &counts.maps),
+            maps: sum(|counts| &counts.maps).wrapping_sub(refused),
             copies: sum(|counts| &counts.copies),
             copied_bytes: sum(|counts| &counts.copied),
             syncs: sum(|counts| &counts.syncs),

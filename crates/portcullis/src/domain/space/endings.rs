@@ -192,8 +192,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Removes the translations of a range that is to be queued, and returns whether it still is. What was not mapped as a whole is made unreachable before the caller is told
-    /// of the mistake. By itself, as what is gathered here takes much of the stack.
+    /// Removes the translations of a range that is to be queued, and returns whether the range is still to be queued. It is not where an
+    /// earlier part's end took it along. What was not mapped as a whole is made unreachable before the caller is told of the mistake. By
+    /// itself, as what is gathered here takes much of the stack.
     #[inline(never)]
     fn clear(&self, range: IovaRange, neighbours: u64) -> Result<bool, UnmapError> {
         let changing = self.changing(range);

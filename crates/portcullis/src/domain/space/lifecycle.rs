@@ -175,7 +175,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// # Errors
     /// [`IovaError`]: nothing is taken.
     pub fn reserve(&self, len: u64, limit: Iova) -> Result<Reserved<'_, M, P>, IovaError> {
-        self.alloc(len, limit, |_| ()).map(Reserved)
+        self.alloc(len, limit, |_, range| self.changing(range)).map(Reserved)
     }
 
     /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no CPU.

@@ -2,7 +2,7 @@
 //! platform's timer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova};
 use portcullis::bounce::pool::PoolConfig;
@@ -10,7 +10,7 @@ use portcullis::dma::{DmaMapError, DmaMask, DmaOps, OpsConfig};
 use portcullis::domain::{Domain, MapListError};
 use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::mapper::TableMapper;
-use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis::pgtable::{MapError, PageTable, VtdSecondStage};
 use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 use portcullis_model::{Iommu, IommuConfig, Memory, Queue};
 
@@ -18,10 +18,12 @@ use super::support::{Calls, part};
 use crate::queue::world::PAGE;
 use crate::rig::Clocked;
 
-/// Counts the barriers of all CPUs: every wait for what another caller does begins with one.
+/// Counts the barriers of all CPUs: every wait for what another caller does begins with one. And readings of the clock without a CPU.
 struct Fenced {
     cpus: Arc<Clocked>,
     fences: AtomicUsize,
+    is_lent: AtomicBool,
+    unlent: AtomicUsize,
 }
 
 // SAFETY: CPUs are `Clocked`'s.
@@ -35,10 +37,18 @@ unsafe impl Platform for Fenced {
     }
 
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        self.cpus.with_cpu(f)
+        self.cpus.with_cpu(|cpu| {
+            self.is_lent.store(true, Ordering::Relaxed);
+            let result = f(cpu);
+            self.is_lent.store(false, Ordering::Relaxed);
+            result
+        })
     }
 
     fn now_ns(&self) -> u64 {
+        if !self.is_lent.load(Ordering::Relaxed) {
+            self.unlent.fetch_add(1, Ordering::Relaxed);
+        }
         self.cpus.now_ns()
     }
 
@@ -77,7 +87,12 @@ const POOL: PoolConfig = PoolConfig {
 
 impl Bench {
     fn new(config: OpsConfig, memory: u64) -> Self {
-        let platform = Arc::new(Fenced { cpus: Clocked::new(2), fences: AtomicUsize::new(0) });
+        let platform = Arc::new(Fenced {
+            cpus: Clocked::new(2),
+            fences: AtomicUsize::new(0),
+            is_lent: AtomicBool::new(false),
+            unlent: AtomicUsize::new(0),
+        });
         let memory = Memory::new(memory);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let format = VtdSecondStage::new(4, 3, 48).unwrap();
@@ -189,5 +204,24 @@ fn a_map_that_finds_no_memory_leaves_it_to_the_timer_to_give_up_buffers() {
     bench.timers();
     let again = map(64).unwrap();
     [small, again].into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
+    drop(taken);
+}
+
+/// It reads the clock under a lock then. With interrupts on, a handler on the same CPU would wait for that for ever.
+#[test]
+fn a_map_that_fails_counts_with_a_cpu_lent() {
+    let bench = Bench::new(OpsConfig::Strict, 1 << 20);
+    let memory = bench.memory.buffer(2 * PAGE).unwrap();
+    let map = |len| bench.ops.maps(part(&memory, 8, len), Direction::ToDevice);
+    bench.platform.cpus.be(0);
+    let taken: Vec<_> = std::iter::from_fn(|| bench.memory.buffer(PAGE)).collect();
+    for len in [64, PAGE] {
+        assert!(
+            matches!(map(len), Err(DmaMapError::List(MapListError::Map(MapError::OutOfMemory)))),
+            "no memory for tables"
+        );
+    }
+    assert_eq!(bench.platform.unlent.load(Ordering::Relaxed), 0);
+    assert_eq!(bench.ops.usage().exposed_bytes, 0);
     drop(taken);
 }
