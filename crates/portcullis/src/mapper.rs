@@ -50,7 +50,8 @@ pub struct Geometry {
 ///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
 ///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
 ///   one that returns `false` has changed nothing. [`unmap_now`](Self::unmap_now) says what `unmap` does, and with `Ok` what `sync` does
-///   of the range, and of everything where not all of the range was mapped.
+///   of all that such an `unmap` would have added to its gather ([`Unmapped::stale`], which may be more than the range), and of everything
+///   where not all of the range was mapped.
 /// - All CPUs that its [`marks`](Self::marks) are used with are of the one platform that the
 ///   caller passes to `marks`.
 /// - A call that panics may have done any part of its work, and nothing else.
@@ -59,6 +60,10 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). Where it does not, they are not called,
     /// and no address is taken for them in vain.
     const IS_QUICK: bool = false;
+
+    /// Whether what [`unmap`](Self::unmap) says is [kept](Unmapped::kept) is mapped for sure, and goes with a call that unmaps all of its
+    /// mapping. Where it may be a hole, the parts of a mapping that could not be removed go by unmaps of their own alone.
+    const KNOWS_WHAT_IT_KEEPS: bool = true;
 
     /// Returns the addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;
@@ -173,12 +178,10 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         platform: &P,
         range: IovaRange,
     ) -> (Unmapped, Result<(), InvalidationError>) {
-        // Not on the stack, which has no room for two.
-        static EVERYTHING: Gather = Gather::everything();
         let mut gather = Gather::new();
         let unmapped = self.unmap(platform, range, &mut gather);
         let all = unmapped.bytes == range.len();
-        (unmapped, self.sync(if all { &gather } else { &EVERYTHING }))
+        (unmapped, self.sync(if all { &gather } else { Gather::EVERYTHING }))
     }
 
     /// As [`sync`](Self::sync), for one range that an [`unmap_fast`](Self::unmap_fast) has removed.

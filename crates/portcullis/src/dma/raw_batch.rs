@@ -131,6 +131,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         self.gather.clear();
         self.settle();
+        self.domain.end_unwanted()?;
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))
     }
 
@@ -155,9 +156,13 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             return Ok(());
         };
         let unlinking = Unlinking { batch: self, range };
-        let unmapped = unlinking.batch.domain.unlink(range, &mut unlinking.batch.gather);
+        let domain = &unlinking.batch.domain;
+        let Unmapped { bytes, kept, .. } = domain.unlink(range, &mut unlinking.batch.gather);
+        if bytes < range.len() {
+            // It is not known whose addresses these are.
+            domain.lose_rest(range, bytes);
+        }
         core::mem::forget(unlinking);
-        let Unmapped { bytes, kept, .. } = unmapped;
         if bytes > 0 {
             // Else they went with the call that unmapped all of it before.
             self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
@@ -166,19 +171,6 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.ranges.push(range);
             return Ok(());
         }
-        if kept > 0
-            && bytes.saturating_add(kept) == range.len()
-            && let Ok(ended) = self.domain.unlink_kept(range, &mut self.gather)
-        {
-            if let Some(whole) = ended {
-                self.ranges.push(whole.done());
-                return Ok(());
-            }
-            self.mappings -= 1;
-            return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
-        }
-        // It is not known whose addresses these are.
-        self.domain.lose_rest(range, bytes);
         self.parts = self.parts.saturating_add(bytes);
         if kept > 0 {
             // No commit ends it, so none counts it.
@@ -221,7 +213,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 }
 
-/// A range that is being unlinked. Dropped where the mapper panics: then the commit does it again.
+/// A range that is being unlinked. Dropped where the mapper or the platform panics: then the commit does it again.
 struct Unlinking<'a, M: Mapper, P: Platform> {
     batch: &'a mut RawBatch<M, P>,
     range: IovaRange,

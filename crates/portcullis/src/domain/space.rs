@@ -16,6 +16,7 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -262,25 +263,32 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.change_in(book, neighbours.wrapping_neg());
         };
         // Counted while the CPU is lent for the addresses: to count afterwards would take it again.
+        let is_counted = Cell::new(false);
+        let counting = Guard::new(|| {
+            if is_counted.get() {
+                uncounted(None);
+            }
+        });
+        let counted = &is_counted;
         let guarded = move |cpu: Option<&LocalCpu<'_>>, range| {
-            let (changing, guard) = (self.changing(range), Guard::new(move || uncounted(None)));
-            let book = self.books.of(cpu);
+            let (changing, book) = (self.changing(range), self.books.of(cpu));
             count(cpu, true);
             book.add(|book| &book.maps, 1);
+            counted.set(true);
             self.change_in(book, neighbours);
-            (changing, guard)
+            changing
         };
-        let (changing, guard) = self.alloc(len, limit, guarded)?;
+        let changing = self.alloc(len, limit, guarded)?;
         // SAFETY: the caller's promise.
         match unsafe { self.link(changing.range(), list, attributes, None) } {
             Ok(()) => {
-                guard.done();
+                counting.done();
                 Ok(changing.done())
             }
             Err(failed) => {
                 // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
-                self.platform.with_cpu(move |cpu| {
-                    guard.done();
+                self.platform.with_cpu(|cpu| {
+                    counted.set(false);
                     uncounted(cpu);
                 });
                 Err(failed.end(changing))
@@ -360,7 +368,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     // By itself, as what it gathers takes most of the stack.
     #[inline(never)]
     fn finish(&self, flush: Flush) -> Result<(), InvalidationError> {
-        self.mapper.sync(&Gather::everything())?;
+        self.mapper.sync(Gather::EVERYTHING)?;
         self.flush_queue.confirm_flush(flush, self.platform.now_ns());
         self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.flushes, 1));
         Ok(())
@@ -530,8 +538,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(never)]
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
         self.lose(bytes);
-        let before = self.platform.with_cpu(|_| self.parts.forget(range));
-        self.lose(before);
+        if !self.parts.is_empty() {
+            self.lose(self.platform.with_cpu(|_| self.parts.forget(range)));
+        }
     }
 
     /// Counts addresses that are never used again. It takes no CPU from the platform, which might
@@ -548,8 +557,9 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // A flush that fails is tried again below.
+        // A flush that fails is tried again below, and what is not confirmed is out of use until one is.
         let _ = self.maintain();
+        let _ = self.end_unwanted();
         // Where this fails or panics, devices may still reach what waits: it is tried again later,
         // as no caller is here to be told.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));

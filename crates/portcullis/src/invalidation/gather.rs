@@ -77,6 +77,12 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: true, hints: u64::MAX }
     }
 
+    /// The same, not on the caller's stack, which need not have room for several.
+    pub(crate) const EVERYTHING: &'static Self = {
+        static EVERYTHING: Gather = Gather::everything();
+        &EVERYTHING
+    };
+
     /// Forgets what was added.
     pub fn clear(&mut self) {
         self.ranges.clear();

@@ -302,8 +302,9 @@ impl IovaSpace {
     }
 
     /// Marks `range`, which is handed out, as one that stays its caller's however often parts of it are mapped and unmapped.
-    pub(crate) fn divide(&self, range: IovaRange) {
-        self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()));
+    /// Returns whether it is handed out still.
+    pub(crate) fn divide(&self, range: IovaRange) -> bool {
+        self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()))
     }
 
     /// Takes back what every CPU keeps, into the bitmap. Waits for other CPUs' turns to end: not

@@ -152,8 +152,9 @@ fn a_ring_keeps_its_addresses_whoever_unmaps_what_it_maps() {
     assert!(gone(&bench.domain).0 >= all);
 }
 
-/// A mapper that removes what was mapped at once as a whole, as a kernel does. Parts of it are kept.
-struct Wholes {
+/// A mapper that removes what was mapped at once as a whole, as a kernel does. Parts of it are kept; and all that is missing, if it does not
+/// know.
+struct Wholes<const KNOWS: bool = true> {
     inner: Tables,
     mapped: Mutex<Vec<IovaRange>>,
     /// The next sync but so many is not confirmed.
@@ -161,10 +162,12 @@ struct Wholes {
 }
 
 // SAFETY: it maps in the model's tables.
-unsafe impl Simulated for Wholes {}
+unsafe impl<const KNOWS: bool> Simulated for Wholes<KNOWS> {}
 
 // SAFETY: all is the inner mapper's; what it is not asked for is said to be kept.
-unsafe impl Mapper for Wholes {
+unsafe impl<const KNOWS: bool> Mapper for Wholes<KNOWS> {
+    const KNOWS_WHAT_IT_KEEPS: bool = KNOWS;
+
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -205,6 +208,9 @@ unsafe impl Mapper for Wholes {
             unmapped.kept += common.len();
             true
         });
+        if !KNOWS {
+            unmapped.kept = range.len() - unmapped.bytes;
+        }
         unmapped
     }
 
@@ -216,13 +222,13 @@ unsafe impl Mapper for Wholes {
     }
 }
 
-struct WholesBench {
+struct WholesBench<const KNOWS: bool = true> {
     iommu: Arc<Iommu>,
-    domain: Shared<Domain<Wholes, Played>>,
-    device: DmaDevice<Wholes, Played>,
+    domain: Shared<Domain<Wholes<KNOWS>, Played>>,
+    device: DmaDevice<Wholes<KNOWS>, Played>,
 }
 
-impl WholesBench {
+impl<const KNOWS: bool> WholesBench<KNOWS> {
     fn new(policy: Policy) -> Self {
         let memory = Memory::new(8 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
@@ -243,7 +249,7 @@ impl WholesBench {
 #[test]
 fn parts_that_cannot_go_by_themselves_go_with_the_last() {
     for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
-        let bench = WholesBench::new(policy);
+        let bench = <WholesBench>::new(policy);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2], [1, 3, 2, 0]] {
             let range = bench.domain.open(&memory(8 * PAGE), BOTH, ANYWHERE).unwrap();
             let parts = order.map(|number| part(range, 2 * number, 2));
@@ -266,7 +272,7 @@ fn parts_that_go_and_parts_that_do_not_make_up_a_whole() {
     let pieces =
         [0, 100, 200].map(|page| PhysAddr::new(0x9_0000_0000 + page * PAGE)).into_iter().zip([2, 4, 2]);
     let list: Vec<_> = pieces.map(|(phys, pages)| PhysSegment { phys, len: pages * PAGE }).collect();
-    let bench = WholesBench::new(Policy::Strict);
+    let bench = <WholesBench>::new(Policy::Strict);
     let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
     bench.domain.unmap(part(range, 0, 2)).unwrap();
     // The first half of the second goes when all of it is to.
@@ -280,8 +286,127 @@ fn parts_that_go_and_parts_that_do_not_make_up_a_whole() {
 }
 
 #[test]
+fn a_kept_part_that_goes_with_a_larger_one_counts_once() {
+    let bench = <WholesBench>::new(Policy::Strict);
+    let halves =
+        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 4 * PAGE });
+    let range = bench.domain.open(&halves, BOTH, ANYWHERE).unwrap();
+    assert!(bench.domain.unmap(part(range, 1, 1)).is_err());
+    bench.domain.unmap(part(range, 0, 4)).unwrap();
+    let still_mapped = |part, kept| Err(UnmapError::StillMapped { range: part, unmapped: 0, kept });
+    let three = part(range, 4, 3);
+    assert_eq!(bench.domain.unmap(three), still_mapped(three, 3 * PAGE));
+    assert!((0..8).all(|page| bench.writes(range, page) == (page >= 4)), "the last page is in use");
+    assert_eq!(gone(&bench.domain), (8 * PAGE, 0));
+    bench.domain.unmap(part(range, 7, 1)).unwrap();
+    assert!((0..8).all(|page| !bench.writes(range, page)));
+    assert_eq!(gone(&bench.domain), (0, 0));
+}
+
+#[test]
+fn parts_of_several_pieces_end_as_a_set_of_pages_says() {
+    let mut dice = Dice::new(11);
+    let bench = <WholesBench>::new(Policy::Strict);
+    for round in 0..300 {
+        // Pieces of one to four pages, and the piece of each page.
+        let lens: Vec<u64> = (0..4).map(|_| 1 + dice.below(4)).collect();
+        let list: Vec<_> = (0..)
+            .zip(&lens)
+            .map(|(piece, len)| PhysSegment {
+                phys: PhysAddr::new(0x9_0000_0000 + piece * 100 * PAGE),
+                len: len * PAGE,
+            })
+            .collect();
+        let pieces: Vec<usize> = (0..4).flat_map(|piece| (0..lens[piece]).map(move |_| piece)).collect();
+        let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+        let pages = pieces.len();
+        let (mut mapped, mut wanted) = (vec![true; pages], vec![true; pages]);
+        while mapped.contains(&true) {
+            // A part that is mapped, some of which is perhaps not wanted any more.
+            let first = dice.below(pages as u64) as usize;
+            let most = mapped[first..].iter().take_while(|mapped| **mapped).count();
+            if most == 0 {
+                continue;
+            }
+            let len = 1 + dice.below(most as u64) as usize;
+            let result = bench.domain.unmap(part(range, first as u64, len as u64));
+            wanted[first..first + len].fill(false);
+            let ends =
+                |piece| (0..pages).all(|page| pieces[page] != piece || (first..first + len).contains(&page));
+            let is_over = !wanted.contains(&true);
+            let all_go = (first..first + len).all(|page| ends(pieces[page]));
+            assert_eq!(result.is_ok(), all_go || is_over, "{round}: {result:?}");
+            for page in 0..pages {
+                let is_ended = (first..first + len).contains(&page) && ends(pieces[page]);
+                mapped[page] &= !(is_over || is_ended);
+                assert_eq!(
+                    bench.writes(range, page as u64),
+                    mapped[page],
+                    "{round}: page {page} of {pieces:?}"
+                );
+            }
+        }
+        assert_eq!(gone(&bench.domain), (0, 0), "{round}");
+    }
+}
+
+/// Whichever part is the last, and whether a part that goes by itself waits for a flush.
+#[test]
+fn the_last_part_takes_along_what_was_kept() {
+    let list =
+        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
+    for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
+        for order in [[0, 1, 2], [0, 2, 1], [2, 0, 1]] {
+            let bench = <WholesBench>::new(policy);
+            let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+            // Two halves of the first piece, and the second.
+            let parts = [part(range, 0, 1), part(range, 1, 1), part(range, 2, 2)];
+            let results = order.map(|number| bench.domain.unmap(parts[number]).is_ok());
+            assert_eq!(results, order.map(|number| number == 2 || number == order[2]), "{order:?}");
+            assert!((0..4).all(|page| !bench.writes(range, page)), "{policy:?}, {order:?}");
+            assert_eq!(gone(&bench.domain), (0, 0));
+        }
+    }
+}
+
+/// By a batch, too, whose own parts are still mapped until an unmap by the domain.
+#[test]
+fn the_last_part_in_a_batch_takes_along_what_was_kept() {
+    let list =
+        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
+    let bench = <WholesBench>::new(Policy::Strict);
+    let mut batch = RawBatch::new(&bench.device, 4).unwrap();
+    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+    let mut end = |part: IovaRange| bench.device.unmap_single_in(&mut batch, part.start(), part.len());
+    let half = part(range, 0, 1);
+    let still_mapped = UnmapError::StillMapped { range: half, unmapped: 0, kept: PAGE };
+    assert_eq!(end(half), Err(BatchError::Unmap(still_mapped)));
+    assert_eq!(end(part(range, 2, 2)), Ok(()));
+    assert_eq!([half, part(range, 1, 1)].map(|half| bench.domain.unmap(half).is_ok()), [false; 2]);
+    assert!(bench.writes(range, 0), "the batch has not ended the rest");
+    assert_eq!(batch.commit(), Ok(1));
+    assert!((0..4).all(|page| !bench.writes(range, page)));
+    assert_eq!(gone(&bench.domain), (0, 0));
+}
+
+#[test]
+fn a_hole_that_a_mapper_takes_for_kept_ends_nothing_else() {
+    let list =
+        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
+    let bench = WholesBench::<false>::new(Policy::Strict);
+    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+    let first = part(range, 0, 2);
+    bench.domain.unmap(first).unwrap();
+    let again = UnmapError::StillMapped { range: first, unmapped: 0, kept: 2 * PAGE };
+    assert_eq!(bench.domain.unmap(first), Err(again));
+    assert!((2..4).all(|page| bench.writes(range, page)), "the other half is in use");
+    bench.domain.unmap(part(range, 2, 2)).unwrap();
+    assert_eq!(gone(&bench.domain), (0, 0));
+}
+
+#[test]
 fn what_was_noted_of_a_mapping_ends_with_it() {
-    let bench = WholesBench::new(Policy::Strict);
+    let bench = <WholesBench>::new(Policy::Strict);
     let map = || bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
     let range = map();
     assert!(bench.domain.unmap(part(range, 0, 2)).is_err());
@@ -295,26 +420,10 @@ fn what_was_noted_of_a_mapping_ends_with_it() {
 }
 
 #[test]
-fn a_batch_ends_what_is_left_of_a_mapping_as_a_whole() {
-    let bench = WholesBench::new(Policy::Strict);
-    let mut batch = RawBatch::new(&bench.device, 4).unwrap();
-    let range = bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
-    let end = |batch: &mut RawBatch<_, _>, part: IovaRange| {
-        bench.device.unmap_single_in(batch, part.start(), part.len())
-    };
-    let first = end(&mut batch, part(range, 0, 1));
-    assert!(matches!(first, Err(BatchError::Unmap(UnmapError::StillMapped { kept: PAGE, .. }))), "{first:?}");
-    assert_eq!(end(&mut batch, part(range, 1, 3)), Ok(()));
-    assert_eq!(batch.commit(), Ok(1));
-    assert!((0..4).all(|page| !bench.writes(range, page)));
-    assert_eq!(gone(&bench.domain), (0, 0));
-}
-
-#[test]
 fn a_whole_whose_end_is_not_confirmed_is_held() {
     // The sync of the last part alone, and that of the whole.
     for fails_after in 0..2 {
-        let bench = WholesBench::new(Policy::Strict);
+        let bench = <WholesBench>::new(Policy::Strict);
         let range = bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
         assert!((0..4).all(|page| bench.writes(range, page)));
         assert!(bench.domain.unmap(part(range, 0, 2)).is_err());

@@ -3,7 +3,7 @@
 //! for that, a lazy one leaves it to a flush.
 
 use super::{Changing, Domain};
-use crate::addr::IovaRange;
+use crate::addr::{Iova, IovaRange};
 use crate::domain::account::CpuBook;
 use crate::domain::parts::NoNote;
 use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
@@ -33,7 +33,7 @@ pub(crate) struct Ending<'a> {
 }
 
 /// Whether a mapping was ended with a part of it, where that is noted.
-type Noted = Result<Result<bool, InvalidationError>, NoNote>;
+type Noted = Result<Result<bool, UnmapError>, NoNote>;
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its
@@ -79,10 +79,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         // A mapping that must not wait by the present policy is ended at once. Where it may wait,
-        // the policy is looked at again in the turn that queues it.
+        // the policy is looked at again in the turn that queues it. A part may not while others are kept, as it may be the last.
         match self.window_by(exception) {
-            None => self.end_now(range, neighbours, counted),
-            Some(_) => self.end_lazily(range, neighbours, exception, counted),
+            Some(_) if !self.parts.are_kept() => self.end_lazily(range, neighbours, exception, counted),
+            _ => self.end_now(range, neighbours, counted),
         }
     }
 
@@ -188,8 +188,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if unmapped.bytes != range.len() || confirmed.is_err() {
             return self.end_badly(changing, unmapped, neighbours, confirmed);
         }
-        self.ended(changing.done(), neighbours, counted);
-        Ok(())
+        self.ended(changing.done(), neighbours, counted)
     }
 
     /// Removes the translations of a range that is to be queued, and returns whether the range is still to be queued. It is not where an
@@ -222,13 +221,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[inline(never)]
     fn end_refused(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
-        let confirmed = self.mapper.sync(&Gather::everything());
+        let confirmed = self.mapper.sync(Gather::EVERYTHING);
         changing.done();
         match confirmed {
             Ok(()) => self.ended_slowly(range, neighbours),
-            Err(error) => return self.end_unconfirmed(range, neighbours, error),
+            Err(error) => self.end_unconfirmed(range, neighbours, error),
         }
-        Ok(())
     }
 
     /// Ends a range whose translations were all removed. `pushed` says what became of it in the queue; it is `None` where the CPU had no
@@ -281,9 +279,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         changing.done();
         match confirmed {
             Ok(()) => self.ended(range, neighbours, counted),
-            Err(error) => return self.end_unconfirmed(range, neighbours, error),
+            Err(error) => self.end_unconfirmed(range, neighbours, error),
         }
-        Ok(())
     }
 
     #[cold]
@@ -301,7 +298,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Gives back the addresses of a range that no device reaches any more.
     #[inline(always)]
-    fn ended(&self, range: IovaRange, neighbours: u64, counted: impl Fn(&LocalCpu<'_>)) {
+    fn ended(
+        &self,
+        range: IovaRange,
+        neighbours: u64,
+        counted: impl Fn(&LocalCpu<'_>),
+    ) -> Result<(), UnmapError> {
         let mut changing = Some(self.changing(range));
         let put = |cpu: &LocalCpu<'_>| {
             self.space.in_turn(cpu, |_, own| {
@@ -313,20 +315,24 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             })
         };
         self.platform.with_cpu_fast(put);
-        if let Some(changing) = changing {
-            changing.done();
-            self.ended_slowly(range, neighbours);
+        match changing {
+            None => Ok(()),
+            Some(changing) => {
+                changing.done();
+                self.ended_slowly(range, neighbours)
+            }
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
+    fn ended_slowly(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         self.with_turn(|cpu, own| {
             self.count_unmap(self.books.of(cpu), neighbours);
             self.give_back(cpu, own, changing.done());
         });
+        self.end_unwanted()
     }
 
     #[inline]
@@ -467,25 +473,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         confirmed: Result<(), InvalidationError>,
     ) -> Result<(), UnmapError> {
         let range = changing.range();
-        let (mut is_ended, mut confirmed) = (false, confirmed);
+        let mut ended = Ok(false);
         // What may be reached is counted before what calls the clock again, as that may panic.
         if confirmed.is_err() && unmapped == range.len() {
             self.quarantine(changing);
         } else {
             changing.done();
             let losing = Guard::new(|| self.lose(unmapped));
+            let is_known = M::KNOWS_WHAT_IT_KEEPS && unmapped.saturating_add(kept) == range.len();
             let noted = match confirmed {
                 Ok(()) if kept == 0 => self.end_rest(range, unmapped),
-                Ok(()) if unmapped.saturating_add(kept) == range.len() => self.end_kept(range),
+                Ok(()) if is_known => self.end_kept(range),
                 _ => Err(NoNote),
             };
+            losing.done();
             match noted {
-                Ok(ended) => {
-                    losing.done();
-                    (is_ended, confirmed) = (kept > 0 && ended != Ok(false), ended.map(|_| ()));
-                }
+                Ok(noted) => ended = noted,
                 Err(NoNote) => {
-                    losing.done();
                     self.lose_rest(range, unmapped);
                     if confirmed.is_err() {
                         self.leave_open(unmapped);
@@ -493,15 +497,15 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 }
             }
         }
-        if unmapped > 0 || is_ended {
+        if unmapped > 0 || ended == Ok(true) {
             // Otherwise another call unmapped all of it before, and took them off.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
-        match confirmed {
-            _ if kept > 0 && !is_ended => Err(UnmapError::StillMapped { range, unmapped, kept }),
-            Err(error) => Err(UnmapError::Unconfirmed { range, error }),
-            Ok(()) if is_ended => Ok(()),
-            Ok(()) => Err(UnmapError::NotMapped { range, unmapped }),
+        match (confirmed, ended?) {
+            (_, true) => Ok(()),
+            _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
+            (Err(error), _) => Err(UnmapError::Unconfirmed { range, error }),
+            _ => Err(UnmapError::NotMapped { range, unmapped }),
         }
     }
 
@@ -514,7 +518,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if let Some(whole) = rest? {
             self.take_back(self.changing(whole));
         }
-        Ok(Ok(true))
+        Ok(self.end_unwanted().map(|()| false))
     }
 
     /// Notes that `range` could not be removed by itself. Where nobody wants the rest of the mapping either, removes the mapping as a
@@ -522,35 +526,80 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     #[cold]
     #[inline(never)]
     fn end_kept(&self, range: IovaRange) -> Noted {
-        let mut gather = Gather::everything();
-        let Some(changing) = self.unlink_kept(range, &mut gather)? else { return Ok(Ok(false)) };
-        let confirmed = self.mapper.sync(&gather);
+        self.platform.with_cpu(|_| self.parts.keep(&self.space, range))?;
+        // Parts that wait for a flush count as gone when they are given back. From now on none waits.
+        if !self.parts.has_unwanted() && self.is_pending() && self.flush().is_ok() {
+            self.reclaim_deferred(None);
+        }
+        Ok(self.end_all_unwanted(Some(range)))
+    }
+
+    /// Removes each mapping as a whole that nobody wants any part of, if a part of it is kept, and waits until no device reaches it: an
+    /// owner that has unmapped the last part has unmapped them all. The caller holds no CPU.
+    ///
+    /// # Errors
+    /// [`UnmapError::Unconfirmed`]: it is removed, but devices may still reach it. Its addresses stay out of use until a flush is confirmed.
+    #[inline]
+    pub(crate) fn end_unwanted(&self) -> Result<(), UnmapError> {
+        match self.parts.has_unwanted() {
+            true => self.end_all_unwanted(None).map(|_| ()),
+            false => Ok(()),
+        }
+    }
+
+    /// The same. Returns whether it has ended the mapping of `part`.
+    #[cold]
+    #[inline(never)]
+    fn end_all_unwanted(&self, part: Option<IovaRange>) -> Result<bool, UnmapError> {
+        let (mut from, mut ended) = (Some(Iova::new(0)), Ok(false));
+        while let Some(start) = from
+            && let Some(whole) = self.platform.with_cpu(|_| self.parts.unwanted(start))
+        {
+            from = whole.last().checked_add(1);
+            match self.end_whole(whole) {
+                Ok(is_ended) => {
+                    let is_of_part = is_ended && part.is_some_and(|part| whole.contains_range(part));
+                    ended = ended.map(|before| before || is_of_part);
+                }
+                Err(error) => ended = Err(UnmapError::Unconfirmed { range: whole, error }),
+            }
+        }
+        ended
+    }
+
+    /// Ends `whole`, which [`Parts`] has said is unwanted. Returns whether the mapper has removed it.
+    fn end_whole(&self, whole: IovaRange) -> Result<bool, InvalidationError> {
+        let staying = Guard::new(|| {
+            let _ = self.parts.leave(whole);
+        });
+        let changing = self.changing(whole);
+        let unmapped = self.unlink_for_all(whole);
+        // What was removed of it before has perhaps not been confirmed.
+        let confirmed = self.mapper.sync(Gather::EVERYTHING);
+        if unmapped.kept > 0 {
+            changing.done();
+            staying.done();
+            if let Some(whole) = self.platform.with_cpu(|_| self.parts.leave(whole)) {
+                self.take_back(self.changing(whole));
+            }
+            return confirmed.map(|()| false);
+        }
+        self.platform.with_cpu(|cpu| {
+            self.parts.forget(whole);
+            self.books.of(cpu).add(|book| &book.unmaps, 1);
+        });
+        staying.done();
         match confirmed {
             Ok(()) => self.take_back(changing),
             Err(_) => self.quarantine(changing),
         }
-        self.platform.with_cpu(|cpu| self.books.of(cpu).add(|book| &book.unmaps, 1));
-        Ok(confirmed.map(|()| true))
+        confirmed.map(|()| true)
     }
 
-    /// As [`end_kept`](Self::end_kept), but waits for nothing: returns the mapping that was removed as a whole, if it was. `gather`
-    /// has everything then.
-    pub(crate) fn unlink_kept(
-        &self,
-        range: IovaRange,
-        gather: &mut Gather,
-    ) -> Result<Option<Changing<'_, M, P>>, NoNote> {
-        let unwanted = self.platform.with_cpu(|_| self.parts.kept(&self.space, range));
-        let Some(whole) = unwanted? else { return Ok(None) };
-        let changing = self.changing(whole);
-        // What was removed of it before has perhaps not been confirmed.
-        *gather = Gather::everything();
-        if self.unlink(whole, gather).kept > 0 {
-            changing.done();
-            return Ok(None);
-        }
-        self.platform.with_cpu(|_| self.parts.forget(whole));
-        Ok(Some(changing))
+    /// Removes the translations of a range, for a sync of everything. By itself, as what is gathered in vain takes much of the stack.
+    #[inline(never)]
+    fn unlink_for_all(&self, range: IovaRange) -> Unmapped {
+        self.unlink(range, &mut Gather::new())
     }
 
     /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried

@@ -260,7 +260,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.done()
     }
 
-    /// The same addresses, as those of an owner who maps parts of them again and again: they stay the owner's whoever unmaps these.
+    /// The same addresses, as those of an owner that maps parts of them again and again: no stranger's unmap of these gives them back.
     pub(crate) fn divided(self) -> Self {
         Self(self.0.domain.divided(self.0))
     }

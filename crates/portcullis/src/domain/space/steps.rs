@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::guards::Unsure;
 use super::{Changing, Domain};
 use crate::addr::{IovaRange, PhysAddr, PhysSegment};
+use crate::broken::broken;
 use crate::invalidation::{Gather, SLICE};
 use crate::iova::{ArenaError, Own, ReleaseError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -42,9 +43,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// Has addresses stay their owner's who maps parts of them again and again, whoever unmaps such parts.
+    /// Has addresses stay their owner's, which maps parts of them again and again: no stranger's unmap of such parts gives them back.
     pub(crate) fn divided<'d>(&self, addresses: Changing<'d, M, P>) -> Changing<'d, M, P> {
-        self.space.divide(addresses.range());
+        if !self.space.divide(addresses.range()) {
+            broken("addresses that a caller holds are handed out");
+        }
         addresses
     }
 
@@ -80,6 +83,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
+    /// Enters the pages of `list` once, without making room for tables.
+    ///
     /// # Safety
     /// As for [`map`](Self::map).
     #[inline(always)]

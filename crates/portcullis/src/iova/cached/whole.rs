@@ -7,12 +7,13 @@ use crate::iova::word::{DIVIDED, END_PAGE, owner_and_pages};
 use crate::sync::Ordering;
 
 /// How many places are looked at for a range of more than 2^[`MAX_ORDER`] pages, which begins at a multiple of that alone: it is
-/// found from a part in its first 4 TiB (pages of 4 KiB).
+/// found from a part in its first 4 TiB (pages of 4 KiB). That bounds the time for which a caller keeps its locks, and a CPU if it has one.
 const MOST_STEPS: u64 = 4096;
 
 impl Cached {
     /// Returns the first page of the range that has all of the `pages` pages at `page`, and how many were asked for, if it is handed
-    /// out and not [divided](Self::divide). Looks at one word for each power of two, and where there is none at up to 4096 more.
+    /// out and not [divided](Self::divide). Looks at one word for each power of two, and where there is none at up to 4096
+    /// more: [`Parts`](crate::domain) does that once for each mapping, with its lock taken, and with the CPU that its caller was lent.
     #[cold]
     pub fn whole_of(&self, page: u64, pages: u64) -> Option<(u64, u64)> {
         let end = page.checked_add(pages).filter(|end| *end <= END_PAGE)?;
@@ -37,11 +38,16 @@ impl Cached {
     }
 
     /// Marks the range of `pages` pages at `page`, which is handed out, as one whose caller maps parts of it, again and again: that
-    /// its parts were unmapped does not end it.
+    /// its parts were unmapped does not end it. Returns whether it is still handed out for so many pages, and is marked now.
+    ///
+    /// Another CPU may free the range at any time, if the caller is not its owner. The word is a link of that CPU's list then, and the exchange
+    /// fails, as it is from a word that says *handed out*. All writes of one word have one order, so no fence is needed. Where the other CPU
+    /// has looked at the word before the mark and writes it behind, its link replaces the mark, and the list is whole.
     #[cold]
-    pub fn divide(&self, page: u64, pages: u64) {
-        if let Some(word) = self.meta.word(page, order_of(pages)) {
-            word.fetch_or(DIVIDED, Ordering::Relaxed);
-        }
+    pub fn divide(&self, page: u64, pages: u64) -> bool {
+        let Some(word) = self.meta.word(page, order_of(pages)) else { return false };
+        let seen = word.load(Ordering::Relaxed);
+        owner_and_pages(seen).is_some_and(|(_, asked)| asked == pages)
+            && word.compare_exchange(seen, seen | DIVIDED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
