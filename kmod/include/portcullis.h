@@ -93,8 +93,10 @@ struct pc_entered {
 #define PC_SKIP_COPY		8	/* the caller syncs by itself: DMA_ATTR_SKIP_CPU_SYNC */
 #define PC_LASTING		16	/* lives long and is never synced: mapped, not copied, and ended strictly */
 
-/* What pc_map returns for an error: DMA_MAPPING_ERROR. */
+/* What pc_map returns where it maps nothing: DMA_MAPPING_ERROR. */
 #define PC_MAPPING_ERROR	(~(u64)0)
+/* The same, but devices may reach the memory: a part of it was mapped, and could not be removed again. The memory must not be used again. */
+#define PC_MAPPING_STAYS	(~(u64)1)
 
 /* Once, before all others. direct_map: where physical address 0 is in the kernel's direct map. */
 void pc_init(unsigned long direct_map);
@@ -110,9 +112,12 @@ void pc_domain_cpu_released(struct pc_domain *domain, u32 cpu);
 int pc_device_new(struct pc_domain *domain, const struct pc_device_config *config, struct pc_device **device);
 void pc_device_free(struct pc_device *device);
 
-/* The device's address, or PC_MAPPING_ERROR. */
+/* The device's address, PC_MAPPING_ERROR or PC_MAPPING_STAYS: all others are lower. */
 u64 pc_map(const struct pc_device *device, u64 phys, u64 len, u32 direction, u32 attributes);
-/* Maps a list into addresses in a row; out has room for count. Returns how many segments it wrote, or a negative error. */
+/*
+ * Maps a list to addresses in a row; out has room for count segments. Returns how many it wrote, or a negative error. After -EIO devices may reach
+ * the memory, as after PC_MAPPING_STAYS.
+ */
 long pc_map_sg(const struct pc_device *device, const struct pc_segment *list, size_t count, u32 direction, u32 attributes,
 	       struct pc_segment *out);
 /*
@@ -140,7 +145,7 @@ void pcs_free(void *block);
 /* 2^order zeroed pages; 0 for none. */
 u64 pcs_frames_alloc(u32 order);
 void pcs_frames_free(u64 phys, u32 order);
-/* Interrupts off, and on again as they were. (A structure of two words comes back in registers.) */
+/* Turn interrupts off, and back to what they were before. (A structure of two words is returned in registers.) */
 struct pc_entered pcs_enter(void);
 void pcs_leave(unsigned long flags);
 u32 pcs_cpus(void);
@@ -153,18 +158,29 @@ void pcs_say(const char *text, size_t len);
 /* Permissions of a mapping; PC_MMIO, PC_UNCACHED and PC_PRIVILEGED of above may be added, shifted by 8. */
 #define PC_READ			1
 #define PC_WRITE		2
-/* Maps len bytes, or a list of that many to addresses in a row; all or nothing. 0, or a negative error. */
+/*
+ * Map memory to addresses in a row from iova on: len bytes at phys, or a list of pieces whose lengths add up to len. Return 0 where all is mapped,
+ * or a negative error where nothing is. PC_STAYS: the map failed, and a part of it could not be removed again. Devices may reach that part, and the
+ * addresses must not be used again.
+ */
+#define PC_STAYS		1
 int pcs_iommu_map(void *group, u64 iova, u64 phys, u64 len, u32 permissions);
 int pcs_iommu_map_list(void *group, u64 iova, const struct pc_segment *list, size_t count, u64 len, u32 permissions);
 /*
- * Removes translations, as far as there are any, and returns how many bytes they were: where that is less than all, devices may still
- * reach the rest. What the IOMMU driver must know to make hardware
- * forget them is added to hints, bit by bit; tables are freed here already.
+ * Removes all translations of the range that there are, and returns how many bytes they were; where that is less than len, devices may still
+ * reach the rest. Hardware may go on using what it has cached until a sync. What that sync must be told about the removed translations is added
+ * to hints, bit by bit. Tables that are empty now are freed here, after a wait of their own.
  */
 u64 pcs_iommu_unmap(void *group, u64 iova, u64 len, u64 *hints);
-/* Both at once: removes translations, and waits until hardware has forgotten them; all of them, where not all of the range was mapped. */
+/*
+ * As pcs_iommu_unmap, and waits until hardware has forgotten the translations that it removed. Where it removed less than len, it waits until
+ * hardware has forgotten everything: another caller may have removed the rest without a wait.
+ */
 u64 pcs_iommu_unmap_now(void *group, u64 iova, u64 len);
-/* Waits until hardware has forgotten the range: with the hints of all unmaps in it, joined by OR. */
+/*
+ * Wait until hardware has forgotten what was unmapped between two addresses, or anywhere, and accesses that used it are complete. hints: those of all
+ * unmaps between the two, joined by OR. The IOMMU's driver reports no failure.
+ */
 void pcs_iommu_sync(void *group, u64 first, u64 last, u64 hints);
 void pcs_iommu_flush(void *group);
 

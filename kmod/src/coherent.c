@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * Memory that a driver and its device share for long: in one piece where there is one, else in as few as there are, in a row for the device and
- * for the kernel. It is never copied, and ends strictly. Where an unmap is refused the memory is not freed: the device may still reach it.
+ * for the kernel. It is never copied, and ends strictly. Where an unmap is refused, or a failed map could not be undone, the memory is not
+ * freed: the device may still reach it.
  */
 #include <linux/log2.h>
 #include <linux/slab.h>
@@ -41,9 +42,12 @@ static struct page *alloc_one(struct device *dev, size_t size, dma_addr_t *handl
 		return NULL;
 	this_cpu_inc(pd->counts->maps);
 	*handle = pc_map(pd->core, page_to_phys(page), PAGE_ALIGN(size), dir, attributes | PC_LASTING);
-	if (*handle == DMA_MAPPING_ERROR) {
+	if (*handle >= PC_MAPPING_STAYS) {
 		this_cpu_inc(pd->counts->errors);
-		__free_pages(page, get_order(size));
+		if (*handle == PC_MAPPING_STAYS)
+			pcs_stays(pd, page_to_phys(page), size);
+		else
+			__free_pages(page, get_order(size));
 		return NULL;
 	}
 	return page;
@@ -113,6 +117,12 @@ static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *ha
 	mapped = pc_map_sg(pd->core, list, pieces, dir, attributes | PC_LASTING, list + count);
 	if (mapped != 1) {
 		this_cpu_inc(pd->counts->errors);
+		/* Pages that the device may reach are not freed; their list is. */
+		if (mapped == -EIO || mapped > 0) {
+			pcs_stays(pd, list->addr, size);
+			kvfree(pages);
+			pages = NULL;
+		}
 		goto fail;
 	}
 	*handle = list[count].addr;

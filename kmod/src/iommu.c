@@ -26,19 +26,75 @@ static int prot_of(u32 permissions)
 }
 
 /*
- * After a failed map: nothing may stay of it. VT-d's driver, before it had generic page tables, forgets what it entered before it ran out of
- * tables, so Linux's own undo misses that; and a later map there would keep the old entry. So all of the range is looked at.
+ * The hints are the gather's word about what was unmapped: a size, or, in kernels with generic page tables, the levels of leaves, which share
+ * the word. On x86 only the levels are used, and these may be joined by OR.
  */
-static void sweep(struct pcs_group *group, u64 iova, u64 len)
+#ifndef CONFIG_X86
+#error "on Arm an invalidation steps by the page size of the gather: the hints must carry it apart"
+#endif
+static u64 hints_of(const struct iommu_iotlb_gather *gather)
 {
-	u64 at = iova;
+	return gather->pgsize;
+}
 
-	while (at - iova < len) {
-		size_t step = iommu_iova_to_phys(group->domain, at) ? iommu_unmap(group->domain, at, PAGE_SIZE) : 0;
+/* Unmaps what is there, as far as the driver goes in one step. */
+static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
+{
+	struct iommu_iotlb_gather gather;
+	size_t step;
 
+	iommu_iotlb_gather_init(&gather);
+	step = iommu_unmap_fast(group->domain, iova, len, &gather);
+	this_cpu_inc(group->counts->unmaps);
+	if (unlikely(pcs_frees_tables(&gather))) {
+		/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
+		this_cpu_inc(group->counts->waits);
+		iommu_iotlb_sync(group->domain, &gather);
+	} else {
+		*hints |= hints_of(&gather);
+	}
+	return step;
+}
+
+/*
+ * Removes what is mapped in a range that may have holes, page by page, and returns how many bytes that were. Each page is looked at first: in a hole
+ * VT-d's driver steps by the size of the table that is not there, and removes the neighbours' pages. A driver that removes a mapping only as a
+ * whole does so with the first page of it. *stays is set where a page is mapped, and the driver does not remove it.
+ */
+static noinline u64 unmap_found(struct pcs_group *group, u64 iova, u64 len, u64 *hints, bool *stays)
+{
+	u64 at = 0, done = 0;
+
+	while (at < len) {
+		size_t step = 0;
+
+		if (iommu_iova_to_phys(group->domain, iova + at)) {
+			step = unmap_step(group, iova + at, PAGE_SIZE, hints);
+			*stays |= !step;
+		}
+		done += step;
 		at += step ? step : PAGE_SIZE;
 	}
+	return min(done, len);
+}
+
+/*
+ * Removes what a failed map has entered, and returns what that map returns. VT-d's driver, before it had generic page tables, does not tell what
+ * it entered before it ran out of memory for tables, so Linux's own undo misses that; and a later map there would keep the old entry. So all of
+ * the range is looked at. (What Linux's own undo could not remove, and the driver has forgotten, is not found: Linux ignores that, too.)
+ */
+static noinline int undo(struct pcs_group *group, u64 iova, u64 len, int error)
+{
+	bool stays = false;
+	u64 hints = 0;
+
+	unmap_found(group, iova, len, &hints, &stays);
 	pcs_iommu_flush(group);
+	if (!stays)
+		return error;
+	pr_err_ratelimited("group %d: a map of %llu bytes to %llx failed (%d), and a part of it could not be removed again: devices may reach its memory\n",
+			   iommu_group_id(group->iommu_group), len, iova, error);
+	return PC_STAYS;
 }
 
 /* One call for each piece, where a list cannot be told at once. */
@@ -51,10 +107,8 @@ static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment
 	for (i = 0; i < count; i++) {
 		this_cpu_inc(group->counts->maps);
 		ret = pcs_map_one(group->domain, at, list[i].addr, list[i].len, prot, gfp);
-		if (ret) {
-			sweep(group, iova, at - iova + list[i].len);
-			return ret;
-		}
+		if (ret)
+			return undo(group, iova, at - iova + list[i].len, ret);
 		at += list[i].len;
 	}
 	return 0;
@@ -69,9 +123,7 @@ int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, u32 permissions)
 		return -ENODEV;
 	this_cpu_inc(group->counts->maps);
 	ret = pcs_map_one(group->domain, iova, phys, len, prot_of(permissions), pcs_gfp());
-	if (unlikely(ret))
-		sweep(group, iova, len);
-	return ret;
+	return unlikely(ret) ? undo(group, iova, len, ret) : 0;
 }
 
 /* Whether an entry of a scatterlist can say each length: nobody's buffer is longer, but firmware's regions may be. */
@@ -107,62 +159,20 @@ int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t
 		sg_set_page(&sgl[i], pfn_to_page(PHYS_PFN(list[i].addr)), list[i].len, offset_in_page(list[i].addr));
 	this_cpu_inc(group->counts->maps);
 	done = pcs_map_list(group->domain, iova, sgl, count, prot, gfp);
-	if (unlikely(done < 0 || (u64)done != len)) {
-		sweep(group, iova, len);
-		done = done < 0 ? done : -ENOMEM;
-	}
 	if (sgl != here)
 		kvfree(sgl);
-	return done < 0 ? done : 0;
+	if (unlikely(done < 0 || (u64)done != len))
+		return undo(group, iova, len, done < 0 ? done : -ENOMEM);
+	return 0;
 }
 
-/*
- * The hints are the gather's word about what was unmapped: a size, or, in kernels with generic page tables, the levels of leaves, which share
- * the word. On x86 only the levels are used, and these may be joined by OR.
- */
-#ifndef CONFIG_X86
-#error "on Arm an invalidation steps by the page size of the gather: the hints must carry it apart"
-#endif
-static u64 hints_of(const struct iommu_iotlb_gather *gather)
-{
-	return gather->pgsize;
-}
-
-/* Unmaps what is there, as far as the driver goes in one step. */
-static size_t unmap_step(struct pcs_group *group, u64 iova, u64 len, u64 *hints)
-{
-	struct iommu_iotlb_gather gather;
-	size_t step;
-
-	iommu_iotlb_gather_init(&gather);
-	step = iommu_unmap_fast(group->domain, iova, len, &gather);
-	this_cpu_inc(group->counts->unmaps);
-	if (unlikely(pcs_frees_tables(&gather))) {
-		/* Tables that are empty now go when hardware has forgotten them, and only by this gather. */
-		this_cpu_inc(group->counts->waits);
-		iommu_iotlb_sync(group->domain, &gather);
-	} else {
-		*hints |= hints_of(&gather);
-	}
-	return step;
-}
-
-/*
- * What is left of a range after a step that ended early. Holes are looked for: into one VT-d's driver steps with the size of the table that is
- * not there, and takes the neighbours along.
- */
+/* Goes on after the driver removed `done` bytes of a range, and not all: whatever else is mapped there goes, too. */
 static noinline u64 unmap_rest(struct pcs_group *group, u64 iova, u64 len, u64 done, u64 *hints)
 {
-	u64 at = iova + (done ? done : PAGE_SIZE);
+	bool stays = false;
 
-	while (at - iova < len) {
-		size_t step = 0;
-
-		if (iommu_iova_to_phys(group->domain, at))
-			step = unmap_step(group, at, len - (at - iova), hints);
-		done += step;
-		at += step ? step : PAGE_SIZE;
-	}
+	if (done < len)
+		done += unmap_found(group, iova + done, len - done, hints, &stays);
 	return min(done, len);
 }
 
@@ -177,7 +187,7 @@ u64 pcs_iommu_unmap(void *of, u64 iova, u64 len, u64 *hints)
 	return likely(done == len) ? len : unmap_rest(group, iova, len, done, hints);
 }
 
-/* Less than was mapped: somebody else may have removed the rest, and not waited. */
+/* Not all of the range was mapped: another caller may have removed a part of it without waiting for hardware, so everything is flushed. */
 static noinline u64 unmap_rest_now(struct pcs_group *group, u64 iova, u64 len, u64 done)
 {
 	u64 hints = 0;

@@ -38,6 +38,12 @@ void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int
 	dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx refused: %d\n", what, len, addr, error);
 }
 
+void pcs_stays(struct pcs_device *pd, u64 phys, u64 len)
+{
+	dev_err_ratelimited(pd->dev, "portcullis: a map of %llu bytes at physical address %llx failed half-way and could not be undone: the device may go on reaching them\n",
+			    len, phys);
+}
+
 /* One call of so many is timed, for all of them: a clock costs more than what it would measure. */
 #define TIMED 16
 
@@ -63,6 +69,14 @@ static u32 attributes_of(unsigned long attrs)
 	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0) | (attrs & DMA_ATTR_REQUIRE_COHERENT ? PC_LASTING : 0);
 }
 
+static noinline dma_addr_t map_failed(struct pcs_device *pd, phys_addr_t phys, size_t size, u64 addr)
+{
+	this_cpu_inc(pd->counts->errors);
+	if (addr == PC_MAPPING_STAYS)
+		pcs_stays(pd, phys, size);
+	return DMA_MAPPING_ERROR;
+}
+
 static __always_inline dma_addr_t map(struct device *dev, phys_addr_t phys, size_t size, enum dma_data_direction dir, u32 attributes)
 {
 	struct pcs_device *pd = pcs_mapping(dev);
@@ -73,9 +87,7 @@ static __always_inline dma_addr_t map(struct device *dev, phys_addr_t phys, size
 	begin = begin_timing(&pd->counts->maps);
 	addr = pc_map(pd->core, phys, size, dir, attributes);
 	end_timing(&pd->counts->map_ns, begin);
-	if (unlikely(addr == PC_MAPPING_ERROR))
-		this_cpu_inc(pd->counts->errors);
-	return addr;
+	return unlikely(addr >= PC_MAPPING_STAYS) ? map_failed(pd, phys, size, addr) : addr;
 }
 
 static __always_inline void unmap(struct device *dev, dma_addr_t addr, size_t size, u32 attributes)
@@ -178,6 +190,15 @@ static int write_list(struct device *dev, struct scatterlist *sgl, int nents, co
 	return written;
 }
 
+/* Ends what the core has mapped for a call that fails all the same. */
+static void take_back(struct pcs_device *pd, u64 addr, u64 len, u32 attributes)
+{
+	int ret = pc_unmap(pd->core, addr, len, attributes | PC_SKIP_COPY);
+
+	if (unlikely(ret))
+		pcs_refused(pd, "unmap of a list that was not mapped", addr, len, ret);
+}
+
 /* Each entry by itself: where one range of addresses would lie across a boundary of the device's. */
 static int map_apart(struct pcs_device *pd, struct scatterlist *sgl, int nents, enum dma_data_direction dir, u32 attributes)
 {
@@ -188,14 +209,14 @@ static int map_apart(struct pcs_device *pd, struct scatterlist *sgl, int nents, 
 	for_each_sg(sgl, sg, nents, n) {
 		u64 addr = pc_map(pd->core, sg_phys(sg), sg->length, dir, attributes);
 
-		if (addr != PC_MAPPING_ERROR && (addr & ~boundary) != ((addr + sg->length - 1) & ~boundary)) {
-			pc_unmap(pd->core, addr, sg->length, attributes | PC_SKIP_COPY);
+		if (addr < PC_MAPPING_STAYS && (addr & ~boundary) != ((addr + sg->length - 1) & ~boundary)) {
+			take_back(pd, addr, sg->length, attributes);
 			addr = PC_MAPPING_ERROR;
 		}
-		if (addr == PC_MAPPING_ERROR) {
+		if (addr >= PC_MAPPING_STAYS) {
 			for_each_sg(sgl, back, n, m)
-				pc_unmap(pd->core, sg_dma_address(back), sg_dma_len(back), attributes | PC_SKIP_COPY);
-			return -ENOMEM;
+				take_back(pd, sg_dma_address(back), sg_dma_len(back), attributes);
+			return addr == PC_MAPPING_STAYS ? -EIO : -ENOMEM;
 		}
 		sg_dma_address(sg) = addr;
 		sg_dma_len(sg) = sg->length;
@@ -234,7 +255,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	}
 	written = write_list(pd->dev, sgl, nents, out, count);
 	if (unlikely(!written)) {
-		pc_unmap(pd->core, out->addr, out[count - 1].addr + out[count - 1].len - out->addr, attributes | PC_SKIP_COPY);
+		take_back(pd, out->addr, out[count - 1].addr + out[count - 1].len - out->addr, attributes);
 		written = map_apart(pd, sgl, nents, dir, attributes);
 	}
 out:
@@ -256,6 +277,8 @@ static int map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum d
 	end_timing(&pd->counts->map_ns, begin);
 	if (unlikely(ret < 0)) {
 		this_cpu_inc(pd->counts->errors);
+		if (ret == -EIO)
+			pcs_stays(pd, sg_phys(sgl), sgl->length);
 		/* What dma_map_sgtable lets pass to its callers. */
 		if (ret != -EINVAL && ret != -ENOMEM && ret != -EREMOTEIO)
 			ret = -EIO;

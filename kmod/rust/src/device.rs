@@ -81,6 +81,7 @@ fn map_error(error: &DmaMapError) -> i32 {
         DmaMapError::List(
             MapListError::EmptyList | MapListError::EmptySegment { .. } | MapListError::Wraps { .. },
         ) => EINVAL,
+        // Only this says that devices may reach the memory.
         DmaMapError::List(MapListError::Unconfirmed { .. }) => EIO,
         _ => ENOMEM,
     }
@@ -267,7 +268,11 @@ pub unsafe extern "C" fn pc_map(
     // SAFETY: the caller's promise.
     let mapped =
         unsafe { (*device).ops.map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
-    mapped.map_or(ffi::MAPPING_ERROR, Iova::get)
+    match mapped {
+        Ok(iova) => iova.get(),
+        Err(error) if map_error(&error) == EIO => ffi::MAPPING_STAYS,
+        Err(_) => ffi::MAPPING_ERROR,
+    }
 }
 
 // The shim's lists are the core's.
@@ -407,6 +412,5 @@ pub unsafe extern "C" fn pc_usage(device: *const Device, out: *mut Usage) {
             + usage.book_bytes
             + usage.pool.map_or(0, |pool| pool.bookkeeping_bytes)) as u64,
         lost_bytes: stats.lost_iova_bytes,
-        ..Usage::default()
     };
 }

@@ -79,7 +79,6 @@ pub struct DeviceConfig {
 
 /// `struct pc_usage`.
 #[repr(C)]
-#[derive(Default)]
 pub struct Usage {
     /// Bytes of the mappings that were copied.
     pub copied_bytes: u64,
@@ -123,13 +122,17 @@ pub const PRIVILEGED: u32 = 4;
 pub const SKIP_COPY: u32 = 8;
 /// Lives long and is never synced.
 pub const LASTING: u32 = 16;
-/// What a map returns for an error.
+/// What a map returns where it maps nothing.
 pub const MAPPING_ERROR: u64 = u64::MAX;
+/// The same, but devices may reach the memory.
+pub const MAPPING_STAYS: u64 = u64::MAX - 1;
 
 /// Permissions of a mapping, for `pcs_iommu_map`: attributes are added shifted by 8.
 pub const READ: u32 = 1;
 /// See [`READ`].
 pub const WRITE: u32 = 2;
+/// What `pcs_iommu_map` returns where it failed, and a part of it could not be removed again.
+pub const STAYS: i32 = 1;
 
 #[allow(missing_docs, reason = "the header says what they do")]
 unsafe extern "C" {

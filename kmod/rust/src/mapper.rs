@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
@@ -19,6 +20,16 @@ const PIECES: usize = 16;
 pub struct LinuxMapper {
     group: *mut c_void,
     geometry: Geometry,
+    /// Bytes of maps that failed, and of which a part could not be removed again: see [`failed`](Self::failed).
+    stays: AtomicU64,
+}
+
+/// Why a list was not mapped.
+struct Failed {
+    /// Bytes of the parts before the one that failed.
+    done: u64,
+    /// What the shim said of that one.
+    code: i32,
 }
 
 // SAFETY: the group is only given to the shim, which takes it on any CPU.
@@ -29,26 +40,58 @@ unsafe impl Sync for LinuxMapper {}
 impl LinuxMapper {
     /// Makes the mapper of the shim's `group`, which outlives it.
     pub fn new(group: *mut c_void, geometry: Geometry) -> Self {
-        Self { group, geometry }
+        Self { group, geometry, stays: AtomicU64::new(0) }
     }
 
-    /// Maps `list`, of `len` bytes, to `at`, and returns whether it did.
-    fn enter(&self, at: u64, list: &[Segment], len: u64, permissions: u32) -> bool {
+    /// Maps `list`, of `len` bytes, to `at`. Returns what the shim does.
+    fn enter(&self, at: u64, list: &[Segment], len: u64, permissions: u32) -> i32 {
         // SAFETY: the list is there; the caller of `map` has promised for the memory.
-        unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, permissions) == 0 }
+        unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, permissions) }
+    }
+
+    /// The error of a map of `range` of which the shim says `code`, with nothing entered but, before that, `done` bytes: they are
+    /// removed.
+    ///
+    /// Linux may not remove all that was entered: virtio's driver, for one, has then forgotten what it could not tell the host.
+    /// So nobody can try again, and from then on no sync confirms the range, nor everything: the domain never uses the addresses
+    /// again, and says that devices may reach the memory. What ends with a sync of its own goes on.
+    #[cold]
+    #[inline(never)]
+    fn failed(&self, range: IovaRange, Failed { done, code }: Failed, gather: &mut Gather) -> MapError {
+        let removed = match done {
+            0 => 0,
+            // SAFETY: the range is the caller's.
+            _ => unsafe { ffi::pcs_iommu_unmap(self.group, range.start().get(), done, &mut 0) },
+        };
+        if code == ffi::STAYS || removed < done {
+            // Relaxed: a caller that is to have this range confirmed has it from the caller of this map, which orders the two.
+            self.stays.fetch_add(range.len(), Ordering::Relaxed);
+            gather.add(range);
+        } else if done > 0 {
+            gather.add(range);
+        }
+        MapError::OutOfMemory
+    }
+
+    /// What a sync of everything, or of what a failed map has entered, says when hardware has forgotten it.
+    fn confirmed(&self) -> Result<(), InvalidationError> {
+        match self.stays.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            bytes => Err(InvalidationError::StillMapped { bytes }),
+        }
     }
 
     /// Maps a list to `at` on: in one part, where there is memory for it. By itself, as its room takes much of the stack.
     ///
     /// # Errors
-    /// How many bytes were mapped before a part failed.
+    /// [`Failed`]: the parts before are mapped.
     #[inline(never)]
     fn map_list(
         &self,
         at: u64,
         list: impl Iterator<Item = (PhysAddr, u64)>,
         permissions: u32,
-    ) -> Result<(), u64> {
+    ) -> Result<(), Failed> {
         let wanted = list.size_hint().0;
         let (mut here, mut more) = ([const { MaybeUninit::uninit() }; PIECES], Vec::new());
         let room = if wanted > PIECES && more.try_reserve_exact(wanted).is_ok() {
@@ -66,12 +109,12 @@ impl LinuxMapper {
             if count == 0 {
                 return Ok(());
             }
-            // SAFETY: so many were written.
+            // SAFETY: the loop above has written the first `count`.
             let part = unsafe { room[..count].assume_init_ref() };
-            if !self.enter(at + done, part, len, permissions) {
-                return Err(done);
+            match self.enter(at + done, part, len, permissions) {
+                0 => done += len,
+                code => return Err(Failed { done, code }),
             }
-            done += len;
         }
     }
 }
@@ -88,10 +131,14 @@ fn told(attributes: Attributes) -> u32 {
     allows(Permissions::READ, ffi::READ) | allows(Permissions::WRITE, ffi::WRITE) | memory | privileged
 }
 
-// SAFETY: `iommu_map` opens just the memory named, and undoes what it entered where it fails (the shim does so for a list); what a failed
-// map of several parts has entered is removed and gathered here. `iommu_unmap_fast` removes what is mapped of a range; the shim goes
-// on behind holes. `iotlb_sync` and `flush_iotlb_all` return when hardware has forgotten the range, or everything, and all
-// accesses by it are complete. They may be called on any CPU for disjoint ranges. Nothing has marks.
+// SAFETY: by clause of the trait:
+// - `iommu_map` opens just the memory named, until `iommu_unmap_fast` and a wait.
+// - `iotlb_sync` returns when hardware has forgotten the range and all accesses by it are complete, `flush_iotlb_all` when that is so of
+//   everything. (They report no failure, so neither is one reported here.)
+// - A map that fails removes what it has entered: the shim that of its call, `failed` the parts before. What could not be removed is never
+//   confirmed: each sync of it, or of everything, is an error.
+// - `iommu_unmap_fast` removes what is mapped of a range; the shim goes on behind holes. `unmap_now`: see there.
+// - There are no marks. A panic does not return. `geometry` is a constant. All functions of the shim may be called on any CPU for disjoint ranges.
 unsafe impl Mapper for LinuxMapper {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -117,21 +164,15 @@ unsafe impl Mapper for LinuxMapper {
         if list.size_hint() == (1, Some(1))
             && let Some((phys, len)) = list.next()
         {
-            // SAFETY: the caller's promise. What the shim has entered of it, it removes where it fails.
-            let mapped = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, permissions) };
-            return if mapped == 0 { Ok(()) } else { Err(MapError::OutOfMemory) };
+            // SAFETY: the caller's promise for the memory, and the range is the caller's.
+            let code = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, permissions) };
+            return if code == 0 {
+                Ok(())
+            } else {
+                Err(self.failed(range, Failed { done: 0, code }, gather))
+            };
         }
-        match self.map_list(at, list, permissions) {
-            Ok(()) => Ok(()),
-            Err(done) => {
-                if done > 0 {
-                    // SAFETY: the range is the caller's.
-                    unsafe { ffi::pcs_iommu_unmap(self.group, at, done, &mut 0) };
-                    gather.add(range);
-                }
-                Err(MapError::OutOfMemory)
-            }
-        }
+        self.map_list(at, list, permissions).map_err(|failed| self.failed(range, failed, gather))
     }
 
     fn unmap<P: Platform>(&self, _platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
@@ -150,16 +191,20 @@ unsafe impl Mapper for LinuxMapper {
         _platform: &P,
         range: IovaRange,
     ) -> (Unmapped, Result<(), InvalidationError>) {
-        // SAFETY: the range is the caller's, who holds no CPU.
+        // SAFETY: the range is the caller's. The shim waits for hardware alone, and the caller holds no CPU of the platform: so any context
+        // will do that Linux's DMA API is called in, with interrupts on or off. When the call returns, hardware has forgotten all
+        // that it removed, and everything where that is less than the range (`pcs_iommu_unmap_now` in portcullis.h): what `Ok` is to mean.
         let bytes = unsafe { ffi::pcs_iommu_unmap_now(self.group, range.start().get(), range.len()) };
-        (Self::unmapped(range, bytes), Ok(()))
+        let confirmed = if bytes < range.len() { self.confirmed() } else { Ok(()) };
+        (Self::unmapped(range, bytes), confirmed)
     }
 
+    #[inline]
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         match gather.only() {
             // Of a range that no unmap has found, Linux's driver would have to guess what was there.
             Some(range) if gather.hints() != u64::MAX => self.sync_range_with(range, gather.hints()),
-            _ => self.sync_all(gather),
+            _ => return self.sync_all(gather),
         }
         Ok(())
     }
@@ -174,22 +219,25 @@ impl LinuxMapper {
     }
 
     fn sync_range_with(&self, range: IovaRange, hints: u64) {
-        // SAFETY: it waits for hardware, and the caller holds no CPU.
+        // SAFETY: it waits for hardware alone, and the caller holds no CPU.
         unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
     }
 
     /// Makes hardware forget several ranges, or all. By itself, as the requests take much of the stack.
     #[cold]
     #[inline(never)]
-    fn sync_all(&self, gather: &Gather) {
+    fn sync_all(&self, gather: &Gather) -> Result<(), InvalidationError> {
+        // Bits of its own: all that the gather has, unmaps have removed.
+        let is_removed = gather.hints() != u64::MAX || gather.is_empty();
         for request in &gather.requests(DomainId(0), &self.costs()) {
             match request.invalidation {
-                Invalidation::Range { range, .. } if gather.hints() != u64::MAX => {
+                Invalidation::Range { range, .. } if is_removed => {
                     self.sync_range_with(range, gather.hints())
                 }
-                // SAFETY: as above.
+                // SAFETY: as for `unmap_now`.
                 _ => unsafe { ffi::pcs_iommu_flush(self.group) },
             }
         }
+        if is_removed { Ok(()) } else { self.confirmed() }
     }
 }

@@ -43,6 +43,8 @@ fn c_and_rust_agree() {
         ("PC_READ", ffi::READ.into()),
         ("PC_WRITE", ffi::WRITE.into()),
         ("PC_MAPPING_ERROR", ffi::MAPPING_ERROR),
+        ("PC_MAPPING_STAYS", ffi::MAPPING_STAYS),
+        ("PC_STAYS", ffi::STAYS.try_into().unwrap()),
     ];
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdint.h>\ntypedef uint64_t u64; typedef uint32_t u32;\n\

@@ -224,7 +224,12 @@ pub const JOBS: [&Job; 22] = [
         has_user: true,
         ..USUAL
     },
-    &Job { name: "fail", what: "memory runs out during I/O", script: "fail", ..USUAL },
+    &Job {
+        name: "fail",
+        what: "memory runs out during I/O, or Linux refuses to map",
+        script: "fail",
+        ..USUAL
+    },
     &Job { name: "soak", what: "everything at once, for `--minutes`", script: "soak", ..USUAL },
 ];
 

@@ -6,7 +6,8 @@ use std::process::Command;
 use super::root::Root;
 
 /// Where the modules of the tests are, and what they are called.
-pub const OWN: [(&str, &str); 2] = [("edu", "portcullis_edu"), ("bench", "portcullis_bench")];
+pub const OWN: [(&str, &str); 3] =
+    [("edu", "portcullis_edu"), ("bench", "portcullis_bench"), ("faults", "portcullis_faults")];
 
 /// The project's module.
 pub const MODULE: &str = "portcullis";
