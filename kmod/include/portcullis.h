@@ -121,8 +121,8 @@ u64 pc_map(const struct pc_device *device, u64 phys, u64 len, u32 direction, u32
 long pc_map_sg(const struct pc_device *device, const struct pc_segment *list, size_t count, u32 direction, u32 attributes,
 	       struct pc_segment *out);
 /*
- * 0, or a negative error: then the memory is still protected, and nothing else is changed. -ERANGE: there is a mapping at the address, of
- * another length.
+ * 0, or a negative error: then the memory is still protected, and nothing is changed. But after -EIO of an unmap the mapping is over, and devices
+ * may go on reaching the memory. -ERANGE: there is a mapping at the address, of another length.
  */
 int pc_unmap(const struct pc_device *device, u64 iova, u64 len, u32 attributes);
 int pc_sync_for_cpu(const struct pc_device *device, u64 iova, u64 len);

@@ -35,7 +35,11 @@ void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int
 {
 	this_cpu_inc(pd->counts->errors);
 	/* The line names the device and its driver. */
-	dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx refused: %d\n", what, len, addr, error);
+	if (error == -EIO)
+		dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx failed: the device may go on reaching their memory\n", what, len,
+				    addr);
+	else
+		dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx refused: %d\n", what, len, addr, error);
 }
 
 void pcs_stays(struct pcs_device *pd, u64 phys, u64 len)

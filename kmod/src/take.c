@@ -233,8 +233,10 @@ static void give_back(struct pcs_device *pd)
 		kobject_put(&pd->kobj);
 	pcs_sysfs_remove(pd);
 	left = pc_unmap_all(pd->core);
-	if (left)
-		dev_warn(dev, "portcullis: its driver left %lld bytes mapped: they are unmapped\n", left);
+	if (left == U64_MAX)
+		dev_err(dev, "portcullis: its driver left some memory mapped, and the device may go on reaching it\n");
+	else if (left)
+		dev_warn(dev, "portcullis: its driver left %llu bytes mapped: they are unmapped\n", left);
 	dev_info(dev, "portcullis: given back to Linux: %s\n", pd->group->lost ? "as it is now" : pd->group->linux_mode);
 	pcs_call_slow(free_core, pd->core);
 	if (pd->lingers)

@@ -12,7 +12,7 @@ use portcullis::dma::{
     self, DmaDomain, DmaMapError, DmaMask, DmaOps, DmaUnmapError, MapAttributes, OpsConfig, OpsConfigError,
     UnmapAttributes,
 };
-use portcullis::domain::MapListError;
+use portcullis::domain::{MapListError, UnmapError};
 use portcullis::heap::Shared;
 use portcullis::mapper::Geometry;
 
@@ -91,7 +91,10 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
     match error {
         DmaUnmapError::Busy { .. } => EBUSY,
         DmaUnmapError::OutOfRange { .. } => ERANGE,
-        DmaUnmapError::Unconfirmed { .. } | DmaUnmapError::StillMapped { .. } => EIO,
+        // Only these say that devices may go on reaching the memory.
+        DmaUnmapError::Unconfirmed { .. }
+        | DmaUnmapError::StillMapped { .. }
+        | DmaUnmapError::Unmap(UnmapError::Unconfirmed { .. } | UnmapError::StillMapped { .. }) => EIO,
         _ => EINVAL,
     }
 }

@@ -41,6 +41,8 @@ told() {
     local stayed lines
     stayed=$(cat $F/stayed) lines=$(dmesg | grep -c "$nvme: portcullis: a map of .* could not be undone")
     case $1 in strict | lazy) [ "$stayed" -gt 0 ] || bad "stays $1" "no page stayed";; esac
+    # No flush is confirmed from then on: what waits for one is told, too.
+    [ "$1" != lazy ] || dmesg | grep -q "$nvme: portcullis: unmap .* may go on reaching" || bad "stays lazy" "no unmap says that it is not confirmed"
     [ "$stayed" = "$lines" ] && ok "stays $1: $stayed times told" || bad "stays $1" "$stayed pages stayed, $lines lines say so"
 }
 for way in $MODES; do
