@@ -12,13 +12,13 @@ use iommufd_bindings::{
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE as READABLE,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE as WRITEABLE,
 };
-use portcullis::addr::{Iova, IovaRange, Permissions};
+use portcullis::addr::{IovaRange, Permissions};
 use vfio_bindings::bindings::vfio::{vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd};
 
 use super::calls::Calls;
 use super::error::OpenError;
 use super::ioctl::{call, code, iommufd, vfio};
-use super::ranges::Ranges;
+use super::ranges::{Ranges, from_kernel};
 use super::sysfs::open;
 
 pub const PATH: &str = "/dev/iommu";
@@ -81,8 +81,7 @@ impl Iommufd {
         // SAFETY: it is this call's structure, and points to as many ranges as it says.
         unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_IOVA_RANGES), &mut asked) }?;
         let allowed = found.iter().take(asked.num_iovas as usize);
-        let allowed = allowed
-            .filter_map(|range| IovaRange::from_bounds(Iova::new(range.start), Iova::new(range.last)).ok());
+        let allowed = allowed.filter_map(|range| from_kernel(range.start, range.last));
         Ok(Ranges { allowed: allowed.collect(), page_sizes: asked.out_iova_alignment, most_mappings: None })
     }
 }

@@ -3,6 +3,8 @@
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes};
 use portcullis::mapper::Geometry;
 
+use super::limits::page_size;
+
 /// What a kernel says of an address space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranges {
@@ -46,6 +48,13 @@ impl Ranges {
             && own.page_sizes.smallest() <= geometry.page_sizes.smallest()
             && holes().all(|hole| geometry.reserved.iter().any(|reserved| reserved.contains_range(hole)))
     }
+}
+
+/// The addresses from `first` to `last`, as a kernel says; `None` where there are none. The last page of all 64 bits is left out, as the
+/// length of all of them has 65 bits. (AMD's IOMMU has them all.)
+pub fn from_kernel(first: u64, last: u64) -> Option<IovaRange> {
+    let last = last.min(u64::MAX - page_size());
+    IovaRange::from_bounds(Iova::new(first), Iova::new(last)).ok()
 }
 
 /// The addresses that both have.

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::sync::{Mutex, PoisonError};
 
-use portcullis::addr::{Iova, IovaRange, Permissions};
+use portcullis::addr::{IovaRange, Permissions};
 use vfio_bindings::bindings::vfio::{
     VFIO_API_VERSION, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
     VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_TYPE1v2_IOMMU, vfio_group_status,
@@ -17,7 +17,7 @@ use vfio_bindings::bindings::vfio::{
 use super::calls::Calls;
 use super::error::OpenError;
 use super::ioctl::{call, call_with, code, vfio};
-use super::ranges::Ranges;
+use super::ranges::{Ranges, from_kernel};
 use super::sysfs::{Place, open};
 
 pub const PATH: &str = "/dev/vfio/vfio";
@@ -153,7 +153,7 @@ pub(super) fn ranges_in(info: &[u8]) -> Option<Ranges> {
             let count = number(info, next + 8)? as usize;
             for at in (next + 16..info.len()).step_by(16).take(count) {
                 let (first, last) = (long(info, at)?, long(info, at + 8)?);
-                ranges.allowed.extend(IovaRange::from_bounds(Iova::new(first), Iova::new(last)));
+                ranges.allowed.extend(from_kernel(first, last));
             }
         } else if id == DMA_AVAIL {
             ranges.most_mappings = Some(number(info, next + 8)?.into());

@@ -72,6 +72,21 @@ fn what_lies_between_ranges_is_reserved() {
     assert!(less(Vec::new(), 4096).geometry(4096).is_none());
 }
 
+/// AMD's IOMMU has all addresses that 64 bits have, whose number does not fit into 64 bits.
+#[test]
+fn all_64_bits_of_addresses_are_taken_but_for_the_last_page() {
+    let mut whole = answer();
+    whole[48] = 1;
+    whole[56..72].copy_from_slice(&[0, u64::MAX].map(u64::to_ne_bytes).concat());
+    let last = u64::MAX - 4096;
+    assert_eq!(ranges_in(&whole).unwrap().allowed, [range(0, last)]);
+    let mut parts = answer();
+    parts[80..88].copy_from_slice(&u64::MAX.to_ne_bytes());
+    let geometry = ranges_in(&parts).unwrap().geometry(4096).unwrap();
+    assert_eq!(geometry.aperture, range(0, last));
+    assert_eq!(geometry.reserved, [range(0xfee0_0000, 0xfeef_ffff)]);
+}
+
 #[test]
 fn names_of_devices_are_names_and_no_paths() {
     assert_eq!(numbers("0000:01:1f.7"), Some([0, 1, 31, 7]));
