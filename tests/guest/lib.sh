@@ -222,3 +222,28 @@ use_card() {
     ip link set "$face" down; ip addr flush dev "$face"
     return $state
 }
+
+# VFIO, for the jobs of processes that drive devices.
+load_vfio() {
+    load virtio_iommu
+    echo 0 >$PCI/drivers_autoprobe
+    load vfio_iommu_type1; load vfio_pci
+    [ -e /dev/vfio/vfio ] || bad "VFIO" "there is no /dev/vfio/vfio: $(ls /mods | tr '\n' ' ')"
+}
+# take DEVICE: gives it to VFIO.
+take() {
+    echo vfio-pci >"$PCI/devices/$1/driver_override"; unbind "$1"; echo "$1" >$PCI/drivers_probe
+    [ "$(driver_of "$1")" = vfio-pci ] || bad "take $1" "it has $(driver_of "$1")"
+}
+# virtio's IOMMU has no remapping of interrupts on x86, and QEMU's AMD-Vi is made without it (`machine.rs`).
+allow_interrupts() {
+    [ "$IOMMU" != vtd ] || return 0
+    local parameters
+    for parameters in /sys/module/vfio_iommu_type1/parameters /sys/module/iommufd/parameters; do
+        [ ! -e $parameters ] || put $parameters/allow_unsafe_interrupts Y
+    done
+}
+# The interfaces of VFIO that the kernel has for a device.
+vfio_ways() {
+    if [ -e /dev/iommu ] && [ -e "$PCI/devices/$1/vfio-dev" ] && [ -d /dev/vfio/devices ]; then echo type1 iommufd; else echo type1; fi
+}

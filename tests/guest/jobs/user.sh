@@ -1,22 +1,14 @@
 # A process drives devices by itself: `portcullis-user` maps its memory for QEMU's edu by VFIO, over type 1, and over iommufd where the
 # kernel has it.
-load virtio_iommu
-echo 0 >$PCI/drivers_autoprobe
-load vfio_iommu_type1; load vfio_pci
+load_vfio
 edu=$(dev 0a.0); disk=$(dev 04.0)
 type1=/sys/module/vfio_iommu_type1/parameters
-[ -e /dev/vfio/vfio ] || bad "VFIO" "there is no /dev/vfio/vfio: $(ls /mods | tr '\n' ' ')"
 
 # says NAME TEXT COMMAND..: holds if the command fails with such a text.
 says() {
     local what=$1 text=$2; shift 2
     if "$@" >/tmp/said 2>&1; then bad "$what" "it succeeded"; return; fi
     grep -q "$text" /tmp/said && ok "$what: $(tail -n 1 /tmp/said)" || bad "$what" "$(cat /tmp/said)"
-}
-# take DEVICE: gives it to VFIO.
-take() {
-    echo vfio-pci >"$PCI/devices/$1/driver_override"; unbind "$1"; echo "$1" >$PCI/drivers_probe
-    [ "$(driver_of "$1")" = vfio-pci ] || bad "take $1" "it has $(driver_of "$1")"
 }
 # tries WAY COMMAND..: all of a part, whose lines are this job's.
 tries() {
@@ -28,19 +20,12 @@ tries() {
 says "a device that is not there" "no PCI device" portcullis-user open 0000:00:1e.7
 says "a device without VFIO" driver_override portcullis-user open "$edu"
 take "$edu"; take "$disk"
-if [ "$IOMMU" = virtio ]; then
-    # It has no remapping of interrupts on x86.
+if [ "$IOMMU" != vtd ]; then
     says "interrupts that are not checked" allow_unsafe_interrupts=1 portcullis-user open "$edu"
-    for parameters in $type1 /sys/module/iommufd/parameters; do
-        [ ! -e $parameters ] || put $parameters/allow_unsafe_interrupts Y
-    done
 fi
-ways=type1
-if [ -e /dev/iommu ] && [ -e "$PCI/devices/$edu/vfio-dev" ] && [ -d /dev/vfio/devices ]; then
-    ways="type1 iommufd"
-else
-    echo "skip iommufd: this kernel has none"
-fi
+allow_interrupts
+ways=$(vfio_ways "$edu")
+case $ways in *iommufd*) ;; *) echo "skip iommufd: this kernel has none (--guest-kernel takes one that has)";; esac
 for way in $ways; do
     tries $way maps $way "$edu" "$disk"
     tries $way ends $way "$edu"

@@ -45,7 +45,7 @@ pub struct Job {
     pub hostile: bool,
     /// Whether the guest has the command `portcullis`.
     pub has_command: bool,
-    /// Whether it has the program that drives devices by itself.
+    /// Whether it has the programs that drive devices by themselves.
     pub has_user: bool,
     pub time: Duration,
 }
@@ -73,7 +73,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 22] = [
+pub const JOBS: [&Job; 23] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -225,6 +225,15 @@ pub const JOBS: [&Job; 22] = [
         ..USUAL
     },
     &Job {
+        name: "user-nvme",
+        what: "the same with a disk: reads of 4 to 128 KiB by each way to map buffers, what these take, and how many system calls they make",
+        script: "user-nvme",
+        modes: "",
+        settings: "ARGUMENTS='--reads 400 --rounds 5 --depth 8'",
+        has_user: true,
+        ..USUAL
+    },
+    &Job {
         name: "fail",
         what: "memory runs out during I/O, or Linux refuses to map",
         script: "fail",
@@ -234,8 +243,14 @@ pub const JOBS: [&Job; 22] = [
 ];
 
 /// What `cargo xtask test` runs: kernel, IOMMU, job. The drivers on 6.1, load, and what an I/O costs take four minutes more: by name.
-const MATRIX: [(&str, Iommu, &str); 3] =
-    [("6.12", Iommu::Vtd, "all-edu"), ("6.12", Iommu::Vtd, "refused"), ("newest", Iommu::Virtio, "drivers")];
+const MATRIX: [(&str, Iommu, &str); 6] = [
+    ("6.12", Iommu::Vtd, "all-edu"),
+    ("6.12", Iommu::Vtd, "refused"),
+    ("6.12", Iommu::Vtd, "user"),
+    ("6.12", Iommu::Virtio, "user"),
+    ("6.12", Iommu::Amdvi, "user"),
+    ("newest", Iommu::Virtio, "drivers"),
+];
 
 /// The usual runs.
 pub fn usual() -> impl Iterator<Item = (&'static str, Iommu, &'static Job)> {

@@ -245,7 +245,10 @@ fn run_one(
         over.add_file("bin/portcullis", &kernel::command(folder)?)?;
     }
     if job.has_user {
-        over.add_file("bin/portcullis-user", &kernel::user(folder)?)?;
+        for program in kernel::user(folder)? {
+            let name = program.file_name().unwrap_or_default().to_string_lossy();
+            over.add_file(&format!("bin/{name}"), &program)?;
+        }
     }
     let run = Run {
         image: &kernel.image,

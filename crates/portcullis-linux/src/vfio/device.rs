@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use portcullis::addr::DeviceId;
@@ -201,6 +202,9 @@ fn bind(kernel: &Iommufd, place: &Place, cdev: &str) -> Result<File, OpenError> 
 }
 
 /// The registers of a device, mapped into the process. Each access is one of the device's bus, of the width that is named.
+///
+/// On x86-64 a device that acts on a write sees what the CPU has stored to memory before it, and a CPU sees after a read what the device
+/// stored before its answer. On other machines it takes barriers of the driver's own.
 #[derive(Debug)]
 pub struct Registers {
     memory: MmapRaw,
@@ -212,12 +216,17 @@ macro_rules! accesses {
         pub fn $read(&self, offset: usize) -> Option<$word> {
             let at = self.at::<$word>(offset)?;
             // SAFETY: it is inside of the registers, and aligned.
-            Some(<$word>::from_le(unsafe { at.read_volatile() }))
+            let value = <$word>::from_le(unsafe { at.read_volatile() });
+            // Keeps the compiler from moving later accesses of memory before it. Of x86's CPUs none does: VFIO maps registers uncached.
+            fence(Ordering::Acquire);
+            Some(value)
         }
 
         /// Writes the register at `offset`; `None`, with nothing written, where there is none that is aligned.
         pub fn $write(&self, offset: usize, value: $word) -> Option<()> {
             let at = self.at::<$word>(offset)?;
+            // As after a read, for earlier accesses.
+            fence(Ordering::Release);
             // SAFETY: it is inside of the registers, and aligned. What a device does then, it does within what is mapped for it.
             unsafe { at.write_volatile(value.to_le()) };
             Some(())

@@ -1,7 +1,7 @@
 //! An [`AddressSpace`] of the kernel's, and the [`Mapper`] that maps in it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
@@ -34,6 +34,8 @@ pub struct Usage {
     pub most_mappings: Option<u64>,
     /// Bytes that are mapped. Their pages are locked in memory.
     pub bytes: u64,
+    /// System calls that maps and unmaps have made since the space was opened.
+    pub calls: u64,
 }
 
 /// The addresses of one or more devices of this process: an IOAS of iommufd, or a container of VFIO's type 1.
@@ -135,6 +137,7 @@ pub(super) struct Space {
     /// What a map that failed could not remove again: nothing is confirmed before it is gone.
     stuck: Mutex<Vec<IovaRange>>,
     has_stuck: AtomicBool,
+    made: AtomicU64,
 }
 
 /// A piece of a list: where it is mapped, and where it is in the process.
@@ -153,6 +156,7 @@ impl Space {
             book: Mutex::default(),
             stuck: Mutex::default(),
             has_stuck: AtomicBool::new(false),
+            made: AtomicU64::new(0),
         })
     }
 
@@ -163,7 +167,15 @@ impl Space {
 
     fn usage(&self) -> Usage {
         let book = self.book();
-        Usage { mappings: book.len(), most_mappings: self.most_mappings, bytes: book.bytes() }
+        // Relaxed: only the number counts.
+        let calls = self.made.load(Ordering::Relaxed);
+        Usage { mappings: book.len(), most_mappings: self.most_mappings, bytes: book.bytes(), calls }
+    }
+
+    /// The kernel's calls, of which the next one counts.
+    fn calls(&self) -> &dyn Calls {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        &*self.calls
     }
 
     /// The pieces of a list, checked. Pieces that lie beside each other in the process are one.
@@ -235,7 +247,7 @@ impl Space {
         self.enter(pieces).map_err(|error| (error, false))?;
         for (index, piece) in pieces.iter().enumerate() {
             // SAFETY: the caller's promise.
-            if let Err(code) = unsafe { self.calls.map(piece.range, piece.address, permissions) } {
+            if let Err(code) = unsafe { self.calls().map(piece.range, piece.address, permissions) } {
                 let (entered, others) = pieces.split_at(index);
                 others.iter().for_each(|piece| drop(self.book().take(piece.range)));
                 let error = self.why(code, piece);
@@ -248,7 +260,7 @@ impl Space {
 
     /// Removes a piece of a list that failed. Where the kernel does not, nothing is confirmed until it does.
     fn undo(&self, range: IovaRange) {
-        if self.calls.unmap(range).is_err() {
+        if self.calls().unmap(range).is_err() {
             self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(range);
             // Release and acquire are the lock's: who is to confirm this map has seen it fail.
             self.has_stuck.store(true, Ordering::Relaxed);
@@ -279,7 +291,7 @@ impl Space {
         for run in joined(&whole) {
             let len = run.iter().fold(0, |sum, mapping| sum + mapping.len());
             let Ok(joined) = IovaRange::new(run[0].start(), len) else { continue };
-            match self.calls.unmap(joined) {
+            match self.calls().unmap(joined) {
                 // Less, where somebody else who has the file has removed some: of that it is not known who waited for it.
                 Ok(bytes) => {
                     unmapped.bytes += bytes.min(len);
@@ -303,7 +315,7 @@ impl Space {
     fn unstick(&self) -> Result<(), InvalidationError> {
         let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
         let mut code = None;
-        stuck.retain(|range| match self.calls.unmap(*range) {
+        stuck.retain(|range| match self.calls().unmap(*range) {
             Ok(_) => {
                 drop(self.book().take(*range));
                 false

@@ -69,3 +69,39 @@ pub fn locked(way: Way, name: &str) -> Result<()> {
     space.unmap(less)?;
     Ok(())
 }
+
+/// Maps 128 MiB in buffers of 4 KiB, one by one, and by one call for all: prints how long each takes, and how many mappings the kernel
+/// has then.
+pub fn pages(way: Way, name: &str) -> Result<()> {
+    const LEN: u64 = 128 << 20;
+    let (device, space) = way.domain(name)?;
+    let memory = HeapBuffer::new(LEN as usize).ok_or("no memory")?;
+    // The kernel gives a page when it is touched first, which is not measured.
+    (0..LEN as usize).step_by(4096).try_for_each(|at| memory.write(at, &[1])).ok_or("too long")?;
+    let by = if way == Way::Iommufd { "iommufd" } else { "type1" };
+    for (what, len) in [("by one call", LEN), ("one by one", 4096)] {
+        let began = std::time::Instant::now();
+        let mut mapped = Vec::with_capacity((LEN / len) as usize);
+        for at in (0..LEN).step_by(len as usize) {
+            let phys = memory.phys().checked_add(at).ok_or("too long")?;
+            // SAFETY: the memory is mapped for this device alone, and used by words.
+            mapped
+                .push(unsafe { space.map(&[PhysSegment { phys, len }], Permissions::READ_WRITE, ANYWHERE) }?);
+        }
+        let (took, usage) = (began.elapsed(), device.space().usage());
+        println!("figure ms to map 128 MiB of small pages, {by} | {what} | map: {}", took.as_millis());
+        println!("figure ms to map 128 MiB of small pages, {by} | {what} | mappings: {}", usage.mappings);
+        let began = std::time::Instant::now();
+        mapped.into_iter().try_for_each(|range| space.unmap(range))?;
+        println!(
+            "figure ms to map 128 MiB of small pages, {by} | {what} | unmap: {}",
+            began.elapsed().as_millis()
+        );
+        check(
+            &format!("{by}, {what}: all of it was mapped, and is gone"),
+            usage.bytes == LEN && device.space().usage().bytes == 0,
+            usage,
+        );
+    }
+    Ok(())
+}

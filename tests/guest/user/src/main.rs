@@ -82,8 +82,9 @@ fn run() -> Result<()> {
         }
         ["held", by, edu] => ends::hold(way(by)?, edu)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
+        ["pages", by, name] => limits::pages(way(by)?, name)?,
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
-        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked ..".into()),
+        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages ..".into()),
     }
     Ok(())
 }

@@ -1,0 +1,65 @@
+//! How many system calls a buffer costs that comes and goes: none, where something of it stays mapped.
+
+use std::sync::atomic::Ordering;
+
+use portcullis::addr::{DeviceId, Direction, PhysSegment};
+use portcullis::bounce::PoolConfig;
+use portcullis::dma::{DmaMask, DomainBuilder, QueueConfig};
+use portcullis::std_platform::StdPlatform;
+
+use super::fake::{Fake, PAGE, Way};
+use crate::heap::{Heap, HeapBuffer};
+use crate::registration::{Keep, RegistrationCache, RegistrationLimits};
+use crate::vfio::Machine;
+
+const ROUNDS: usize = 100;
+
+#[test]
+fn what_stays_mapped_costs_no_call() {
+    for way in [Way::Iommufd, Way::Type1] {
+        let fake = Fake::new(way);
+        let pool = PoolConfig { idle_ns: u64::MAX, ..PoolConfig::default() };
+        let builder = DomainBuilder::new(fake.mapper()).bounce(Heap, pool);
+        let domain = builder.build_as::<Machine>(StdPlatform::new()).unwrap();
+        let device = domain.attach(DeviceId(8), DmaMask::BITS_64).unwrap();
+        let calls = || fake.calls.load(Ordering::Relaxed);
+        // Four buffers are mapped at a time; a ring ends four mappings with one call.
+        for (config, wanted) in [
+            (QueueConfig::direct(), 8 * ROUNDS),
+            (QueueConfig::ring(8, 4 * PAGE).batch(4), 5 * ROUNDS),
+            (QueueConfig::bounce(), 0),
+        ] {
+            let mut queue = device.queue(config).unwrap();
+            let mut buffers: Vec<_> = (0..4).map(|_| HeapBuffer::new(4 * PAGE as usize).unwrap()).collect();
+            let mut round = || {
+                let mapped: Vec<_> = buffers
+                    .drain(..)
+                    .map(|buffer| queue.map(buffer, Direction::FromDevice).unwrap())
+                    .collect();
+                for mapping in mapped {
+                    queue.unmap(mapping).unwrap().for_each(|buffer| buffers.push(buffer));
+                }
+                assert_eq!(buffers.len(), 4);
+            };
+            (0..ROUNDS).for_each(|_| round());
+            let before = calls();
+            (0..ROUNDS).for_each(|_| round());
+            assert_eq!(calls() - before, wanted, "{config:?} {way:?}");
+        }
+
+        let limits = RegistrationLimits { entries: 4, bytes: 16 * PAGE };
+        let cache = RegistrationCache::new(device.dma().clone(), limits).unwrap();
+        let buffers: Vec<_> = (0..4).map(|_| HeapBuffer::new(4 * PAGE as usize).unwrap()).collect();
+        let before = calls();
+        for buffer in buffers.iter().cycle().take(ROUNDS) {
+            let memory = PhysSegment { phys: buffer.phys(), len: 4 * PAGE };
+            // SAFETY: no device reaches anything through a kernel of the test's.
+            let held = unsafe { cache.acquire(memory, Direction::FromDevice, Keep::UntilForgotten) };
+            cache.release(held.unwrap()).unwrap();
+        }
+        assert_eq!(calls() - before, 4, "one for each buffer: {way:?}");
+        drop(cache);
+        // What is told of it is what the kernel was asked.
+        assert_eq!(domain.space().mapper().usage().calls, calls() as u64);
+    }
+}
