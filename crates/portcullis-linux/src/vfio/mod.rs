@@ -44,6 +44,7 @@ mod ioctl;
 mod iommufd;
 mod limits;
 mod ranges;
+mod removal;
 mod space;
 mod sysfs;
 mod type1;
@@ -53,6 +54,7 @@ mod tests;
 
 pub use device::{Device, Registers};
 pub use error::OpenError;
+pub use removal::Removal;
 pub use space::{AddressSpace, KernelMapper, Kind, Usage};
 
 /// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].

@@ -17,7 +17,8 @@ use crate::machine::Result;
 /// What a job maps its buffers by.
 pub fn make(way: Way, device: &Device<Machine>, plan: &Plan) -> Result<Box<dyn Job>> {
     let batch = plan.depth.min(32);
-    let descriptors = u32::try_from(plan.depth)?;
+    // A ring's places come back in their order, and a disk's reads do not.
+    let descriptors = u32::try_from(32 * plan.depth)?;
     let config = match way {
         Way::Direct => QueueConfig::direct(),
         Way::Ring => QueueConfig::ring(descriptors, plan.len).batch(batch),
