@@ -24,6 +24,7 @@
 //! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
+//! | a disk in a program on Linux, and what each way to map costs there | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
 //! | to test without hardware | `portcullis-model` | below |
 //!
 //! # From the top

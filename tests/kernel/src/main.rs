@@ -19,7 +19,7 @@ mod interrupts;
 mod mem;
 mod memory;
 mod net;
-#[path = "../../../crates/portcullis-cli/examples/nvme/driver.rs"]
+#[path = "../../../crates/portcullis-cli/examples/nvme/driver/mod.rs"]
 #[allow(dead_code, reason = "another program uses the rest")]
 mod nvme;
 
@@ -42,7 +42,7 @@ use console::println;
 use firmware::Pci;
 use host::{Kernel, Mmio, UnitHost};
 use memory::{Buffer, Memory};
-use nvme::{Nvme, Transfer};
+use nvme::{Disk, Nvme, Transfer};
 
 /// What fails is told in words.
 type Result<T> = core::result::Result<T, String>;
@@ -222,33 +222,35 @@ where
     Ok(())
 }
 
-type Disk<X> = Nvme<X, Memory, Mmio, Buffer>;
+/// The disk's controller, and what transfers its data.
+type Driver<X> = (Nvme<X, Memory, Mmio>, Disk<X, Memory, Mmio, Buffer>);
 
 /// Writes the disk, reads it back, and compares.
-fn use_disk<X: Machine>(pci: Pci, device: &Device<X>, config: QueueConfig) -> Result<Disk<X>> {
+fn use_disk<X: Machine>(pci: Pci, device: &Device<X>, config: QueueConfig) -> Result<Driver<X>> {
     // SAFETY: the disk's registers, and this is its only driver.
     let registers = unsafe { Mmio::new(pci.registers()) };
-    let mut nvme = Disk::start(registers, device, &Memory, config, now_ns).map_err(said)?;
+    let mut nvme = Nvme::start(registers, device, &Memory, 1, now_ns).map_err(said)?;
+    let mut disk = nvme.disk(config).map_err(said)?;
     let byte = |index: u64| 0x80 | index as u8;
     let transfer = |index: u64, writes, byte| {
         let buffer = Buffer::new(8192, byte).ok_or("no memory")?;
         Ok(Transfer { block: index * 16, writes, buffer })
     };
     let writes = (0..64).map(|index| transfer(index, true, byte(index))).collect::<Result<Vec<_>>>()?;
-    drop(nvme.run(writes).map_err(said)?);
+    drop(disk.run(writes).map_err(said)?);
     for index in 0..64 {
-        let mut back = nvme.run(alloc::vec![transfer(index, false, 0)?]).map_err(said)?;
+        let mut back = disk.run(alloc::vec![transfer(index, false, 0)?]).map_err(said)?;
         if !back.iter_mut().all(|buffer| buffer.is_all(byte(index))) || back.len() != 1 {
             return Err(format!("block {} does not read as it was written", index * 16));
         }
     }
     println!("kernel: the disk of {} blocks reads as it was written", nvme.blocks());
-    Ok(nvme)
+    Ok((nvme, disk))
 }
 
 /// The disk is told to write where a buffer was.
 fn hostile<X: Machine>(
-    nvme: &mut Disk<X>,
+    (nvme, disk): &mut Driver<X>,
     device: &Device<X>,
     config: QueueConfig,
     mut fault: impl FnMut() -> Option<portcullis_hw::Fault>,
@@ -259,8 +261,8 @@ fn hostile<X: Machine>(
     let buffer = Buffer::new(4096, 0x11).ok_or("no memory")?;
     let (at, mut queue) = (buffer.phys().get(), device.queue::<Buffer>(config).map_err(said)?);
     let mapping = queue.map(buffer, Direction::FromDevice).map_err(|refused| said(refused.error))?;
-    let address = mapping.iova().get();
-    nvme.read_to(16, address).map_err(said)?;
+    let (address, block) = (mapping.iova(), nvme.block_bytes());
+    disk.read_to(16, address, block).map_err(said)?;
     let mut back = Vec::new();
     queue.unmap(mapping).map_err(|failed| said(failed.error))?.for_each(|buffer| back.push(buffer));
     back.extend(queue.commit().map_err(said)?);
@@ -268,7 +270,7 @@ fn hostile<X: Machine>(
     if before != 0x81 {
         return Err("the disk did not reach a buffer that was mapped".into());
     }
-    nvme.read_to(32, address).map_err(said)?;
+    disk.read_to(32, address, block).map_err(said)?;
     if memory::peek(at) != before {
         return Err("the disk reached a buffer that was unmapped".into());
     }

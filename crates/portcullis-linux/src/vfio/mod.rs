@@ -33,6 +33,8 @@
 //! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. When a process ends in whatever way, the kernel resets its devices and removes all
 //! that was mapped.
 //!
+//! Before a device is unplugged, the kernel asks the process for it ([`Device::removal`]), and waits until it is dropped.
+//!
 //! A process whose memory is changed behind the kernel's back (`munmap` of a buffer that is mapped) leaves the device the old pages: they
 //! are the device's alone then, and nobody else's.
 
