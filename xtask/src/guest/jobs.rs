@@ -1,9 +1,10 @@
 //! What a guest is asked to do, and which of that is usual.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Wanted;
 use super::machine::Iommu;
+use super::{Wanted, kernel};
 
 /// Drivers of the kernel that the jobs load.
 pub const DRIVERS: [&str; 16] = [
@@ -30,6 +31,9 @@ const OURS: &str = "strict lazy bounce auto";
 const LINUX: &str = "linux-passthrough linux-lazy linux-strict";
 const ALL: &str = "linux-passthrough linux-lazy linux-strict lazy strict bounce auto";
 
+/// Builds programs into a folder, and says where they are.
+type Build = fn(&Path) -> Result<Vec<PathBuf>, String>;
+
 /// A job.
 pub struct Job {
     pub name: &'static str,
@@ -45,8 +49,8 @@ pub struct Job {
     pub hostile: bool,
     /// Whether the guest has the command `portcullis`.
     pub has_command: bool,
-    /// Whether it has the programs that drive devices by themselves.
-    pub has_user: bool,
+    /// What builds programs that drive devices by themselves, if it has some.
+    pub user: Option<Build>,
     pub time: Duration,
 }
 
@@ -61,7 +65,7 @@ const USUAL: Job = Job {
     counted: false,
     hostile: false,
     has_command: false,
-    has_user: false,
+    user: None,
     time: Duration::from_secs(600),
 };
 
@@ -221,7 +225,7 @@ pub const JOBS: [&Job; 23] = [
         script: "user",
         modes: "",
         hostile: true,
-        has_user: true,
+        user: Some(kernel::user),
         ..USUAL
     },
     &Job {
@@ -230,7 +234,7 @@ pub const JOBS: [&Job; 23] = [
         script: "user-nvme",
         modes: "",
         settings: "ARGUMENTS='--reads 400 --rounds 5 --depth 8'",
-        has_user: true,
+        user: Some(kernel::measured),
         ..USUAL
     },
     &Job {

@@ -160,7 +160,7 @@ fn run_wanted(wanted: &Wanted) -> Result<(), String> {
         }
         let began = Instant::now();
         // A program that drives devices by itself needs none.
-        if runs.iter().any(|(job, _)| !job.has_user) {
+        if runs.iter().any(|(job, _)| job.user.is_none()) {
             kernel.build(&root, &folder)?;
             println!("== Linux {}: modules built in {} s", kernel.release, began.elapsed().as_secs());
         }
@@ -244,11 +244,9 @@ fn run_one(
     if job.has_command {
         over.add_file("bin/portcullis", &kernel::command(folder)?)?;
     }
-    if job.has_user {
-        for program in kernel::user(folder)? {
-            let name = program.file_name().unwrap_or_default().to_string_lossy();
-            over.add_file(&format!("bin/{name}"), &program)?;
-        }
+    for program in job.user.map_or(Ok(Vec::new()), |build| build(folder))? {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        over.add_file(&format!("bin/{name}"), &program)?;
     }
     let run = Run {
         image: &kernel.image,

@@ -159,12 +159,11 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             ways.push((way, made, Vec::new()));
         }
         if options.overwrite {
+            let whole = Plan { reads: 64.max(2 * plan.depth), ..plan };
             for (way, jobs, _) in &mut ways {
-                let mut whole = Plan { reads: 64, ..plan };
-                whole.reads = whole.reads.max(2 * whole.depth);
                 load::verify(jobs, &mut rings, &whole).map_err(|error| format!("{}: {error}", way.name()))?;
             }
-            println!("verified: {} reads of {kib} KiB, each byte", 64 * ways.len() * rings.len());
+            println!("verified: {} reads of {kib} KiB, each byte", whole.reads * ways.len() * rings.len());
         }
         for _ in 0..options.rounds {
             for (_, jobs, figures) in &mut ways {
