@@ -1,5 +1,6 @@
 //! What could not be unmapped is still reached: it is said so, and neither its memory nor its addresses are used again.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::common::{Bench, DEVICE, PAGE};
@@ -8,8 +9,8 @@ use crate::stuck::Stuck;
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
-    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, DmaUnmapError, QueueConfig, RawBatch, RingError,
-    StrictRing, StrictRingConfig,
+    AdaptiveRing, BatchError, CoherentMemory, DmaDevice, DmaDomain, DmaMask, DmaUnmapError, Leftover,
+    MapAttributes, OpsConfig, QueueConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::heap::Shared;
@@ -213,4 +214,25 @@ fn what_the_first_measurement_could_not_unmap_is_not_freed() {
     assert!(!reached.is_empty(), "or the test means nothing");
     let freed = |phys: PhysAddr| !bench.memory.is_allocated(phys);
     assert!(!reached.iter().any(|(_, phys)| freed(*phys)), "freed, and the device reaches it: {reached:?}");
+}
+
+/// Its memory is not the driver's again, whatever else ends.
+#[test]
+fn what_a_driver_leaves_and_stays_mapped_is_no_success() {
+    let bench = StuckBench::new();
+    let domain = DmaDomain::<(Stuck, StdPlatform, Infallible)>::over(bench.domain.clone(), None).unwrap();
+    let ops = domain.attach(DEVICE, DmaMask::BITS_64).unwrap().ops(OpsConfig::Strict).unwrap();
+    // SAFETY: no memory is there, and only a simulated device would reach it.
+    let map = || unsafe { ops.map(PhysAddr::new(0x9_0000_0000), PAGE, BOTH, MapAttributes::default()) };
+    let iova = map().unwrap();
+    bench.domain.mapper().stick(true);
+    let error = DmaUnmapError::Unconfirmed { error: InvalidationError::StillMapped { bytes: PAGE } };
+    // SAFETY: nothing else runs.
+    assert_eq!(unsafe { ops.unmap_all() }, Err(error));
+    assert!(bench.iommu.access(DEVICE, iova, 1, Permissions::READ).is_ok(), "still mapped");
+    assert_eq!(bench.domain.stats().lost_iova_bytes, PAGE);
+    bench.domain.mapper().stick(false);
+    map().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover { mappings: 1, bytes: PAGE }));
 }

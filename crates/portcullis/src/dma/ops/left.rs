@@ -94,8 +94,12 @@ impl<X: Machine> DmaOps<X> {
     #[inline(never)]
     fn close_gathered(&self, some: &[Ends], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
+        let mut kept = 0_u64;
         for entry in some {
-            unlinked.extend(self.unlink_entry(entry, gather));
+            match self.unlink_entry(entry, gather) {
+                Ok(gone) => unlinked.push(gone),
+                Err(bytes) => kept = kept.saturating_add(bytes),
+            }
         }
         let confirmed = self.domain.confirm(gather);
         while let Some(unlinked) = unlinked.pop() {
@@ -104,22 +108,23 @@ impl<X: Machine> DmaOps<X> {
                 Err(_) => unlinked.quarantine(),
             }
         }
-        confirmed
+        if kept > 0 { Err(InvalidationError::StillMapped { bytes: kept }) } else { confirmed }
     }
 
+    /// # Errors
+    /// How many bytes the mapper did not remove. Their addresses are lost.
     #[inline(never)]
     fn unlink_entry(
         &self,
         &Ends { range, neighbours, fixed }: &Ends,
         gather: &mut Gather,
-    ) -> Option<Unlinked<'_, X::Mapper, X::Platform>> {
+    ) -> Result<Unlinked<'_, X::Mapper, X::Platform>, u64> {
         let domain = &*self.domain;
         let linked = match fixed {
             true => Linked::from_lost(domain, range),
             false => Linked::from_range(domain, range),
         };
-        // What is mapped as a whole is removed as a whole: nothing stays.
-        let unlinked = linked.unlink(gather).ok();
+        let unlinked = linked.unlink(gather).map_err(|linked| linked.kept());
         domain.count_neighbours(neighbours.wrapping_neg().cast_signed());
         let bytes = (range.len().saturating_sub(neighbours), neighbours);
         self.count(|counts, alone| counts.closed(alone, bytes));

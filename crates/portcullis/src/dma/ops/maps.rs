@@ -10,6 +10,7 @@ use crate::dma::adaptive::{Choice, Half};
 use crate::dma::device::bytes_of;
 use crate::dma::layout::device_view;
 use crate::domain::{MapListError, Tally, UnmapError};
+use crate::invalidation::InvalidationError;
 use crate::pgtable::Attributes;
 use crate::platform::LocalCpu;
 use crate::sync::Ordering;
@@ -421,6 +422,27 @@ impl<X: Machine> DmaOps<X> {
 fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
     match ended {
         Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),
+        Err(UnmapError::StillMapped { kept, .. }) => {
+            MapListError::Unconfirmed { error: InvalidationError::StillMapped { bytes: kept } }.into()
+        }
         _ => error,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Neither does a caller that is told of something else keep its memory.
+    #[test]
+    fn a_map_that_could_not_be_taken_back_is_told_as_one_that_devices_may_reach() {
+        let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
+        let error = InvalidationError::StillMapped { bytes: 0x1000 };
+        let reachable = DmaMapError::List(MapListError::Unconfirmed { error });
+        let undone = |ended| undone(ended, DmaMapError::OutOfMemory);
+        assert_eq!(undone(Ok(())), DmaMapError::OutOfMemory);
+        assert_eq!(undone(Err(UnmapError::Unconfirmed { range, error })), reachable);
+        assert_eq!(undone(Err(UnmapError::StillMapped { range, unmapped: 0, kept: 0x1000 })), reachable);
+        assert_eq!(undone(Err(UnmapError::NotMapped { range, unmapped: 0 })), DmaMapError::OutOfMemory);
     }
 }
