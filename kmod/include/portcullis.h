@@ -121,7 +121,7 @@ u64 pc_map(const struct pc_device *device, u64 phys, u64 len, u32 direction, u32
 long pc_map_sg(const struct pc_device *device, const struct pc_segment *list, size_t count, u32 direction, u32 attributes,
 	       struct pc_segment *out);
 /*
- * 0, or a negative error: then the memory is still protected, and nothing is changed. But after -EIO of an unmap the mapping is over, and devices
+ * 0, or a negative error, with nothing changed: a mapping that was there is still there. But after -EIO of an unmap the mapping is over, and devices
  * may go on reaching the memory. -ERANGE: there is a mapping at the address, of another length.
  */
 int pc_unmap(const struct pc_device *device, u64 iova, u64 len, u32 attributes);
@@ -160,8 +160,9 @@ void pcs_say(const char *text, size_t len);
 #define PC_WRITE		2
 /*
  * Map memory to addresses in a row from iova on: len bytes at phys, or a list of pieces whose lengths add up to len. Return 0 where all is mapped,
- * or a negative error where nothing is. PC_STAYS: the map failed, and a part of it could not be removed again. Devices may reach that part, and the
- * addresses must not be used again.
+ * or a negative error where nothing is, but for what Linux's own undo in iommu_map could not remove and its driver has forgotten (virtio's may):
+ * nobody can see that. PC_STAYS: the map failed, and a part of it could not be removed again. Devices may reach that part, and the addresses must
+ * not be used again.
  */
 #define PC_STAYS		1
 int pcs_iommu_map(void *group, u64 iova, u64 phys, u64 len, u32 permissions);

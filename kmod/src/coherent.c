@@ -45,7 +45,7 @@ static struct page *alloc_one(struct device *dev, size_t size, dma_addr_t *handl
 	if (*handle >= PC_MAPPING_STAYS) {
 		this_cpu_inc(pd->counts->errors);
 		if (*handle == PC_MAPPING_STAYS)
-			pcs_stays(pd, page_to_phys(page), size);
+			pcs_stays(pd, page_to_phys(page), size, 1);
 		else
 			__free_pages(page, get_order(size));
 		return NULL;
@@ -119,7 +119,7 @@ static struct page **alloc_apart(struct device *dev, size_t size, dma_addr_t *ha
 		this_cpu_inc(pd->counts->errors);
 		/* Pages that the device may reach are not freed; their list is. */
 		if (mapped == -EIO || mapped > 0) {
-			pcs_stays(pd, list->addr, size);
+			pcs_stays(pd, list->addr, size, 1);
 			kvfree(pages);
 			pages = NULL;
 		}
@@ -155,6 +155,8 @@ void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gf
 	vaddr = vmap(pages, PAGE_ALIGN(size) >> PAGE_SHIFT, VM_MAP | VM_MAP_PUT_PAGES, PAGE_KERNEL);
 	if (!vaddr && !unmap_lasting(dev, *handle, size))
 		put_pages(pages, PAGE_ALIGN(size) >> PAGE_SHIFT);
+	else if (!vaddr)
+		kvfree(pages); /* Their list; they themselves stay, as the device may reach them. */
 	return vaddr;
 }
 

@@ -150,7 +150,7 @@ int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t
 	if (!PCS_MAPS_LISTS || prot & IOMMU_MMIO || count > INT_MAX || !fits(list, count))
 		return map_pieces(group, iova, list, count, prot, gfp);
 	if (count > PIECES) {
-		sgl = kvmalloc_array(count, sizeof(*sgl), gfp);
+		sgl = kmalloc_array(count, sizeof(*sgl), gfp | __GFP_NOWARN);
 		if (!sgl)
 			return map_pieces(group, iova, list, count, prot, gfp);
 	}
@@ -160,7 +160,7 @@ int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t
 	this_cpu_inc(group->counts->maps);
 	done = pcs_map_list(group->domain, iova, sgl, count, prot, gfp);
 	if (sgl != here)
-		kvfree(sgl);
+		kfree(sgl);
 	if (unlikely(done < 0 || (u64)done != len))
 		return undo(group, iova, len, done < 0 ? done : -ENOMEM);
 	return 0;

@@ -42,10 +42,10 @@ void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int
 		dev_err_ratelimited(pd->dev, "portcullis: %s of %llu bytes at %llx refused: %d\n", what, len, addr, error);
 }
 
-void pcs_stays(struct pcs_device *pd, u64 phys, u64 len)
+void pcs_stays(struct pcs_device *pd, u64 phys, u64 len, size_t pieces)
 {
-	dev_err_ratelimited(pd->dev, "portcullis: a map of %llu bytes at physical address %llx failed half-way and could not be undone: the device may go on reaching them\n",
-			    len, phys);
+	dev_err_ratelimited(pd->dev, "portcullis: a map of %llu bytes in %zu pieces, the first at physical address %llx, failed half-way and could not be undone: the device may go on reaching them\n",
+			    len, pieces, phys);
 }
 
 /* One call of so many is timed, for all of them: a clock costs more than what it would measure. */
@@ -77,7 +77,7 @@ static noinline dma_addr_t map_failed(struct pcs_device *pd, phys_addr_t phys, s
 {
 	this_cpu_inc(pd->counts->errors);
 	if (addr == PC_MAPPING_STAYS)
-		pcs_stays(pd, phys, size);
+		pcs_stays(pd, phys, size, 1);
 	return DMA_MAPPING_ERROR;
 }
 
@@ -200,7 +200,7 @@ static void take_back(struct pcs_device *pd, u64 addr, u64 len, u32 attributes)
 	int ret = pc_unmap(pd->core, addr, len, attributes | PC_SKIP_COPY);
 
 	if (unlikely(ret))
-		pcs_refused(pd, "unmap of a list that was not mapped", addr, len, ret);
+		pcs_refused(pd, "undo of a failed map", addr, len, ret);
 }
 
 /* Each entry by itself: where one range of addresses would lie across a boundary of the device's. */
@@ -220,7 +220,10 @@ static int map_apart(struct pcs_device *pd, struct scatterlist *sgl, int nents, 
 		if (addr >= PC_MAPPING_STAYS) {
 			for_each_sg(sgl, back, n, m)
 				take_back(pd, sg_dma_address(back), sg_dma_len(back), attributes);
-			return addr == PC_MAPPING_STAYS ? -EIO : -ENOMEM;
+			if (addr != PC_MAPPING_STAYS)
+				return -ENOMEM;
+			pcs_stays(pd, sg_phys(sg), sg->length, 1);
+			return -EIO;
 		}
 		sg_dma_address(sg) = addr;
 		sg_dma_len(sg) = sg->length;
@@ -235,6 +238,7 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 	long count;
 	int n, written;
 	size_t pieces = 0;
+	u64 bytes = 0;
 
 	/* Room for the list and for the core's answer, which is never longer. */
 	if (nents > ENTRIES / 2) {
@@ -251,10 +255,14 @@ static int map_list(struct pcs_device *pd, struct scatterlist *sgl, int nents, e
 		}
 		if (sg->length)
 			list[pieces++] = (struct pc_segment){ sg_phys(sg), sg->length };
+		bytes += sg->length;
 	}
 	count = pc_map_sg(pd->core, list, pieces, dir, attributes, out);
 	if (count <= 0) {
 		written = count ? count : -EINVAL;
+		/* It is not known which of the pieces. */
+		if (written == -EIO)
+			pcs_stays(pd, list->addr, bytes, pieces);
 		goto out;
 	}
 	written = write_list(pd->dev, sgl, nents, out, count);
@@ -281,8 +289,6 @@ static int map_sg(struct device *dev, struct scatterlist *sgl, int nents, enum d
 	end_timing(&pd->counts->map_ns, begin);
 	if (unlikely(ret < 0)) {
 		this_cpu_inc(pd->counts->errors);
-		if (ret == -EIO)
-			pcs_stays(pd, sg_phys(sgl), sgl->length);
 		/* What dma_map_sgtable lets pass to its callers. */
 		if (ret != -EINVAL && ret != -ENOMEM && ret != -EREMOTEIO)
 			ret = -EIO;

@@ -26,7 +26,7 @@ static inline struct pcs_device *pcs_mapping(struct device *dev)
 /* Counts and logs, at a bounded rate, what the core has refused. */
 void pcs_refused(struct pcs_device *pd, const char *what, u64 addr, u64 len, int error);
 /* Logs, as above, that the device may reach memory that was not mapped, after PC_MAPPING_STAYS or -EIO of a map. */
-void pcs_stays(struct pcs_device *pd, u64 phys, u64 len);
+void pcs_stays(struct pcs_device *pd, u64 phys, u64 len, size_t pieces);
 
 void *pcs_alloc_coherent(struct device *dev, size_t size, dma_addr_t *handle, gfp_t gfp, unsigned long attrs);
 void pcs_free_coherent(struct device *dev, size_t size, void *vaddr, dma_addr_t handle, unsigned long attrs);

@@ -101,7 +101,7 @@ fn unmap_error(error: &DmaUnmapError) -> i32 {
 
 /// The last address of the largest tables that any driver tells of: of 57 bits, as VT-d's five levels have.
 const MOST_LAST: u64 = (1 << 57) - 1;
-/// That of tables of four levels, as every IOMMU has them.
+/// That of tables of four levels: each unit has these whose driver tells of addresses of 64 bits.
 const USUAL_LAST: u64 = (1 << 48) - 1;
 
 fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {

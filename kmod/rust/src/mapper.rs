@@ -135,8 +135,9 @@ fn told(attributes: Attributes) -> u32 {
 // - `iommu_map` opens just the memory named, until `iommu_unmap_fast` and a wait.
 // - `iotlb_sync` returns when hardware has forgotten the range and all accesses by it are complete, `flush_iotlb_all` when that is so of
 //   everything. (They report no failure, so neither is one reported here.)
-// - A map that fails removes what it has entered: the shim that of its call, `failed` the parts before. What could not be removed is never
-//   confirmed: each sync of it, or of everything, is an error.
+// - A map that fails removes what it has entered: the shim that of its call, `failed` the parts before. What these could not remove is never
+//   confirmed: each sync of it, or of everything, is an error. (What Linux's own undo in `iommu_map` could not remove, and its driver has
+//   forgotten, nobody can see.)
 // - `iommu_unmap_fast` removes what is mapped of a range; the shim goes on behind holes. `unmap_now`: see there.
 // - There are no marks. A panic does not return. `geometry` is a constant. All functions of the shim may be called on any CPU for disjoint ranges.
 unsafe impl Mapper for LinuxMapper {

@@ -72,7 +72,8 @@ static int map_returns(struct kretprobe_instance *instance, struct pt_regs *regs
 	unsigned int every = READ_ONCE(maps);
 	unsigned long flags;
 
-	if ((long)regs_return_value(regs) < 0 || !every || atomic_inc_return(&calls) % every)
+	/* Of iommu_map, an int: above it is whatever was there. */
+	if ((int)regs_return_value(regs) < 0 || !every || atomic_inc_return(&calls) % every)
 		return 0;
 	raw_spin_lock_irqsave(&lock, flags);
 	failed++;
