@@ -31,19 +31,6 @@ for way in $ways; do
     tries $way ends $way "$edu"
     tries $way locked $way "$edu"
 done
-# It can be unplugged once: the last way does it.
-hot=$(basename "$(ls -d $PCI/devices/$(dev 0c.0)/0000:??:??.? 2>/dev/null | head -n 1)")
-if [ -n "$hot" ]; then
-    take "$hot"
-    portcullis-user unplugged $way "$hot" >/tmp/said 2>&1 & left=$!
-    within 20 grep -q '^waits' /tmp/said || bad "$way unplugged" "$(tail -n 2 /tmp/said | tr '\n' ' ')"
-    echo "host: device_del hot"
-    wait $left || bad "$way unplugged" "it failed: $(tail -n 2 /tmp/said | tr '\n' ' ')"
-    sed "s/^ok /ok $way: /; s/^not ok /not ok $way: /" /tmp/said
-    within 20 test ! -e "$PCI/devices/$hot" && ok "$way: the device has gone" || bad "$way: the device has gone" "$hot is there"
-else
-    echo "skip a device that is unplugged: there is none"
-fi
 was=$(cat $type1/dma_entry_limit)
 put $type1/dma_entry_limit 100
 tries type1 entries "$edu" 100

@@ -17,7 +17,6 @@ use vfio_bindings::bindings::vfio::{
 use super::error::OpenError;
 use super::ioctl::{call, call_with, code, vfio};
 use super::iommufd::{self, Iommufd};
-use super::removal::Removal;
 use super::space::{AddressSpace, Kernel};
 use super::sysfs::{IOMMUS, Place, open};
 use super::type1::{self, Container};
@@ -178,14 +177,6 @@ impl Device {
         let old = u16::from_le_bytes(command) | MEMORY;
         let new = if on { old | BUS_MASTER } else { old & !BUS_MASTER };
         self.write_config(COMMAND, &new.to_le_bytes())
-    }
-
-    /// What says when the kernel wants the device back. Makes three system calls. The device has one: the last that was made is told.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn removal(&self) -> io::Result<Removal> {
-        Removal::of(&self.file)
     }
 
     /// Resets the device, which takes up to a second.

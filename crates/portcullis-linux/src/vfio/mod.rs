@@ -33,8 +33,6 @@
 //! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. When a process ends in whatever way, the kernel resets its devices and removes all
 //! that was mapped.
 //!
-//! Before a device is unplugged, the kernel asks the process for it ([`Device::removal`]), and waits until it is dropped.
-//!
 //! A process whose memory is changed behind the kernel's back (`munmap` of a buffer that is mapped) leaves the device the old pages: they
 //! are the device's alone then, and nobody else's.
 
@@ -46,7 +44,6 @@ mod ioctl;
 mod iommufd;
 mod limits;
 mod ranges;
-mod removal;
 mod space;
 mod sysfs;
 mod type1;
@@ -56,7 +53,6 @@ mod tests;
 
 pub use device::{Device, Registers};
 pub use error::OpenError;
-pub use removal::Removal;
 pub use space::{AddressSpace, KernelMapper, Kind, Usage};
 
 /// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].

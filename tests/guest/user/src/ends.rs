@@ -1,7 +1,6 @@
 //! Processes that divide, and that end.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 
 use portcullis::addr::{Direction, Iova};
@@ -89,40 +88,5 @@ pub fn killed(way: Way, name: &str) -> Result<()> {
     mapping.buffer().read(0, &mut bytes).ok_or("too long")?;
     check("a process that was killed leaves nothing mapped", !bytes.contains(&0x77), bytes[0]);
     queue.unmap(mapping)?.for_each(drop);
-    Ok(())
-}
-
-/// The device is unplugged while memory is mapped for it: the process is told, and has all of its buffers back.
-pub fn unplugged(way: Way, name: &str) -> Result<()> {
-    let (device, space) = way.domain(name)?;
-    let removal = device.removal()?;
-    let attached = attached(&device, &space)?;
-    let mut queues = [QueueConfig::direct(), QueueConfig::ring(8, 4096).batch(4), QueueConfig::bounce()]
-        .into_iter()
-        .map(|config| attached.queue(config))
-        .collect::<std::result::Result<Vec<_>, _>>()?;
-    let mut mapped = Vec::new();
-    for queue in &mut queues {
-        let buffer = HeapBuffer::new(4096).ok_or("no memory")?;
-        mapped.push(queue.map(buffer, Direction::Bidirectional)?);
-    }
-    check("nobody wants the device yet", !removal.is_wanted()?, "it is wanted");
-    println!("waits");
-    std::io::stdout().flush()?;
-    let mut event = libc::pollfd { fd: removal.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: it is one structure, which the call reads and writes.
-    let ready = unsafe { libc::poll(&raw mut event, 1, 60_000) };
-    check("the process is told that its device is to go", ready == 1 && removal.is_wanted()?, ready);
-    let mut back = 0;
-    for (queue, mapping) in queues.iter_mut().zip(mapped) {
-        queue.unmap(mapping)?.for_each(|_| back += 1);
-        back += queue.commit()?.count();
-    }
-    check("all buffers come back", back == 3, back);
-    // The pool goes with its queues and its domain.
-    drop((queues, attached));
-    drop(space);
-    let usage = device.space().usage();
-    check("and nothing is mapped any more", (usage.mappings, usage.bytes) == (0, 0), usage);
     Ok(())
 }

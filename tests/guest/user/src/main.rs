@@ -80,12 +80,11 @@ fn run() -> Result<()> {
             ends::fork(way(by)?, edu)?;
             ends::killed(way(by)?, edu)?;
         }
-        ["unplugged", by, name] => ends::unplugged(way(by)?, name)?,
         ["held", by, edu] => ends::hold(way(by)?, edu)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
         ["pages", by, name] => limits::pages(way(by)?, name)?,
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
-        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages|unplugged ..".into()),
+        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages ..".into()),
     }
     Ok(())
 }
