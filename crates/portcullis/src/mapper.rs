@@ -61,9 +61,9 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// and no address is taken for them in vain.
     const IS_QUICK: bool = false;
 
-    /// Whether what [`unmap`](Self::unmap) says is [kept](Unmapped::kept) is mapped for sure, and goes with a call that unmaps all of its
-    /// mapping. Where it may be a hole, the parts of a mapping that could not be removed go by unmaps of their own alone.
-    const KNOWS_WHAT_IT_KEEPS: bool = true;
+    /// Whether it removes what one [`map`](Self::map) has mapped as a whole only, as a kernel does for its processes. The domain then notes
+    /// parts that are to go, and has all of a mapping unmapped when no part of it is wanted.
+    const REMOVES_WHOLES: bool = false;
 
     /// Returns the addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;

@@ -141,10 +141,6 @@ fn told(attributes: Attributes) -> u32 {
 // - `iommu_unmap_fast` removes what is mapped of a range; the shim goes on behind holes. `unmap_now`: see there.
 // - There are no marks. A panic does not return. `geometry` is a constant. All functions of the shim may be called on any CPU for disjoint ranges.
 unsafe impl Mapper for LinuxMapper {
-    /// Linux does not say why an unmap has removed less than it was asked to: see [`unmapped`](Self::unmapped). To try again with all of a
-    /// mapping could reach its neighbours, too, as the unmap would begin in a hole.
-    const KNOWS_WHAT_IT_KEEPS: bool = false;
-
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }

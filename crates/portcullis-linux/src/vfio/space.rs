@@ -108,8 +108,8 @@ pub enum Kind {
 /// Maps in an [`AddressSpace`]. The addresses of memory are the process's own.
 ///
 /// A map makes one system call for each piece that is contiguous in the process's memory, and an unmap one for each run of neighbours;
-/// each pins or unpins pages (5 to 20 us for 4 KiB in a guest, 10 ms for a GiB). A map that fails removes what it has entered. The kernel removes its mappings as a whole only, so a part of a piece is
-/// [kept](Unmapped::kept); the domain removes the piece when the last part of it is unmapped.
+/// each pins or unpins pages (5 to 20 us for 4 KiB in a guest, 10 ms for a GiB). A map that fails removes what it has entered. The
+/// kernel removes its mappings as a whole only, so the domain removes one when all of its parts are to go.
 ///
 /// An unmap returns when no device reaches the range any more, as the kernel gives its pages back then. So [`sync`](Mapper::sync) has
 /// nothing to wait for, and lazy protection is as strict here.
@@ -117,7 +117,7 @@ pub enum Kind {
 /// Of the attributes it keeps the permissions. (A device that may write may also read where the IOMMU's tables say so: AMD's and
 /// Intel's do not.)
 ///
-/// A lock is held for the book of the mappings, never during a system call. Waits for the kernel: not for handlers of signals.
+/// The lock of the book of mappings is not held during system calls. Waits for the kernel: not for handlers of signals.
 pub struct KernelMapper {
     space: Arc<Space>,
 }
@@ -334,6 +334,8 @@ impl Space {
 // The book has each mapping as long as the kernel may have it. A map that fails removes what it has entered; where it cannot, no sync
 // says `Ok` before that is gone. What the kernel does not remove is kept.
 unsafe impl Mapper for KernelMapper {
+    const REMOVES_WHOLES: bool = true;
+
     fn geometry(&self) -> &Geometry {
         &self.space.geometry
     }

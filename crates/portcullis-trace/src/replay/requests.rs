@@ -50,7 +50,7 @@ impl<M: Mapper, W: RequestWaits> RequestMapper<M, W> {
 // SAFETY: all changes and waits are `M`'s.
 unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     const IS_QUICK: bool = M::IS_QUICK;
-    const KNOWS_WHAT_IT_KEEPS: bool = M::KNOWS_WHAT_IT_KEEPS;
+    const REMOVES_WHOLES: bool = M::REMOVES_WHOLES;
 
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()

@@ -131,7 +131,6 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
         self.gather.clear();
         self.settle();
-        self.domain.end_unwanted()?;
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))
     }
 
@@ -155,6 +154,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Some(range) = range else {
             return Ok(());
         };
+        // A part goes with the rest of its mapping, by whichever call that is.
+        let range = self.domain.whole_for(range).inspect_err(|_| self.mappings -= 1)?;
         let unlinking = Unlinking { batch: self, range };
         let domain = &unlinking.batch.domain;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, &mut unlinking.batch.gather);

@@ -99,18 +99,14 @@ pub enum UnmapError {
         /// Bytes that were mapped, and are unmapped now.
         unmapped: u64,
     },
-    /// A part was to be unmapped that the mapper could not remove by itself: a part of a large page that could not be split, as there was no
-    /// memory for it, or the hardware did not confirm; or a part of what a kernel removes as a whole only. **Devices still reach
-    /// `kept` bytes of the range**, and may reach the rest, until another unmap of it succeeds (which says
-    /// [`NotMapped`](Self::NotMapped), where a part is gone by then), or all the rest of its mapping was to be unmapped, too: the last of
-    /// these unmaps removes the mapping as a whole, and returns `Ok`. (Not where the mapper
-    /// [does not know](crate::mapper::Mapper::KNOWS_WHAT_IT_KEEPS).) None of the mapping's addresses are used again before all of it is gone.
-    /// A batch that returns this has noted nothing: unmap the part by the domain, too.
+    /// **Devices still reach `kept` bytes of the range**, and may reach the rest. None of the addresses are used again. It is a part of
     ///
-    /// While a part of any mapping is kept, the unmaps of a lazy domain are strict, so that the last cannot be one that waits.
-    ///
-    /// **Warning:** beside the unmap of the last part of the mapping, and after it, do not unmap this part again. It goes with the
-    /// last, and its addresses may be another mapping's by then, which a second unmap would tear out.
+    /// - a large page that could not be split, as there was no memory for it, or the hardware did not confirm: until another unmap of the
+    ///   part succeeds (which says [`NotMapped`](Self::NotMapped), where some of it is gone by then);
+    /// - a mapping that the mapper [removes as a whole](crate::mapper::Mapper::REMOVES_WHOLES) only: until all of its parts were to be
+    ///   unmapped. The call with the last of these unmaps all of the mapping, and says how that went. After it, do not unmap a part again:
+    ///   its addresses may be another mapping's by then;
+    /// - what the mapper could not remove for a reason of its own.
     #[error(
         "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"
     )]

@@ -557,9 +557,8 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // A flush that fails is tried again below, and what is not confirmed is out of use until one is.
+        // A flush that fails is tried again below.
         let _ = self.maintain();
-        let _ = self.end_unwanted();
         // Where this fails or panics, devices may still reach what waits: it is tried again later,
         // as no caller is here to be told.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));

@@ -185,7 +185,7 @@ impl<M> Ma<M> {
 // SAFETY: everything is passed on, or answered by an error or a panic; what was entered is removed again and gathered.
 unsafe impl<M: Mapper> Mapper for Ma<M> {
     const IS_QUICK: bool = M::IS_QUICK;
-    const KNOWS_WHAT_IT_KEEPS: bool = M::KNOWS_WHAT_IT_KEEPS;
+    const REMOVES_WHOLES: bool = M::REMOVES_WHOLES;
 
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()

@@ -1,6 +1,7 @@
 //! Mappings that are unmapped in parts: their addresses come back with the last of them, and not before; also where a part cannot go by
 //! itself.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Bench, DEVICE, PAGE, PLATFORM, vtd};
@@ -152,21 +153,20 @@ fn a_ring_keeps_its_addresses_whoever_unmaps_what_it_maps() {
     assert!(gone(&bench.domain).0 >= all);
 }
 
-/// A mapper that removes what was mapped at once as a whole, as a kernel does. Parts of it are kept; and all that is missing, if it does not
-/// know.
-struct Wholes<const KNOWS: bool = true> {
+/// A mapper that removes what was mapped at once as a whole, as a kernel does.
+struct Wholes {
     inner: Tables,
     mapped: Mutex<Vec<IovaRange>>,
-    /// The next sync but so many is not confirmed.
-    fails_after: Mutex<Option<usize>>,
+    /// The next sync is not confirmed.
+    fails: AtomicBool,
 }
 
 // SAFETY: it maps in the model's tables.
-unsafe impl<const KNOWS: bool> Simulated for Wholes<KNOWS> {}
+unsafe impl Simulated for Wholes {}
 
 // SAFETY: all is the inner mapper's; what it is not asked for is said to be kept.
-unsafe impl<const KNOWS: bool> Mapper for Wholes<KNOWS> {
-    const KNOWS_WHAT_IT_KEEPS: bool = KNOWS;
+unsafe impl Mapper for Wholes {
+    const REMOVES_WHOLES: bool = true;
 
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
@@ -208,34 +208,28 @@ unsafe impl<const KNOWS: bool> Mapper for Wholes<KNOWS> {
             unmapped.kept += common.len();
             true
         });
-        if !KNOWS {
-            unmapped.kept = range.len() - unmapped.bytes;
-        }
         unmapped
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        let mut fails_after = self.fails_after.lock().unwrap();
-        let fails = *fails_after == Some(0);
-        *fails_after = fails_after.and_then(|after| after.checked_sub(1));
-        if fails { Err(TIMEOUT) } else { self.inner.sync(gather) }
+        if self.fails.swap(false, Ordering::Relaxed) { Err(TIMEOUT) } else { self.inner.sync(gather) }
     }
 }
 
-struct WholesBench<const KNOWS: bool = true> {
+struct WholesBench {
     iommu: Arc<Iommu>,
-    domain: Shared<Domain<Wholes<KNOWS>, Played>>,
-    device: DmaDevice<Wholes<KNOWS>, Played>,
+    domain: Shared<Domain<Wholes, Played>>,
+    device: DmaDevice<Wholes, Played>,
 }
 
-impl<const KNOWS: bool> WholesBench<KNOWS> {
+impl WholesBench {
     fn new(policy: Policy) -> Self {
         let memory = Memory::new(8 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let table = PageTable::for_cpus(memory, vtd(4), PLATFORM.cpus()).unwrap();
         iommu.attach(DEVICE, Context::SecondStage { domain: DomainId(1), root: table.root(), levels: 4 });
         let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
-        let mapper = Wholes { inner, mapped: Mutex::default(), fails_after: Mutex::default() };
+        let mapper = Wholes { inner, mapped: Mutex::default(), fails: AtomicBool::new(false) };
         let domain = Domain::new(Played::new(StdPlatform::new()), mapper, policy).unwrap();
         let device = DmaDevice::new(domain.clone(), u64::MAX).unwrap();
         Self { iommu, domain, device }
@@ -249,7 +243,7 @@ impl<const KNOWS: bool> WholesBench<KNOWS> {
 #[test]
 fn parts_that_cannot_go_by_themselves_go_with_the_last() {
     for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
-        let bench = <WholesBench>::new(policy);
+        let bench = WholesBench::new(policy);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2], [1, 3, 2, 0]] {
             let range = bench.domain.open(&memory(8 * PAGE), BOTH, ANYWHERE).unwrap();
             let parts = order.map(|number| part(range, 2 * number, 2));
@@ -260,153 +254,69 @@ fn parts_that_cannot_go_by_themselves_go_with_the_last() {
                 assert!((0..8).all(|page| bench.writes(range, page)), "all of it is still mapped");
             }
             assert_eq!(bench.domain.unmap(parts[3]), Ok(()));
-            assert!((0..8).all(|page| !bench.writes(range, page)));
             assert_eq!(gone(&bench.domain), (0, 0));
+            assert!((0..8).all(|page| !bench.writes(range, page)));
         }
     }
 }
 
-#[test]
-fn parts_that_go_and_parts_that_do_not_make_up_a_whole() {
-    // Three pieces, which the mapper keeps apart: of 2, 4 and 2 pages.
-    let pieces =
-        [0, 100, 200].map(|page| PhysAddr::new(0x9_0000_0000 + page * PAGE)).into_iter().zip([2, 4, 2]);
-    let list: Vec<_> = pieces.map(|(phys, pages)| PhysSegment { phys, len: pages * PAGE }).collect();
-    let bench = <WholesBench>::new(Policy::Strict);
-    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
-    bench.domain.unmap(part(range, 0, 2)).unwrap();
-    // The first half of the second goes when all of it is to.
-    let kept = |range, unmapped, kept| Err(UnmapError::StillMapped { range, unmapped, kept });
-    let half = part(range, 2, 2);
-    assert_eq!(bench.domain.unmap(half), kept(half, 0, 2 * PAGE));
-    let rest = part(range, 4, 4);
-    assert_eq!(bench.domain.unmap(rest), Ok(()), "with what was kept before");
-    assert!((0..8).all(|page| !bench.writes(range, page)));
-    assert_eq!(gone(&bench.domain), (0, 0));
+/// Two pieces, of 2 pages each.
+fn two_pieces() -> [PhysSegment; 2] {
+    [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE })
 }
 
 #[test]
-fn a_kept_part_that_goes_with_a_larger_one_counts_once() {
-    let bench = <WholesBench>::new(Policy::Strict);
-    let halves =
-        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 4 * PAGE });
-    let range = bench.domain.open(&halves, BOTH, ANYWHERE).unwrap();
-    assert!(bench.domain.unmap(part(range, 1, 1)).is_err());
-    bench.domain.unmap(part(range, 0, 4)).unwrap();
-    let still_mapped = |part, kept| Err(UnmapError::StillMapped { range: part, unmapped: 0, kept });
-    let three = part(range, 4, 3);
-    assert_eq!(bench.domain.unmap(three), still_mapped(three, 3 * PAGE));
-    assert!((0..8).all(|page| bench.writes(range, page) == (page >= 4)), "the last page is in use");
-    assert_eq!(gone(&bench.domain), (8 * PAGE, 0));
-    bench.domain.unmap(part(range, 7, 1)).unwrap();
-    assert!((0..8).all(|page| !bench.writes(range, page)));
-    assert_eq!(gone(&bench.domain), (0, 0));
-}
-
-#[test]
-fn parts_of_several_pieces_end_as_a_set_of_pages_says() {
+fn random_parts_end_a_mapping_when_no_page_of_it_is_wanted() {
     let mut dice = Dice::new(11);
-    let bench = <WholesBench>::new(Policy::Strict);
+    let bench = WholesBench::new(Policy::Strict);
     for round in 0..300 {
-        // Pieces of one to four pages, and the piece of each page.
-        let lens: Vec<u64> = (0..4).map(|_| 1 + dice.below(4)).collect();
-        let list: Vec<_> = (0..)
-            .zip(&lens)
-            .map(|(piece, len)| PhysSegment {
+        // Up to four pieces of one to four pages.
+        let list: Vec<_> = (0..1 + dice.below(4))
+            .map(|piece| PhysSegment {
                 phys: PhysAddr::new(0x9_0000_0000 + piece * 100 * PAGE),
-                len: len * PAGE,
+                len: (1 + dice.below(4)) * PAGE,
             })
             .collect();
-        let pieces: Vec<usize> = (0..4).flat_map(|piece| (0..lens[piece]).map(move |_| piece)).collect();
         let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
-        let pages = pieces.len();
-        let (mut mapped, mut wanted) = (vec![true; pages], vec![true; pages]);
-        while mapped.contains(&true) {
-            // A part that is mapped, some of which is perhaps not wanted any more.
-            let first = dice.below(pages as u64) as usize;
-            let most = mapped[first..].iter().take_while(|mapped| **mapped).count();
-            if most == 0 {
-                continue;
-            }
-            let len = 1 + dice.below(most as u64) as usize;
-            let result = bench.domain.unmap(part(range, first as u64, len as u64));
-            wanted[first..first + len].fill(false);
-            let ends =
-                |piece| (0..pages).all(|page| pieces[page] != piece || (first..first + len).contains(&page));
+        let pages = range.len() / PAGE;
+        let mut wanted = vec![true; pages as usize];
+        loop {
+            // Some of it is perhaps not wanted any more.
+            let first = dice.below(pages);
+            let len = 1 + dice.below(pages - first);
+            let result = bench.domain.unmap(part(range, first, len));
+            wanted[first as usize..(first + len) as usize].fill(false);
             let is_over = !wanted.contains(&true);
-            let all_go = (first..first + len).all(|page| ends(pieces[page]));
-            assert_eq!(result.is_ok(), all_go || is_over, "{round}: {result:?}");
-            for page in 0..pages {
-                let is_ended = (first..first + len).contains(&page) && ends(pieces[page]);
-                mapped[page] &= !(is_over || is_ended);
-                assert_eq!(
-                    bench.writes(range, page as u64),
-                    mapped[page],
-                    "{round}: page {page} of {pieces:?}"
-                );
+            assert_eq!(result.is_ok(), is_over, "{round}: {result:?}");
+            assert!((0..pages).all(|page| bench.writes(range, page) != is_over), "{round}");
+            if is_over {
+                break;
             }
         }
         assert_eq!(gone(&bench.domain), (0, 0), "{round}");
     }
 }
 
-/// Whichever part is the last, and whether a part that goes by itself waits for a flush.
 #[test]
-fn the_last_part_takes_along_what_was_kept() {
-    let list =
-        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
-    for policy in [Policy::Strict, Policy::Lazy { window_ns: u64::MAX }] {
-        for order in [[0, 1, 2], [0, 2, 1], [2, 0, 1]] {
-            let bench = <WholesBench>::new(policy);
-            let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
-            // Two halves of the first piece, and the second.
-            let parts = [part(range, 0, 1), part(range, 1, 1), part(range, 2, 2)];
-            let results = order.map(|number| bench.domain.unmap(parts[number]).is_ok());
-            assert_eq!(results, order.map(|number| number == 2 || number == order[2]), "{order:?}");
-            assert!((0..4).all(|page| !bench.writes(range, page)), "{policy:?}, {order:?}");
-            assert_eq!(gone(&bench.domain), (0, 0));
-        }
-    }
-}
-
-/// By a batch, too, whose own parts are still mapped until an unmap by the domain.
-#[test]
-fn the_last_part_in_a_batch_takes_along_what_was_kept() {
-    let list =
-        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
-    let bench = <WholesBench>::new(Policy::Strict);
+fn a_batch_takes_a_mapping_with_the_last_part_of_it() {
+    let bench = WholesBench::new(Policy::Strict);
     let mut batch = RawBatch::new(&bench.device, 4).unwrap();
-    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
+    let range = bench.domain.open(&two_pieces(), BOTH, ANYWHERE).unwrap();
     let mut end = |part: IovaRange| bench.device.unmap_single_in(&mut batch, part.start(), part.len());
     let half = part(range, 0, 1);
     let still_mapped = UnmapError::StillMapped { range: half, unmapped: 0, kept: PAGE };
     assert_eq!(end(half), Err(BatchError::Unmap(still_mapped)));
+    assert!(bench.domain.unmap(part(range, 1, 1)).is_err(), "the second piece is wanted");
+    assert!((0..4).all(|page| bench.writes(range, page)));
     assert_eq!(end(part(range, 2, 2)), Ok(()));
-    assert_eq!([half, part(range, 1, 1)].map(|half| bench.domain.unmap(half).is_ok()), [false; 2]);
-    assert!(bench.writes(range, 0), "the batch has not ended the rest");
     assert_eq!(batch.commit(), Ok(1));
     assert!((0..4).all(|page| !bench.writes(range, page)));
     assert_eq!(gone(&bench.domain), (0, 0));
 }
 
 #[test]
-fn a_hole_that_a_mapper_takes_for_kept_ends_nothing_else() {
-    let list =
-        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
-    let bench = WholesBench::<false>::new(Policy::Strict);
-    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
-    let first = part(range, 0, 2);
-    bench.domain.unmap(first).unwrap();
-    let again = UnmapError::StillMapped { range: first, unmapped: 0, kept: 2 * PAGE };
-    assert_eq!(bench.domain.unmap(first), Err(again));
-    assert!((2..4).all(|page| bench.writes(range, page)), "the other half is in use");
-    bench.domain.unmap(part(range, 2, 2)).unwrap();
-    assert_eq!(gone(&bench.domain), (0, 0));
-}
-
-#[test]
 fn what_was_noted_of_a_mapping_ends_with_it() {
-    let bench = <WholesBench>::new(Policy::Strict);
+    let bench = WholesBench::new(Policy::Strict);
     let map = || bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
     let range = map();
     assert!(bench.domain.unmap(part(range, 0, 2)).is_err());
@@ -421,40 +331,25 @@ fn what_was_noted_of_a_mapping_ends_with_it() {
 
 #[test]
 fn a_whole_whose_end_is_not_confirmed_is_held() {
-    // The sync of the last part alone, and that of the whole.
-    for fails_after in 0..2 {
-        let bench = <WholesBench>::new(Policy::Strict);
-        let range = bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
-        assert!((0..4).all(|page| bench.writes(range, page)));
-        assert!(bench.domain.unmap(part(range, 0, 2)).is_err());
-        *bench.domain.mapper().fails_after.lock().unwrap() = Some(fails_after);
-        let last = bench.domain.unmap(part(range, 2, 2));
-        if fails_after == 0 {
-            // It was not even noted: it is still mapped, and goes with the next call.
-            assert!(
-                matches!(last, Err(UnmapError::StillMapped { kept, .. }) if kept == 2 * PAGE),
-                "{last:?}"
-            );
-            bench.domain.unmap(part(range, 2, 2)).unwrap();
-        } else {
-            assert!(matches!(last, Err(UnmapError::Unconfirmed { error: TIMEOUT, .. })), "{last:?}");
-            let stats = bench.domain.stats();
-            assert_eq!(
-                (stats.taken_iova_bytes - stats.cached_iova_bytes, stats.lost_iova_bytes),
-                (4 * PAGE, 0)
-            );
-            // Again, in parts: nothing is left, and nothing comes back twice.
-            for half in [0, 2] {
-                let again = bench.domain.unmap(part(range, half, 2));
-                assert!(matches!(again, Err(UnmapError::NotMapped { unmapped: 0, .. })), "{again:?}");
-            }
-        }
-        bench.domain.flush().unwrap();
-        assert!((0..4).all(|page| !bench.writes(range, page)));
-        for _ in 0..600 {
-            let other = bench.domain.open(&memory(PAGE), BOTH, ANYWHERE).unwrap();
-            bench.domain.unmap(other).unwrap();
-        }
-        assert_eq!(gone(&bench.domain), (0, 0));
+    let bench = WholesBench::new(Policy::Strict);
+    let range = bench.domain.open(&memory(4 * PAGE), BOTH, ANYWHERE).unwrap();
+    assert!((0..4).all(|page| bench.writes(range, page)));
+    assert!(bench.domain.unmap(part(range, 0, 2)).is_err());
+    bench.domain.mapper().fails.store(true, Ordering::Relaxed);
+    let last = bench.domain.unmap(part(range, 2, 2));
+    assert_eq!(last, Err(UnmapError::Unconfirmed { range, error: TIMEOUT }));
+    let stats = bench.domain.stats();
+    assert_eq!((stats.taken_iova_bytes - stats.cached_iova_bytes, stats.lost_iova_bytes), (4 * PAGE, 0));
+    // Again, in parts, which is a mistake: nothing is left, and nothing comes back twice.
+    for half in [0, 2] {
+        let again = bench.domain.unmap(part(range, half, 2));
+        assert!(matches!(again, Err(UnmapError::NotMapped { unmapped: 0, .. })), "{again:?}");
     }
+    bench.domain.flush().unwrap();
+    assert!((0..4).all(|page| !bench.writes(range, page)));
+    for _ in 0..600 {
+        let other = bench.domain.open(&memory(PAGE), BOTH, ANYWHERE).unwrap();
+        bench.domain.unmap(other).unwrap();
+    }
+    assert_eq!(gone(&bench.domain), (0, 0));
 }

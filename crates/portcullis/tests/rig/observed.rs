@@ -49,7 +49,7 @@ unsafe impl<M: Simulated> Simulated for Observed<M> {}
 // SAFETY: all changes and waits are `M`'s.
 unsafe impl<M: Mapper> Mapper for Observed<M> {
     const IS_QUICK: bool = M::IS_QUICK;
-    const KNOWS_WHAT_IT_KEEPS: bool = M::KNOWS_WHAT_IT_KEEPS;
+    const REMOVES_WHOLES: bool = M::REMOVES_WHOLES;
 
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()

@@ -3,9 +3,9 @@
 //! for that, a lazy one leaves it to a flush.
 
 use super::{Changing, Domain};
-use crate::addr::{Iova, IovaRange};
+use crate::addr::IovaRange;
 use crate::domain::account::CpuBook;
-use crate::domain::parts::NoNote;
+use crate::domain::parts::Part;
 use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
 use crate::exposure::Bytes;
 use crate::guard::Guard;
@@ -31,9 +31,6 @@ pub(crate) struct Ending<'a> {
     /// where there is none, the domain's policy holds.
     pub exception: Option<&'a AtomicPolicy>,
 }
-
-/// Whether a mapping was ended with a part of it, where that is noted.
-type Noted = Result<Result<bool, UnmapError>, NoNote>;
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its
@@ -79,10 +76,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
         // A mapping that must not wait by the present policy is ended at once. Where it may wait,
-        // the policy is looked at again in the turn that queues it. A part may not while others are kept, as it may be the last.
+        // the policy is looked at again in the turn that queues it.
         match self.window_by(exception) {
-            Some(_) if !self.parts.are_kept() => self.end_lazily(range, neighbours, exception, counted),
-            _ => self.end_now(range, neighbours, counted),
+            None => self.end_now(range, neighbours, counted),
+            Some(_) => self.end_lazily(self.whole_for(range)?, neighbours, exception, counted),
         }
     }
 
@@ -94,6 +91,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         neighbours: u64,
         counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
+        let range = self.whole_for(range)?;
         match M::IS_QUICK {
             true => self.end_quickly(range, neighbours, counted),
             false => self.end_at_once(range, neighbours, counted),
@@ -133,8 +131,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<(), UnmapError> {
         let window = || self.window_by(exception);
         // A mapper that is not quick clears without a CPU.
-        if !M::IS_QUICK && !self.clear(range, neighbours)? {
-            return Ok(());
+        if !M::IS_QUICK {
+            self.clear(range, neighbours)?;
         }
         let changing = self.changing(range);
         let untimed = self.untimed();
@@ -169,7 +167,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if window().is_none() {
             return self.end_at_once(range, neighbours, counted);
         }
-        if !self.clear(range, neighbours)? || self.wait_queued(range, neighbours, None, window) {
+        self.clear(range, neighbours)?;
+        if self.wait_queued(range, neighbours, None, window) {
             return Ok(());
         }
         self.end_refused(range, neighbours)
@@ -186,23 +185,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let changing = self.changing(range);
         let (unmapped, confirmed) = self.mapper.unmap_now(&self.platform, range);
         if unmapped.bytes != range.len() || confirmed.is_err() {
-            return self.end_badly(changing, unmapped, neighbours, confirmed);
+            return Err(self.end_badly(changing, unmapped, neighbours, confirmed));
         }
-        self.ended(changing.done(), neighbours, counted)
+        self.ended(changing.done(), neighbours, counted);
+        Ok(())
     }
 
-    /// Removes the translations of a range that is to be queued, and returns whether the range is still to be queued. It is not where an
-    /// earlier part's end took it along. What was not mapped as a whole is made unreachable before the caller is told of the mistake. By
-    /// itself, as what is gathered here takes much of the stack.
+    /// Removes the translations of a range that is to be queued. What was not mapped as a whole is made unreachable before the caller is
+    /// told of the mistake. By itself, as what is gathered here takes much of the stack.
     #[inline(never)]
-    fn clear(&self, range: IovaRange, neighbours: u64) -> Result<bool, UnmapError> {
+    fn clear(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let (unmapped, confirmed) = self.unlink_or_confirm(range);
         if unmapped.bytes == range.len() {
             changing.done();
-            return Ok(true);
+            return Ok(());
         }
-        self.end_badly(changing, unmapped, neighbours, confirmed).map(|()| false)
+        Err(self.end_badly(changing, unmapped, neighbours, confirmed))
     }
 
     /// Removes the translations of a range, and waits for what was not mapped as a whole. By itself, as the gather takes much of the
@@ -225,8 +224,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         changing.done();
         match confirmed {
             Ok(()) => self.ended_slowly(range, neighbours),
-            Err(error) => self.end_unconfirmed(range, neighbours, error),
+            Err(error) => return self.end_unconfirmed(range, neighbours, error),
         }
+        Ok(())
     }
 
     /// Ends a range whose translations were all removed. `pushed` says what became of it in the queue; it is `None` where the CPU had no
@@ -279,8 +279,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         changing.done();
         match confirmed {
             Ok(()) => self.ended(range, neighbours, counted),
-            Err(error) => self.end_unconfirmed(range, neighbours, error),
+            Err(error) => return self.end_unconfirmed(range, neighbours, error),
         }
+        Ok(())
     }
 
     #[cold]
@@ -298,12 +299,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     /// Gives back the addresses of a range that no device reaches any more.
     #[inline(always)]
-    fn ended(
-        &self,
-        range: IovaRange,
-        neighbours: u64,
-        counted: impl Fn(&LocalCpu<'_>),
-    ) -> Result<(), UnmapError> {
+    fn ended(&self, range: IovaRange, neighbours: u64, counted: impl Fn(&LocalCpu<'_>)) {
         let mut changing = Some(self.changing(range));
         let put = |cpu: &LocalCpu<'_>| {
             self.space.in_turn(cpu, |_, own| {
@@ -315,24 +311,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             })
         };
         self.platform.with_cpu_fast(put);
-        match changing {
-            None => Ok(()),
-            Some(changing) => {
-                changing.done();
-                self.ended_slowly(range, neighbours)
-            }
+        if let Some(changing) = changing {
+            changing.done();
+            self.ended_slowly(range, neighbours);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ended_slowly(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
+    fn ended_slowly(&self, range: IovaRange, neighbours: u64) {
         let changing = self.changing(range);
         self.with_turn(|cpu, own| {
             self.count_unmap(self.books.of(cpu), neighbours);
             self.give_back(cpu, own, changing.done());
         });
-        self.end_unwanted()
     }
 
     #[inline]
@@ -462,7 +454,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.give_back(Some(cpu), Some(own), range);
     }
 
-    /// What becomes of a range that was not mapped as a whole, or whose end was not confirmed. After `Ok` it has ended all the same.
+    /// What becomes of a range that was not mapped as a whole, or whose end was not confirmed.
     #[cold]
     #[inline(never)]
     fn end_badly(
@@ -471,135 +463,51 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Unmapped { bytes: unmapped, kept, .. }: Unmapped,
         neighbours: u64,
         confirmed: Result<(), InvalidationError>,
-    ) -> Result<(), UnmapError> {
+    ) -> UnmapError {
         let range = changing.range();
-        let mut ended = Ok(false);
         // What may be reached is counted before what calls the clock again, as that may panic.
         if confirmed.is_err() && unmapped == range.len() {
             self.quarantine(changing);
         } else {
             changing.done();
             let losing = Guard::new(|| self.lose(unmapped));
-            let is_known = M::KNOWS_WHAT_IT_KEEPS && unmapped.saturating_add(kept) == range.len();
-            let noted = match confirmed {
-                Ok(()) if kept == 0 => self.end_rest(range, unmapped),
-                Ok(()) if is_known => self.end_kept(range),
-                _ => Err(NoNote),
-            };
+            let was_rest = confirmed.is_ok()
+                && kept == 0
+                && !self.parts.is_empty()
+                && self.platform.with_cpu(|_| self.parts.was_rest(range, unmapped));
             losing.done();
-            match noted {
-                Ok(noted) => ended = noted,
-                Err(NoNote) => {
-                    self.lose_rest(range, unmapped);
-                    if confirmed.is_err() {
-                        self.leave_open(unmapped);
-                    }
+            if was_rest {
+                self.take_back(self.changing(range));
+            } else {
+                self.lose_rest(range, unmapped);
+                if confirmed.is_err() {
+                    self.leave_open(unmapped);
                 }
             }
         }
-        if unmapped > 0 || ended == Ok(true) {
+        if unmapped > 0 {
             // Otherwise another call unmapped all of it before, and took them off.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
-        match (confirmed, ended?) {
-            (_, true) => Ok(()),
-            _ if kept > 0 => Err(UnmapError::StillMapped { range, unmapped, kept }),
-            (Err(error), _) => Err(UnmapError::Unconfirmed { range, error }),
-            _ => Err(UnmapError::NotMapped { range, unmapped }),
+        match confirmed {
+            _ if kept > 0 => UnmapError::StillMapped { range, unmapped, kept },
+            Err(error) => UnmapError::Unconfirmed { range, error },
+            Ok(()) => UnmapError::NotMapped { range, unmapped },
         }
     }
 
-    /// Gives back the addresses of a mapping the rest of which no device reaches any more, as `unmapped` bytes of `range` were
-    /// removed.
-    #[cold]
-    #[inline(never)]
-    fn end_rest(&self, range: IovaRange, unmapped: u64) -> Noted {
-        let rest = self.platform.with_cpu(|_| self.parts.rest(range, unmapped));
-        if let Some(whole) = rest? {
-            self.take_back(self.changing(whole));
-        }
-        Ok(self.end_unwanted().map(|()| false))
-    }
-
-    /// Notes that `range` could not be removed by itself. Where nobody wants the rest of the mapping either, removes the mapping as a
-    /// whole, and waits until no device reaches it. Returns whether it did.
-    #[cold]
-    #[inline(never)]
-    fn end_kept(&self, range: IovaRange) -> Noted {
-        self.platform.with_cpu(|_| self.parts.keep(&self.space, range))?;
-        // Parts that wait for a flush count as gone when they are given back. From now on none waits.
-        if !self.parts.has_unwanted() && self.is_pending() && self.flush().is_ok() {
-            self.reclaim_deferred(None);
-        }
-        Ok(self.end_all_unwanted(Some(range)))
-    }
-
-    /// Removes each mapping as a whole that nobody wants any part of, if a part of it is kept, and waits until no device reaches it: an
-    /// owner that has unmapped the last part has unmapped them all. The caller holds no CPU.
+    /// What is to be removed for `range`, by a mapper that removes mappings as a whole.
     ///
     /// # Errors
-    /// [`UnmapError::Unconfirmed`]: it is removed, but devices may still reach it. Its addresses stay out of use until a flush is confirmed.
-    #[inline]
-    pub(crate) fn end_unwanted(&self) -> Result<(), UnmapError> {
-        match self.parts.has_unwanted() {
-            true => self.end_all_unwanted(None).map(|_| ()),
-            false => Ok(()),
+    /// [`UnmapError::StillMapped`]: it is a part, which goes with the rest of its mapping.
+    pub(crate) fn whole_for(&self, range: IovaRange) -> Result<IovaRange, UnmapError> {
+        if !M::REMOVES_WHOLES {
+            return Ok(range);
         }
-    }
-
-    /// The same. Returns whether it has ended the mapping of `part`.
-    #[cold]
-    #[inline(never)]
-    fn end_all_unwanted(&self, part: Option<IovaRange>) -> Result<bool, UnmapError> {
-        let (mut from, mut ended) = (Some(Iova::new(0)), Ok(false));
-        while let Some(start) = from
-            && let Some(whole) = self.platform.with_cpu(|_| self.parts.unwanted(start))
-        {
-            from = whole.last().checked_add(1);
-            match self.end_whole(whole) {
-                Ok(is_ended) => {
-                    let is_of_part = is_ended && part.is_some_and(|part| whole.contains_range(part));
-                    ended = ended.map(|before| before || is_of_part);
-                }
-                Err(error) => ended = Err(UnmapError::Unconfirmed { range: whole, error }),
-            }
+        match self.platform.with_cpu(|_| self.parts.unwant(&self.space, range)) {
+            Part::Remove(range) => Ok(range),
+            Part::Stays => Err(UnmapError::StillMapped { range, unmapped: 0, kept: range.len() }),
         }
-        ended
-    }
-
-    /// Ends `whole`, which [`Parts`] has said is unwanted. Returns whether the mapper has removed it.
-    fn end_whole(&self, whole: IovaRange) -> Result<bool, InvalidationError> {
-        let staying = Guard::new(|| {
-            let _ = self.parts.leave(whole);
-        });
-        let changing = self.changing(whole);
-        let unmapped = self.unlink_for_all(whole);
-        // What was removed of it before has perhaps not been confirmed.
-        let confirmed = self.mapper.sync(Gather::EVERYTHING);
-        if unmapped.kept > 0 {
-            changing.done();
-            staying.done();
-            if let Some(whole) = self.platform.with_cpu(|_| self.parts.leave(whole)) {
-                self.take_back(self.changing(whole));
-            }
-            return confirmed.map(|()| false);
-        }
-        self.platform.with_cpu(|cpu| {
-            self.parts.forget(whole);
-            self.books.of(cpu).add(|book| &book.unmaps, 1);
-        });
-        staying.done();
-        match confirmed {
-            Ok(()) => self.take_back(changing),
-            Err(_) => self.quarantine(changing),
-        }
-        confirmed.map(|()| true)
-    }
-
-    /// Removes the translations of a range, for a sync of everything. By itself, as what is gathered in vain takes much of the stack.
-    #[inline(never)]
-    fn unlink_for_all(&self, range: IovaRange) -> Unmapped {
-        self.unlink(range, &mut Gather::new())
     }
 
     /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried
