@@ -5,7 +5,8 @@ use portcullis::addr::{IovaRange, Permissions};
 /// An address space of the kernel's: an IOAS, or a container. The errors are those of `errno`.
 ///
 /// # Safety
-/// - After `Ok` of [`unmap`](Self::unmap) no device reaches anything through the range. After an error of it, nothing was removed.
+/// - After `Ok` of [`unmap`](Self::unmap) no device reaches anything through the range. After an error of it, devices may reach
+///   any of it, though whole mappings may be gone.
 /// - [`map`](Self::map) opens the memory that it is given, and no other; after an error it has opened nothing.
 pub unsafe trait Calls: Send + Sync + 'static {
     /// Lets devices reach the process's memory from `address` on through `range`.

@@ -30,7 +30,8 @@ const COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 
-/// A PCI device in the hands of this process. The kernel resets it when it is dropped, and when the process ends.
+/// A PCI device in the hands of this process. The kernel resets it, where it knows how, when it and all of its [`Registers`] are
+/// dropped, and when the process ends: each of these holds the device's file.
 ///
 /// It makes no access of its own before [`set_bus_master`](Self::set_bus_master). After that it reaches what is mapped in its
 /// [address space](Self::space), and nothing else.
@@ -124,7 +125,10 @@ impl Device {
         &self.space
     }
 
-    /// The registers behind base address register `number`, 0 to 5. Makes two system calls.
+    /// The registers behind base address register `number`, 0 to 5, which the device is told to answer for. Makes six system calls.
+    ///
+    /// An access to them ends the process by a signal (`SIGBUS`) while the device does not answer: after [`write_config`](Self::write_config)
+    /// has taken that back, in a low power state, or unplugged.
     ///
     /// # Errors
     /// Where there are none, or they cannot be mapped.
@@ -137,6 +141,7 @@ impl Device {
             ));
         }
         let len = usize::try_from(region.size).map_err(io::Error::other)?;
+        self.change_command(|command| command | MEMORY)?;
         let memory = MmapOptions::new().offset(region.offset).len(len).map_raw(&self.file)?;
         Ok(Registers { memory })
     }
@@ -167,16 +172,18 @@ impl Device {
         self.file.write_all_at(bytes, region.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?)
     }
 
-    /// Lets the device make accesses of its own, and have registers; or keeps it from accesses.
+    /// Lets the device make accesses of its own, or keeps it from them.
     ///
     /// # Errors
     /// The kernel's.
     pub fn set_bus_master(&self, on: bool) -> io::Result<()> {
+        self.change_command(|command| if on { command | BUS_MASTER } else { command & !BUS_MASTER })
+    }
+
+    fn change_command(&self, change: impl FnOnce(u16) -> u16) -> io::Result<()> {
         let mut command = [0; 2];
         self.read_config(COMMAND, &mut command)?;
-        let old = u16::from_le_bytes(command) | MEMORY;
-        let new = if on { old | BUS_MASTER } else { old & !BUS_MASTER };
-        self.write_config(COMMAND, &new.to_le_bytes())
+        self.write_config(COMMAND, &change(u16::from_le_bytes(command)).to_le_bytes())
     }
 
     /// Resets the device, which takes up to a second.

@@ -30,8 +30,12 @@
 //!
 //! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
 //! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child
-//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. When a process ends in whatever way, the kernel resets its devices and removes all
-//! that was mapped.
+//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. It must use no
+//! queue and drop no mapping of the parent's: by iommufd that would unmap the parent's memory. When a process ends in whatever
+//! way, the kernel resets its devices, where it knows how, and removes all that was mapped.
+//!
+//! Before Linux 6.2, memory that a device is only to read must have been written once before it is mapped: else the kernel may pin a
+//! page of zeros that many share, and the device reads that for good, whatever the process writes later.
 //!
 //! A process whose memory is changed behind the kernel's back (`munmap` of a buffer that is mapped) leaves the device the old pages: they
 //! are the device's alone then, and nobody else's.

@@ -330,9 +330,12 @@ impl Space {
     }
 }
 
-// SAFETY: what the kernel maps and unmaps, it does by `Calls`: a mapping is of the memory asked for, and after an unmap no device reaches it.
-// The book has each mapping as long as the kernel may have it. A map that fails removes what it has entered; where it cannot, no sync
-// says `Ok` before that is gone. What the kernel does not remove is kept.
+// SAFETY: by clause of the trait:
+// - A map opens the memory that it is given, by `Calls`, and after an unmap of `Calls` no device reaches it: so a sync has nothing to wait for.
+// - A map that fails removes what it has entered; where it cannot, no sync says `Ok` before that is gone.
+// - An unmap removes what the book has of the range, and what the kernel does not remove is kept, and in the book again. Where a call
+//   panics, it may have done any part of that. (Of what another process has mapped by the same file the book knows nothing.)
+// - `unmap_now` is the trait's own. There are no marks, no short ways, and the geometry is a constant.
 unsafe impl Mapper for KernelMapper {
     const REMOVES_WHOLES: bool = true;
 

@@ -42,6 +42,10 @@ pub enum NvmeError {
     Stray,
     #[error("no namespace: {blocks} blocks of 2^{shift} bytes")]
     Namespace { blocks: u64, shift: u64 },
+    #[error(
+        "the blocks of the namespace have {bytes} bytes of metadata, which this driver does not transfer: format it without"
+    )]
+    Metadata { bytes: u64 },
     #[error("{len} bytes at block {block} are no blocks of the disk, or too many for one command")]
     Blocks { len: u64, block: u64 },
     #[error("all {0} commands of the ring are in use")]
@@ -202,7 +206,11 @@ impl<X: Machine, F: Frames + Clone, R: Registers> Nvme<X, F, R> {
         let blocks = word(0);
         // The format in use is one of 16, which follow from byte 128 on.
         let format = (word(3) >> 16 & 0xf) as usize;
-        let shift = word(16 + format / 2) >> (format % 2 * 32 + 16) & 0xff;
+        let word = word(16 + format / 2) >> (format % 2 * 32);
+        let (metadata, shift) = (word & 0xffff, word >> 16 & 0xff);
+        if metadata != 0 {
+            return Err(NvmeError::Metadata { bytes: metadata });
+        }
         if blocks == 0 || !(9..=12).contains(&shift) {
             return Err(NvmeError::Namespace { blocks, shift });
         }

@@ -92,14 +92,20 @@ impl<X: Machine, F: Frames + Clone, R: Registers> Ring<X, F, R> {
         writes: bool,
         data: impl IntoIterator<Item = DmaSegment>,
     ) -> Result<u16> {
-        let mut len = 0_u64;
+        let (mut len, mut follows) = (0_u64, true);
         self.pages.clear();
         for segment in data {
+            // Between the first byte and the last the controller takes whole pages.
+            let begins = len == 0 || segment.iova.get().is_multiple_of(PAGE);
+            if !(begins && follows) {
+                return Err(NvmeError::Blocks { len, block });
+            }
+            follows = segment.iova.get().wrapping_add(segment.len).is_multiple_of(PAGE);
             len = len.saturating_add(segment.len);
             let (mut at, end) = (segment.iova.get(), segment.iova.get().saturating_add(segment.len));
             while at < end {
                 self.pages.push(at);
-                at = (at / PAGE + 1) * PAGE;
+                at = (at / PAGE).saturating_add(1).saturating_mul(PAGE);
             }
         }
         let Namespace { block_bytes, blocks: most } = self.namespace;

@@ -7,8 +7,8 @@ mod ways;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use portcullis::dma::{DmaDomain, DmaMask, QueueConfig};
-use portcullis::domain::{Domain, Policy};
+use portcullis::bounce::pool::PoolConfig;
+use portcullis::dma::{DmaMask, DomainBuilder, QueueConfig};
 use portcullis::std_platform::StdPlatform;
 use portcullis_hw::Registers;
 use portcullis_linux::heap::{Heap, HeapBuffer};
@@ -88,7 +88,7 @@ fn pattern(word: u64) -> u64 {
 struct Bar(vfio::Registers);
 
 // SAFETY: they are those of the controller's BAR 0, which the process has mapped as VFIO gives it: each access is of its width, volatile,
-// and x86-64 makes accesses of such memory in the order of the program, after all stores and loads before them; `vfio::Registers` keeps
+// and x86-64 makes accesses of such memory in the order of the program, a write after all stores and loads before it; `vfio::Registers` keeps
 // the compiler to that order, too. That goes from one CPU to another as the memory between them does. Beyond the registers nothing is
 // written, and reads return ones. The one driver of the device, which no other process has, is made of this value.
 unsafe impl Registers for Bar {
@@ -118,8 +118,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     let node = if options.type1 { Device::open_type1(name)? } else { Device::open(name)? };
     // SAFETY: all memory is the process's: the heap's, and buffers on it.
     let mapper = unsafe { node.space().mapper() };
-    let space = Domain::new(StdPlatform::new(), mapper, Policy::Strict)?;
-    let domain = DmaDomain::<Machine>::over(space, Some(Heap))?;
+    // A pool that gives up what waits for a second would map again at times.
+    let pool = PoolConfig { idle_ns: u64::MAX, ..PoolConfig::default() };
+    let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build_as::<Machine>(StdPlatform::new())?;
     // The controller counts on offsets in pages.
     let device = domain.attach(node.id(), DmaMask::BITS_64)?.keeping_offsets(4095);
     node.set_bus_master(true)?;
