@@ -154,6 +154,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Some(range) = range else {
             return Ok(());
         };
+        let neighbours = range.len().saturating_sub(used);
         // A part goes with the rest of its mapping, by whichever call that is.
         let range = self.domain.whole_for(range).inspect_err(|_| self.mappings -= 1)?;
         let unlinking = Unlinking { batch: self, range };
@@ -166,7 +167,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         core::mem::forget(unlinking);
         if bytes > 0 {
             // Else they went with the call that unmapped all of it before.
-            self.neighbours = self.neighbours.saturating_add(range.len().saturating_sub(used));
+            self.neighbours = self.neighbours.saturating_add(neighbours);
         }
         if bytes == range.len() {
             self.ranges.push(range);

@@ -104,8 +104,8 @@ pub enum UnmapError {
     /// - a large page that could not be split, as there was no memory for it, or the hardware did not confirm: until another unmap of the
     ///   part succeeds (which says [`NotMapped`](Self::NotMapped), where some of it is gone by then);
     /// - a mapping that the mapper [removes as a whole](crate::mapper::Mapper::REMOVES_WHOLES) only: until all of its parts were to be
-    ///   unmapped. The call with the last of these unmaps all of the mapping, and says how that went. After it, do not unmap a part again:
-    ///   its addresses may be another mapping's by then;
+    ///   unmapped. The call with the last of these unmaps all of the mapping, and says how that went. Beside that call and after it, do not
+    ///   unmap another part again: its addresses may be another mapping's by then. Where that call fails, unmap the range of its error;
     /// - what the mapper could not remove for a reason of its own.
     #[error(
         "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"

@@ -33,6 +33,11 @@ struct Note {
 }
 
 impl Note {
+    /// Whether all of it is gone or is to go. (A part is gone that went by itself, as there was no memory for a note of it.)
+    fn is_unwanted(&self) -> bool {
+        self.unwanted.iter().fold(self.gone, |sum, part| sum.saturating_add(part.len())) >= self.whole.len()
+    }
+
     /// Adds `part` to what is to go. Returns whether there was memory for it.
     fn add(&mut self, part: IovaRange) -> bool {
         if self.unwanted.try_reserve(1).is_err() {
@@ -55,7 +60,7 @@ impl Note {
 pub(crate) enum Part {
     /// Remove this: all of the mapping, which no other call is told; or the part, if it is all of one, or of none that can have a note.
     Remove(IovaRange),
-    /// Nothing: the rest is wanted, or there is no memory for a note.
+    /// Nothing: the rest is wanted, or there is no memory to add the part to the note.
     Stays,
 }
 
@@ -117,7 +122,7 @@ impl Parts {
                 if note.whole == part {
                     return (Part::Remove(part), true);
                 }
-                let is_last = note.add(part) && note.unwanted[..] == [note.whole];
+                let is_last = note.add(part) && note.is_unwanted();
                 let what = if is_last { Part::Remove(note.whole) } else { Part::Stays };
                 (what, is_last || note.unwanted.is_empty())
             },

@@ -303,6 +303,7 @@ fn a_batch_takes_a_mapping_with_the_last_part_of_it() {
     let mut batch = RawBatch::new(&bench.device, 4).unwrap();
     let range = bench.domain.open(&two_pieces(), BOTH, ANYWHERE).unwrap();
     let mut end = |part: IovaRange| bench.device.unmap_single_in(&mut batch, part.start(), part.len());
+    bench.domain.count_neighbours(2 * PAGE as i64);
     let half = part(range, 0, 1);
     let still_mapped = UnmapError::StillMapped { range: half, unmapped: 0, kept: PAGE };
     assert_eq!(end(half), Err(BatchError::Unmap(still_mapped)));
@@ -312,6 +313,11 @@ fn a_batch_takes_a_mapping_with_the_last_part_of_it() {
     assert_eq!(batch.commit(), Ok(1));
     assert!((0..4).all(|page| !bench.writes(range, page)));
     assert_eq!(gone(&bench.domain), (0, 0));
+    // No byte beside a part was counted, so none of these is taken off.
+    let exposed = || bench.domain.exposure().neighbour_byte_ns;
+    let before = exposed();
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    assert!(exposed() > before);
 }
 
 #[test]
