@@ -1,11 +1,11 @@
 //! Reads at random places, by jobs that poll, and what they take.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use portcullis::addr::DmaSegment;
+use portcullis::addr::{DmaSegment, PhysAddr};
 use portcullis_linux::heap::HeapBuffer;
 use portcullis_linux::vfio::Device;
 
@@ -41,7 +41,10 @@ pub trait Data: Send {
     /// Has all buffers come back. Returns how many have.
     fn commit(&mut self) -> Result<usize>;
 
-    /// The buffer that has come back last but for `before_last` others. They come back in the order of their unmaps.
+    /// The buffer that the next map takes.
+    fn next(&self) -> Option<&HeapBuffer>;
+
+    /// The buffer that has come back last but for `before_last` others. What was copied comes back at once, before what waits for a batch.
     fn came(&self, before_last: usize) -> Option<&HeapBuffer>;
 
     /// Unmaps all that is mapped.
@@ -96,7 +99,6 @@ const SPINS: u32 = 1 << 16;
 /// A read that the disk has.
 struct Pending<H> {
     held: H,
-    place: u64,
     began: u64,
     mapping: u64,
 }
@@ -104,8 +106,8 @@ struct Pending<H> {
 impl<D: Data> Job for D {
     fn read(&mut self, ring: &mut Ring, plan: &Plan, verifies: bool, samples: &mut Samples) -> Result<()> {
         let mut pending: Vec<Option<Pending<D::Held>>> = (0..Ring::MOST).map(|_| None).collect();
-        // Places of reads whose buffers are still to come back.
-        let mut places = VecDeque::with_capacity(2 * Ring::MOST);
+        // Where each buffer's read is from, by the address of the buffer.
+        let mut places = HashMap::with_capacity(8 * Ring::MOST);
         let (mut left, mut running) = (plan.reads, 0);
         let mut random = fastrand::Rng::new();
         let (mut spins, mut waits) = (0, None);
@@ -113,12 +115,13 @@ impl<D: Data> Job for D {
             let has_more = left > 0 && running < plan.depth;
             while left > 0 && running < plan.depth {
                 let place = random.u64(..plan.places);
+                places.insert(self.next().ok_or("no buffer is left")?.phys(), place);
                 let began = ticks();
                 let (held, segment) = self.map()?;
                 let mapping = ticks().saturating_sub(began);
                 let id = ring.transfer(place * (plan.len / plan.block_bytes), false, [segment])?;
                 let entry = pending.get_mut(usize::from(id)).ok_or("no such command")?;
-                *entry = Some(Pending { held, place, began, mapping });
+                *entry = Some(Pending { held, began, mapping });
                 (left, running) = (left - 1, running + 1);
             }
             if has_more {
@@ -136,7 +139,6 @@ impl<D: Data> Job for D {
                 }
                 running -= 1;
                 (spins, waits) = (0, None);
-                places.push_back(done.place);
                 verify_back(self, count, &mut places, plan, verifies)?;
             }
             spins += 1;
@@ -161,23 +163,25 @@ impl<D: Data> Job for D {
 fn verify_back(
     data: &impl Data,
     count: usize,
-    places: &mut VecDeque<u64>,
+    places: &mut HashMap<PhysAddr, u64>,
     plan: &Plan,
     whole: bool,
 ) -> Result<()> {
     for before_last in (0..count).rev() {
-        let place = places.pop_front().ok_or("a buffer came back twice")?;
+        let buffer = data.came(before_last).ok_or("a buffer did not come back")?;
+        let place = places.remove(&buffer.phys()).ok_or("a buffer came back twice")?;
         if !plan.is_known {
             continue;
         }
-        let buffer = data.came(before_last).ok_or("a buffer did not come back")?;
         let words = plan.len / 8;
         let step = if whole { 1 } else { (words - 1).max(1) };
         for word in (0..words).step_by(step as usize) {
             let mut bytes = [0; 8];
             buffer.read(word as usize * 8, &mut bytes).ok_or("too long")?;
-            if u64::from_le_bytes(bytes) != pattern(place * words + word) {
-                return Err(format!("word {word} of a read at {:#x} is wrong", place * plan.len).into());
+            let (found, wanted) = (u64::from_le_bytes(bytes), pattern(place * words + word));
+            if found != wanted {
+                let at = place * plan.len;
+                return Err(format!("word {word} of a read at {at:#x} is {found:#x}, not {wanted:#x}").into());
             }
         }
     }

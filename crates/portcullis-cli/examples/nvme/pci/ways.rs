@@ -71,6 +71,10 @@ impl Data for Queued {
         Ok(self.spare.len() - before)
     }
 
+    fn next(&self) -> Option<&HeapBuffer> {
+        self.spare.front()
+    }
+
     fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
         self.spare.iter().rev().nth(before_last)
     }
@@ -145,6 +149,10 @@ impl Data for Cached {
         Ok(0)
     }
 
+    fn next(&self) -> Option<&HeapBuffer> {
+        self.spare.front()?.buffer.as_ref()
+    }
+
     fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
         self.spare.iter().rev().nth(before_last)?.buffer.as_ref()
     }
@@ -188,6 +196,10 @@ impl Data for InAdvance {
 
     fn commit(&mut self) -> Result<usize> {
         Ok(0)
+    }
+
+    fn next(&self) -> Option<&HeapBuffer> {
+        Some(self.spare.front()?.buffer())
     }
 
     fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
