@@ -150,13 +150,13 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// Takes a mapping that was [accepted](Self::accepts), of a buffer of `used` bytes in `range`, or of nothing that
     /// is translated.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
+        let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
+        // A part goes with the rest of its mapping, by whichever call that is.
+        let range = range.map(|range| self.domain.whole_for(range)).transpose()?;
         self.mappings += 1;
         let Some(range) = range else {
             return Ok(());
         };
-        let neighbours = range.len().saturating_sub(used);
-        // A part goes with the rest of its mapping, by whichever call that is.
-        let range = self.domain.whole_for(range).inspect_err(|_| self.mappings -= 1)?;
         let unlinking = Unlinking { batch: self, range };
         let domain = &unlinking.batch.domain;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, &mut unlinking.batch.gather);

@@ -55,15 +55,6 @@ impl Note {
     }
 }
 
-/// What is to be done about a part that is to go, by a mapper that removes mappings as a whole.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// Remove this: all of the mapping, which no other call is told; or the part, if it is all of one, or of none that can have a note.
-    Remove(IovaRange),
-    /// Nothing: the rest is wanted, or there is no memory to add the part to the note.
-    Stays,
-}
-
 impl Parts {
     /// Calls `f` with the note of the mapping that has all of `part`. `f` says whether to forget it, too. `None` without a note.
     fn with<R>(&self, part: IovaRange, f: impl FnOnce(&mut Note) -> (R, bool)) -> Option<R> {
@@ -113,21 +104,19 @@ impl Parts {
         gone.ok_or(NoNote)
     }
 
-    /// Notes that `part` is to go, and says what is to be done now. A part may be noted more than once.
-    pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Part {
+    /// Notes that `part` is to go, for a mapper that removes mappings as a whole, and returns what is to be removed now: all of the mapping,
+    /// which no other call is told; or the part, if it is all of one, or of none that can have a note. `None` where the rest is wanted, or
+    /// there is no memory to add the part to the note. A part may be noted more than once.
+    pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
         let noted = self.with_made(
             part,
             |notes| Self::divided(space, part, notes).filter(|whole| *whole != part),
             |note| {
-                if note.whole == part {
-                    return (Part::Remove(part), true);
-                }
-                let is_last = note.add(part) && note.is_unwanted();
-                let what = if is_last { Part::Remove(note.whole) } else { Part::Stays };
-                (what, is_last || note.unwanted.is_empty())
+                let is_over = note.whole == part || note.add(part) && note.is_unwanted();
+                (is_over.then_some(note.whole), is_over || note.unwanted.is_empty())
             },
         );
-        noted.unwrap_or(Part::Remove(part))
+        noted.unwrap_or(Some(part))
     }
 
     /// The mapping that has all of `part`, divided from now on, for a note that there is room for.

@@ -164,7 +164,7 @@ struct Wholes {
 // SAFETY: it maps in the model's tables.
 unsafe impl Simulated for Wholes {}
 
-// SAFETY: all is the inner mapper's; what it is not asked for is said to be kept.
+// SAFETY: all is the inner mapper's; what it is asked to remove in part is said to be kept.
 unsafe impl Mapper for Wholes {
     const REMOVES_WHOLES: bool = true;
 
@@ -260,11 +260,6 @@ fn parts_that_cannot_go_by_themselves_go_with_the_last() {
     }
 }
 
-/// Two pieces, of 2 pages each.
-fn two_pieces() -> [PhysSegment; 2] {
-    [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE })
-}
-
 #[test]
 fn random_parts_end_a_mapping_when_no_page_of_it_is_wanted() {
     let mut dice = Dice::new(11);
@@ -301,7 +296,10 @@ fn random_parts_end_a_mapping_when_no_page_of_it_is_wanted() {
 fn a_batch_takes_a_mapping_with_the_last_part_of_it() {
     let bench = WholesBench::new(Policy::Strict);
     let mut batch = RawBatch::new(&bench.device, 4).unwrap();
-    let range = bench.domain.open(&two_pieces(), BOTH, ANYWHERE).unwrap();
+    // Two pieces, of 2 pages each.
+    let list =
+        [0, 100].map(|page| PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + page * PAGE), len: 2 * PAGE });
+    let range = bench.domain.open(&list, BOTH, ANYWHERE).unwrap();
     let mut end = |part: IovaRange| bench.device.unmap_single_in(&mut batch, part.start(), part.len());
     bench.domain.count_neighbours(2 * PAGE as i64);
     let half = part(range, 0, 1);

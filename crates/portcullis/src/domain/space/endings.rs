@@ -5,7 +5,6 @@
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::account::CpuBook;
-use crate::domain::parts::Part;
 use crate::domain::{AtomicPolicy, PolicyWord, UnmapError};
 use crate::exposure::Bytes;
 use crate::guard::Guard;
@@ -41,8 +40,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Costs one walk for each leaf table and one store for each entry; a part also a lock, and O(log n) where n mappings are partly
     /// unmapped (O(n) for the first part of one, and for the last). A strict unmap then waits
     /// for one invalidation. A lazy one queues the range in O(1), but for the call that finds its
-    /// CPU's queue full, which waits for a flush. Allocates nothing where `range` is all of a mapping. A part's note may be allocated (without memory, the part's addresses are lost);
-    /// and of a large page that `range` covers only in part, a table, as it is split first, which may wait, too (see
+    /// CPU's queue full, which waits for a flush. Allocates nothing where `range` is all of a mapping. For a part it may allocate a note
+    /// (without memory, the part's addresses are lost), and for a part of a large page a table, as the page is split first, which may wait, too (see
     /// [`Mapper::unmap`]). The caller holds no lock and no CPU.
     ///
     /// It trusts the caller that the mapping is its own. If the mapping is another caller's, its
@@ -504,10 +503,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if !M::REMOVES_WHOLES {
             return Ok(range);
         }
-        match self.platform.with_cpu(|_| self.parts.unwant(&self.space, range)) {
-            Part::Remove(range) => Ok(range),
-            Part::Stays => Err(UnmapError::StillMapped { range, unmapped: 0, kept: range.len() }),
-        }
+        let removed = self.platform.with_cpu(|_| self.parts.unwant(&self.space, range));
+        removed.ok_or(UnmapError::StillMapped { range, unmapped: 0, kept: range.len() })
     }
 
     /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried
