@@ -3,7 +3,7 @@
 //!
 //! A "physical" address is one of the process here. VFIO and iommufd take such addresses; so does a test whose hardware is
 //! made of software. A device behind an IOMMU that walks page tables by itself does *not*: it wants the machine's addresses.
-//! So whoever makes a mapper of a process's address space [signs](crate::vfio::AddressSpace::mapper) which kind its domain is given.
+//! So the caller of [`AddressSpace::mapper`](crate::vfio::AddressSpace::mapper) signs which kind of address the domain is given.
 //!
 //! ```
 //! use portcullis::prelude::*;

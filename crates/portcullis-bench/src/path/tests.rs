@@ -1,4 +1,4 @@
-//! What is left behind is found, what is not mapped is not unmapped, and domains are shared or not, as they were asked for.
+//! The benchmark finds mappings that a subject leaves behind, unmaps nothing that is not mapped, and shares domains where it is asked to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -301,7 +301,7 @@ mod tests {
         for operation in EACH {
             let script = Script::new(Fault::None);
             let mut turns = open(&script, &team, Shape::Page { level: 1 }, operation).unwrap();
-            // Looked at once; what is to be translated is mapped once more, to stay.
+            // Opening maps a page once to look at it. For translations it maps the page again, and leaves it.
             let is_translate = operation == Operation::Translate;
             let opened = [if is_translate { 32 } else { 16 }, 16, 0];
             assert_eq!(script.counts(), opened, "{operation:?}");

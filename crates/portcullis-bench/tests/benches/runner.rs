@@ -146,7 +146,7 @@ fn the_figures_are_of_the_repetition_in_the_middle() {
     let (results, _) = run(options, &groups, |_| ());
     let Measurement { ns_per_op, min, max, split, halves, p99_99, .. } = results[0];
     assert_eq!((min, ns_per_op, max), (100.0, 120.0, 150.0), "the lower of the two in the middle");
-    // The parts add up, as they are of one repetition; what is no part is the median of all.
+    // The split is of one repetition, so its parts add up. The other figures are medians of all repetitions.
     let expected = Split {
         wait_ns: 17.14,
         lock_ns: 30.0,

@@ -25,7 +25,7 @@ impl Book {
         self.bytes
     }
 
-    /// Those that have addresses of `range`, in order. O(log n) for each.
+    /// The mappings that overlap `range`, in order. O(log n) for each.
     fn touching(&self, range: IovaRange) -> impl Iterator<Item = IovaRange> + '_ {
         let before = self.mappings.range(..range.start()).next_back();
         let inside = self.mappings.range(range.start()..=range.last());

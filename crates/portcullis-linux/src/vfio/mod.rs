@@ -37,8 +37,8 @@
 //! Before Linux 6.2, memory that a device is only to read must have been written once before it is mapped: else the kernel may pin a
 //! page of zeros that many share, and the device reads that for good, whatever the process writes later.
 //!
-//! A process whose memory is changed behind the kernel's back (`munmap` of a buffer that is mapped) leaves the device the old pages: they
-//! are the device's alone then, and nobody else's.
+//! The kernel keeps the pages of a mapped buffer until the mapping ends. If the process calls `munmap` on the buffer before, the device
+//! goes on using these pages, and no one else gets them.
 
 mod book;
 mod calls;

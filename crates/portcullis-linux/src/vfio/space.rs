@@ -299,7 +299,7 @@ impl Space {
                 }
                 Err(_) => {
                     let mut book = self.book();
-                    // They were in it just now, and nobody maps there before they are gone.
+                    // `take` has removed these from the book above, and the kernel maps nothing over them: there is room for each.
                     for mapping in run {
                         let _ = book.add(*mapping);
                     }

@@ -1,6 +1,9 @@
 //! What stands in for the shared libraries with Linux's code: the same functions, as simple as can be. The tests compile
 //! it (see `mod.rs`), as Linux's own is not part of this program. Where a call is not as Linux's code calls it, the call
 //! fails, and so does the test.
+//!
+//! Each function has the contract of Linux's. The caller gives it a handle that the function's `new` or `init` has returned, and that no
+//! `del` has ended; memory that it names is its own, and as long as it says.
 
 #![cfg(not(empty))]
 
@@ -10,23 +13,28 @@ use std::ptr::null;
 use std::sync::Mutex;
 
 /// CPUs that the library knows.
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub static kshim_ncpu: c_uint = if cfg!(without_cpus) { 0 } else { 4096 };
 
 /// Live ranges of pages, by the first.
 type Space = Mutex<BTreeMap<u64, u64>>;
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn peer_iova_new() -> *mut Space {
-    // Page 0 is nobody's, as its number says that there is no room.
+    // `alloc_iova_fast` returns 0 where there is no room, so page 0 is never handed out.
     Box::into_raw(Box::new(Mutex::new(BTreeMap::from([(0, 1)]))))
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peer_iova_del(space: *mut Space) {
+    // SAFETY: the caller's promise: the handle is live.
     drop(unsafe { Box::from_raw(space) });
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn alloc_iova_fast(
     space: *mut Space,
@@ -34,6 +42,7 @@ pub unsafe extern "C" fn alloc_iova_fast(
     last: c_ulong,
     flush: bool,
 ) -> c_ulong {
+    // SAFETY: the caller's promise: the handle is live.
     let mut live = unsafe { &*space }.lock().unwrap();
     // Every space of the benchmark ends at a power of two.
     if !flush || !(last + 1).is_power_of_two() {
@@ -55,8 +64,10 @@ pub unsafe extern "C" fn alloc_iova_fast(
     0
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_iova_fast(space: *mut Space, first: c_ulong, pages: c_ulong) {
+    // SAFETY: the caller's promise: the handle is live.
     let mut live = unsafe { &*space }.lock().unwrap();
     // What is freed in another length stays, and the space runs full.
     if live.get(&first) == Some(&pages) {
@@ -78,11 +89,13 @@ const FORMATS: [&std::ffi::CStr; 8] = [
 /// Pages by their address: the memory that each leads to, and its size.
 type Tables = Mutex<BTreeMap<u64, (u64, u64)>>;
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn rival_pt_name(number: c_int) -> *const c_char {
     FORMATS.get(number as usize).map_or(null(), |name| name.as_ptr())
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn rival_pt_new(number: c_int, flags: c_uint) -> *mut Tables {
     let name = FORMATS[number as usize].to_bytes();
@@ -94,11 +107,14 @@ pub extern "C" fn rival_pt_new(number: c_int, flags: c_uint) -> *mut Tables {
     Box::into_raw(Box::default())
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rival_pt_del(tables: *mut Tables) {
+    // SAFETY: the caller's promise: the handle is live.
     drop(unsafe { Box::from_raw(tables) });
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rival_pt_map(
     tables: *mut Tables,
@@ -107,6 +123,7 @@ pub unsafe extern "C" fn rival_pt_map(
     page: usize,
     pages: usize,
 ) -> usize {
+    // SAFETY: the caller's promise: the handle is live.
     let mut tables = unsafe { &*tables }.lock().unwrap();
     for at in (0..pages as u64).map(|number| number * page as u64) {
         if tables.insert(iova + at, (phys + at, page as u64)).is_some() {
@@ -116,15 +133,19 @@ pub unsafe extern "C" fn rival_pt_map(
     page * pages
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rival_pt_unmap(tables: *mut Tables, iova: u64, page: usize, pages: usize) -> usize {
+    // SAFETY: the caller's promise: the handle is live.
     let mut tables = unsafe { &*tables }.lock().unwrap();
     let each = (0..pages as u64).map(|number| iova + number * page as u64);
     each.filter(|at| tables.remove(at).is_some_and(|(_, size)| size == page as u64)).count() * page
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rival_pt_iova_to_phys(tables: *mut Tables, iova: u64) -> u64 {
+    // SAFETY: the caller's promise: the handle is live.
     let tables = unsafe { &*tables }.lock().unwrap();
     let below = tables.range(..=iova).next_back();
     below.filter(|(at, (_, size))| iova - **at < *size).map_or(0, |(at, (phys, _))| phys + (iova - at))
@@ -148,6 +169,7 @@ pub struct Device {
     memory: *const u8,
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn peer_swiotlb_init(areas: c_uint, slots: c_ulong) {
     // As Linux does, it wants a power of two of each.
@@ -157,8 +179,10 @@ pub extern "C" fn peer_swiotlb_init(areas: c_uint, slots: c_ulong) {
     *POOL.lock().unwrap() = Some(Pool { memory, taken });
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swiotlb_dev_init(device: *mut Device) {
+    // SAFETY: the caller's promise: the handle is live.
     unsafe { &mut *device }.memory = &raw const MARK;
 }
 
@@ -175,13 +199,16 @@ impl Pool {
     }
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peer_find_slots(device: *mut Device, _: u64, bytes: usize) -> c_long {
     let mut pool = POOL.lock().unwrap();
+    // SAFETY: the caller's promise: the device is there.
     let Some(pool) = pool.as_mut().filter(|_| unsafe { &*device }.memory == &raw const MARK) else { return -1 };
     pool.take(bytes as u64).map_or(-1, |slot| (pool.start() + slot * SLOT) as c_long)
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peer_release_slots(_: *mut Device, at: u64) {
     let mut pool = POOL.lock().unwrap();
@@ -190,6 +217,7 @@ pub unsafe extern "C" fn peer_release_slots(_: *mut Device, at: u64) {
     pool.taken[slot as usize] = false;
 }
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swiotlb_tbl_map_single(
     device: *mut Device,
@@ -202,9 +230,11 @@ pub unsafe extern "C" fn swiotlb_tbl_map_single(
     if align != 0 || attributes != 0 || !(0..=2).contains(&direction) {
         return u64::MAX;
     }
+    // SAFETY: the caller's promise.
     let at = unsafe { peer_find_slots(device, phys, bytes) };
     if at > 0 {
         // What the device does not write is to be there afterwards, so this is done in every direction.
+        // SAFETY: the caller's buffer has `bytes` bytes at `phys`, and the slots found have as many, which are the pool's alone.
         unsafe { std::ptr::copy_nonoverlapping(phys as *const u8, at as *mut u8, bytes) };
         ORIGINALS.lock().unwrap().insert(at as u64, phys);
     }
@@ -214,6 +244,7 @@ pub unsafe extern "C" fn swiotlb_tbl_map_single(
 /// The buffer that each copy is of.
 static ORIGINALS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
+// SAFETY: no other function or static of a test's program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __swiotlb_tbl_unmap_single(
     _: *mut Device,
@@ -225,6 +256,7 @@ pub unsafe extern "C" fn __swiotlb_tbl_unmap_single(
 ) {
     let Some(original) = ORIGINALS.lock().unwrap().remove(&at) else { return };
     if direction != 1 && memory == &raw const MARK {
+        // SAFETY: as for the copy there, which named this buffer.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, original as *mut u8, bytes) };
     }
     let mut pool = POOL.lock().unwrap();
