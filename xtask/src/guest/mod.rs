@@ -13,7 +13,7 @@ mod root;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::initramfs::{Archive, Modules};
 use self::jobs::{JOBS, Job};
@@ -24,6 +24,9 @@ use crate::nightly::output;
 use crate::packages;
 
 pub const WHAT: &str = "Linux's drivers in guests";
+
+/// How long a kernel may take to its first program: it takes 5 s on an idle machine.
+const BOOT: Duration = Duration::from_secs(100);
 
 /// The guest's program.
 pub const PROGRAMS: &str = "tests/guest/programs";
@@ -255,8 +258,9 @@ fn run_one(
         cpus: job.cpus,
         counted: job.counted,
         words: job.words,
+        boot: BOOT * wanted.patience,
         time: job.time * wanted.patience
-            + std::time::Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
+            + Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
         hostile: job.hostile,
         aloud: wanted.verbose,
         folder: &folder.join("run"),
