@@ -35,6 +35,8 @@ mod host;
 mod iommu;
 mod numbers;
 mod queue;
+#[cfg(all(test, not(loom)))]
+mod sentences;
 mod switch;
 mod sync;
 

@@ -7,6 +7,8 @@ mod blocks;
 mod caches;
 #[path = "software/domains.rs"]
 mod domains;
+#[path = "software/ends.rs"]
+mod ends;
 #[path = "software/faults.rs"]
 mod faults;
 #[path = "software/stops.rs"]

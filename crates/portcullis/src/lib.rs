@@ -139,6 +139,9 @@ mod broken;
 mod dice;
 pub mod dma;
 pub mod domain;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/inside/errors.rs"]
+mod errors;
 pub mod exposure;
 mod guard;
 pub mod heap;

@@ -163,3 +163,7 @@ pub(crate) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Resu
         _ => Err(DmaUnmapError::OutOfRange { iova, offset, len, mapped }),
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "../../tests/inside/bounce/error.rs"]
+mod tests;
