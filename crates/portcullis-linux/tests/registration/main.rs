@@ -21,6 +21,8 @@ mod panics;
 mod played;
 #[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
+#[cfg(all(target_os = "linux", not(watched)))]
+mod sentences;
 mod shared;
 #[cfg(not(watched))]
 mod steps;

@@ -13,6 +13,7 @@ mod ledger;
 mod memory;
 mod rings;
 mod scale;
+mod sentences;
 mod strict_tables;
 mod translation;
 mod walk_cache;

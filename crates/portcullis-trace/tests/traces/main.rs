@@ -17,4 +17,5 @@ mod painted;
 mod pairing;
 mod replay;
 mod robustness;
+mod sentences;
 mod shapes;
