@@ -84,12 +84,8 @@ impl Subject for Pooled {
     }
 
     fn settle(&self) -> Result<(), Failure> {
-        let pool = self.device.pool();
-        pool.trim(0).map_err(refused)?;
-        let usage = pool.usage();
-        if usage.buffer_bytes > 0 || usage.singles > 0 {
-            return Err(Failure::Broken(format!("not everything was unmapped: {usage:?}")));
-        }
+        // What is not in use goes; whatever stays is found in the tables.
+        self.device.pool().trim(0).map_err(refused)?;
         let Machine { domain, frames, platform, .. } = &self.machine;
         frames.only_the_root(domain.mapper().inner(), platform)
     }

@@ -145,15 +145,18 @@ pub const MOST_DEPTH: usize = 256;
 mod tests {
     use super::*;
 
+    /// A slot is as long as one of Linux's, 2 KiB (`IO_TLB_SIZE`).
     #[test]
     fn names_tell_sizes() {
         for Workload { name, shape } in WORKLOADS {
+            let kib = shape.bytes() >> 10;
             let expected = match shape {
                 Shape::Slot => "slot".into(),
-                Shape::Swiotlb(bytes) => format!("swiotlb-{}k", bytes >> 10),
-                Shape::Pool(bytes) => format!("pool-{}k", bytes >> 10),
+                Shape::Swiotlb(_) => format!("swiotlb-{kib}k"),
+                Shape::Pool(_) => format!("pool-{kib}k"),
             };
             assert_eq!(name, expected);
+            assert!(shape != Shape::Slot || shape.bytes() == 2048);
         }
     }
 

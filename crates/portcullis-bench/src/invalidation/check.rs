@@ -59,7 +59,7 @@ impl Watch {
         self.lock().fault.clone()
     }
 
-    fn broken(&self, fault: impl FnOnce() -> String) -> bool {
+    pub(super) fn broken(&self, fault: impl FnOnce() -> String) -> bool {
         self.lock().fault.get_or_insert_with(fault);
         false
     }

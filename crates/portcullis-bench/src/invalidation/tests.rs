@@ -130,6 +130,14 @@ fn broken_promises_are_found() {
     assert!(early.is_some_and(|fault| fault.contains("handed out while")));
 }
 
+/// The later ones follow from it.
+#[test]
+fn the_first_fault_is_the_one_that_is_told() {
+    let watch = Watch::default();
+    assert_eq!(["first", "second"].map(|fault| watch.broken(|| fault.into())), [false; 2]);
+    assert_eq!(watch.fault().as_deref(), Some("first"));
+}
+
 /// What is left behind is found by the check after everything: pages that stay mapped, addresses that are lost.
 #[test]
 fn what_is_left_is_found() {
@@ -193,9 +201,13 @@ fn submissions_are_those_of_the_workload() {
         turns.repetition(&team, 2048).unwrap();
         turns.split().unwrap()
     };
-    for (workload, batch) in
-        [("strict-unmap", 1.0), ("strict-batch-8", 8.0), ("strict-batch-32", 32.0), ("strict-ring-64", 64.0)]
-    {
+    for (workload, batch) in [
+        ("strict-unmap", 1.0),
+        ("strict-batch-8", 8.0),
+        ("strict-batch-32", 32.0),
+        ("strict-batch-64", 64.0),
+        ("strict-ring-64", 64.0),
+    ] {
         let split = of("portcullis", workload, 1);
         assert_eq!(split.submissions_per_op, 1.0 / batch, "{workload}");
         assert!(split.hardware_wait_ns_per_op >= 710.0 / batch, "{workload}: {split:?}");

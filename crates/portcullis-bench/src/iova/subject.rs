@@ -169,8 +169,11 @@ fn cell<A: Allocator>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
+    use super::super::workload::WORKLOADS;
     use super::*;
     use crate::iova::allocator::Pages;
     use crate::team::Team;
@@ -220,6 +223,106 @@ mod tests {
         fn pages(&self, range: Pages) -> Pages {
             range
         }
+    }
+
+    /// What it was asked for since it was made.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Asked {
+        /// The pages of the space.
+        space: u64,
+        allocated: u64,
+        freed: u64,
+        /// The smallest and the largest range.
+        least: u64,
+        most: u64,
+        /// Each range that was freed is younger than the one before.
+        oldest_first: bool,
+        freed_last: u64,
+    }
+
+    /// Hands out one range behind the other and notes what is asked for.
+    struct Noted(Arc<Mutex<Asked>>, AtomicU64);
+
+    impl Allocator for Noted {
+        type Range = Pages;
+
+        fn alloc(&self, pages: u64) -> Option<Pages> {
+            let mut asked = self.0.lock().unwrap();
+            asked.allocated += 1;
+            (asked.least, asked.most) = (asked.least.min(pages), asked.most.max(pages));
+            let size = pages.next_power_of_two();
+            Some(Pages { first: self.1.fetch_add(2 * size, Ordering::Relaxed).next_multiple_of(size), pages })
+        }
+
+        fn free(&self, range: Pages) -> bool {
+            let mut asked = self.0.lock().unwrap();
+            asked.oldest_first &= asked.freed == 0 || asked.freed_last < range.first;
+            (asked.freed, asked.freed_last) = (asked.freed + 1, range.first);
+            true
+        }
+
+        fn pages(&self, range: Pages) -> Pages {
+            range
+        }
+    }
+
+    /// In the least number of threads: live ranges, pages of each, whether the oldest go first; and of 64 operations, with what is done
+    /// before to get warm, the allocations.
+    #[test]
+    fn names_tell_what_is_asked_for() {
+        let (both, wide) = (&[1, 2][..], 1 << 36);
+        let expected = [
+            ("pair-1", both, wide, 0, (1, 1), true, 68),
+            ("pair-2", both, wide, 0, (2, 2), true, 68),
+            ("pair-8", both, wide, 0, (8, 8), true, 68),
+            ("pair-32", both, wide, 0, (32, 32), true, 68),
+            ("pair-33", both, wide, 0, (33, 33), true, 68),
+            ("pair-64", both, wide, 0, (64, 64), true, 68),
+            ("pair-512", both, wide, 0, (512, 512), true, 68),
+            ("ring512-1", both, wide, 512, (1, 1), true, 68),
+            ("ring512-33", both, wide, 512, (33, 33), true, 68),
+            ("ring16384-1", both, wide, 16_384, (1, 1), true, 68),
+            ("mix64-4096", both, wide, 4096, (1, 64), false, 68),
+            ("random-1k", both, wide, 1024, (1, 64), false, 68),
+            ("random-16k", both, wide, 16_384, (1, 64), false, 68),
+            ("random-64k", both, wide, 65_536, (1, 64), false, 68),
+            ("random-1m", &[1], wide, 1 << 20, (1, 64), false, 68),
+            ("first-4096", both, wide, 0, (1, 1), true, 4096),
+            ("cross-cpu", &[2], wide, 0, (1, 1), true, 256),
+            // As many as have 99.9 % of the pages.
+            ("full-32bit", &[1], 1 << 20, 296_996, (1, 64), false, 68),
+        ];
+        let (team, timer) = (Team::sharing_cores(2).unwrap(), OpTimer::calibrated());
+        // Nothing is replaced before.
+        let options = Options { part: Duration::ZERO, budget: Duration::from_secs(600), ..Options::tiny() };
+        let runner = Runner { team, timer, options };
+        let found = WORKLOADS.map(|workload| {
+            let none = Asked {
+                space: 0,
+                allocated: 0,
+                freed: 0,
+                least: u64::MAX,
+                most: 0,
+                oldest_first: true,
+                freed_last: 0,
+            };
+            let asked = Arc::new(Mutex::new(none));
+            let noted = Arc::clone(&asked);
+            let make: Make<Noted> = Arc::new(move |space| {
+                noted.lock().unwrap().space = space.pages;
+                Ok(Noted(Arc::clone(&noted), AtomicU64::new(0)))
+            });
+            let threads = workload.threads[0];
+            let mut cell = cell(&runner, &make, workload.shape, threads, &Plans::default()).unwrap();
+            let opened = *asked.lock().unwrap();
+            cell.repetition(&runner.team, 64).unwrap();
+            let Asked { space, allocated, freed, least, most, oldest_first, .. } = *asked.lock().unwrap();
+            let live = allocated - freed;
+            assert_eq!(live, opened.allocated - opened.freed, "{}", workload.name);
+            let more = allocated - opened.allocated;
+            (workload.name, workload.threads, space, live, (least, most), oldest_first, more)
+        });
+        assert_eq!(found, expected);
     }
 
     /// What a cell says of a script in a repetition and at the end, without being watched.

@@ -215,15 +215,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::{Plan, WORKLOADS};
-
-    #[test]
-    fn names_are_unique() {
-        let mut names: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), WORKLOADS.len());
-    }
+    use super::Plan;
 
     #[test]
     fn a_full_space_is_99_9_percent_full() {

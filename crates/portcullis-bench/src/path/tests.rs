@@ -19,6 +19,31 @@ fn named(name: &str) -> Workload {
     *workloads().iter().find(|workload| workload.name == name).unwrap()
 }
 
+/// Where pages are not copied, each leads to its own: one behind the other, or of a list two pages apart.
+#[test]
+fn a_mapping_is_as_long_as_its_name_says() {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    let maker = Maker { platform, timer, profile: Profile::load("none").unwrap(), linux: None };
+    for info in SUBJECTS.iter().filter(|info| !info.is_linux()) {
+        for workload in workloads().iter().filter(|w| w.live == 1 && info.does(w.kind) && !w.kind.copies()) {
+            let case = Case { workload: *workload, threads: 1, live: 1, own_domains: false, crowded: false };
+            let subject = maker.subject(info, &case).unwrap();
+            let mut lane = Arc::clone(&subject).lane(&case, 0).unwrap();
+            assert!(lane.map(0));
+            let pages: u64 = workload.name.split('-').nth(1).unwrap().parse().unwrap();
+            // The limit maps one range, whatever the list.
+            let apart = if workload.kind == Kind::Sg && info.name == OURS { 2 } else { 1 };
+            let first = subject.reach(lane.address(0)).unwrap();
+            let expected: Vec<_> =
+                (0..pages).map(|page| Some(first + apart * page * 4096)).chain([None]).collect();
+            let found: Vec<_> =
+                (0..=pages).map(|page| subject.reach(lane.address(0) + page * 4096)).collect();
+            assert_eq!(found, expected, "{} {}", info.name, workload.name);
+            assert!(lane.unmap(0) && lane.finish());
+        }
+    }
+}
+
 /// Every subject but Linux's, with each kind of mapping that it does.
 #[test]
 fn what_is_left_is_found() {

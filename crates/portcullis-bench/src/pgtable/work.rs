@@ -204,12 +204,34 @@ mod tests {
     const GEOMETRY: Geometry =
         Geometry { granule: 12, index: 9, large: [true, false], input: 48, last_phys: (1 << 48) - 1 };
 
+    /// What is timed, the bytes of a page, the pages of an operation, and the operations of a turn.
     #[test]
-    fn names_are_unique() {
-        let mut names: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), WORKLOADS.len());
+    fn names_tell_what_is_done() {
+        let (k, m, g) = (1 << 12, 1 << 21, 1 << 30);
+        let expected = [
+            ("map-4k", Operation::Map, k, 1, 1024),
+            ("unmap-4k", Operation::Unmap, k, 1, 1024),
+            ("map-256x4k", Operation::Map, k, 256, 8),
+            ("unmap-256x4k", Operation::Unmap, k, 256, 8),
+            ("map-2m", Operation::Map, m, 1, 1024),
+            ("unmap-2m", Operation::Unmap, m, 1, 1024),
+            ("map-1g", Operation::Map, g, 1, 1024),
+            ("unmap-1g", Operation::Unmap, g, 1, 1024),
+            ("map-sg-64k", Operation::Map, k, 16, 64),
+            ("iova-to-phys", Operation::Translate, k, 1, 1024),
+        ];
+        let geometry = Geometry { large: [true; 2], ..GEOMETRY };
+        let found = WORKLOADS.map(|Workload { name, shape, operation }| {
+            let work = &Pattern::new(shape, &geometry, 1, None).unwrap().threads[0];
+            // A list's pieces are apart. A run's are not, but no larger page fits.
+            let of = |page| (work.iova(1, 0) + page * work.page, work.phys(1, 0, page));
+            let apart = work.pages > 1 && of(1).1 - of(0).1 != work.page;
+            assert_eq!(apart, shape == Shape::Scattered, "{name}");
+            let fits = |bytes| (of(0).0 | of(0).1).is_multiple_of(bytes);
+            assert!(fits(work.page) && (shape != Shape::Run || !fits(1 << 21)), "{name}");
+            (name, operation, work.page, work.pages, work.ops())
+        });
+        assert_eq!(found, expected);
     }
 
     #[test]
