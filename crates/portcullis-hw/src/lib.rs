@@ -36,7 +36,7 @@ mod iommu;
 mod numbers;
 mod queue;
 #[cfg(all(test, not(loom)))]
-mod sentences;
+mod said;
 mod switch;
 mod sync;
 

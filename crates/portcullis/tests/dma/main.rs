@@ -30,3 +30,5 @@ mod ops;
 #[cfg(not(watched))]
 mod parts;
 mod queue;
+#[cfg(not(watched))]
+mod reach;
