@@ -79,6 +79,20 @@ fn a_second_free_is_refused_and_changes_nothing() {
     assert_eq!(space.check(), Ok(()));
 }
 
+/// A page behind all that there are bits for is none of theirs: not page 0 either, on which its number falls in the lowest nodes.
+#[test]
+fn what_lies_just_behind_the_space_is_given_back_there() {
+    for shift in 9..54 {
+        let (first, end) = (1, 1 << shift);
+        let mut space = Bitmap::new();
+        space.add(0, end).unwrap();
+        assert_eq!(space.reserve(0, first), Ok(1));
+        space.free(end, 1).unwrap();
+        assert_eq!(space.iter().collect::<Vec<_>>(), [(first, end)], "up to {end:#x}");
+        assert_eq!(space.check(), Ok(()));
+    }
+}
+
 #[test]
 fn the_largest_space_and_the_largest_numbers() {
     let mut space = Bitmap::new();
