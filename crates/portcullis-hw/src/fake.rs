@@ -71,7 +71,13 @@ pub(crate) struct Faked<U> {
 }
 
 impl<U: Unit> Faked<U> {
+    fn read(&self, offset: usize, bits: u32) -> u64 {
+        assert!(offset.is_multiple_of(bits as usize / 8), "no register of {bits} bits is at {offset:#x}");
+        self.unit.read(offset, bits)
+    }
+
     fn write(&self, offset: usize, bits: u32, value: u64) {
+        assert!(offset.is_multiple_of(bits as usize / 8), "no register of {bits} bits is at {offset:#x}");
         self.log.lock().push(Seen::Register(offset, bits, value));
         self.unit.write(offset, bits, value);
     }
@@ -80,7 +86,7 @@ impl<U: Unit> Faked<U> {
 // SAFETY: the unit is this process itself; what it reads of memory are atomics.
 unsafe impl<U: Unit> Registers for Faked<U> {
     fn read32(&self, offset: usize) -> u32 {
-        self.unit.read(offset, 32) as u32
+        self.read(offset, 32) as u32
     }
 
     fn write32(&self, offset: usize, value: u32) {
@@ -88,7 +94,7 @@ unsafe impl<U: Unit> Registers for Faked<U> {
     }
 
     fn read64(&self, offset: usize) -> u64 {
-        self.unit.read(offset, 64)
+        self.read(offset, 64)
     }
 
     fn write64(&self, offset: usize, value: u64) {
@@ -195,19 +201,20 @@ pub(crate) struct FakeHost<U, F = Memory> {
     registers: Faked<U>,
     frames: F,
     now: AtomicU64,
+    relaxed: AtomicU64,
 }
 
 impl<U: Unit> FakeHost<U> {
     pub fn new(unit: U, memory: &Memory) -> Self {
         let registers = Faked { unit, log: Log::default() };
-        Self { registers, frames: memory.clone(), now: AtomicU64::new(0) }
+        Self { registers, frames: memory.clone(), now: AtomicU64::new(0), relaxed: AtomicU64::new(0) }
     }
 
     /// The same, of memory that is cleaned, so that [`seen`](Self::seen) has what is stored there, too.
     pub fn uncached(self) -> FakeHost<U, Uncached> {
-        let Self { registers, frames: memory, now } = self;
+        let Self { registers, frames: memory, now, relaxed } = self;
         let frames = Uncached { memory, log: Arc::clone(&registers.log) };
-        FakeHost { registers, frames, now }
+        FakeHost { registers, frames, now, relaxed }
     }
 }
 
@@ -220,6 +227,11 @@ impl<U: Unit, F> FakeHost<U, F> {
     /// Where [`seen`](Self::seen) comes from, for what a unit sees when its driver ends.
     pub fn log(&self) -> &Log {
         &self.registers.log
+    }
+
+    /// How often a CPU that waits has let others go on, since the last call.
+    pub fn relaxed(&self) -> u64 {
+        self.relaxed.swap(0, Ordering::Relaxed)
     }
 
     /// What the unit could see since the last call.
@@ -242,6 +254,10 @@ impl<U: Unit, F: Frames> Host for FakeHost<U, F> {
 
     fn now_ns(&self) -> u64 {
         self.now.fetch_add(LOOK, Ordering::Relaxed)
+    }
+
+    fn relax(&self) {
+        self.relaxed.fetch_add(1, Ordering::Relaxed);
     }
 
     fn patience_ns(&self) -> u64 {

@@ -115,4 +115,39 @@ mod tests {
         let said = "device 0x28 was not let access memory: the code says why (code 0x5)";
         assert_eq!(alloc::format!("{unknown}"), said);
     }
+
+    #[test]
+    fn each_access_and_each_reason_has_words_of_its_own() {
+        let fault = Fault {
+            device: DeviceId(0x28),
+            pasid: None,
+            address: None,
+            access: None,
+            reason: Reason::Other,
+            code: 5,
+        };
+        for (access, words) in [
+            (Access::Read, "read"),
+            (Access::Write, "write"),
+            (Access::Execute, "execute from"),
+            (Access::Atomic, "read and write"),
+        ] {
+            let said = alloc::format!("device 0x28 was not let {words} memory: the code says why (code 0x5)");
+            assert_eq!(alloc::format!("{}", Fault { access: Some(access), ..fault }), said);
+        }
+        for (reason, words) in [
+            (Reason::NotAttached, "the device is attached to nothing"),
+            (Reason::BadContext, "its context is malformed"),
+            (Reason::BadRequest, "its context does not allow this kind of request"),
+            (Reason::NotMapped, "nothing is mapped there for this"),
+            (Reason::Permission, "the mapping does not allow this"),
+            (Reason::BeyondWidth, "the address is wider than the tables"),
+            (Reason::BadEntry, "an entry of the page table has bits that the unit does not know"),
+            (Reason::Unreadable, "the unit could not read its structures"),
+            (Reason::Other, "the code says why"),
+        ] {
+            let said = alloc::format!("device 0x28 was not let access memory: {words} (code 0x5)");
+            assert_eq!(alloc::format!("{}", Fault { reason, ..fault }), said);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The driver on units that QEMU has none of: narrow, broken, silent.
 
+mod bounds;
 mod seen;
 mod words;
 

@@ -384,10 +384,8 @@ where
     ) -> Result<(), UnitError> {
         let is_of_space =
             |attached: &Attached| attached.space.as_ref().is_some_and(|of| Arc::ptr_eq(of, space));
-        let mut from = 0..;
-        while let Some((device, attached)) = endpoints
-            .range_mut(from.clone())
-            .find(|(_, attached)| attached.is_leaving && is_of_space(attached))
+        while let Some((device, attached)) =
+            endpoints.iter_mut().find(|(_, attached)| attached.is_leaving && is_of_space(attached))
         {
             let device = *device;
             match self.detach_from(DeviceId(device), attached) {
@@ -398,7 +396,6 @@ where
                 // It is attached, as the device says, and so the domain is there.
                 Err(_) => attached.is_leaving = false,
             }
-            from = device..;
         }
         Ok(())
     }

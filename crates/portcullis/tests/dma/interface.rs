@@ -116,6 +116,8 @@ fn bad_input_is_an_error_that_names_it_and_changes_nothing() {
         let mut map =
             |list: &[PhysSegment]| bench.device.open_sg(list, Direction::ToDevice, &mut out).unwrap_err();
         assert_eq!(map(&[]), MapListError::EmptyList);
+        let anywhere = Iova::new(u64::MAX);
+        assert_eq!(bench.domain.open(&[], Permissions::READ, anywhere), Err(MapListError::EmptyList));
         let empty = MapListError::EmptySegment { index: 1, phys: PhysAddr::new(0x2000) };
         assert_eq!(map(&[segment(0x1000, 1), segment(0x2000, 0)]), empty);
         let wraps = MapListError::Wraps { index: 0, phys: PhysAddr::new(u64::MAX), len: 2 };

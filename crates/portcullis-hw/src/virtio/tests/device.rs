@@ -295,7 +295,7 @@ fn a_device_passes_through_and_does_not_without_the_feature() {
     unit.enable().unwrap();
     // SAFETY: there is no memory.
     let lacks = unsafe { unit.pass_through(DeviceId(ENDPOINT)) }.unwrap_err();
-    assert!(matches!(lacks, UnitError::Lacks { .. }));
+    assert!(matches!(lacks, UnitError::Lacks { what: "pass-through", register: "features", .. }), "{lacks}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ const FRAMES: usize = 64;
 pub const STRUCTURES: Structures =
     Structures { common: 0, notify: 0x100, notify_bytes: 8, notify_multiplier: 4, device: 0x200 };
 
-/// An endpoint that there is, and one that keeps addresses for itself.
+/// Endpoints that there are beside the first and the last: one of many, and one that keeps addresses for itself.
 pub const ENDPOINT: u32 = 0x28;
 pub const OTHER: u32 = 0x30;
 /// First and last.
@@ -289,7 +289,8 @@ impl Device {
             *after -= 1;
         }
         let unplugged = self.unplugged;
-        let exists = |endpoint| [ENDPOINT, OTHER].contains(&endpoint) && unplugged != Some(endpoint);
+        let exists =
+            |endpoint| [0, ENDPOINT, OTHER, u32::MAX].contains(&endpoint) && unplugged != Some(endpoint);
         match (kind, request.len()) {
             (1, 20) => {
                 let (endpoint, flags) = (number(8, 4) as u32, number(12, 4));

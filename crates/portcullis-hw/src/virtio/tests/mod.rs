@@ -4,6 +4,7 @@ extern crate std;
 
 mod device;
 mod domains;
+mod ends;
 mod fake;
 mod mapping;
 mod panics;

@@ -1,6 +1,6 @@
 //! Batches: nothing is the driver's before the commit, everything is unreachable after it.
 
-use portcullis::addr::{Direction, Iova};
+use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{BatchError, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, RawBatch};
 use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
@@ -192,7 +192,10 @@ fn without_translation_a_batch_counts_and_waits_for_nothing() {
     assert_eq!(queue.commit().unwrap().next().unwrap().phys(), phys);
     let mut raw = RawBatch::new(&bench.device, 4).unwrap();
     bench.device.unmap_single_in(&mut raw, Iova::new(phys.get()), PAGE).unwrap();
-    assert_eq!((raw.commit(), bench.submissions()), (Ok(1), 0));
+    let list = [DmaSegment { iova: Iova::new(phys.get()), len: PAGE }; 2];
+    bench.device.unmap_sg_in(&mut raw, &list).unwrap();
+    bench.device.unmap_sg_in(&mut raw, &[]).unwrap();
+    assert_eq!((raw.commit(), bench.submissions()), (Ok(2), 0), "an empty list is no mapping");
 }
 
 #[test]

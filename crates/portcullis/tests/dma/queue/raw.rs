@@ -1,7 +1,7 @@
 //! The half that deals in numbers, also behind a pointer.
 
 use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
-use portcullis::dma::{AnyQueue, DmaBuffer, Ended, Queue, QueueConfig, Strategy};
+use portcullis::dma::{AnyQueue, DmaBuffer, DmaUnmapError, Ended, Queue, QueueConfig, Strategy};
 use portcullis::domain::Policy;
 
 use crate::queue::world::{BATCH, Machine, PAGE, STRATEGIES, World};
@@ -64,6 +64,36 @@ fn a_driver_by_number_is_protected_as_one_with_buffers() {
             Strategy::Auto => assert_eq!(ends.iter().sum::<usize>(), 10),
         }
     }
+}
+
+/// Of a copy, what is synced is as many bytes as are said from where it is said, also behind a pointer.
+#[test]
+fn a_part_of_a_copy_is_synced_by_its_offset_and_its_length() {
+    let world = World::new(Policy::Strict);
+    let memory = world.memory.buffer(PAGE).unwrap();
+    let mut bounce: Queue<Machine> = world.nic.queue(QueueConfig::bounce()).unwrap();
+    let queue: &mut dyn AnyQueue = &mut bounce;
+    let (list, mut out) = ([PhysSegment { phys: memory.phys(), len: PAGE }], [DmaSegment::default()]);
+    // SAFETY: the memory is the test's, all of it atomics, and the mapping is not ended by others.
+    let (mapping, _) = unsafe { queue.map_raw(&list, Direction::Bidirectional, &mut out) }.unwrap();
+    let at = |offset: u64| out[0].iova.checked_add(offset).unwrap();
+    let kept = |offset: u64| {
+        let mut bytes = [0xff; 8];
+        memory.read(offset, &mut bytes).unwrap();
+        bytes
+    };
+    memory.write(0, &[1; 64]).unwrap();
+    queue.sync_raw_for_device(&mapping, 24, 8).unwrap();
+    let seen = [16, 24, 32, 8].map(|offset| world.reads(at(offset)).unwrap()[0]);
+    assert_eq!(seen, [0, 1, 0, 0]);
+    assert!(world.writes(at(0), &[2; 64]));
+    queue.sync_raw_for_cpu(&mapping, 24, 8).unwrap();
+    assert_eq!([16, 24, 32, 8].map(|offset| kept(offset)[0]), [1, 2, 1, 1]);
+    let beyond = DmaUnmapError::OutOfRange { iova: at(0), offset: 8, len: PAGE, mapped: PAGE };
+    assert_eq!(queue.sync_raw_for_cpu(&mapping, 8, PAGE), Err(beyond));
+    assert_eq!(queue.sync_raw_for_device(&mapping, 8, PAGE), Err(beyond));
+    assert_eq!(queue.sync_raw_for_cpu(&mapping, 8, PAGE - 8), Ok(()));
+    let _ = queue.unmap_raw(mapping).unwrap();
 }
 
 /// Raw and typed mappings of one queue end with the same commits.

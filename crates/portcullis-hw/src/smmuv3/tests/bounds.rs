@@ -1,0 +1,56 @@
+//! How wide the tables are that a unit walks, by its identification registers; and what it does while the driver waits.
+
+use portcullis::pgtable::Format;
+
+use super::*;
+
+/// The second stage translates what there is of physical addresses, and at least 40 bits where tables of AArch32 are there, too
+/// (IHI 0070, section 3.4.1).
+#[test]
+fn the_second_stage_is_as_wide_as_addresses_are() {
+    for (code, bits) in [(0, 32), (1, 36), (2, 40), (3, 42), (4, 44), (5, 48)] {
+        for (more, wide) in [(0, bits), (idr0::TTF_AARCH32, bits.max(40))] {
+            let ids = [IDR0 & !idr0::S1P | more, IDR1, IDR3, IDR5 & !7 | code];
+            let unit = started(ids, |_| {}).unwrap();
+            let layout = unit.layout().unwrap();
+            assert_eq!((layout.input_bits(), layout.last_phys().get()), (wide, (1 << bits) - 1), "{more:#x}");
+            assert_eq!(unit.last_iova().get(), (1 << wide) - 1, "{more:#x}");
+        }
+    }
+}
+
+/// Either width alone is too much.
+#[test]
+fn tables_that_are_wider_than_the_unit_are_refused() {
+    let unit = on(ALL);
+    let (input, output) = (44, 44);
+    for (stage, format, fits) in [
+        (Stage::One, Arm::stage_1(48, output), true),
+        (Stage::One, Arm::stage_1(48, output + 4), false),
+        (Stage::Two, Arm::stage_2(input, output), true),
+        (Stage::Two, Arm::stage_2(input + 4, output + 4), false),
+        (Stage::Two, Arm::stage_2(input - 4, output + 4), false),
+    ] {
+        let format = format.unwrap();
+        let levels = format.levels();
+        let to = Attachment::Table { domain: DomainId(7), root: PhysAddr::new(1 << 20), format };
+        let expected = if fits { Ok(()) } else { Err(UnitError::NoSuchTables { levels }) };
+        assert_eq!(attach(&unit, 8, to), expected, "{stage:?}: {format:?}");
+        if fits {
+            unit.detach(DeviceId(8)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_cpu_that_waits_lets_others_go_on() {
+    let unit = on(ALL);
+    let waited = |unit: &Fake| unit.host().relaxed() > 0;
+    assert!(!waited(&unit), "it answers at once");
+    change(&unit, |state| state.dead = true);
+    assert!(attach(&unit, 8, Attachment::PassThrough).is_err() && waited(&unit), "for a command");
+    let unit = started(ALL, |_| {}).unwrap();
+    change(&unit, |state| state.deaf = Some(reg::CR0));
+    let _ = unit.host().relaxed();
+    assert!(matches!(unit.enable(), Err(UnitError::TimedOut { .. })) && waited(&unit), "for a register");
+}
