@@ -24,6 +24,8 @@ extern crate alloc;
 mod answers;
 mod blocks;
 mod command_ring;
+#[cfg(all(test, not(loom)))]
+mod commands;
 mod domain;
 mod failures;
 #[cfg(all(test, not(loom)))]

@@ -297,7 +297,7 @@ impl Dmar {
     /// Which devices all others are is known where those of each refused unit are.
     fn limit_others(&mut self) -> Result<(), AcpiError> {
         // What is too short to have registers may not even say its segment.
-        let is_any = self.refused.iter().any(|unit| !unit.whole && unit.registers_len == 0);
+        let is_any = self.refused.iter().any(|unit| unit.registers_len == 0);
         let mut unknown = Vec::new();
         for unit in self.refused.iter().filter(|unit| !unit.whole) {
             push(&mut unknown, unit.segment)?;

@@ -192,6 +192,25 @@ mod tests {
         }
     }
 
+    /// Of each cause, and of each transaction where the cause says nothing.
+    #[test]
+    fn what_was_accessed_for_is_told_of_each_cause_and_transaction() {
+        let of = |all: [(&[u32], Access); 3], number: u32| {
+            all.iter().find(|(numbers, _)| numbers.contains(&number)).map(|(_, access)| *access)
+        };
+        let causes: [(&[u32], Access); 3] = [
+            (&[1, 12, 20], Access::Execute),
+            (&[4, 5, 13, 21], Access::Read),
+            (&[6, 7, 15, 23], Access::Write),
+        ];
+        let transactions: [(&[u32], Access); 3] =
+            [(&[1, 5], Access::Execute), (&[2, 6], Access::Read), (&[3, 7], Access::Write)];
+        for number in 0..=0xfff {
+            assert_eq!(access_of_cause(number), of(causes, number), "{number}");
+            assert_eq!(access_of_transaction(number), of(transactions, number), "{number}");
+        }
+    }
+
     #[test]
     fn every_record_is_decoded() {
         for cause in 0..=0xfff_u64 {

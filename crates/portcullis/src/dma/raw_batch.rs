@@ -210,8 +210,6 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             self.domain.quarantine(self.domain.changing(range));
         }
         self.settle();
-        self.gather.clear();
-        self.mappings = 0;
     }
 }
 

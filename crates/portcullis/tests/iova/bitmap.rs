@@ -79,6 +79,21 @@ fn a_second_free_is_refused_and_changes_nothing() {
     assert_eq!(space.check(), Ok(()));
 }
 
+/// The only hole, as long as what is asked for, ends at the limit, inside a node of each height.
+#[test]
+fn a_hole_that_fits_exactly_is_found_below_a_limit_that_cuts_its_node() {
+    for shift in 14..50 {
+        for pages in [513, 1024, 3 * 512, 1 << 13] {
+            let mut space = Bitmap::new();
+            let first = (5 << shift) + 1024;
+            space.add(first, pages).unwrap();
+            let end = first + pages;
+            assert_eq!(space.alloc(pages, 9, end - 1), Err(BitmapError::NoFit), "{first:#x}");
+            assert_eq!(space.alloc(pages, 9, end), Ok(first), "{pages} at {first:#x}");
+        }
+    }
+}
+
 /// A page behind all that there are bits for is none of theirs: not page 0 either, on which its number falls in the lowest nodes.
 #[test]
 fn what_lies_just_behind_the_space_is_given_back_there() {

@@ -124,6 +124,15 @@ fn the_device_by_itself_maps_nothing() {
             world.iommu.dma_read(CARD, shared.iova(), &mut found).unwrap();
             assert_eq!(found, expected, "{len} bytes at {offset}");
         }
+        // One byte that does not exist, and none is written, however many come before it.
+        let (mut found, all) = (vec![0; 4096], vec![0xdd; 4097]);
+        shared.read(0, &mut found).unwrap();
+        for (offset, len) in [(0, 4097), (1, 4096), (4096, 1), (usize::MAX, 2)] {
+            assert_eq!(shared.write(offset, &all[..len]), None);
+        }
+        let mut now = vec![0; 4096];
+        shared.read(0, &mut now).unwrap();
+        assert_eq!(now, found);
         shared.free().unwrap();
         assert_eq!(world.cache.calls(), before);
     }

@@ -54,3 +54,16 @@ fn a_cpu_that_waits_lets_others_go_on() {
     let _ = unit.host().relaxed();
     assert!(matches!(unit.enable(), Err(UnitError::TimedOut { .. })) && waited(&unit), "for a register");
 }
+
+#[test]
+fn pages_are_named_by_their_range_where_the_unit_knows_ranges() {
+    for (idr3, commands) in [(IDR3, 1), (0, 16)] {
+        let unit = on([IDR0, IDR1, idr3, IDR5]);
+        attach(&unit, 8, table(Stage::One, 7, 1 << 20)).unwrap();
+        let _ = done(&unit);
+        let range = IovaRange::new(Iova::new(0x10_0000), 16 * 4096).unwrap();
+        unit.invalidate(DomainId(7), Invalidation::Range { range, leaf_only: true }).unwrap();
+        let told = done(&unit).iter().filter(|[low, _]| low & 0xff == 0x12).count();
+        assert_eq!(told, commands, "{idr3:#x}");
+    }
+}

@@ -4,28 +4,38 @@ use super::*;
 
 #[test]
 fn a_device_that_lacks_something_is_an_error_and_its_memory_is_given_back() {
-    type Lacking = (&'static str, fn(&mut fake::Device));
+    type Lacking = (&'static str, &'static str, fn(&mut fake::Device));
     let lacking: [Lacking; 12] = [
-        ("all", |device| device.absent = true),
-        ("version 1", |device| device.features &= !feature::VERSION_1),
-        ("requests", |device| device.features &= !feature::MAP_UNMAP),
-        ("agreement", |device| device.stuck_status = status::FEATURES_OK),
-        ("pages", |device| device.configure(config::PAGE_SIZE_MASK, 8, 0)),
-        ("addresses", |device| device.configure(config::INPUT_END, 8, 0xfff - 1)),
-        ("addresses in order", |device| device.configure(config::INPUT_START, 8, 1 << 40)),
-        ("addresses in pages", |device| device.configure(config::INPUT_START, 8, u64::MAX)),
-        ("domains", |device| device.configure(config::DOMAIN_END, 4, 1)),
-        ("domains in order", |device| device.configure(config::DOMAIN_START, 4, 0x1_0000)),
-        ("a queue for requests", |device| device.queue_sizes[0] = 2),
-        ("a queue for events", |device| device.queue_sizes[1] = 0),
+        ("", "device status", |device| device.absent = true),
+        ("version 1 of virtio", "features", |device| device.features &= !feature::VERSION_1),
+        ("requests to map and unmap", "features", |device| device.features &= !feature::MAP_UNMAP),
+        ("a driver with other features", "features", |device| device.stuck_status = status::FEATURES_OK),
+        ("pages", "page_size_mask", |device| device.configure(config::PAGE_SIZE_MASK, 8, 0)),
+        ("addresses to translate", "input_range.end", |device| device.configure(config::INPUT_END, 8, 0xffe)),
+        ("addresses to translate", "input_range.end", |device| {
+            device.configure(config::INPUT_START, 8, 1 << 40)
+        }),
+        ("addresses to translate", "input_range.end", |device| {
+            device.configure(config::INPUT_START, 8, u64::MAX)
+        }),
+        ("three numbers for domains", "domain_range.end", |device| {
+            device.configure(config::DOMAIN_END, 4, 1)
+        }),
+        ("three numbers for domains", "domain_range.end", |device| {
+            device.configure(config::DOMAIN_START, 4, 0x1_0000);
+        }),
+        ("a queue for requests", "queue size", |device| device.queue_sizes[0] = 2),
+        ("a queue for events", "queue size", |device| device.queue_sizes[1] = 0),
     ];
-    for (what, change) in lacking {
+    for (lacks, says, change) in lacking {
         let fake = Fake::new();
         change(&mut fake.device());
-        let error = start(&fake).unwrap_err();
-        let expected = matches!(error, UnitError::Lacks { .. } | UnitError::NotThere { .. });
-        assert!(expected, "{what}: {error}");
-        assert_eq!(fake.memory.in_use(), 0, "{what}");
+        match start(&fake).unwrap_err() {
+            UnitError::Lacks { what, register, .. } => assert_eq!((what, register), (lacks, says)),
+            UnitError::NotThere { register, value: 0xff } => assert_eq!(("", register), (lacks, says)),
+            error => panic!("{lacks}: {error}"),
+        }
+        assert_eq!(fake.memory.in_use(), 0, "{lacks}");
     }
     let fake = Fake::new();
     fake.device().stuck_status = 0x80;

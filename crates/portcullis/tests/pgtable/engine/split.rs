@@ -284,6 +284,19 @@ fn what_cannot_be_split_is_counted_as_still_mapped() {
     assert!(is_mapped(&broken, PAGE));
 }
 
+/// A page of several entries is refused for the first of them that is in use, and leaves none of its own.
+#[test]
+fn a_page_of_several_entries_says_which_of_them_is_mapped() {
+    for taken in 0..16 {
+        let table = make(Memory::new(64 << 20), AmdV1::new(4, 3, 52).unwrap());
+        let at = LARGE + taken * PAGE;
+        map(&table, at, PAGE).unwrap();
+        assert_eq!(map(&table, LARGE, 16 * PAGE), Err(MapError::AlreadyMapped { at: Iova::new(at) }));
+        let mapped: Vec<u64> = (0..16).filter(|page| is_mapped(&table, LARGE + page * PAGE)).collect();
+        assert_eq!(mapped, [taken]);
+    }
+}
+
 #[test]
 fn a_page_of_several_entries_is_split_in_a_copy_of_its_table() {
     let memory = Memory::new(64 << 20);
