@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portcullis::addr::{Permissions, PhysAddr};
+use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis::pgtable::{
     AmdV1, Arm, Entry, Format, Layout, LeafSize, MapError, PageTable, Riscv, X86FirstStage,
 };
