@@ -1,12 +1,15 @@
 //! What is said on either side of each border, and of what is missing.
 
+use portcullis_trace::replay::{Profile, Report};
+use portcullis_trace::{Recorded, Warning};
 use serde_json::{Value, json};
 
 use crate::golden::{benched, body, changes, replayed, runs, scale, summary};
+use crate::look::BOLD;
 use crate::report::read;
 use crate::runs::{Runs, cpu_time};
-use crate::verdict::Verdict;
-use crate::{look, machine, short, table, warnings};
+use crate::verdict::{self, Verdict};
+use crate::{explain, header, legend, look, machine, short, table, warnings};
 
 #[test]
 fn figures_change_their_form_at_these_borders() {
@@ -254,4 +257,80 @@ fn notes_are_of_what_there_is() {
             && listed(17).ends_with("d15, and 1 more")
             && listed(18).ends_with(", and 2 more")
     );
+}
+
+#[test]
+fn what_a_recording_does_not_tell_is_said() {
+    let mut report = runs().report;
+    let without = "5 mappings of this recording have no direction: they were mapped without a choice";
+    let said = |report: &Report| explain::render(report).split_whitespace().collect::<Vec<_>>().join(" ");
+    report.trace.without_direction = 5;
+    assert!(!said(&report).contains(without));
+    report.trace.copies_known = false;
+    assert!(said(&report).contains(without));
+    let one = |hides: Option<&str>| Recorded {
+        hides: hides.map(str::to_owned),
+        ..report.trace.recorded[0].clone()
+    };
+    let recorded = |all: &[Recorded]| header::recorded(all).ends_with("; nothing is hidden");
+    assert!(recorded(&[one(None), one(None)]) && !recorded(&[one(None), one(Some("much"))]));
+    // A policy that costs nobody knows what is in no verdict; nor is a strict one for that after which freed memory was open.
+    let mut runs = runs();
+    assert_eq!(Verdict::of(&runs).choice, Some("adaptive"));
+    assert!(!Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
+    runs.report.policies[1].exposure.stale_byte_s = 0.5;
+    assert_eq!(Verdict::of(&runs).choice, Some("strict"));
+    runs.costs[1].known = false;
+    assert!(Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
+    // It has no cost in the tables, and so no spread; only what is chosen is set in bold.
+    let parts = short::Parts { format: "vtd-ss", no_work: true, full: false, legend: false, unicode: false };
+    let render = |parts| short::render(&runs, &Profile::load("vtd").unwrap(), &summary(), parts);
+    let text = render(parts);
+    let bold = |name: &str| text.contains(&format!("{BOLD}{name:<13}{BOLD:#}"));
+    assert_eq!(["strict", "adaptive", "lazy", "passthrough"].map(bold), [true, false, false, false]);
+    let plain = anstream::adapter::strip_str(&text).to_string();
+    let line = plain.lines().find(|line| line.contains("adaptive  ")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().skip(1).take(5).collect();
+    assert_eq!(words, ["not", "known", "-", "-", "-"], "{line}");
+    assert!(text.contains("All figures: --full. What they mean: --legend."));
+    let full = render(short::Parts { full: true, ..parts });
+    assert!(full.contains("What they mean: --legend.") && !full.contains("All figures"), "{full}");
+}
+
+#[test]
+fn a_warning_names_the_file_and_the_rest_are_counted() {
+    let mut summary = summary();
+    summary.kept_warnings.push(Warning { line: 7, expected: "a time".into(), found: "\"x\"".into() });
+    let said = warnings::of(&runs(), &summary);
+    assert_eq!(
+        said[..2],
+        ["golden.trace: line 7: expected a time, found \"x\"", "golden.trace: 6 more warnings"]
+    );
+}
+
+#[test]
+fn columns_are_of_what_their_names_say() {
+    let mut runs = runs();
+    let policy = &mut runs.report.policies[0];
+    (policy.faults, policy.violations, policy.relative_to_passthrough) = (3, 5, None);
+    let of = |label: &str| {
+        let line = table::LINES.iter().find(|line| line.label.trim() == label).unwrap();
+        (line.value)(&runs.report.policies[0], &runs.costs[0], true)
+    };
+    assert_eq!((of("faults"), of("violations")), ("3".into(), "5".into()));
+    let csv = machine::csv(&runs);
+    let (names, figures) = (csv.lines().next().unwrap().split(','), csv.lines().nth(1).unwrap().split(','));
+    let of = |name: &str| names.clone().zip(figures.clone()).find(|(named, _)| *named == name).unwrap().1;
+    assert_eq!(["faults", "violations", "relative_to_passthrough"].map(of), ["3", "5", "0.0000"]);
+}
+
+#[test]
+fn what_a_terminal_has_not_is_written_otherwise() {
+    let profile = Profile::load("vtd").unwrap();
+    let items = [false, true].map(|unicode| legend::render(&profile, unicode).matches("\n  ±: ").count());
+    assert_eq!(items, [0, 1]);
+    assert!(legend::render(&profile, false).contains("\n  +-: "));
+    // One beyond 16 bits is a pair of surrogates (RFC 8259, 7).
+    let text = machine::document(7, json!({}), &[], json!({"tag": "a\u{e0041}"})).unwrap();
+    assert!(text.contains(r#""tag": "a\udb40\udc41""#), "{text}");
 }

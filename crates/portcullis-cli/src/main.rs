@@ -23,6 +23,8 @@ mod replay;
 mod report;
 mod runs;
 mod scale;
+#[cfg(test)]
+mod sentences;
 mod short;
 mod table;
 mod verdict;

@@ -254,3 +254,57 @@ fn check(arguments: &Replay, report: &Report) -> Result<(), CommandError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Arguments;
+
+    #[test]
+    fn a_replay_fails_where_protection_did_not_hold_and_strictly_where_a_call_failed() {
+        let said = |arguments: &[&str], violations, faults, first: Option<&str>| {
+            let mut report = crate::golden::runs().report;
+            let policy = &mut report.policies[2];
+            (policy.violations, policy.faults, policy.failures) = (violations, faults, 7);
+            policy.first_failure = first.map(str::to_owned);
+            check(&Arguments::replay(arguments), &report).err().map(|error| error.to_string())
+        };
+        let broken = |violations, faults| {
+            Some(format!("lazy: {violations} violations and {faults} faults: protection did not hold"))
+        };
+        assert_eq!(said(&[], 0, 0, None), None);
+        assert_eq!(said(&[], 1, 0, None), broken(1, 0));
+        assert_eq!(said(&[], 0, 1, None), broken(0, 1));
+        assert_eq!(said(&[], 0, 0, Some("line 5")), None);
+        let strictly = said(&["--strict-parse"], 0, 0, Some("line 5"));
+        assert_eq!(strictly.as_deref(), Some("lazy: 7 calls failed, the first at line 5"));
+    }
+
+    #[test]
+    fn a_device_that_the_recording_names_may_have_no_mapping() {
+        let said = |device, maps, devices: &[&str]| {
+            let mut summary = Summary::default();
+            (summary.maps, summary.devices) = (maps, devices.iter().map(ToString::to_string).collect());
+            check_device(&Arguments::replay(&["--device", device]), &summary)
+                .err()
+                .map(|error| error.to_string())
+        };
+        assert_eq!(said("a", 0, &["a", "b"]), None);
+        assert_eq!(said("a", 1, &[]), None);
+        assert_eq!(
+            said("c", 0, &["a", "b"]).as_deref(),
+            Some(": no mapping of a device \"c\"; the trace has a, b")
+        );
+        let none = ": no mapping of a device \"c\"; the trace has no device at all";
+        assert_eq!(said("c", 0, &[]).as_deref(), Some(none));
+    }
+
+    #[test]
+    fn it_is_said_how_much_was_read() {
+        let mut summary = Summary::default();
+        summary.events = 1234;
+        assert_eq!(read(&summary), "all 1,234 events");
+        summary.stopped = true;
+        assert_eq!(read(&summary), "the first 1,234 events");
+    }
+}

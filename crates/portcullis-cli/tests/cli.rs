@@ -687,7 +687,7 @@ fn colours_and_characters_are_those_that_a_terminal_has() {
     let ascii = looks(&[("LC_ALL", "C"), ("LANG", "de_DE.UTF-8")], &short);
     assert!(ascii.is_ascii() && ascii.contains("+-"), "{ascii}");
     assert!(looks(&[("LC_ALL", "C")], &["--limit", "3000", "--full", "--explain"]).is_ascii());
-    let unicode = looks(&[("LC_CTYPE", "en_GB.utf8")], &short);
+    let unicode = looks(&[("LC_ALL", ""), ("LC_CTYPE", "en_GB.utf8")], &short);
     assert!(unicode.contains('±') && !unicode.contains('\x1b'), "no terminal, no colours: {unicode}");
     let forced = looks(&[("CLICOLOR_FORCE", "1")], &short);
     assert!(forced.contains("\x1b["), "{forced:?}");

@@ -142,3 +142,30 @@ fn hidden_where_unmaps_alone(summary: &Summary) -> String {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unmaps_without_maps_are_those_of_devices_that_are_translated() {
+        let of = |translated, ends_without_map, maps| {
+            let mut summary = Summary { maps, translated, ends_without_map, ..Summary::default() };
+            (summary.iommu_unmaps, summary.runs_claimed) = (9, 0);
+            let base = Recorded::base(&summary);
+            (base.era, base.hides.unwrap_or_default())
+        };
+        let guessed = "as Linux 7.0 has, and later stable versions have not. Which memory lies behind an allocation, and how long the \
+                       entries of merged lists are, is guessed";
+        assert_eq!(of(0, 2, 198), (Era::DmaAndIommu, String::new()));
+        assert_eq!(of(1, 0, 198), (Era::UnmapsAlone, guessed.into()));
+        // One in a hundred changes no verdict.
+        for (hidden, verdict) in [(2, ""), (3, "So no verdict is given. ")] {
+            let expected = format!(
+                "{guessed}. {hidden} unmaps are of mappings that are not there at all, such as NVMe's. {verdict}Boot with `iommu=pt` \
+                 for the recording: then `dma:*` has all that drivers of the kernel map"
+            );
+            assert_eq!(of(1, hidden, 198), (Era::UnmapsAlone, expected));
+        }
+    }
+}

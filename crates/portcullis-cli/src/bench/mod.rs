@@ -168,3 +168,13 @@ fn advance(bar: &ProgressBar, progress: Progress) {
     bar.set_message(format!("{format}{}", progress.workload));
     bar.tick();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_of_threads_is_measured_once_in_order() {
+        assert_eq!(each_once(&[3, 1, 3, 2, 1]), [1, 2, 3]);
+    }
+}

@@ -344,6 +344,7 @@ fn two_benchmarks_are_compared() {
         "Change of time, 1 thread",
         "Change of time, 2 threads",
         "Benchmark path",
+        "An operation of portcullis takes 40.0",
     ] {
         assert!(page.contains(part), "{part}");
     }

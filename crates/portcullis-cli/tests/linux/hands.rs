@@ -170,12 +170,16 @@ fn what_the_module_says_no_to_becomes_a_sentence() {
         (libc::ENOSPC, "can name too few addresses"),
         (libc::EINVAL, "its version is 0.1.0, and this is"),
         (libc::ENOMEM, "not enough memory"),
-        (libc::EPERM, "Operation not permitted"),
+        (libc::EPERM, "0000:00:04.0: Operation not permitted"),
     ] {
         let fake = Fake::new();
         fake.refuse("sys/kernel/portcullis/protect", error);
         let text = refusal(&fake);
-        assert!(text.contains(expected) && text.contains("dmesg"), "{error}: {text}");
+        assert!(text.contains(expected), "{error}: {text}");
+        assert!(
+            text.ends_with(". Everything is as it was; `dmesg | grep portcullis` says more."),
+            "{error}: {text}"
+        );
         if error == libc::EINVAL {
             fake.file("sys/bus/pci/devices/0000:00:04.0/removable", "removable\n");
             assert!(refusal(&fake).contains("refuses lazy"));

@@ -5,6 +5,7 @@ mod hands;
 mod keep;
 mod names;
 mod says;
+mod sentences;
 mod uses;
 
 use std::cell::{Cell, RefCell};

@@ -77,7 +77,10 @@ fn with_bits<R>(frame: u64, f: impl FnOnce(&Bits, usize) -> R) -> Option<R> {
 
 #[cfg(test)]
 mod tests {
+    use portcullis::platform::{FRAME_SIZE, Frames};
+
     use super::*;
+    use crate::heap::Heap;
 
     #[test]
     fn what_is_given_is_known_until_it_comes_back() {
@@ -97,5 +100,13 @@ mod tests {
             }
         }
         assert!(!is_given(u64::MAX));
+    }
+
+    #[test]
+    fn what_the_heap_allocates_is_given() {
+        let first = Heap.alloc(3).unwrap();
+        assert!((0..3).all(|frame| is_given(first.get() / FRAME_SIZE + frame)));
+        // SAFETY: those from above.
+        unsafe { Heap.free(first, 3) };
     }
 }

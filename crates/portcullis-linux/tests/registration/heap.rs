@@ -30,18 +30,18 @@ fn frames_are_zeroed_aligned_and_their_words_memory() {
 /// At every alignment of the two sides, of lengths around words: the bytes named, and no other.
 #[test]
 fn copies_and_wipes_touch_the_bytes_named() {
-    let (from, to) = (HeapBuffer::new(64).unwrap(), HeapBuffer::new(64).unwrap());
-    let source: Vec<u8> = (1..=64).collect();
+    let (from, to) = (HeapBuffer::new(160).unwrap(), HeapBuffer::new(160).unwrap());
+    let source: Vec<u8> = (1..=160).collect();
     from.write(0, &source).unwrap();
     let address = |buffer: &HeapBuffer, at: usize| PhysAddr::new(buffer.phys().get() + at as u64);
     for (a, b) in (0..9).flat_map(|a| (0..9).map(move |b| (a, b))) {
-        for len in [0, 1, 7, 8, 9, 15, 16, 17, 40] {
-            let mut expected = [0xee; 64];
+        for len in [0, 1, 7, 8, 9, 15, 16, 17, 40, 64, 73, 150] {
+            let mut expected = [0xee; 160];
             to.write(0, &expected).unwrap();
             // SAFETY: bytes of both buffers.
             unsafe { Heap.copy(address(&from, a), address(&to, b), len as u64) };
             expected[b..b + len].copy_from_slice(&source[a..a + len]);
-            let mut found = [0; 64];
+            let mut found = [0; 160];
             to.read(0, &mut found).unwrap();
             assert_eq!(found, expected, "from {a} to {b}, {len} bytes");
             // SAFETY: bytes of the buffer.

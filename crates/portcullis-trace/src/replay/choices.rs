@@ -83,3 +83,32 @@ fn perhaps_way<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Name>, D::Er
     struct Way(#[serde(deserialize_with = "way")] Name);
     Ok(Option::<Way>::deserialize(from)?.map(|Way(way)| way))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_named_and_compared_by_both_halves_of_its_costs() {
+        let of = |direction, costs: Option<[(u64, u64); 2]>| {
+            let (copy_ns, map_ns) = (costs.map(|[copy, _]| copy), costs.map(|[_, map]| map));
+            let row = Explained {
+                most_bytes: 4096,
+                direction,
+                shared: false,
+                copies: costs.is_none(),
+                copy_ns,
+                map_ns,
+                copied: 1,
+                mapped: 2,
+                switches: 3,
+            };
+            let row = &Choices::new(0, &[row]).rows[0];
+            (row.direction, row.choice, row.cheaper)
+        };
+        assert_eq!(of(Direction::ToDevice, None), ("to-device", "copy", None));
+        assert_eq!(of(Direction::FromDevice, Some([(5, 10), (11, 4)])), ("from-device", "map", Some("copy")));
+        assert_eq!(of(Direction::Bidirectional, Some([(5, 10), (4, 10)])), ("both", "map", Some("map")));
+        assert_eq!(of(Direction::Bidirectional, Some([(5, 10), (5, 11)])), ("both", "map", Some("copy")));
+    }
+}

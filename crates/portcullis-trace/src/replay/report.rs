@@ -219,3 +219,19 @@ pub(super) fn one_of<'de, D: Deserializer<'de>>(names: &[Name], from: D) -> Resu
     let known = names.iter().find(|name| **name == read).copied();
     known.ok_or_else(|| D::Error::custom(format_args!("{read:?} is none of {}", names.join(", "))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_copies_costs_is_told_where_the_bytes_of_mappings_are() {
+        for (copies_known, iommu_only, told) in
+            [(true, false, true), (false, false, false), (true, true, false), (false, true, false)]
+        {
+            let trace = TraceReport { copies_known, iommu_only, ..TraceReport::from(&Summary::default()) };
+            let tells = [Mode::Bounce, Mode::Adaptive, Mode::Swiotlb, Mode::StrictRing, Mode::StrictBatch];
+            assert_eq!(tells.map(|mode| trace.tells_cost_of(mode)), [told, told, told, true, true]);
+        }
+    }
+}

@@ -67,9 +67,14 @@ fn a_damaged_archive_is_an_error() {
     let text = sample();
     let mut archive = zstd(text.as_bytes());
     let end = archive.len();
+    let checksum = |archive: &[u8]| u32::from_le_bytes(archive[end - 4..].try_into().unwrap());
+    let right = checksum(&archive);
     archive[end - 1] ^= 1;
     let error = read_in(&archive, ReadOptions::default(), 100).expect_err("the checksum is wrong");
     assert!(matches!(error, TraceError::CorruptArchive { .. }), "{error}");
+    let stored = checksum(&archive);
+    let expected = format!("the frame's checksum is {stored:#010x}, but its contents give {right:#010x}");
+    assert!(error.to_string().ends_with(&expected), "{error}");
     let mut archive = gzip(text.as_bytes());
     let end = archive.len();
     archive[end - 6] ^= 1;

@@ -7,7 +7,7 @@ use portcullis_trace::anonymize::anonymize;
 use portcullis_trace::replay::{FORMATS, Options, Profile};
 use portcullis_trace::{Chunk, Input, ReadOptions, Trace};
 
-use crate::common::{on_cpu0, policy, read, read_in, run};
+use crate::common::{on_cpu0, policy, read, read_in, run, trace};
 use crate::pairing::{iommu_map, lines, map, shape, unmap};
 
 /// The `k`-th stretch of addresses, and where it goes: what is apart stays apart, and no more.
@@ -317,4 +317,16 @@ fn what_is_ended_alone_is_moved_and_a_full_disk_is_told() {
         let portcullis_trace::anonymize::AnonymizeError::Write(error) = failed else { panic!("{failed}") };
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     }
+}
+
+#[test]
+fn twenty_warnings_and_thirty_two_names_are_kept_and_all_are_counted() {
+    let junk: String = (0..50).map(|n| format!("Dear Sir {n},\n")).collect();
+    let (_, summary) = read(&junk.replacen("Dear", &(trace(&[(0, 1, "dma_map_page: x")]) + "Dear"), 1));
+    assert_eq!((summary.kept_warnings.len(), summary.warnings >= 50), (20, true));
+    let names: Vec<String> = (0..40).map(|n| format!("event_{n}: x")).collect();
+    let events: Vec<(u32, u64, &str)> = names.iter().map(|name| (0, 1, name.as_str())).collect();
+    let (_, summary) = read(&trace(&events));
+    assert_eq!((summary.other_events, summary.other_names.len()), (40, 33));
+    assert_eq!(summary.other_names["others"], 8);
 }

@@ -107,6 +107,11 @@ fn lists_as_perf_and_trace_cmd_print_them() {
             assert_eq!((sg.full_nents, sg.full_ents, sg.truncated), (2, 1, false), "{text}");
         });
     }
+    let cut = maps[0].replace("full_nents=2", "full_nents=200").replace("truncated=0", "truncated=1");
+    kind(&cut, &|kind| {
+        let EventKind::MapSg(sg) = kind else { panic!("{kind:?}") };
+        assert_eq!((sg.full_nents, sg.full_ents, sg.truncated), (200, 1, true));
+    });
     let unmaps = [
         format!(
             "dma_unmap_sg: [FAILED TO PARSE] device=Fixed MDIO bus.0 {} dir=2 attrs=0x0",
