@@ -77,3 +77,7 @@ pub struct NotUnmapped<T> {
 
 error_by_its_reason!([B] NotMapped<B>);
 error_by_its_reason!([T] NotUnmapped<T>);
+
+#[cfg(all(test, not(loom)))]
+#[path = "../../../tests/inside/dma/queue/error.rs"]
+mod tests;

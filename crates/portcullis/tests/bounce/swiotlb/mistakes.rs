@@ -30,6 +30,15 @@ fn mappings_that_cannot_be() {
     let last = u32::MAX.into();
     let near = any.with_reach(PhysAddr::new(last));
     assert_eq!(mapped(phys, 1, &near), Err(DmaMapError::BeyondReach { last }));
+    // A device reaches an area's slots where it reaches the area's last byte, and none where it does not.
+    let one = SwiotlbConfig { max_bytes: AREA, ..config() };
+    let (_, _small, single) = machine(&one);
+    let found = map(&single, phys, 1, Direction::ToDevice, &any).unwrap().phys.get();
+    let area_last = found | (AREA - 1);
+    let within =
+        |last| map(&single, phys, 1, Direction::ToDevice, &any.with_reach(PhysAddr::new(last))).map(drop);
+    assert_eq!(within(area_last), Ok(()));
+    assert_eq!(within(area_last - 1), Err(DmaMapError::BeyondReach { last: area_last - 1 }));
     for mask in [5, 0xff00, u64::MAX] {
         assert_eq!(any.with_min_align_mask(mask), Err(SetupError::OffsetMask { mask }));
     }

@@ -169,7 +169,8 @@ fn a_mapping_of_another_queue_comes_back_as_it_was() {
                 assert_eq!(failed.error, DmaUnmapError::OtherQueue);
                 assert_eq!((other.waiting(), other.commit().unwrap().len()), (0, 0));
                 let mapping = failed.mapping.unwrap();
-                assert!(other.sync_for_cpu(&mapping, 0, 8).is_err());
+                assert_eq!(other.sync_for_cpu(&mapping, 0, 8), Err(DmaUnmapError::OtherQueue));
+                assert_eq!(other.sync_for_device(&mapping, 0, 8), Err(DmaUnmapError::OtherQueue));
                 assert!(world.writes(mapping.iova(), b"a packet"));
                 let mut back = Vec::new();
                 queue.unmap(mapping).unwrap().for_each(|frame| back.push(frame));
