@@ -107,7 +107,8 @@ fn a_chosen_address_is_taken_up_to_the_last_page_that_is_kept_free_and_reached()
         let (memory, len) = (world.memory.buffer(4 * PAGE).unwrap(), pages * PAGE);
         let iova = kept.start().checked_add(page * PAGE).unwrap();
         // SAFETY: the memory is the test's, all of it atomics.
-        let mapped = unsafe { ops.map_at(iova, (memory.phys(), len), Direction::ToDevice, MapAttributes::default()) };
+        let mapped =
+            unsafe { ops.map_at(iova, (memory.phys(), len), Direction::ToDevice, MapAttributes::default()) };
         let expected = if fits { Ok(()) } else { Err(DmaMapError::Address { iova }) };
         assert_eq!(mapped, expected, "{pages} pages from {page} on of {mask:#x}");
         assert_eq!(world.reads(iova).is_some(), fits);
