@@ -215,7 +215,20 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::Plan;
+    use super::{Plan, Shape};
+
+    #[test]
+    fn threads_replace_all_of_their_ranges_each_in_its_own_order() {
+        for (live, steps) in [(64, 8192), (1024, 32_768), (4096, 131_072), (1 << 18, 1 << 18)] {
+            let plans = Shape::Replace { live }.plans(2);
+            let of = |plan: &Plan| (plan.fill.len(), plan.holes.len(), plan.steps.len());
+            assert_eq!([of(&plans[0]), of(&plans[1])], [(live, 0, steps); 2]);
+            assert!(plans[0].fill != plans[1].fill);
+        }
+        let plan = Plan::replace(64, 0);
+        let replaced: std::collections::BTreeSet<u32> = plan.steps.iter().map(|step| step.index).collect();
+        assert!(replaced.into_iter().eq(0..64));
+    }
 
     #[test]
     fn a_full_space_is_99_9_percent_full() {
