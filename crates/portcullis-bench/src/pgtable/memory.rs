@@ -98,3 +98,14 @@ fn write_back(words: &[AtomicU64]) {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn write_back(_: &[AtomicU64]) {}
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+mod tests {
+    /// Linux lists what the processor has.
+    #[test]
+    fn lines_are_written_back_where_the_processor_has_the_instruction() {
+        let Ok(about) = std::fs::read_to_string("/proc/cpuinfo") else { return };
+        let flags = about.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+        assert_eq!(super::can_write_back(), flags.split_whitespace().any(|flag| flag == "clflushopt"));
+    }
+}
