@@ -70,3 +70,24 @@ impl Driver {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leads_its_device<X: Format + Copy, U: Iommu<X>>(unit: Result<U, UnitError>) {
+        let unit = ready(unit.unwrap()).unwrap();
+        unit.detach(DeviceId(8)).unwrap();
+        assert!(matches!(unit.detach(DeviceId(8)), Err(UnitError::NotAttached { .. })));
+    }
+
+    #[test]
+    fn a_unit_that_is_ready_leads_its_device() {
+        let relax = std::thread::yield_now;
+        leads_its_device(vtd::Unit::start(host::<VtD>(relax)));
+        let config = amdvi::Config { last_device: 0xff, capability: None };
+        leads_its_device(amdvi::Unit::start(host::<AmdVi>(relax), config));
+        leads_its_device(riscv::Unit::start(host::<RiscV>(relax)));
+        leads_its_device(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax)));
+    }
+}
