@@ -111,6 +111,13 @@ pub enum Kind {
 /// each pins or unpins pages (5 to 20 us for 4 KiB in a guest, 10 ms for a GiB). A map that fails removes what it has entered. The
 /// kernel removes its mappings as a whole only, so the domain removes one when all of its parts are to go.
 ///
+/// **Many small buffers.** Each map by itself is a mapping of the kernel's, of which a container takes 65,535, and takes its own call: the
+/// kernel can neither add to a mapping that devices use nor join two without a moment in which neither is there. So let
+/// neighbours come together. What is mapped before the device uses the first of it is noted by
+/// [`Pieces`](portcullis::domain::Pieces), in any order, and mapped by one call for each run of neighbours. An area that its owner says may
+/// stay open as a whole is registered once ([`Keep::UntilForgotten`](crate::registration::Keep)), and its buffers are lent
+/// by a [`RegistrationCache`](crate::registration::RegistrationCache) without a call.
+///
 /// An unmap returns when no device reaches the range any more, as the kernel gives its pages back then. So [`sync`](Mapper::sync) has
 /// nothing to wait for, and lazy protection is as strict here.
 ///

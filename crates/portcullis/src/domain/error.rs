@@ -30,6 +30,12 @@ pub enum MapListError {
         /// Its length in bytes.
         len: u64,
     },
+    /// [`Pieces`](super::Pieces) are to fill their addresses, each once.
+    #[error("the pieces of a list leave the address {at} out, or fill it twice")]
+    NotOnce {
+        /// The lowest address that has no piece, or where the second of two begins.
+        at: Iova,
+    },
     /// The device cannot address the memory, and nothing translates for it.
     #[error("the device reaches addresses up to {mask:#x}; without translation the list needs {last}")]
     BeyondMask {

@@ -7,6 +7,7 @@ mod account;
 mod error;
 mod governed;
 mod parts;
+mod pieces;
 mod policies;
 mod policy;
 mod space;
@@ -14,6 +15,7 @@ mod view;
 
 pub use crate::iova::IovaError;
 pub use error::{MapListError, UnmapError};
+pub use pieces::Pieces;
 pub use policies::Policies;
 pub(crate) use policy::{AtomicPolicy, PolicyWord};
 pub use policy::{Policy, PolicyError};

@@ -8,6 +8,8 @@ mod contract;
 mod lifecycle;
 #[cfg(not(watched))]
 mod oracle;
+#[cfg(not(watched))]
+mod pieces;
 mod queues;
 mod ring;
 mod strangers;

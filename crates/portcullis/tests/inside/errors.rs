@@ -146,6 +146,7 @@ sentences::sentences! {
         Unconfirmed { error: REJECTED } =>
             "a list was refused half-way, and devices may still reach a part of it: the IOMMU reported an error for an invalidation \
              (code 0x7d)";
+        NotOnce { at: AT } => "the pieces of a list leave the address 0xa000 out, or fill it twice";
         NoFrames { frames: 5 } => "there are no 5 free frames of memory in a row";
         NotCoherent => "a device that is not coherent maps by its queues, and coherent memory of uncached frames";
         Iova(IovaError::OutOfMemory) => "no memory to keep account of I/O virtual addresses";

@@ -19,8 +19,8 @@ use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRang
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{CoherentMemory, Device, DmaDomain, DmaMask, QueueConfig};
-use portcullis::domain::{Domain, Policies, Policy};
-use portcullis::invalidation::{Costs, Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::domain::{Domain, Linked, MapListError, Policies, Policy, Refused};
+use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
 use portcullis::platform::{CacheMaintenance, CopyMemory, Frames, PlatformEvents, Table};
@@ -271,6 +271,24 @@ impl Life<'_> {
                 space.map(list, portcullis::addr::Permissions::READ, Iova::new(u64::MAX))
             });
             self.end("a part's unmap", space.unmap_strictly(range));
+            let range = self.step("a list that comes piece by piece", || {
+                let reserved = space.reserve(48 * PAGE, Iova::new(u64::MAX))?;
+                let mut pieces = reserved.pieces();
+                let noted = pieces.add(40 * PAGE, list[1]).and_then(|_| pieces.add(0, list[0]));
+                match noted.and_then(|_| pieces.list()) {
+                    // SAFETY: as above.
+                    Ok(list) => unsafe {
+                        let linked =
+                            reserved.link(&list, portcullis::addr::Permissions::READ, &mut Gather::new());
+                        linked.map(Linked::into_range).map_err(Refused::end)
+                    },
+                    Err(error) => {
+                        reserved.free();
+                        Err::<_, MapListError>(error)
+                    }
+                }
+            });
+            self.end("its unmap", space.unmap_strictly(range));
             let other = if policy == Policy::Strict { Policy::LAZY } else { Policy::Strict };
             self.end("another policy", space.set_policy(other));
             self.step("another policy of all", || policies.set_default(policy));

@@ -1,11 +1,16 @@
 //! Limits of the kernel, and what is said of them.
 
-use portcullis::addr::{Iova, Permissions, PhysSegment};
-use portcullis::domain::MapListError;
+use std::time::Instant;
+
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysSegment};
+use portcullis::domain::{MapListError, Refused};
+use portcullis::invalidation::Gather;
 use portcullis::pgtable::MapError;
 use portcullis_linux::heap::HeapBuffer;
+use portcullis_linux::registration::{Keep, RegistrationCache, RegistrationLimits};
+use portcullis_linux::vfio::Device;
 
-use crate::{Result, Way, check};
+use crate::{Result, Way, attached, check};
 
 const ANYWHERE: Iova = Iova::new(u64::MAX);
 
@@ -70,38 +75,93 @@ pub fn locked(way: Way, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Maps 128 MiB in buffers of 4 KiB, one by one, and by one call for all: prints how long each takes, and how many mappings the kernel
-/// has then.
+/// Bytes that are mapped in different ways, and of a buffer.
+const LEN: u64 = 128 << 20;
+const PAGE: u64 = 4096;
+
+/// Maps 128 MiB by one call for all, and in buffers of 4 KiB: each by itself; noted one by one, and linked together; and lent one by one
+/// out of an area that is registered. Prints how long each takes, and how many mappings the kernel has then.
 pub fn pages(way: Way, name: &str) -> Result<()> {
-    const LEN: u64 = 128 << 20;
     let (device, space) = way.domain(name)?;
     let memory = HeapBuffer::new(LEN as usize).ok_or("no memory")?;
     // The kernel gives a page when it is touched first, which is not measured.
-    (0..LEN as usize).step_by(4096).try_for_each(|at| memory.write(at, &[1])).ok_or("too long")?;
-    let by = if way == Way::Iommufd { "iommufd" } else { "type1" };
-    for (what, len) in [("by one call", LEN), ("one by one", 4096)] {
-        let began = std::time::Instant::now();
-        let mut mapped = Vec::with_capacity((LEN / len) as usize);
-        for at in (0..LEN).step_by(len as usize) {
-            let phys = memory.phys().checked_add(at).ok_or("too long")?;
-            // SAFETY: the memory is mapped for this device alone, and used by words.
-            mapped
-                .push(unsafe { space.map(&[PhysSegment { phys, len }], Permissions::READ_WRITE, ANYWHERE) }?);
+    (0..LEN as usize).step_by(PAGE as usize).try_for_each(|at| memory.write(at, &[1])).ok_or("too long")?;
+    let part =
+        |at: u64, len| memory.phys().checked_add(at).map(|phys| PhysSegment { phys, len }).ok_or("too long");
+    let map = |len: u64| -> Result<Vec<IovaRange>> {
+        // SAFETY: the memory is mapped for this device alone, and used by words.
+        let map = |at| Ok(unsafe { space.map(&[part(at, len)?], Permissions::READ_WRITE, ANYWHERE) }?);
+        (0..LEN).step_by(len as usize).map(map).collect()
+    };
+    let measured = Measured { device: &device, by: if way == Way::Iommufd { "iommufd" } else { "type1" } };
+    let unmap = |mapped: Vec<IovaRange>| Ok(mapped.into_iter().try_for_each(|range| space.unmap(range))?);
+    // The kernel makes tables for the first map, which stay.
+    unmap(map(LEN)?)?;
+    measured.by("by one call", 1, || map(LEN), unmap)?;
+    measured.by("one by one", LEN / PAGE, || map(PAGE), unmap)?;
+    let linked = || {
+        let reserved = space.reserve(LEN, ANYWHERE)?;
+        let mut pieces = reserved.pieces();
+        for at in (0..LEN).step_by(PAGE as usize) {
+            pieces.add(at, part(at, PAGE)?)?;
         }
-        let (took, usage) = (began.elapsed(), device.space().usage());
-        println!("figure ms to map 128 MiB of small pages, {by} | {what} | map: {}", took.as_millis());
-        println!("figure ms to map 128 MiB of small pages, {by} | {what} | mappings: {}", usage.mappings);
-        let began = std::time::Instant::now();
-        mapped.into_iter().try_for_each(|range| space.unmap(range))?;
-        println!(
-            "figure ms to map 128 MiB of small pages, {by} | {what} | unmap: {}",
-            began.elapsed().as_millis()
-        );
+        let (list, mut unconfirmed) = (pieces.list()?, Gather::new());
+        // SAFETY: as above.
+        let linked = unsafe { reserved.link(&list, Permissions::READ_WRITE, &mut unconfirmed) };
+        Ok(vec![linked.map_err(Refused::end)?.into_range()])
+    };
+    measured.by("noted one by one and linked", 1, linked, unmap)?;
+    let limits = RegistrationLimits { entries: 1, bytes: LEN };
+    let cache = RegistrationCache::new(attached(&device, &space)?.dma().clone(), limits)?;
+    let acquire = |at, len| {
+        // SAFETY: as above; it is forgotten before it is freed.
+        Result::Ok(unsafe { cache.acquire(part(at, len)?, Direction::Bidirectional, Keep::UntilForgotten) }?)
+    };
+    let lent = || {
+        let area = acquire(0, LEN)?;
+        let mut lent =
+            (0..LEN).step_by(PAGE as usize).map(|at| acquire(at, PAGE)).collect::<Result<Vec<_>>>()?;
+        lent.push(area);
+        Ok(lent)
+    };
+    measured.by("lent one by one from a registered area", 1, lent, |lent| {
+        lent.into_iter().try_for_each(|lent| cache.release(lent).map(drop))?;
+        Ok(cache.forget(part(0, LEN)?).map(drop)?)
+    })
+}
+
+/// What prints how long a way to map takes.
+struct Measured<'a> {
+    device: &'a Device,
+    by: &'static str,
+}
+
+impl Measured<'_> {
+    /// Maps, and unmaps what that returns: the kernel has `wanted` mappings in between, and none afterwards.
+    fn by<T>(
+        &self,
+        what: &str,
+        wanted: u64,
+        map: impl FnOnce() -> Result<T>,
+        unmap: impl FnOnce(T) -> Result<()>,
+    ) -> Result<()> {
+        let Self { device, by } = self;
+        let begins = Instant::now();
+        let mapped = map()?;
+        let (took, usage) = (begins.elapsed(), device.space().usage());
+        let begins = Instant::now();
+        unmap(mapped)?;
+        let ended = begins.elapsed();
+        for (which, figure) in
+            [("map", took.as_millis()), ("unmap", ended.as_millis()), ("mappings", usage.mappings.into())]
+        {
+            println!("figure ms to map 128 MiB of small pages, {by} | {what} | {which}: {figure}");
+        }
         check(
-            &format!("{by}, {what}: all of it was mapped, and is gone"),
-            usage.bytes == LEN && device.space().usage().bytes == 0,
+            &format!("{by}, {what}: all of it was mapped, by {wanted} mappings of the kernel's, and is gone"),
+            usage.bytes == LEN && usage.mappings == wanted && device.space().usage().bytes == 0,
             usage,
         );
+        Ok(())
     }
-    Ok(())
 }

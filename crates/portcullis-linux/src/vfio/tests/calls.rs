@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use portcullis::addr::{DeviceId, Direction, PhysSegment};
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{DmaMask, DomainBuilder, QueueConfig};
+use portcullis::dma::{DmaDomain, DmaMask, DomainBuilder, QueueConfig};
+use portcullis::domain::{Domain, Policy};
 use portcullis::std_platform::StdPlatform;
 
 use super::fake::{Fake, PAGE, Way};
@@ -61,5 +62,35 @@ fn what_stays_mapped_costs_no_call() {
         drop(cache);
         // What is told of it is what the kernel was asked.
         assert_eq!(domain.space().mapper().usage().calls, calls() as u64);
+    }
+}
+
+/// An area is registered once, as its owner says that it may stay open; buffers in it are lent one by one.
+#[test]
+fn buffers_of_a_registered_area_cost_no_call() {
+    const BUFFERS: u64 = 1024;
+    for way in [Way::Iommufd, Way::Type1] {
+        let fake = Fake::new(way);
+        let space = Domain::new(StdPlatform::new(), fake.mapper(), Policy::Strict).unwrap();
+        let domain = DmaDomain::<Machine>::over(space, Some(Heap)).unwrap();
+        let device = domain.attach(DeviceId(8), DmaMask::BITS_64).unwrap();
+        let area = HeapBuffer::new((BUFFERS * PAGE) as usize).unwrap();
+        let limits = RegistrationLimits { entries: 1, bytes: BUFFERS * PAGE };
+        let cache = RegistrationCache::new(device.dma().clone(), limits).unwrap();
+        let acquire = |at: u64, len| {
+            let memory = PhysSegment { phys: area.phys().checked_add(at).unwrap(), len };
+            // SAFETY: no device reaches anything through a kernel of the test's.
+            unsafe { cache.acquire(memory, Direction::FromDevice, Keep::UntilForgotten) }.unwrap()
+        };
+        cache.release(acquire(0, BUFFERS * PAGE)).unwrap();
+        // Last first: the order is nothing to it.
+        let held: Vec<_> = (0..BUFFERS).rev().map(|number| acquire(number * PAGE, PAGE)).collect();
+        for (number, held) in (0..BUFFERS).rev().zip(&held) {
+            assert_eq!(fake.reaches(held.iova().get()).unwrap().0, area.phys().get() + number * PAGE);
+        }
+        assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (1, 1));
+        held.into_iter().for_each(|held| assert!(cache.release(held).is_ok()));
+        drop(cache);
+        assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (2, 0));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDomain, DmaMask, QueueConfig};
-use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
+use portcullis::domain::{Domain, MapListError, Policy, Refused, UnmapError};
 use portcullis::heap::Shared;
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
@@ -217,6 +217,76 @@ fn a_limit_of_mappings_is_met_before_the_kernel_is_asked() {
     // In one piece there is room for it.
     map(&mapper, range(32, 4), &LIST[2..]).unwrap();
     assert_eq!(mapper.usage().mappings, 3);
+}
+
+/// 1 GiB in buffers of a page, every third after its neighbours, for a kernel that takes 64 mappings.
+#[test]
+fn buffers_noted_one_by_one_are_one_mapping_of_the_kernels_for_each_run_of_neighbours() {
+    const BUFFERS: u64 = 262_144;
+    for way in WAYS {
+        let mut fake = Fake::new(way);
+        Arc::get_mut(&mut fake).unwrap().most = 64;
+        let domain = domain(&fake);
+        let reserved = domain.reserve(BUFFERS * PAGE, ANYWHERE).unwrap();
+        let (start, mut pieces) = (reserved.range().start().get(), reserved.pieces());
+        // In memory 64 runs of 16 MiB, a page apart.
+        let address = |number: u64| PhysAddr::new(0x10_0000_0000 + (number + number / 4096) * PAGE);
+        for first in 0..3 {
+            for number in (first..BUFFERS).step_by(3) {
+                let iova =
+                    pieces.add(number * PAGE, PhysSegment { phys: address(number), len: PAGE }).unwrap();
+                assert_eq!(iova.get(), start + number * PAGE);
+            }
+        }
+        assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (0, 0), "nothing is mapped yet");
+        let list = pieces.list().unwrap();
+        // SAFETY: as above.
+        let linked = unsafe { reserved.link(&list, BOTH, &mut Gather::new()) }.map_err(Refused::end).unwrap();
+        assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (64, 64));
+        for number in (0..BUFFERS).step_by(997).chain([4095, 4096, BUFFERS - 1]) {
+            assert_eq!(fake.reaches(start + number * PAGE), Some((address(number).get(), BOTH)));
+        }
+        // Parts end by themselves, but the kernel's mappings go with the last.
+        let range = linked.into_range();
+        let part = |number: u64| {
+            IovaRange::new(range.start().checked_add(number * 256 * PAGE).unwrap(), 256 * PAGE).unwrap()
+        };
+        for number in 0..1023 {
+            let kept = Err(UnmapError::StillMapped { range: part(number), unmapped: 0, kept: 256 * PAGE });
+            assert_eq!(domain.unmap(part(number)), kept);
+        }
+        assert_eq!(fake.count(), 64);
+        domain.unmap(part(1023)).unwrap();
+        assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (65, 0), "one call for all of it");
+        assert_eq!(domain.stats().lost_iova_bytes, 0);
+    }
+}
+
+/// A piece more than the kernel takes is refused before it is asked, and mapped where there is room.
+#[test]
+fn pieces_beyond_the_limit_of_mappings_are_refused_and_stay_noted() {
+    let mut fake = Fake::new(Way::Type1);
+    Arc::get_mut(&mut fake).unwrap().most = 2;
+    let domain = domain(&fake);
+    let other = open(&domain, &[PhysSegment { phys: PhysAddr::new(0x90_0000), len: PAGE }]).unwrap();
+    let reserved = domain.reserve(2 * PAGE, ANYWHERE).unwrap();
+    let mut pieces = reserved.pieces();
+    for (offset, phys) in [(PAGE, 0x10_0000), (0, 0x20_0000)] {
+        pieces.add(offset, PhysSegment { phys: PhysAddr::new(phys), len: PAGE }).unwrap();
+    }
+    let calls = fake.calls.load(Ordering::Relaxed);
+    let list = pieces.list().unwrap();
+    // SAFETY: as above.
+    let refused = unsafe { reserved.link(&list, BOTH, &mut Gather::new()) }.unwrap_err();
+    assert!(matches!(refused.error, MapListError::Map(MapError::Limit { used: 1, wanted: 2, most: 2, .. })));
+    assert_eq!(fake.calls.load(Ordering::Relaxed), calls);
+    let _ = refused.end();
+    domain.unmap(other).unwrap();
+    let reserved = domain.reserve(2 * PAGE, ANYWHERE).unwrap();
+    // SAFETY: as above.
+    let linked = unsafe { reserved.link(&pieces.list().unwrap(), BOTH, &mut Gather::new()) };
+    domain.unmap(linked.map_err(Refused::end).map(|linked| linked.into_range()).unwrap()).unwrap();
+    assert_eq!((fake.count(), domain.stats().lost_iova_bytes), (0, 0));
 }
 
 #[test]

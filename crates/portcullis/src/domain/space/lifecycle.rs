@@ -27,7 +27,7 @@ use core::fmt;
 use super::guards::Unsure;
 use super::{Changing, Domain};
 use crate::addr::{Iova, IovaRange, PhysSegment};
-use crate::domain::MapListError;
+use crate::domain::{MapListError, Pieces};
 use crate::invalidation::{Gather, InvalidationError};
 use crate::iova::IovaError;
 use crate::mapper::Mapper;
@@ -258,6 +258,11 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     /// [`from_range`](Self::from_range).
     pub fn into_range(self) -> IovaRange {
         self.0.done()
+    }
+
+    /// Memory for these addresses that comes piece by piece, none yet: its [list](Pieces::list) is to be [linked](Self::link). O(1).
+    pub fn pieces(&self) -> Pieces {
+        Pieces::new(self.range(), self.0.domain.granule())
     }
 
     /// The same addresses, as those of an owner that maps parts of them again and again: no stranger's unmap of these gives them back.
