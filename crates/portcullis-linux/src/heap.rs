@@ -191,33 +191,41 @@ unsafe fn run<'a>(at: usize, count: usize) -> &'a [AtomicU64] {
     unsafe { slice::from_raw_parts(with_exposed_provenance(if count > 0 { at } else { WORD }), count) }
 }
 
-/// Copies words to as many others. In groups, as the compiler puts no atomics together.
-fn copy_run(from: &[AtomicU64], to: &[AtomicU64]) {
-    let ((groups, from), (places, to)) = (from.as_chunks::<8>(), to.as_chunks::<8>());
-    let copy = |(from, to): (&AtomicU64, &AtomicU64)| {
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-    };
+/// Words that a copy loads before it stores them.
+const GROUP: usize = 8;
+
+/// Stores to each word of `to` what `change` makes of the word in its place in `from`.
+///
+/// A group is loaded, and then stored. Buffers and slots begin at multiples of their sizes, so pages of source and target often have the same
+/// low bits. Where a TLB then has one place for both, as that of QEMU's software has, a copy of word by word misses it twice for each word: 128
+/// KiB took 740 us in a guest, and not 25. By groups they take 115.
+fn copy_run<W>(
+    from: &[W],
+    to: &[W],
+    load: impl Fn(&W) -> u64,
+    store: impl Fn(&W, u64),
+    mut change: impl FnMut(u64) -> u64,
+) {
+    let ((groups, from), (places, to)) = (from.as_chunks::<GROUP>(), to.as_chunks::<GROUP>());
     for (group, place) in groups.iter().zip(places) {
-        group.iter().zip(place).for_each(copy);
+        let words = group.each_ref().map(&load);
+        place.iter().zip(words).for_each(|(place, word)| store(place, change(word)));
     }
-    from.iter().zip(to).for_each(copy);
+    let mut words = [0; GROUP];
+    words.iter_mut().zip(from).for_each(|(word, from)| *word = load(from));
+    to.iter().zip(words).for_each(|(to, word)| store(to, change(word)));
+}
+
+/// Stores to each word of `to` what `change` makes of the word in its place in `from`.
+fn copy_words(from: &[AtomicU64], to: &[AtomicU64], change: impl FnMut(u64) -> u64) {
+    let store = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+    copy_run(from, to, |word| word.load(Ordering::Relaxed), store, change);
 }
 
 /// The bytes from number `shift` on of a word, and as many of the next as make up a word.
 #[inline]
 fn joined(before: u64, after: u64, shift: usize) -> u64 {
     before >> (8 * shift) | after << (8 * (WORD - shift))
-}
-
-/// Stores to each word of `to` what the end of one word and the beginning of the next in `from` are [joined] to; `before` comes
-/// before the first. Returns the last word of all.
-fn shift_run(mut before: u64, from: &[AtomicU64], to: &[AtomicU64], shift: usize) -> u64 {
-    for (from, to) in from.iter().zip(to) {
-        let after = u64::from_le(from.load(Ordering::Relaxed));
-        to.store(joined(before, after, shift).to_le(), Ordering::Relaxed);
-        before = after;
-    }
-    before
 }
 
 // SAFETY: by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
@@ -242,7 +250,7 @@ unsafe impl CopyMemory for Heap {
             let count = target.end.saturating_sub(at) / WORD;
             // SAFETY: all of these words is of the ranges.
             let (from, to) = unsafe { (run(at.wrapping_add(distance), count), run(at, count)) };
-            copy_run(from, to);
+            copy_words(from, to, |word| word);
             at += count * WORD;
             if at < target.end {
                 target.store(at, source.load(at.wrapping_add(distance)));
@@ -263,7 +271,10 @@ unsafe impl CopyMemory for Heap {
         let count = (target.end.saturating_sub(at) / WORD).min(source.end.saturating_sub(next + WORD) / WORD);
         // SAFETY: as above.
         let (from, to) = unsafe { (run(next + WORD, count), run(at, count)) };
-        before = shift_run(before, from, to, shift);
+        copy_words(from, to, |word| {
+            let after = u64::from_le(word);
+            joined(std::mem::replace(&mut before, after), after, shift).to_le()
+        });
         (next, at) = (next + count * WORD, at + count * WORD);
         while at < target.end {
             next += WORD;
@@ -352,7 +363,32 @@ impl Drop for HeapBuffer {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    #[test]
+    fn a_copy_goes_from_its_source_to_its_target_once_for_eight_words() {
+        for count in 0..50 {
+            let side = |is_target| (0..count).map(|number| (is_target, number)).collect::<Vec<(bool, u64)>>();
+            let seen = RefCell::new(Vec::new());
+            let load = |word: &(bool, u64)| {
+                seen.borrow_mut().push(*word);
+                word.1
+            };
+            let store = |word: &(bool, u64), value| {
+                assert_eq!(value, word.1 + 1);
+                seen.borrow_mut().push(*word);
+            };
+            copy_run(&side(false), &side(true), load, store, |value| value + 1);
+            let seen = seen.into_inner();
+            let of =
+                |is_target: bool| seen.iter().copied().filter(|word| word.0 == is_target).collect::<Vec<_>>();
+            assert_eq!((of(false), of(true)), (side(false), side(true)));
+            let turns = seen.windows(2).filter(|pair| !pair[0].0 && pair[1].0).count() as u64;
+            assert_eq!(turns, count.div_ceil(8));
+        }
+    }
 
     #[test]
     fn frames_are_the_heaps_until_they_are_freed() {

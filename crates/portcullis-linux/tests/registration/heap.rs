@@ -27,21 +27,22 @@ fn frames_are_zeroed_aligned_and_their_words_memory() {
     assert!(HeapBuffer::new(0).is_none() && HeapBuffer::new(usize::MAX).is_none());
 }
 
-/// At every alignment of the two sides, of lengths around words: the bytes named, and no other.
+/// At every alignment of the two sides, of lengths around words, and around the groups of eight that a copy takes: the bytes named, and no
+/// other.
 #[test]
 fn copies_and_wipes_touch_the_bytes_named() {
-    let (from, to) = (HeapBuffer::new(160).unwrap(), HeapBuffer::new(160).unwrap());
-    let source: Vec<u8> = (1..=160).collect();
+    let (from, to) = (HeapBuffer::new(256).unwrap(), HeapBuffer::new(256).unwrap());
+    let source: Vec<u8> = (0..256).map(|at| (at % 251 + 1) as u8).collect();
     from.write(0, &source).unwrap();
     let address = |buffer: &HeapBuffer, at: usize| PhysAddr::new(buffer.phys().get() + at as u64);
     for (a, b) in (0..9).flat_map(|a| (0..9).map(move |b| (a, b))) {
-        for len in [0, 1, 7, 8, 9, 15, 16, 17, 40, 64, 73, 150] {
-            let mut expected = [0xee; 160];
+        for len in [0, 1, 7, 8, 9, 15, 16, 17, 40, 63, 64, 65, 80, 81, 128, 200] {
+            let mut expected = [0xee; 256];
             to.write(0, &expected).unwrap();
             // SAFETY: bytes of both buffers.
             unsafe { Heap.copy(address(&from, a), address(&to, b), len as u64) };
             expected[b..b + len].copy_from_slice(&source[a..a + len]);
-            let mut found = [0; 160];
+            let mut found = [0; 256];
             to.read(0, &mut found).unwrap();
             assert_eq!(found, expected, "from {a} to {b}, {len} bytes");
             // SAFETY: bytes of the buffer.
