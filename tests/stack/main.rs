@@ -61,7 +61,7 @@ const INDIRECT: &[(&str, &[&str], &str)] = &[
     ("NotCoherent", &["AnyQueue>"], "the same"),
     ("AdaptiveRing", &[], "the clock"),
     ("DmaOps<X>::new", &[], "the clock, and memcpy"),
-    ("call_unmap", &[], "the clock"),
+    ("end_measured", &[], "the clock"),
     ("DmaOps<X>>::enter", &[], "the clock"),
     ("drop_in_place<portcullis::dma::ops::DmaOps", &[], "the clock"),
     ("call_end_ops", &[], "the clock"),

@@ -247,6 +247,10 @@ fn direction(number: u32) -> Direction {
 
 #[inline]
 fn map_attributes(attributes: u32) -> MapAttributes {
+    // The usual mapping.
+    if attributes == 0 {
+        return MapAttributes::default();
+    }
     MapAttributes {
         mmio: attributes & ffi::MMIO != 0,
         lasting: attributes & ffi::LASTING != 0,

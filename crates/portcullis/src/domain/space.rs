@@ -237,17 +237,17 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.open(list, (len, len), attributes, limit, |_, _| ()) }
+        unsafe { self.open::<false>(list, (len, len), attributes, limit, |_, _| ()) }
     }
 
     /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them, and not by
     /// [`map_fast`](Self::map_fast). The bytes beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the
-    /// addresses are taken on, and `true`; where the map then fails, again, with `false`.
+    /// addresses are taken on, and `true`; where the map then fails, again, with `false`. With `HERE`, what it gathers is in the caller's frame.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
     #[inline(always)]
-    pub(crate) unsafe fn open(
+    pub(crate) unsafe fn open<const HERE: bool>(
         &self,
         list: &[PhysSegment],
         (len, used): (u64, u64),
@@ -255,7 +255,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
         count: impl Fn(Option<&LocalCpu<'_>>, bool) + Copy,
     ) -> Result<IovaRange, MapListError> {
-        let neighbours = len.saturating_sub(used);
+        // By reference: in place of three words in each of what follows.
+        let (neighbours, count) = (len.saturating_sub(used), &count);
         let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
             let book = self.books.of(cpu);
             count(cpu, false);
@@ -280,7 +281,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         };
         let changing = self.alloc(len, limit, guarded)?;
         // SAFETY: the caller's promise.
-        match unsafe { self.link(changing.range(), list, attributes, None) } {
+        let linked = unsafe {
+            match HERE {
+                true => self.link_here(changing.range(), list, attributes, None),
+                false => self.link(changing.range(), list, attributes, None),
+            }
+        };
+        match linked {
             Ok(()) => {
                 counting.done();
                 Ok(changing.done())

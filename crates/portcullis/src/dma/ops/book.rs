@@ -75,13 +75,19 @@ impl Book {
     /// Notes a mapping, whose addresses are the caller's. Allocates where no mapping was ever near.
     #[inline(always)]
     pub(super) fn note(&self, entry: Entry) -> Result<(), DmaMapError> {
-        let Entry { iova, len, range, neighbours, lasting, fixed } = entry;
+        let beside = entry.range.len().saturating_sub(entry.len);
+        self.note_with(entry, entry.neighbours.saturating_sub(beside))
+    }
+
+    /// As [`note`](Self::note), for a caller that knows how many bytes of gaps the mapping has.
+    #[inline(always)]
+    pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), DmaMapError> {
+        let Entry { iova, len, range, lasting, fixed, .. } = entry;
         let (shift, most) = (self.granule.shift(), self.most);
         if len > most {
             return Err(DmaMapError::TooLong { len, most });
         }
         let (page, last) = (range.start().get() >> shift, range.last().get() >> shift);
-        let gaps = neighbours.saturating_sub(range.len().saturating_sub(len));
         if last > page {
             self.note_inside(page, last, gaps)?;
         }
@@ -184,7 +190,7 @@ impl Book {
     }
 
     /// The mapping that begins in the granule number `page`, if `word`, which is its word, says that one does.
-    #[inline]
+    #[inline(always)]
     fn entry(&self, page: u64, word: u64) -> Option<Entry> {
         if word & LIVE == 0 {
             return None;

@@ -5,7 +5,7 @@ use core::cell::Cell;
 
 use super::book::Entry;
 use super::{DmaOps, UnmapAttributes};
-use crate::addr::Iova;
+use crate::addr::{Iova, IovaRange};
 use crate::bounce::error::{DmaUnmapError, inside};
 use crate::bounce::pool::Toward;
 use crate::dma::Machine;
@@ -49,17 +49,31 @@ impl<X: Machine> DmaOps<X> {
         len: u64,
         attributes: UnmapAttributes,
     ) -> Result<(), DmaUnmapError> {
-        let timed = if self.config.is_auto() { self.begin_timed(iova, len) } else { None };
+        let ended = match self.config.is_auto() {
+            // SAFETY: the caller's promise.
+            true => unsafe { self.end_measured(iova, len, !attributes.skip_copy) },
+            // SAFETY: the caller's promise.
+            false => unsafe { self.end(iova, len, !attributes.skip_copy) },
+        };
+        if ended.is_err() {
+            self.count_error();
+        }
+        ended
+    }
+
+    /// As [`end`](Self::end), for a handle that measures. By itself, so that there is one way through the other, all of it in line.
+    ///
+    /// # Safety
+    /// As [`unmap`](Self::unmap).
+    #[inline(never)]
+    unsafe fn end_measured(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
+        let timed = self.begin_timed(iova, len);
         // SAFETY: the caller's promise.
-        let ended = unsafe { self.end(iova, len, !attributes.skip_copy) };
+        let ended = unsafe { self.end_any(iova, len, copied) };
         if let Some(timed) = timed
             && ended.is_ok()
         {
             self.end_timed(timed);
-        }
-        match &ended {
-            Ok(()) => {}
-            Err(_) => self.count_error(),
         }
         ended
     }
@@ -94,7 +108,7 @@ impl<X: Machine> DmaOps<X> {
         if self.config.threshold().is_none()
             && let Ok(entry) = self.book.take(iova, len)
         {
-            return self.end_opened(entry);
+            return self.end_opened::<true>(entry);
         }
         // SAFETY: the caller's promise.
         unsafe { self.end_any(iova, len, copied) }
@@ -104,7 +118,7 @@ impl<X: Machine> DmaOps<X> {
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
-    #[inline]
+    #[inline(never)]
     unsafe fn end_any(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
         let copies = self.pool.as_deref().and_then(|pool| Some((pool, self.client(pool)?)));
         if let Some((pool, client)) = &copies {
@@ -123,7 +137,7 @@ impl<X: Machine> DmaOps<X> {
             }
         }
         let error = match self.book.take(iova, len) {
-            Ok(entry) => return self.end_opened(entry),
+            Ok(entry) => return self.end_opened::<false>(entry),
             Err(error) => error,
         };
         // SAFETY: the caller's promise.
@@ -136,9 +150,9 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Ends what was mapped by the domain, and is out of the book.
+    /// Ends what was mapped by the domain, and is out of the book: in line, for one caller for each `FIRST`. So what it is made of is in line, too.
     #[inline(always)]
-    fn end_opened(&self, entry: Entry) -> Result<(), DmaUnmapError> {
+    fn end_opened<const FIRST: bool>(&self, entry: Entry) -> Result<(), DmaUnmapError> {
         let bytes = (entry.used(), entry.neighbours);
         // The domain counts while it has a CPU lent for the addresses. What it did not count is counted afterwards.
         let is_counted = Cell::new(false);
@@ -172,7 +186,7 @@ impl<X: Machine> DmaOps<X> {
     #[inline(always)]
     pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
         match entry {
-            Entry { fixed: true, .. } => self.close_fixed(entry),
+            Entry { fixed: true, range, neighbours, .. } => self.close_fixed(range, neighbours),
             Entry { range, neighbours, lasting, .. } => {
                 let exception = Some(if lasting { &self.strictly } else { &self.policy });
                 self.domain.end(range, Ending { neighbours, exception }, counted)
@@ -182,7 +196,8 @@ impl<X: Machine> DmaOps<X> {
 
     /// The same for addresses that go back to nobody.
     #[cold]
-    fn close_fixed(&self, Entry { range, neighbours, .. }: Entry) -> Result<(), UnmapError> {
+    #[inline(never)]
+    fn close_fixed(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let (domain, mut gather) = (&self.domain, Gather::new());
         let unmapped = domain.unlink(range, &mut gather);
         let confirmed = domain.confirm(&gather);

@@ -387,16 +387,22 @@ impl<X: Machine> DmaOps<X> {
         let range = match fast {
             Some(range) => range,
             // SAFETY: the caller's promise.
-            None => unsafe { self.domain.open(list, (pages, used), how, limit, count) }?,
+            None => unsafe { self.domain.open::<ONE>(list, (pages, used), how, limit, count) }?,
         };
         let changing = self.domain.changing(range);
         let iova = Iova::new(range.start().get() | first.phys.page_offset(granule));
-        // The bytes behind the list in its last granule, with which the range ends.
-        let last = list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len).wrapping_sub(1));
-        let unused = granule.offset_mask() - (last & granule.offset_mask());
-        let len = range.len() - (iova.get() - range.start().get()) - unused;
-        let entry = Entry { iova, len, range, neighbours, lasting: attributes.lasting, fixed: false };
-        let noted = self.book.note(entry);
+        let entry = |len| Entry { iova, len, range, neighbours, lasting: attributes.lasting, fixed: false };
+        let noted = match list {
+            // One piece has no gaps.
+            [_] if ONE => self.book.note_with(entry(used), 0),
+            _ => {
+                // The bytes behind the list in its last granule, with which the range ends.
+                let last =
+                    list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len).wrapping_sub(1));
+                let unused = granule.offset_mask() - (last & granule.offset_mask());
+                self.book.note(entry(range.len() - (iova.get() - range.start().get()) - unused))
+            }
+        };
         changing.done();
         match noted {
             Ok(()) => Ok(Made::Opened { iova, range }),

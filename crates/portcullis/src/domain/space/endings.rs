@@ -191,8 +191,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     }
 
     /// Removes the translations of a range that is to be queued. What was not mapped as a whole is made unreachable before the caller is
-    /// told of the mistake. By itself, as what is gathered here takes much of the stack.
-    #[inline(never)]
+    /// told of the mistake.
+    #[inline(always)]
     fn clear(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
         let (unmapped, confirmed) = self.unlink_or_confirm(range);
