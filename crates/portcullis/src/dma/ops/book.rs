@@ -5,16 +5,17 @@
 //! exchanges it: of several callers that end one mapping, one has it. (The words need no order: their addresses go from one
 //! caller to the next through the domain's lists, which order what was stored before.)
 
+use super::words::{Near, Words};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::heap::OutOfMemory;
-use crate::iova::{Links, WordLeaf};
+use crate::iova::WordLeaf;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of all granules of a domain's addresses.
 #[derive(Debug)]
 pub(super) struct Book {
-    words: Links,
+    words: Words,
     granule: PageSize,
     /// The most bytes of a mapping that a word has room for.
     most: u64,
@@ -62,9 +63,9 @@ impl Entry {
 
 impl Book {
     /// Makes the book of a domain with addresses up to `last`, in these granules. Allocates nothing yet.
-    pub(super) fn new(last: Iova, granule: PageSize) -> Self {
+    pub(super) fn new(last: Iova, granule: PageSize, near: Near) -> Self {
         let most = u64::MAX.checked_shr(FLAG_BITS + granule.shift()).unwrap_or(0);
-        Self { words: Links::new((last.get() >> granule.shift()).saturating_add(1)), granule, most }
+        Self { words: Words::new((last.get() >> granule.shift()).saturating_add(1), near), granule, most }
     }
 
     /// Bytes of memory that the book takes, itself apart.
@@ -217,7 +218,7 @@ mod model {
     #[test]
     fn of_several_callers_that_end_a_mapping_one_has_it() {
         loom::model(|| {
-            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K));
+            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
             let (iova, len) = (Iova::new(0x2010), 0x1ff0);
             let range = IovaRange::new(Iova::new(0x2000), 0x2000).unwrap();
             book.note(Entry { iova, len, range, neighbours: 0x10, lasting: false, fixed: false }).unwrap();
@@ -237,6 +238,29 @@ mod model {
             assert_eq!(book.find(iova), None);
         });
     }
+
+    /// Each leaf is the first that its caller looks for, and one of them is remembered.
+    #[test]
+    fn callers_that_remember_leaves_at_once_find_each_its_own() {
+        loom::model(|| {
+            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
+            let one = |book: &Book, at: u64| {
+                let (iova, len) = (Iova::new(at), 0x1000);
+                let range = IovaRange::new(iova, len).unwrap();
+                let entry = Entry { iova, len, range, neighbours: 0, lasting: false, fixed: false };
+                book.note(entry).unwrap();
+                assert_eq!(book.find(iova), Some(entry));
+                assert_eq!(book.take(iova, len), Ok(entry));
+            };
+            let other = {
+                let book = Arc::clone(&book);
+                thread::spawn(move || one(&book, 0x2000))
+            };
+            one(&book, 0x4000);
+            other.join().unwrap();
+            assert_eq!((book.find(Iova::new(0x2000)), book.find(Iova::new(0x4000))), (None, None));
+        });
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -252,7 +276,7 @@ mod tests {
     /// Wherever it begins, and whatever stood in the words before.
     #[test]
     fn a_mapping_is_found_by_every_address_in_it_and_by_no_other() {
-        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K);
+        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K, Near::new().unwrap());
         for first in 1..40_u64 {
             for pages in 1..20_u64 {
                 let noted = entry(first * 4096 + 100, pages * 4096 - 200, 200);
@@ -275,7 +299,7 @@ mod tests {
     /// A number of bytes in gaps, odd or even, is no mapping.
     #[test]
     fn what_is_beside_the_pieces_of_a_list_is_kept_with_it() {
-        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K);
+        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K, Near::new().unwrap());
         for gaps in [1, 2, 3, 4, 5, 7, 4095, 8001] {
             let noted = entry(8 * 4096 + 8, 3 * 4096 - 16, 16 + gaps);
             book.note(noted).unwrap();
@@ -289,9 +313,26 @@ mod tests {
         }
     }
 
+    /// One of the leaves is remembered in that place, and the others are looked for.
+    #[test]
+    fn mappings_whose_leaves_share_a_place_are_told_apart() {
+        let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K, Near::new().unwrap());
+        let apart = WordLeaf::WORDS * Near::LEAVES as u64 * 4096;
+        let all = [1, 2, 3].map(|number| entry(number * apart + 0x5010, number * 4096, 4096));
+        all.iter().for_each(|entry| book.note(*entry).unwrap());
+        for entry in all.iter().chain(&all) {
+            assert_eq!(book.find(entry.iova), Some(*entry));
+        }
+        for (left, entry) in all.iter().enumerate() {
+            assert_eq!(book.take(entry.iova, entry.len), Ok(*entry));
+            assert!(all[left + 1..].iter().all(|other| book.find(other.iova) == Some(*other)));
+            assert_eq!(book.find(entry.iova), None);
+        }
+    }
+
     #[test]
     fn all_mappings_are_taken_once() {
-        let book = Book::new(Iova::new(u64::MAX), PageSize::SIZE_4K);
+        let book = Book::new(Iova::new(u64::MAX), PageSize::SIZE_4K, Near::new().unwrap());
         let all = [entry(4096, 1, 4095), entry(3 << 40, 9 * 4096, 0), entry(u64::MAX - 4095, 4096, 0)];
         let all = all.map(|entry| Entry { lasting: entry.len == 1, fixed: entry.len > 4096, ..entry });
         all.iter().for_each(|entry| book.note(*entry).unwrap());

@@ -40,6 +40,7 @@ mod config;
 mod ends;
 mod left;
 mod maps;
+mod words;
 
 pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
 pub use left::Leftover;
@@ -47,6 +48,7 @@ pub use left::Leftover;
 use self::book::Book;
 use self::choice::{Chooser, Turns};
 use self::config::AtomicConfig;
+use self::words::Near;
 use super::{Clock, Machine};
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
@@ -157,6 +159,7 @@ impl<X: Machine> DmaOps<X> {
             None => None,
         };
         let counts = PerCpu::new(domain.platform().cpus(), Counts::default)?;
+        let near = Near::new()?;
         domain.map_at_once();
         Ok(Self {
             profile,
@@ -165,7 +168,7 @@ impl<X: Machine> DmaOps<X> {
             config: AtomicConfig::new(config),
             policy: AtomicPolicy::new(Some(config.policy())),
             strictly: AtomicPolicy::new(Some(Policy::Strict)),
-            book: Book::new(last, domain.granule()),
+            book: Book::new(last, domain.granule(), near),
             chooser,
             counts,
             domain: domain.clone(),

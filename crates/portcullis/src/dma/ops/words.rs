@@ -1,0 +1,98 @@
+//! The words of a book, of which some leaves are found without a walk through the levels above them: for each place, the first leaf that
+//! was looked for there, for good. So nobody writes for long what all CPUs read.
+//!
+//! Memory ordering. Of several callers that would remember a leaf, the one whose pointer gets in stores the leaf's number, with a release, and nobody
+//! stores it again. A caller that loads that number, with an acquire, sees the pointer and the leaf.
+
+use alloc::boxed::Box;
+use core::ptr;
+
+use crate::heap::{OutOfMemory, slice};
+use crate::iova::{Links, WordLeaf};
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
+
+/// The words.
+#[derive(Debug)]
+pub(super) struct Words {
+    links: Links,
+    near: Near,
+}
+
+/// The leaves that are remembered, by the low bits of their numbers.
+#[derive(Debug)]
+pub(super) struct Near(Box<[Place; Near::LEAVES]>);
+
+#[derive(Debug)]
+struct Place {
+    /// The leaf's number, or [`NO_LEAF`].
+    number: AtomicU64,
+    leaf: AtomicPtr<WordLeaf>,
+}
+
+/// The number of no leaf: there are fewer.
+const NO_LEAF: u64 = u64::MAX;
+
+impl Near {
+    /// How many are remembered.
+    pub(super) const LEAVES: usize = if cfg!(loom) { 1 } else { 64 };
+
+    /// Remembers none yet. Allocates.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub(super) fn new() -> Result<Self, OutOfMemory> {
+        let place = |_| Ok(Place { number: AtomicU64::new(NO_LEAF), leaf: AtomicPtr::new(ptr::null_mut()) });
+        slice(Self::LEAVES, place)?.try_into().map(Self).map_err(|_| OutOfMemory)
+    }
+}
+
+impl Place {
+    /// Remembers a leaf, if none is.
+    #[cold]
+    #[inline(never)]
+    fn set(&self, number: u64, leaf: &WordLeaf) {
+        let (none, pointer) = (ptr::null_mut(), ptr::from_ref(leaf).cast_mut());
+        if self.leaf.compare_exchange(none, pointer, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.number.store(number, Ordering::Release);
+        }
+    }
+}
+
+impl Words {
+    /// Makes so many words. Allocates nothing yet.
+    pub(super) fn new(len: u64, near: Near) -> Self {
+        Self { links: Links::new(len), near }
+    }
+
+    /// Bytes of memory that the words take, and what is remembered of them.
+    pub(super) fn bytes(&self) -> usize {
+        self.links.bytes() + size_of_val(&*self.near.0)
+    }
+
+    /// The leaf that has the word of `index`, if it exists: see [`Links::leaf`].
+    #[inline]
+    pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
+        let number = index / WordLeaf::WORDS;
+        let place = &self.near.0[number as usize % Near::LEAVES];
+        if place.number.load(Ordering::Acquire) == number {
+            // SAFETY: the pointer is that of the leaf with this number in `links`, as it was set before the number was stored, and never
+            // again; the leaf stays where it is until `links` is dropped, which is borrowed.
+            return unsafe { place.leaf.load(Ordering::Relaxed).as_ref() };
+        }
+        let leaf = self.links.leaf(index)?;
+        if place.number.load(Ordering::Relaxed) == NO_LEAF {
+            place.set(number, leaf);
+        }
+        Some(leaf)
+    }
+
+    /// See [`Links::leaf_or_make`].
+    pub(super) fn leaf_or_make(&self, index: u64) -> Result<Option<&WordLeaf>, OutOfMemory> {
+        self.links.leaf_or_make(index)
+    }
+
+    /// See [`Links::each_leaf`].
+    pub(super) fn each_leaf(&self, f: impl FnMut(u64, &WordLeaf)) {
+        self.links.each_leaf(f);
+    }
+}
