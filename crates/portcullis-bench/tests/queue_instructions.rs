@@ -46,9 +46,9 @@ const BARS: [(&str, u64); 20] = [
     ("auto-list-4", 1770),
     ("auto-copied-1", 660),
     ("bounce-1", 570),
-    ("ops-strict-1", 820),
-    ("ops-strict-list-16", 1520),
-    ("ops-lazy-1", 960),
+    ("ops-strict-1", 620),
+    ("ops-strict-list-16", 1420),
+    ("ops-lazy-1", 770),
     ("ops-bounce-1", 525),
     ("ops-bounce-skip-1", 520),
 ];
