@@ -261,6 +261,27 @@ mod model {
             assert_eq!((book.find(Iova::new(0x2000)), book.find(Iova::new(0x4000))), (None, None));
         });
     }
+
+    /// The leaf is one that the other caller may have remembered just now.
+    #[test]
+    fn a_caller_uses_the_leaf_that_another_remembers() {
+        loom::model(|| {
+            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
+            let one = |book: &Book, at: u64| {
+                let (iova, len) = (Iova::new(at), 0x1000);
+                let range = IovaRange::new(iova, len).unwrap();
+                let entry = Entry { iova, len, range, neighbours: 0, lasting: false, fixed: false };
+                book.note(entry).unwrap();
+                assert_eq!(book.take(iova, len), Ok(entry));
+            };
+            let other = {
+                let book = Arc::clone(&book);
+                thread::spawn(move || one(&book, 0x2000))
+            };
+            one(&book, 0x3000);
+            other.join().unwrap();
+        });
+    }
 }
 
 #[cfg(all(test, not(loom)))]

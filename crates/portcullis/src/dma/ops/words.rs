@@ -1,5 +1,5 @@
 //! The words of a book, of which some leaves are found without a walk through the levels above them: for each place, the first leaf that
-//! was looked for there, for good. So nobody writes for long what all CPUs read.
+//! was looked for there, for good. So once a place is taken, no CPU writes what all of them read.
 //!
 //! Memory ordering. Of several callers that would remember a leaf, the one whose pointer gets in stores the leaf's number, with a release, and nobody
 //! stores it again. A caller that loads that number, with an acquire, sees the pointer and the leaf.
@@ -59,7 +59,7 @@ impl Place {
 }
 
 impl Words {
-    /// Makes so many words. Allocates nothing yet.
+    /// Makes `len` words. Allocates nothing yet.
     pub(super) fn new(len: u64, near: Near) -> Self {
         Self { links: Links::new(len), near }
     }
@@ -69,7 +69,8 @@ impl Words {
         self.links.bytes() + size_of_val(&*self.near.0)
     }
 
-    /// The leaf that has the word of `index`, if it exists: see [`Links::leaf`].
+    /// The leaf that has the word of `index`, if it exists: see [`Links::leaf`]. Of an index behind the last word, this may be the last
+    /// leaf, whose words there are 0 unless a caller stores one.
     #[inline]
     pub(super) fn leaf(&self, index: u64) -> Option<&WordLeaf> {
         let number = index / WordLeaf::WORDS;
@@ -80,7 +81,8 @@ impl Words {
             return unsafe { place.leaf.load(Ordering::Relaxed).as_ref() };
         }
         let leaf = self.links.leaf(index)?;
-        if place.number.load(Ordering::Relaxed) == NO_LEAF {
+        // Asked of the pointer: while a caller is between its two stores, no other tries again.
+        if place.leaf.load(Ordering::Relaxed).is_null() {
             place.set(number, leaf);
         }
         Some(leaf)
