@@ -344,11 +344,12 @@ fn two_benchmarks_are_compared() {
         "Change of time, 1 thread",
         "Change of time, 2 threads",
         "Benchmark path",
-        "An operation of portcullis takes 40.0",
     ] {
         assert!(page.contains(part), "{part}");
     }
     assert!(report(&[&before, &before], &["--compare"]).contains("4 measurements did not change."));
+    // From the least to the most.
+    assert!(report(&[&before], &[]).contains("An operation of portcullis takes 40 ns to 90 ns."));
 }
 
 #[test]
