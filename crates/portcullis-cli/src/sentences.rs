@@ -6,6 +6,9 @@ use crate::calibration::CalibrationError;
 use crate::report::read::ReadError;
 use crate::{anonymize, replay, report, scale};
 
+#[path = "../../portcullis/tests/said/mod.rs"]
+mod said;
+
 /// A name that would wipe a terminal.
 pub fn odd() -> String {
     "a\u{1b}[2J".to_owned()
@@ -19,22 +22,15 @@ fn json() -> serde_json::Error {
     serde_json::from_str::<u8>("x").unwrap_err()
 }
 
-/// Each of `said` is as it should be (`ODD` stands for the odd name), and of `source` no error is missing but `transparent` ones.
-#[track_caller]
-pub fn assert_said(said: &[(String, &str)], sources: &[&str]) {
-    for (said, expected) in said {
-        assert_eq!(*said, expected.replace("ODD", r"a\u{1b}[2J"));
-    }
-    let count = |text: &str| sources.iter().map(|source| source.matches(text).count()).sum::<usize>();
-    assert_eq!(
-        said.len(),
-        count("#[error(") - count("#[error(transparent)]"),
-        "an error has no sentence here"
-    );
+/// What an error says, and what it should say, in which `ODD` stands for the odd name.
+pub fn pair(error: impl ToString, expected: &str) -> (String, String) {
+    said::pair(error, expected.replace("ODD", r"a\u{1b}[2J"))
 }
 
-pub fn pair(error: impl ToString, expected: &'static str) -> (String, &'static str) {
-    (error.to_string(), expected)
+/// Each of `said` is as it should be, and of the `sources` no error is missing but `transparent` ones.
+#[track_caller]
+pub fn assert_said(said: &[(String, String)], sources: &[&str]) {
+    said::assert_said(said, &[&*sources.concat().replace("#[error(transparent)]", "")]);
 }
 
 #[test]
@@ -79,6 +75,8 @@ fn each_error_of_a_report_says_which_file() {
 #[test]
 fn each_error_of_a_replay_or_a_simulation_says_what_is_wrong() {
     let devices = || vec!["b".to_owned(), "c".to_owned()];
+    let names = portcullis_model::scale::NAMES.join(", ");
+    let no_workload = format!("ODD is neither a file nor a workload: name a recording, or {names}");
     let said = [
         pair(replay::CommandError::Output(error()), "standard output: no luck"),
         pair(
@@ -98,6 +96,7 @@ fn each_error_of_a_replay_or_a_simulation_says_what_is_wrong() {
             scale::CommandError::OwnWork { workload: "raw-1".into() },
             "--work is for recordings: the workload raw-1 says by itself what its CPUs do besides",
         ),
+        pair(scale::CommandError::NoWorkload { workload: odd() }, &no_workload),
         pair(scale::CommandError::Empty(odd()), "ODD: nothing is mapped in this recording"),
         pair(scale::CommandError::Simulation("why".into()), "why"),
         pair(scale::CommandError::Output(error()), "standard output: no luck"),
@@ -113,18 +112,11 @@ fn each_error_of_a_replay_or_a_simulation_says_what_is_wrong() {
             "ODD: near_ns is 0.5, expected more than 0, up to 1,000,000",
         ),
     ];
-    // The names of workloads are in this one.
-    let no_workload = scale::CommandError::NoWorkload { workload: odd() }.to_string();
-    let expected = r"a\u{1b}[2J is neither a file nor a workload: name a recording, or ";
-    let names = no_workload.strip_prefix(expected).unwrap();
-    assert_eq!(names, portcullis_model::scale::NAMES.join(", "));
     let sources = [
         include_str!("replay.rs"),
         include_str!("scale.rs"),
         include_str!("anonymize.rs"),
         include_str!("calibration.rs"),
     ];
-    let mut said = said.to_vec();
-    said.push((no_workload.clone(), no_workload.leak()));
     assert_said(&said, &sources);
 }

@@ -1,11 +1,19 @@
 //! The very words of all commands, as the manuals have them, with the last numbers but one of domains and devices.
 
+/// Each command is the words beside it.
+#[track_caller]
+fn are(commands: &[([u64; 2], [u64; 2])]) {
+    for (command, words) in commands {
+        assert_eq!(command, words, "{command:x?}");
+    }
+}
+
 /// VT-d 6.5.2.
 #[test]
 fn vtd() {
     use crate::vtd::layout::descriptor::*;
     let drain = DRAIN_WRITES | DRAIN_READS;
-    for (command, words) in [
+    are(&[
         (CONTEXT_ALL, [0x11, 0]),
         (context_of(0xfffe, 0x8001), [0x8001_fffe_0031, 0]),
         (iotlb_all(drain), [0xd2, 0]),
@@ -21,16 +29,14 @@ fn vtd() {
         (device_tlb(0xfffe, 0x20_0000, 9), [0xfffe_0000_0003, 0x2f_f001]),
         (wait(7, 0x1_0000_0004), [0x7_0000_0025, 0x1_0000_0004]),
         (NOTHING, [0x22, 0]),
-    ] {
-        assert_eq!(command, words, "{command:x?}");
-    }
+    ]);
 }
 
 /// AMD 2.4.
 #[test]
 fn amdvi() {
     use crate::amdvi::layout::command::*;
-    for (command, words) in [
+    are(&[
         (completion_wait(7, 0x1_0000_0008), [0x1000_0001_0000_0009, 7]),
         (NOTHING, [0x1000_0000_0000_0000, 0]),
         (BARRIER, [0x1000_0000_0000_0004, 0]),
@@ -41,16 +47,14 @@ fn amdvi() {
         (device_tlb(0xfffe, 0x5000, 0), [0x4000_fffe_0100_fffe, 0x5000]),
         (device_tlb(0xfffe, 0x20_0000, 9), [0x4000_fffe_0100_fffe, 0x2f_f001]),
         (ALL, [0x8000_0000_0000_0000, 0]),
-    ] {
-        assert_eq!(command, words, "{command:x?}");
-    }
+    ]);
 }
 
 /// RISC-V IOMMU, "Command-Queue"; address ranges: 9.3.
 #[test]
 fn riscv() {
     use crate::riscv::layout::command::*;
-    for (command, words) in [
+    are(&[
         (VMA_ALL, [1, 0]),
         (vma(0xf_fffe), [0x1_ffff_e001, 0]),
         (vma_pages(0xfffe, 0x5000, 0), [0x1_0fff_e401, 0x1400]),
@@ -65,16 +69,14 @@ fn riscv() {
         (NOTHING, [2, 0]),
         (device_tlb(0xfffe, 0x5000, 0), [0x00ff_fe00_0000_0004, 0x5000]),
         (device_tlb(0x1_fffe, 0x5000, 0), [0x01ff_fe02_0000_0004, 0x5000]),
-    ] {
-        assert_eq!(command, words, "{command:x?}");
-    }
+    ]);
 }
 
 /// SMMUv3 4.3 to 4.7.
 #[test]
 fn smmuv3() {
     use crate::smmuv3::layout::command::*;
-    for (command, words) in [
+    are(&[
         (CFGI_ALL, [0x04, 31]),
         (stream(0x00ff_fffe), [0x00ff_fffe_0000_0003, 0]),
         (context(0x00ff_fffe), [0x00ff_fffe_0000_0005, 1]),
@@ -90,7 +92,5 @@ fn smmuv3() {
         ),
         (range(tlbi_asid_address(1, 0, false), 16, 1, 0), [0x0001_0000_0000_1012, 0xc00]),
         (SYNC, [0x46, 0]),
-    ] {
-        assert_eq!(command, words, "{command:x?}");
-    }
+    ]);
 }

@@ -71,13 +71,19 @@ pub(crate) struct Faked<U> {
 }
 
 impl<U: Unit> Faked<U> {
-    fn read(&self, offset: usize, bits: u32) -> u64 {
+    /// Registers are at multiples of their length.
+    #[track_caller]
+    fn assert_place(offset: usize, bits: u32) {
         assert!(offset.is_multiple_of(bits as usize / 8), "no register of {bits} bits is at {offset:#x}");
+    }
+
+    fn read(&self, offset: usize, bits: u32) -> u64 {
+        Self::assert_place(offset, bits);
         self.unit.read(offset, bits)
     }
 
     fn write(&self, offset: usize, bits: u32, value: u64) {
-        assert!(offset.is_multiple_of(bits as usize / 8), "no register of {bits} bits is at {offset:#x}");
+        Self::assert_place(offset, bits);
         self.log.lock().push(Seen::Register(offset, bits, value));
         self.unit.write(offset, bits, value);
     }

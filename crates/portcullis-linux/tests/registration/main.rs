@@ -22,6 +22,9 @@ mod played;
 #[path = "../../../portcullis/tests/rig/mod.rs"]
 mod rig;
 #[cfg(all(target_os = "linux", not(watched)))]
+#[path = "../../../portcullis/tests/said/mod.rs"]
+mod said;
+#[cfg(all(target_os = "linux", not(watched)))]
 mod sentences;
 mod shared;
 #[cfg(not(watched))]

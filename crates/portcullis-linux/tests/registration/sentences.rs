@@ -1,4 +1,4 @@
-//! What errors say, word for word: a figure in another's place would mislead.
+//! What errors say.
 
 use std::io;
 
@@ -9,6 +9,7 @@ use portcullis_linux::registration::{
 };
 use portcullis_linux::vfio::OpenError;
 
+use crate::said::{assert_said, pair};
 use crate::support::{Bench, KEPT, TIMEOUT, pages};
 
 #[test]
@@ -19,59 +20,47 @@ fn each_error_of_a_registration_says_its_own_figures() {
     let other = ReleaseRegistrationError::OtherCache { registration };
     let limits = RegistrationConfigError::Limits { entries: 5, bytes: 0x6000, most: 7 };
     let said = [
-        (
-            RegistrationConfigError::NoTranslation.to_string(),
-            "a domain without translation has nothing to register",
-        ),
-        (
-            limits.to_string(),
-            "a cache of 5 entries and 0x6000 bytes: 1 to 7 entries and a granule are needed",
-        ),
-        (
-            RegistrationConfigError::OutOfMemory { entries: 5 }.to_string(),
-            "no memory to keep account of 5 entries",
-        ),
-        (
-            AcquireError::TooLarge { bytes: 0x9000, limit: 0x8000 }.to_string(),
+        pair(RegistrationConfigError::NoTranslation, "a domain without translation has nothing to register"),
+        pair(limits, "a cache of 5 entries and 0x6000 bytes: 1 to 7 entries and a granule are needed"),
+        pair(RegistrationConfigError::OutOfMemory { entries: 5 }, "no memory to keep account of 5 entries"),
+        pair(
+            AcquireError::TooLarge { bytes: 0x9000, limit: 0x8000 },
             "0x9000 bytes of granules: the cache's limit is 0x8000",
         ),
-        (AcquireError::NoEntry { limit: 3 }.to_string(), "all of the cache's limit of 3 entries are held"),
-        (
-            AcquireError::NoBytes { wanted: 0x4000, limit: 0x8000, held: 0x5000 }.to_string(),
+        pair(AcquireError::NoEntry { limit: 3 }, "all of the cache's limit of 3 entries are held"),
+        pair(
+            AcquireError::NoBytes { wanted: 0x4000, limit: 0x8000, held: 0x5000 },
             "0x4000 bytes are wanted: of the cache's limit of 0x8000, 0x5000 are held",
         ),
-        (AcquireError::NoMemory.to_string(), "no memory to keep account of who waits for room"),
-        (
-            AcquireError::Eviction { error }.to_string(),
+        pair(AcquireError::NoMemory, "no memory to keep account of who waits for room"),
+        pair(
+            AcquireError::Eviction { error },
             "no room could be made, as unmapped entries may still be reached: the IOMMU did not confirm an invalidation within 1 ns",
         ),
-        (
-            AcquireError::Forgotten { phys: PhysAddr::new(0x1000), len: 0x2000 }.to_string(),
+        pair(
+            AcquireError::Forgotten { phys: PhysAddr::new(0x1000), len: 0x2000 },
             "the 0x2000 bytes at 0x1000 were forgotten while they were being acquired",
         ),
-        (
-            AcquireError::Unconfirmed { error }.to_string(),
+        pair(
+            AcquireError::Unconfirmed { error },
             "forgotten while it was being acquired, and devices may still reach it: the IOMMU did not confirm an invalidation within \
              1 ns",
         ),
-        (
-            AcquireError::Map(MapListError::EmptySegment { index: 4, phys }).to_string(),
+        pair(
+            AcquireError::Map(MapListError::EmptySegment { index: 4, phys }),
             "segment 4, at 0x900000000, is empty",
         ),
-        (other.to_string(), "a registration of another cache"),
-        (
-            ReleaseRegistrationError::Unconfirmed { error }.to_string(),
+        pair(&other, "a registration of another cache"),
+        pair(
+            ReleaseRegistrationError::Unconfirmed { error },
             "released, but devices may still reach it: the IOMMU did not confirm an invalidation within 1 ns",
         ),
-        (
-            ForgetError { entries: 6, error }.to_string(),
+        pair(
+            ForgetError { entries: 6, error },
             "devices may still reach what 6 entries were for: the IOMMU did not confirm an invalidation within 1 ns",
         ),
     ];
-    for (said, expected) in &said {
-        assert_eq!(said, expected);
-    }
-    assert_eq!(said.len(), include_str!("../../src/registration/error.rs").matches("#[error(").count());
+    assert_said(&said, &[include_str!("../../src/registration/error.rs")]);
     let ReleaseRegistrationError::OtherCache { registration } = other else { unreachable!() };
     bench.cache.release(registration).unwrap();
     bench.finish();
@@ -87,56 +76,53 @@ fn each_error_of_a_device_says_what_to_do() {
         OpenError::NotViable { name: name(), other: "0000:01:00.1".into(), driver: "nvme".into() };
     let error = io::Error::other("no luck");
     let said = [
-        (
+        pair(
             OpenError::NoDevice { name: name() },
             "there is no PCI device 0000:01:00.0: names are like 0000:01:00.0 (`lspci -D` lists them)",
         ),
-        (
+        pair(
             OpenError::NoGroup { name: name() },
             "0000:01:00.0 is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and boot Linux with intel_iommu=on where \
              it is Intel's",
         ),
-        (
+        pair(
             not_bound(Some("nvme")),
             "0000:01:00.0 has the driver nvme, and VFIO must have it. As root: modprobe vfio-pci; echo vfio-pci > \
              /sys/bus/pci/devices/0000:01:00.0/driver_override; echo 0000:01:00.0 > /sys/bus/pci/devices/0000:01:00.0/driver/unbind; \
              echo 0000:01:00.0 > /sys/bus/pci/drivers_probe",
         ),
-        (
+        pair(
             not_viable,
             "0000:01:00.0 cannot be told from 0000:01:00.1 by the IOMMU, which has the driver nvme: unbind that, too, or bind it to \
              vfio-pci",
         ),
-        (
+        pair(
             OpenError::Permission { path: path() },
             "/dev/vfio/7 may not be opened by this user: give it to a group of yours (chgrp, chmod g+rw; a rule of udev keeps that), or \
              be root",
         ),
-        (
+        pair(
             OpenError::Busy { path: path() },
             "/dev/vfio/7 is in use: another process has the device, or another device of its group",
         ),
-        (
+        pair(
             OpenError::UnsafeInterrupts { parameter: "a.b=1" },
             "the IOMMU does not check the interrupts of devices (no interrupt remapping), so that a device could raise any: turn it on \
              in the firmware, or, for devices that are trusted, boot Linux with a.b=1",
         ),
-        (
+        pair(
             OpenError::NoVfio,
             "this kernel has neither iommufd (/dev/iommu) nor VFIO's type 1 (/dev/vfio/vfio): modprobe vfio-pci vfio_iommu_type1, or \
              build it with CONFIG_VFIO_PCI",
         ),
-        (OpenError::NoAddresses, "the kernel lets the device have no addresses"),
-        (
+        pair(OpenError::NoAddresses, "the kernel lets the device have no addresses"),
+        pair(
             OpenError::OtherAddresses { name: name() },
             "0000:01:00.0 cannot use all addresses of the address space that it was to join: open it by itself, or first",
         ),
-        (OpenError::Call { call: "ioctl".into(), error }, "ioctl failed: no luck"),
+        pair(OpenError::Call { call: "ioctl".into(), error }, "ioctl failed: no luck"),
     ];
-    for (error, expected) in &said {
-        assert_eq!(error.to_string(), *expected);
-    }
-    assert_eq!(said.len(), include_str!("../../src/vfio/error.rs").matches("#[error(").count());
+    assert_said(&said, &[include_str!("../../src/vfio/error.rs")]);
     assert_eq!(
         not_bound(None).to_string(),
         "0000:01:00.0 has no driver, and VFIO must have it. As root: modprobe vfio-pci; echo vfio-pci > \

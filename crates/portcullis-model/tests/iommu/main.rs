@@ -12,6 +12,8 @@ mod iotlb;
 mod ledger;
 mod memory;
 mod rings;
+#[path = "../../../portcullis/tests/said/mod.rs"]
+mod said;
 mod scale;
 mod sentences;
 mod strict_tables;

@@ -17,5 +17,7 @@ mod painted;
 mod pairing;
 mod replay;
 mod robustness;
+#[path = "../../../portcullis/tests/said/mod.rs"]
+mod said;
 mod sentences;
 mod shapes;

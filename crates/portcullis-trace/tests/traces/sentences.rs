@@ -11,6 +11,8 @@ use portcullis_trace::parse::ParseError;
 use portcullis_trace::replay::{FORMATS, Profile, ProfileError, ReplayError};
 use portcullis_trace::{Format, TraceError, Warning};
 
+use crate::said::{assert_said, pair};
+
 /// A name that would wipe a terminal, and as it is shown.
 const ODD: &str = "a\u{1b}[2J";
 
@@ -26,20 +28,6 @@ fn source() -> io::Error {
 }
 
 const OVER: Over = Over { used: (4 << 20) + 1, wanted: 3 << 20, limit: 7 << 20 };
-
-/// Each of `said` is as it should be, and no error of `source` is missing.
-#[track_caller]
-fn assert_said(said: &[(String, String)], sources: &[&str]) {
-    for (said, expected) in said {
-        assert_eq!(said, expected);
-    }
-    let sentences: usize = sources.iter().map(|source| source.matches("#[error(").count()).sum();
-    assert_eq!(said.len(), sentences, "an error has no sentence here");
-}
-
-fn pair(error: impl ToString, expected: impl Into<String>) -> (String, String) {
-    (error.to_string(), expected.into())
-}
 
 #[test]
 fn each_error_of_a_trace_says_where_it_is() {

@@ -239,48 +239,46 @@ mod model {
         });
     }
 
+    /// A mapping of the page at `at`.
+    fn page(at: u64) -> Entry {
+        let iova = Iova::new(at);
+        let range = IovaRange::new(iova, 0x1000).unwrap();
+        Entry { iova, len: 0x1000, range, neighbours: 0, lasting: false, fixed: false }
+    }
+
+    /// Two callers at once, each with a mapping of its own, which it ends.
+    fn at_once(one: fn(&Book, Entry), at: [u64; 2]) {
+        loom::model(move || {
+            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
+            let other = {
+                let book = Arc::clone(&book);
+                thread::spawn(move || one(&book, page(at[1])))
+            };
+            one(&book, page(at[0]));
+            other.join().unwrap();
+            assert_eq!(at.map(|at| book.find(Iova::new(at))), [None, None]);
+        });
+    }
+
     /// Each leaf is the first that its caller looks for, and one of them is remembered.
     #[test]
     fn callers_that_remember_leaves_at_once_find_each_its_own() {
-        loom::model(|| {
-            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
-            let one = |book: &Book, at: u64| {
-                let (iova, len) = (Iova::new(at), 0x1000);
-                let range = IovaRange::new(iova, len).unwrap();
-                let entry = Entry { iova, len, range, neighbours: 0, lasting: false, fixed: false };
-                book.note(entry).unwrap();
-                assert_eq!(book.find(iova), Some(entry));
-                assert_eq!(book.take(iova, len), Ok(entry));
-            };
-            let other = {
-                let book = Arc::clone(&book);
-                thread::spawn(move || one(&book, 0x2000))
-            };
-            one(&book, 0x4000);
-            other.join().unwrap();
-            assert_eq!((book.find(Iova::new(0x2000)), book.find(Iova::new(0x4000))), (None, None));
-        });
+        let one = |book: &Book, entry: Entry| {
+            book.note(entry).unwrap();
+            assert_eq!(book.find(entry.iova), Some(entry));
+            assert_eq!(book.take(entry.iova, entry.len), Ok(entry));
+        };
+        at_once(one, [0x4000, 0x2000]);
     }
 
     /// The leaf is one that the other caller may have remembered just now.
     #[test]
     fn a_caller_uses_the_leaf_that_another_remembers() {
-        loom::model(|| {
-            let book = Arc::new(Book::new(Iova::new(0x7fff), PageSize::SIZE_4K, Near::new().unwrap()));
-            let one = |book: &Book, at: u64| {
-                let (iova, len) = (Iova::new(at), 0x1000);
-                let range = IovaRange::new(iova, len).unwrap();
-                let entry = Entry { iova, len, range, neighbours: 0, lasting: false, fixed: false };
-                book.note(entry).unwrap();
-                assert_eq!(book.take(iova, len), Ok(entry));
-            };
-            let other = {
-                let book = Arc::clone(&book);
-                thread::spawn(move || one(&book, 0x2000))
-            };
-            one(&book, 0x3000);
-            other.join().unwrap();
-        });
+        let one = |book: &Book, entry: Entry| {
+            book.note(entry).unwrap();
+            assert_eq!(book.take(entry.iova, entry.len), Ok(entry));
+        };
+        at_once(one, [0x3000, 0x2000]);
     }
 }
 
