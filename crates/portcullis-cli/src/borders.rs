@@ -274,7 +274,7 @@ fn what_a_recording_does_not_tell_is_said() {
     };
     let recorded = |all: &[Recorded]| header::recorded(all).ends_with("; nothing is hidden");
     assert!(recorded(&[one(None), one(None)]) && !recorded(&[one(None), one(Some("much"))]));
-    // A policy that costs nobody knows what is in no verdict; nor is a strict one for that after which freed memory was open.
+    // The verdict does not choose a policy whose cost is not known. Nor does it choose `adaptive` once freed memory was open under it.
     let mut runs = runs();
     assert_eq!(Verdict::of(&runs).choice, Some("adaptive"));
     assert!(!Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
@@ -282,7 +282,7 @@ fn what_a_recording_does_not_tell_is_said() {
     assert_eq!(Verdict::of(&runs).choice, Some("strict"));
     runs.costs[1].known = false;
     assert!(Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
-    // It has no cost in the tables, and so no spread; only what is chosen is set in bold.
+    // The tables show no cost and no spread for a policy whose cost is not known. They set the chosen policy alone in bold.
     let parts = short::Parts { format: "vtd-ss", no_work: true, full: false, legend: false, unicode: false };
     let render = |parts| short::render(&runs, &Profile::load("vtd").unwrap(), &summary(), parts);
     let text = render(parts);

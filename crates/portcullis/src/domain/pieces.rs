@@ -48,7 +48,7 @@ use crate::pgtable::MapError;
 pub struct Pieces {
     range: IovaRange,
     granule: PageSize,
-    /// As they came, but for those that follow the one before in memory and in addresses: these are one.
+    /// In the order of the calls. A piece that continues the last one, in memory and in addresses, is joined to it.
     pieces: Vec<Piece>,
 }
 

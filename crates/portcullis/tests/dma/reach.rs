@@ -1,5 +1,5 @@
-//! A device is given what it reaches to the last byte, and nothing of which one byte lies beyond: without translation memory's own
-//! addresses, else those that are handed out.
+//! A device is given a buffer if it reaches the last byte of it, and else an error. Without translation the buffer's own addresses
+//! count, and with translation the addresses that the domain hands out.
 
 use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, DmaMapError, DmaMask, MapAttributes, OpsConfig, Queue, QueueConfig};

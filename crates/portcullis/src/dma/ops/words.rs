@@ -1,8 +1,8 @@
 //! The words of a book, of which some leaves are found without a walk through the levels above them: for each place, the first leaf that
 //! was looked for there, for good. So once a place is taken, no CPU writes what all of them read.
 //!
-//! Memory ordering. Of several callers that would remember a leaf, the one whose pointer gets in stores the leaf's number, with a release, and nobody
-//! stores it again. A caller that loads that number, with an acquire, sees the pointer and the leaf.
+//! Memory ordering. Several callers may exchange a place's null pointer for their leaf's, and one of them succeeds. It alone then stores the leaf's
+//! number, with release ordering. A caller that loads this number, with acquire ordering, sees the pointer and the leaf.
 
 use alloc::boxed::Box;
 use core::ptr;

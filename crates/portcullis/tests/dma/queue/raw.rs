@@ -66,7 +66,7 @@ fn a_driver_by_number_is_protected_as_one_with_buffers() {
     }
 }
 
-/// Of a copy, what is synced is as many bytes as are said from where it is said, also behind a pointer.
+/// A sync copies the bytes from its offset on, as many as its length says, and no others. A `dyn AnyQueue` does the same.
 #[test]
 fn a_part_of_a_copy_is_synced_by_its_offset_and_its_length() {
     let world = World::new(Policy::Strict);
