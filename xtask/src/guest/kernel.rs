@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::root::Root;
+use crate::nightly::output;
 
 /// Where the modules of the tests are, and what they are called.
 pub const OWN: [(&str, &str); 3] =
@@ -112,6 +113,7 @@ impl Kernel {
         }
         let what = format!("building {MODULE} for Linux {}", self.release);
         let headers = headers.display().to_string();
+        fetch(&source.join("rust"))?;
         let mut make = self.make(root);
         make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
         make.env_remove("RUSTUP_TOOLCHAIN")
@@ -194,4 +196,28 @@ fn by_itself(folder: &Path, from: &str, words: &[&str], what: &str) -> Result<Pa
     build.current_dir(crate::root().join(from));
     run(&mut build, what)?;
     Ok(target.join(TARGET))
+}
+
+/// Fetches the compiler that the module's core names, its sources, and the core's crates. This runs outside of the root that has the
+/// kernel's compiler, as Cargo and rustup reach no registry there.
+fn fetch(core: &Path) -> Result<(), String> {
+    let command = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        // Cargo says to what it runs which compiler to take, and xtask is one of these.
+        command.args(arguments).current_dir(core).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        command
+    };
+    let has_sources = || {
+        output(&mut command("rustc", &["--print", "sysroot"]))
+            .is_some_and(|root| Path::new(root.trim()).join("lib/rustlib/src/rust/library").exists())
+    };
+    if !has_sources() {
+        eprintln!("== rustup adds the compiler that {} names", core.join("rust-toolchain.toml").display());
+        // What is still missing, the build says.
+        let _ = output(&mut command("rustup", &["toolchain", "install"]));
+    }
+    // As the Makefile builds it: Rust's own library has crates too.
+    let target = ["--target", "x86_64-unknown-none", "-Zbuild-std=core,alloc,compiler_builtins"];
+    let mut crates = command("cargo", &["fetch", "--quiet", "--locked"]);
+    run(crates.args(target).env("RUSTC_BOOTSTRAP", "1"), "fetching the crates of the module's core")
 }
