@@ -116,7 +116,10 @@ impl Kernel {
         fetch(&source.join("rust"))?;
         let mut make = self.make(root);
         make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
-        make.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS").env_remove("CARGO");
+        make.env_remove("RUSTUP_TOOLCHAIN")
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO")
+            .env("CARGO_NET_OFFLINE", "true");
         run(&mut make, &what)?;
         let built = source.join(format!("{MODULE}.ko"));
         let copied = std::fs::copy(&built, into.join(format!("{MODULE}.ko")));
