@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,7 +17,7 @@ use super::error::OpenError;
 use super::ioctl::{call, call_with, code, vfio};
 use super::iommufd::{self, Iommufd};
 use super::space::{AddressSpace, Kernel};
-use super::sysfs::{IOMMUS, Place, open};
+use super::sysfs::{IOMMUS, Place, open, path};
 use super::type1::{self, Container};
 
 const GET_REGION_INFO: u64 = vfio(8);
@@ -51,8 +50,8 @@ impl Device {
     /// [`OpenError`] says what to do.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
-        place.check_bound(Path::new(IOMMUS))?;
-        if let Some(cdev) = place.cdev().filter(|_| Path::new(iommufd::PATH).exists()) {
+        place.check_bound(&path(IOMMUS))?;
+        if let Some(cdev) = place.cdev().filter(|_| path(iommufd::PATH).exists()) {
             let kernel = Arc::new(Iommufd::open()?);
             let file = bind(&kernel, &place, &cdev)?;
             kernel.attach(&file).map_err(|error| OpenError::call("VFIO_DEVICE_ATTACH_IOMMUFD_PT", error))?;
@@ -69,12 +68,12 @@ impl Device {
     /// As [`open`](Self::open).
     pub fn open_type1(name: &str) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
-        place.check_bound(Path::new(IOMMUS))?;
+        place.check_bound(&path(IOMMUS))?;
         Self::open_by_type1(place)
     }
 
     fn open_by_type1(place: Place) -> Result<Self, OpenError> {
-        if !Path::new(type1::PATH).exists() {
+        if !path(type1::PATH).exists() {
             return Err(OpenError::NoVfio);
         }
         let container = Arc::new(Container::open()?);
@@ -90,7 +89,7 @@ impl Device {
     /// As [`open`](Self::open); [`OpenError::OtherAddresses`] where the device can use less than the space has.
     pub fn open_in(name: &str, space: &AddressSpace) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
-        place.check_bound(Path::new(IOMMUS))?;
+        place.check_bound(&path(IOMMUS))?;
         let (file, ranges) = match &space.kernel {
             Kernel::Iommufd(kernel) => {
                 let cdev = place.cdev().ok_or(OpenError::NoVfio)?;

@@ -24,9 +24,7 @@ pub const fn iommufd(command: u32) -> u64 {
 /// `data` is the structure of this call, as long as it says, and what it points to may be accessed as the call does.
 pub unsafe fn call<T: ?Sized>(file: BorrowedFd<'_>, request: u64, data: &mut T) -> io::Result<i32> {
     // SAFETY: the caller's promise.
-    checked(unsafe {
-        libc::ioctl(file.as_raw_fd(), request as _, std::ptr::from_mut(data).cast::<libc::c_void>())
-    })
+    unsafe { ioctl(file, request, std::ptr::from_mut(data).cast()) }
 }
 
 /// Makes a call that takes a number.
@@ -35,10 +33,18 @@ pub unsafe fn call<T: ?Sized>(file: BorrowedFd<'_>, request: u64, data: &mut T) 
 /// The call takes a number, and no address.
 pub unsafe fn call_with(file: BorrowedFd<'_>, request: u64, number: u64) -> io::Result<i32> {
     // SAFETY: the caller's promise.
-    checked(unsafe { libc::ioctl(file.as_raw_fd(), request as _, number as libc::c_ulong) })
+    unsafe { ioctl(file, request, std::ptr::with_exposed_provenance_mut(number as usize)) }
 }
 
-fn checked(returned: i32) -> io::Result<i32> {
+/// # Safety
+/// What the call takes as `argument`, a number or an address, it may take.
+unsafe fn ioctl(file: BorrowedFd<'_>, request: u64, argument: *mut libc::c_void) -> io::Result<i32> {
+    #[cfg(test)]
+    if let Some(answer) = super::tests::kernel::answer(file, request, argument) {
+        return answer;
+    }
+    // SAFETY: the caller's promise.
+    let returned = unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) };
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
 }
 

@@ -12,20 +12,29 @@ pub fn page_size() -> u64 {
 /// The error of a kernel that had no memory for `wanted` bytes beside the `used` ones that are mapped, if that is for the limit of what
 /// the process may lock.
 pub fn locked_too_much(used: u64, wanted: u64) -> Option<MapError> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Others of the process, or of the user, may have locked the rest.
+    over(most_locked(), locked(&status), used, wanted)
+}
+
+/// Bytes that the process may lock; `None` where there is no limit.
+pub fn most_locked() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: it writes the structure.
     let is_known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
-    let most = if is_known { limit.rlim_cur } else { libc::RLIM_INFINITY };
-    // Others of the process, or of the user, may have locked the rest.
-    let is_over =
-        most != libc::RLIM_INFINITY && used.saturating_add(wanted) > most.saturating_sub(locked_elsewhere());
+    Some(limit.rlim_cur).filter(|most| is_known && *most != libc::RLIM_INFINITY)
+}
+
+/// The error where `wanted` bytes beside `used` ones are more than a process may lock that has locked as many `elsewhere`.
+pub fn over(most: Option<u64>, elsewhere: u64, used: u64, wanted: u64) -> Option<MapError> {
+    let most = most?;
     let what = "bytes of memory locked for devices (raise `ulimit -l`, LimitMEMLOCK= of the service, or give CAP_IPC_LOCK)";
+    let is_over = used.saturating_add(wanted) > most.saturating_sub(elsewhere);
     is_over.then_some(MapError::Limit { what, used, wanted, most })
 }
 
-/// Bytes that the process has locked by itself.
-fn locked_elsewhere() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+/// Bytes that a process has locked by itself, by its `/proc/self/status`.
+pub fn locked(status: &str) -> u64 {
     let kib =
         status.lines().find_map(|line| line.strip_prefix("VmLck:")?.split_whitespace().next()?.parse().ok());
     kib.unwrap_or(0_u64).saturating_mul(1024)

@@ -40,7 +40,7 @@ pub fn numbers(name: &str) -> Option<[u32; 4]> {
 
 impl Place {
     pub fn find(name: &str) -> Result<Self, OpenError> {
-        Self::find_in(Path::new(DEVICES), name)
+        Self::find_in(&path(DEVICES), name)
     }
 
     pub fn find_in(devices: &Path, name: &str) -> Result<Self, OpenError> {
@@ -110,11 +110,20 @@ fn last_of_link(link: &Path) -> Option<String> {
     Some(to.file_name()?.to_string_lossy().into_owned())
 }
 
+/// Where a file of the kernel's is.
+pub fn path(name: &str) -> PathBuf {
+    #[cfg(test)]
+    if let Some(root) = super::tests::kernel::root() {
+        return root.join(name.trim_start_matches('/'));
+    }
+    name.into()
+}
+
 /// Opens a file of the kernel's.
-pub fn open(path: &str) -> Result<File, OpenError> {
-    OpenOptions::new().read(true).write(true).open(path).map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => OpenError::Permission { path: path.to_owned() },
-        ErrorKind::ResourceBusy => OpenError::Busy { path: path.to_owned() },
-        _ => OpenError::call(format!("opening {path}"), error),
+pub fn open(name: &str) -> Result<File, OpenError> {
+    OpenOptions::new().read(true).write(true).open(path(name)).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => OpenError::Permission { path: name.to_owned() },
+        ErrorKind::ResourceBusy => OpenError::Busy { path: name.to_owned() },
+        _ => OpenError::call(format!("opening {name}"), error),
     })
 }

@@ -1,6 +1,8 @@
 //! Over a kernel that behaves as its documents say, and fails where the test likes.
 
 mod calls;
+mod device;
 mod fake;
+pub mod kernel;
 mod mapper;
 mod says;

@@ -1,8 +1,11 @@
 //! What the kernel says of itself: answers, names, ranges.
 
 use portcullis::addr::{Iova, IovaRange};
+use portcullis::pgtable::MapError;
 
+use super::kernel::device;
 use crate::vfio::error::OpenError;
+use crate::vfio::limits::{locked, most_locked, over};
 use crate::vfio::ranges::Ranges;
 use crate::vfio::sysfs::{Place, numbers};
 use crate::vfio::type1::ranges_in;
@@ -12,7 +15,7 @@ fn range(first: u64, last: u64) -> IovaRange {
 }
 
 /// An answer to `VFIO_IOMMU_GET_INFO`, with two capabilities.
-fn answer() -> Vec<u8> {
+pub fn answer() -> Vec<u8> {
     let mut info = Vec::new();
     // Its length, flags (sizes and capabilities), sizes of pages, where the first capability is, nothing.
     info.extend([104_u32, 3].iter().flat_map(|word| word.to_ne_bytes()));
@@ -109,18 +112,7 @@ fn names_of_devices_are_names_and_no_paths() {
 #[test]
 fn an_error_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let device = |name: &str, driver: Option<&str>, group: Option<u32>| {
-        let device = folder.path().join(name);
-        std::fs::create_dir_all(&device).unwrap();
-        let link = |from: &str, to: String| std::os::unix::fs::symlink(to, device.join(from)).unwrap();
-        driver.into_iter().for_each(|driver| link("driver", format!("../drivers/{driver}")));
-        group.into_iter().for_each(|group| link("iommu_group", format!("../groups/{group}")));
-        group.into_iter().for_each(|group| {
-            let members = folder.path().join(format!("groups/{group}/devices"));
-            std::fs::create_dir_all(&members).unwrap();
-            std::os::unix::fs::symlink(&device, members.join(name)).unwrap();
-        });
-    };
+    let device = |name, driver, group| device(folder.path(), name, driver, group);
     device("0000:01:00.0", Some("nvme"), Some(7));
     device("0000:01:00.1", None, Some(8));
     device("0000:01:00.2", Some("vfio-pci"), None);
@@ -148,4 +140,41 @@ fn an_error_says_what_to_do() {
     let not_viable = find("0000:02:00.0").unwrap().not_viable().to_string();
     assert!(not_viable.contains("0000:02:00.1") && not_viable.contains("snd_hda_intel"), "{not_viable}");
     assert!(matches!(find("0000:04:00.0"), Err(OpenError::NoDevice { .. })));
+}
+
+/// As the shell and `/proc` say it.
+#[test]
+fn what_a_process_may_lock_is_the_limit_of_locked_memory() {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+    assert_eq!(most_locked(), limit.split_whitespace().next().unwrap().parse().ok());
+    let status = "VmPin:\t      96 kB\nVmLck:\t      12 kB\nVmHWM:\t    9000 kB\n";
+    assert_eq!((locked(status), locked("VmPin:\t 96 kB\n")), (12 << 10, 0));
+}
+
+#[test]
+fn more_than_may_be_locked_is_told_with_the_limit() {
+    let limit = |used, wanted, most| Some((used, wanted, most));
+    for (most, elsewhere, used, wanted, expected) in [
+        (Some(100), 0, 60, 40, None),
+        (Some(100), 0, 60, 41, limit(60, 41, 100)),
+        (Some(100), 0, 61, 40, limit(61, 40, 100)),
+        (Some(100), 30, 30, 40, None),
+        (Some(100), 31, 30, 40, limit(30, 40, 100)),
+        (Some(100), 200, 0, 1, limit(0, 1, 100)),
+        (Some(100), 0, u64::MAX, u64::MAX, limit(u64::MAX, u64::MAX, 100)),
+        (None, 200, u64::MAX, u64::MAX, None),
+    ] {
+        let found = match over(most, elsewhere, used, wanted) {
+            Some(MapError::Limit { what, used, wanted, most }) => {
+                assert!(what.contains("locked for devices (raise `ulimit -l`"), "{what}");
+                limit(used, wanted, most)
+            }
+            other => {
+                assert_eq!(other, None);
+                None
+            }
+        };
+        assert_eq!(found, expected, "{most:?} {elsewhere} {used} {wanted}");
+    }
 }

@@ -1,0 +1,241 @@
+//! The kernel below the system calls: its files are below a folder of the test's, and what it is asked for is noted, word for word.
+//! Numbers of calls and structures are those of `linux/vfio.h` and `linux/iommufd.h`, and not of the crates that the code has them from.
+
+use std::cell::RefCell;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use tempfile::TempDir;
+
+/// How it answers.
+#[derive(Debug)]
+pub struct State {
+    folder: TempDir,
+    /// Each call: the file, the call, and what it was given.
+    asked: Vec<String>,
+    /// Calls that fail, with the code.
+    pub fails: Vec<(&'static str, i32)>,
+    pub api_version: i32,
+    pub has_type1: i32,
+    pub group_flags: u32,
+    /// What it says of addresses by iommufd: ranges, and the bits of page sizes.
+    pub ranges: (Vec<(u64, u64)>, u64),
+    /// The answer to `VFIO_IOMMU_GET_INFO`.
+    pub info: Vec<u8>,
+    /// Bytes that an unmap says it has removed; by itself all.
+    pub unmapped: Option<u64>,
+    /// Flags, bytes and offset of each region of a device.
+    pub regions: [(u32, u64, u64); 9],
+}
+
+thread_local! {
+    static STATE: RefCell<Option<Rc<RefCell<State>>>> = const { RefCell::new(None) };
+}
+
+/// It is there for the calling thread until it is dropped.
+pub struct Kernel(Rc<RefCell<State>>);
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        STATE.take();
+    }
+}
+
+/// The addresses that this kernel lets devices have.
+pub const RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+
+impl Kernel {
+    /// With these files in `/dev`.
+    pub fn with(files: &[&str]) -> Self {
+        let state = State {
+            folder: tempfile::tempdir().unwrap(),
+            asked: Vec::new(),
+            fails: Vec::new(),
+            api_version: 0,
+            has_type1: 1,
+            group_flags: 1,
+            ranges: (RANGES.to_vec(), 4096 | 2 << 20),
+            info: super::says::answer(),
+            unmapped: None,
+            regions: [(0, 0, 0); 9],
+        };
+        let kernel = Self(Rc::new(RefCell::new(state)));
+        for file in files {
+            let path = kernel.path("dev").join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, [0; 0x1_0000]).unwrap();
+        }
+        STATE.set(Some(Rc::clone(&kernel.0)));
+        kernel
+    }
+
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.0.borrow().folder.path().join(below)
+    }
+
+    pub fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.0.borrow_mut());
+    }
+
+    /// What it was asked for since the last time.
+    pub fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.borrow_mut().asked)
+    }
+
+    /// A PCI device of that name, whose file VFIO calls `cdev`, if it has one.
+    pub fn device(&self, name: &str, group: u32, cdev: Option<&str>) {
+        let devices = self.path("sys/bus/pci/devices");
+        device(&devices, name, Some("vfio-pci"), Some(group));
+        cdev.into_iter()
+            .for_each(|cdev| fs::create_dir_all(devices.join(name).join("vfio-dev").join(cdev)).unwrap());
+    }
+}
+
+/// A PCI device, as `/sys` shows it below `devices`.
+pub fn device(devices: &Path, name: &str, driver: Option<&str>, group: Option<u32>) {
+    let device = devices.join(name);
+    fs::create_dir_all(&device).unwrap();
+    let link = |from: &str, to: String| symlink(to, device.join(from)).unwrap();
+    driver.into_iter().for_each(|driver| link("driver", format!("../drivers/{driver}")));
+    group.into_iter().for_each(|group| link("iommu_group", format!("../groups/{group}")));
+    group.into_iter().for_each(|group| {
+        let members = devices.join(format!("groups/{group}/devices"));
+        fs::create_dir_all(&members).unwrap();
+        symlink(&device, members.join(name)).unwrap();
+    });
+}
+
+/// Where the files of this thread's kernel are.
+pub fn root() -> Option<PathBuf> {
+    STATE.with_borrow(|state| Some(state.as_ref()?.borrow().folder.path().to_owned()))
+}
+
+/// Its answer; `None` where there is none of the test's.
+pub fn answer(file: BorrowedFd<'_>, request: u64, argument: *mut libc::c_void) -> Option<io::Result<i32>> {
+    let state = STATE.with_borrow(Option::clone)?;
+    let answered = state.borrow_mut().answer(file.as_raw_fd(), request, argument);
+    Some(answered.map_err(io::Error::from_raw_os_error))
+}
+
+fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
+}
+
+fn whole(halves: &[u32]) -> u64 {
+    u64::from(halves[0]) | u64::from(halves[1]) << 32
+}
+
+impl State {
+    /// The name of an open file, below the folder.
+    fn name(&self, file: i32) -> String {
+        let path = fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
+        path.strip_prefix(self.folder.path()).unwrap().to_string_lossy().into_owned()
+    }
+
+    fn answer(&mut self, file: i32, request: u64, argument: *mut libc::c_void) -> Result<i32, i32> {
+        assert_eq!(request >> 8, u64::from(b';'), "the letter of VFIO and of iommufd, and no size");
+        let file = self.name(file);
+        let call = match request & 0xff {
+            0x81 => "IOAS_ALLOC",
+            0x84 => "IOAS_IOVA_RANGES",
+            0x85 => "IOAS_MAP",
+            0x86 => "IOAS_UNMAP",
+            100 => "GET_API_VERSION",
+            101 => "CHECK_EXTENSION",
+            102 => "SET_IOMMU",
+            103 => "GROUP_GET_STATUS",
+            104 => "GROUP_SET_CONTAINER",
+            106 => "GROUP_GET_DEVICE_FD",
+            108 => "DEVICE_GET_REGION_INFO",
+            111 => "DEVICE_RESET",
+            112 => "IOMMU_GET_INFO",
+            113 => "IOMMU_MAP_DMA",
+            114 => "IOMMU_UNMAP_DMA",
+            118 => "DEVICE_BIND_IOMMUFD",
+            119 => "DEVICE_ATTACH_IOMMUFD_PT",
+            number => panic!("{file}: a call of number {number}"),
+        };
+        let fails = self.fails.iter().find(|fails| fails.0 == call).map_or(Ok(0), |fails| Err(fails.1));
+        let number = argument.addr();
+        let note = |state: &mut Self, given: String| state.asked.push(format!("{file}: {call} {given}"));
+        match call {
+            "GET_API_VERSION" | "CHECK_EXTENSION" | "SET_IOMMU" | "DEVICE_RESET" => {
+                note(self, number.to_string());
+                return fails.map(|_| match call {
+                    "GET_API_VERSION" => self.api_version,
+                    "CHECK_EXTENSION" => self.has_type1,
+                    _ => 0,
+                });
+            }
+            "GROUP_SET_CONTAINER" => {
+                // SAFETY: the call takes the address of a file's number.
+                let container = self.name(unsafe { *argument.cast::<i32>() });
+                note(self, container);
+                return fails;
+            }
+            "GROUP_GET_DEVICE_FD" => {
+                // SAFETY: the call takes the address of a string, up to its end.
+                let name = unsafe { std::ffi::CStr::from_ptr(argument.cast()) }.to_str().unwrap().to_owned();
+                note(self, name.clone());
+                let open = |path| OpenOptions::new().read(true).write(true).open(path).map(File::into_raw_fd);
+                return fails
+                    .and_then(|_| open(self.folder.path().join("dev").join(name)).map_err(|_| libc::ENODEV));
+            }
+            _ => {}
+        }
+        // SAFETY: the call takes the address of a structure that begins with its length.
+        let words = unsafe {
+            std::slice::from_raw_parts_mut(argument.cast::<u32>(), *argument.cast::<u32>() as usize / 4)
+        };
+        // Numbers of files and addresses of the process are not the same in each run.
+        let given = match call {
+            "DEVICE_BIND_IOMMUFD" => {
+                format!("{:x?} {} {:x?}", &words[..2], self.name(words[2] as i32), &words[3..])
+            }
+            "IOAS_IOVA_RANGES" => format!("{:x?} {:x?}", &words[..4], &words[6..]),
+            "IOMMU_GET_INFO" => words[0].to_string(),
+            _ => format!("{words:x?}"),
+        };
+        note(self, given);
+        fails?;
+        match call {
+            "IOAS_ALLOC" => words[2] = 7,
+            "IOAS_IOVA_RANGES" => {
+                let (ranges, page_sizes) = &self.ranges;
+                assert!(words[2] as usize >= ranges.len());
+                // SAFETY: the structure says that as many ranges are at that address.
+                let places = unsafe {
+                    std::slice::from_raw_parts_mut(
+                        whole(&words[4..6]) as usize as *mut [u64; 2],
+                        words[2] as usize,
+                    )
+                };
+                places.iter_mut().zip(ranges).for_each(|(place, (first, last))| *place = [*first, *last]);
+                words[2] = ranges.len() as u32;
+                words[6..8].copy_from_slice(&halves(*page_sizes));
+            }
+            "IOAS_UNMAP" | "IOMMU_UNMAP_DMA" => {
+                let len = whole(&words[4..6]);
+                words[4..6].copy_from_slice(&halves(self.unmapped.unwrap_or(len)));
+            }
+            "GROUP_GET_STATUS" => words[1] = self.group_flags,
+            "DEVICE_GET_REGION_INFO" => {
+                let (flags, bytes, offset) = self.regions[words[2] as usize];
+                words[1] = flags;
+                words[4..6].copy_from_slice(&halves(bytes));
+                words[6..8].copy_from_slice(&halves(offset));
+            }
+            "IOMMU_GET_INFO" => {
+                let info = self.info.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
+                words.iter_mut().zip(info).for_each(|(word, answer)| *word = answer);
+                words[0] = self.info.len() as u32;
+            }
+            _ => {}
+        }
+        Ok(0)
+    }
+}
