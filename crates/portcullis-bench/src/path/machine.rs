@@ -91,3 +91,10 @@ impl<Q: InvalidationQueue, P: Platform + Clone> World<Q, P> {
 pub(crate) fn phys(case: &Case, thread: usize, index: usize) -> u64 {
     ((thread as u64 + 1) << 36) + index as u64 * (2 * case.workload.bytes() + FRAME_SIZE)
 }
+
+/// The memory of the list that is mapping `index` of thread `thread`: a segment for each page.
+pub(crate) fn list(case: &Case, thread: usize, index: usize) -> impl Iterator<Item = PhysSegment> {
+    let first = phys(case, thread, index);
+    let at = move |page| PhysAddr::new(first + 2 * page * FRAME_SIZE);
+    (0..case.workload.pages).map(move |page| PhysSegment { phys: at(page), len: FRAME_SIZE })
+}

@@ -16,7 +16,7 @@ use portcullis::heap::Shared;
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::platform::{FRAME_SIZE, Platform};
 
-use super::machine::{World, phys, refused};
+use super::machine::{World, list, phys, refused};
 use super::subject::Subject;
 use super::workload::{BATCH, Case, Kind};
 use crate::bounce::memory::{Buffers, Ram};
@@ -95,7 +95,7 @@ impl<Q: InvalidationQueue, P: Platform + Clone> Subject for Ours<Q, P> {
                 Box::new(Owned { queue, slots })
             }
             Kind::Sg => {
-                let lists = (0..live).map(|index| work.list(index)).collect();
+                let lists = (0..live).map(|index| list(case, thread, index).collect()).collect();
                 let views = vec![vec![DmaSegment::default(); case.workload.pages as usize]; live];
                 Box::new(Listed { device, lists, used: vec![0; live], views })
             }
@@ -172,13 +172,6 @@ impl Work {
     fn segment(&self, index: usize) -> PhysSegment {
         let phys = PhysAddr::new(phys(&self.case, self.thread, index));
         PhysSegment { phys, len: self.case.workload.bytes() }
-    }
-
-    /// A segment for each page, none of which adjoins another.
-    fn list(&self, index: usize) -> Vec<PhysSegment> {
-        let first = phys(&self.case, self.thread, index);
-        let at = |page| PhysAddr::new(first + 2 * page * FRAME_SIZE);
-        (0..self.case.workload.pages).map(|page| PhysSegment { phys: at(page), len: FRAME_SIZE }).collect()
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue};
 use portcullis::iova::{IovaSpace, SpaceConfig};
 use portcullis::mapper::Mapper;
 use portcullis::platform::{FRAME_SIZE, Platform};
 use portcullis::std_platform::StdPlatform;
 
-use super::machine::{phys, refused};
+use super::machine::{list, phys, refused};
 use super::subject::Subject;
 use super::workload::{Case, Kind};
 use crate::invalidation::parts::{FramesInUse, Tables, settled, tables};
@@ -41,7 +41,10 @@ impl<Q: InvalidationQueue> Subject for Parts<Q> {
     fn lane(self: Arc<Self>, case: &Case, thread: usize) -> Result<Box<dyn Lane>, Failure> {
         let ranges = vec![None; case.live];
         let invalidates = case.workload.kind != Kind::Lazy;
-        Ok(Box::new(Calls { parts: self, case: *case, thread, ranges, invalidates }))
+        let is_list = case.workload.kind == Kind::Sg;
+        let pieces = |index| list(case, thread, index).map(|PhysSegment { phys, len }| (phys, len)).collect();
+        let lists = (0..case.live).filter(|_| is_list).map(pieces).collect();
+        Ok(Box::new(Calls { parts: self, case: *case, thread, ranges, lists, invalidates }))
     }
 
     fn reach(&self, address: u64) -> Option<u64> {
@@ -60,6 +63,8 @@ struct Calls<Q: InvalidationQueue> {
     case: Case,
     thread: usize,
     ranges: Vec<Option<IovaRange>>,
+    /// The pieces of each mapping; none where a mapping is one.
+    lists: Vec<Vec<(PhysAddr, u64)>>,
     /// Each unmap: lazy ones are invalidated by somebody else, and freed later.
     invalidates: bool,
 }
@@ -72,9 +77,15 @@ impl<Q: InvalidationQueue> Lane for Calls<Q> {
         let Ok(range) = space.alloc(platform, len, Iova::new(u64::MAX)) else {
             return false;
         };
-        let at = PhysAddr::new(phys(&self.case, self.thread, index));
+        let (table, permissions) = (tables.table(), Permissions::READ_WRITE);
         // SAFETY: no device is behind these tables.
-        let mapped = unsafe { tables.table().map(platform, range, at, Permissions::READ_WRITE) };
+        let mapped = match self.lists.get(index) {
+            Some(list) => unsafe { table.map_list(platform, range, list.iter().copied(), permissions) },
+            None => {
+                let at = PhysAddr::new(phys(&self.case, self.thread, index));
+                unsafe { table.map(platform, range, at, permissions) }
+            }
+        };
         put(&mut self.ranges, index, mapped.ok().map(|()| Some(range)))
     }
 

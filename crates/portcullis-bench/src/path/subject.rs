@@ -60,8 +60,8 @@ pub const SUBJECTS: [SubjectInfo; 10] = [
     },
     SubjectInfo {
         name: PARTS,
-        about: "the limit: the library's own lowest calls in a row: IovaSpace::alloc, PageTable::map and unmap, \
-                InvalidationQueue::submit, IovaSpace::free",
+        about: "the limit: the library's own lowest calls in a row: IovaSpace::alloc, PageTable::map or map_list, and unmap, \
+                InvalidationQueue::invalidate, IovaSpace::free",
         which: Which::Parts,
     },
     SubjectInfo {

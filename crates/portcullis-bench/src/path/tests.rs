@@ -31,8 +31,7 @@ fn a_mapping_is_as_long_as_its_name_says() {
             let mut lane = Arc::clone(&subject).lane(&case, 1).unwrap();
             assert!(lane.map(0));
             let pages: u64 = workload.name.split('-').nth(1).unwrap().parse().unwrap();
-            // The limit maps one range, whatever the list.
-            let apart = if workload.kind == Kind::Sg && info.name == OURS { 2 } else { 1 };
+            let apart = if workload.kind == Kind::Sg { 2 } else { 1 };
             // The second thread has the memory from there on.
             let first = 2 << 36;
             let expected: Vec<_> =

@@ -15,4 +15,7 @@ mod linux;
 mod path;
 mod pgtable;
 mod runner;
+#[path = "../../../portcullis/tests/said/mod.rs"]
+mod said;
+mod sentences;
 mod team;
