@@ -425,3 +425,78 @@ impl<Q: InvalidationQueue, P: Platform, K: Fn() -> u64 + Send> Lane for Adapted<
         self.queue.commit().is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portcullis::addr::Permissions;
+    use portcullis::std_platform::StdPlatform;
+
+    use super::*;
+    use crate::path::AtOnce;
+    use crate::path::workload::workloads;
+
+    /// The device is to read; and of several mappings each has its own.
+    #[test]
+    fn a_device_may_do_what_a_mapping_is_for() {
+        let platform = StdPlatform::new();
+        let of = |workload: &&&crate::path::Workload| (workload.pages, workload.live) == (4, 64);
+        for workload in workloads().iter().filter(|workload| of(&workload)) {
+            let case = Case { workload: *workload, threads: 2, live: 3, own_domains: false, crowded: false };
+            let ours = Arc::new(Ours::new(&platform, AtOnce, &case).unwrap());
+            let mut lane = Arc::clone(&ours).lane(&case, 1).unwrap();
+            assert!(lane.maps(0, 3), "{}", workload.name);
+            let mut addresses: Vec<u64> = (0..3).map(|index| lane.address(index)).collect();
+            for address in &addresses {
+                let table = ours.world.domain.mapper().table();
+                let found =
+                    table.translate(&platform, Iova::new(*address)).map(|(_, found)| found.permissions);
+                // Through swiotlb nothing is mapped.
+                let expected = (workload.kind != Kind::Swiotlb).then_some(Permissions::READ);
+                assert_eq!(found, expected, "{}", workload.name);
+            }
+            addresses.sort_unstable();
+            addresses.dedup();
+            assert_eq!(addresses.len(), 3, "{}", workload.name);
+            assert!(lane.unmaps(0, 3));
+        }
+    }
+
+    /// Mapping 65 shares the buffer of mapping 1.
+    #[test]
+    fn what_is_copied_is_all_of_the_mappings_own_buffer() {
+        const LIVE: usize = 66;
+        let platform = StdPlatform::new();
+        for kind in [Kind::Pool, Kind::Swiotlb] {
+            let name = format!("{}-4", kind.name());
+            let workload = *workloads().iter().find(|workload| workload.name == name).unwrap();
+            let case = Case { workload, threads: 1, live: LIVE, own_domains: false, crowded: false };
+            let ours = Arc::new(Ours::new(&platform, AtOnce, &case).unwrap());
+            let buffers = Buffers::new(64, workload.bytes()).unwrap();
+            let words = |at: u64| {
+                [at, at + workload.bytes() - 8].map(|at| crate::bounce::memory::pointer(at).cast::<usize>())
+            };
+            for index in 0..64 {
+                let [first, last] = words(buffers.at(index));
+                // SAFETY: words of the buffer, which no other code has.
+                unsafe { (first.write(index), last.write(1000 + index)) };
+            }
+            let mut lane: Box<dyn Lane> = match ours.swiotlb.clone() {
+                Some(pool) => {
+                    Box::new(Slot { pool, constraints: Constraints::new(), buffers, at: vec![0; LIVE] })
+                }
+                None => {
+                    let device = ours.bounce.clone().unwrap();
+                    Box::new(Bounced { device, buffers, iovas: vec![Iova::new(0); LIVE] })
+                }
+            };
+            assert!(lane.maps(0, LIVE));
+            for index in 0..LIVE {
+                let [first, last] = words(ours.reach(lane.address(index)).unwrap());
+                // SAFETY: words of the pool, which are the mapping's.
+                let found = unsafe { [first.read(), last.read()] };
+                assert_eq!(found, [index % 64, 1000 + index % 64], "{kind:?} {index}");
+            }
+            assert!(lane.unmaps(0, LIVE));
+        }
+    }
+}

@@ -162,7 +162,7 @@ impl Maker {
     }
 
     /// The hardware to wait for; none where the profile's answers at once.
-    fn hardware(&self, case: &Case) -> Option<Arc<Hardware>> {
+    pub(super) fn hardware(&self, case: &Case) -> Option<Arc<Hardware>> {
         let (timing, costs) = (Timing::of(&self.profile), self.profile.waits.costs());
         let waits = costs.submission_ns > 0 || costs.request_ns > 0;
         waits.then(|| Arc::new(Hardware::new(timing, costs, &self.timer, case.crowded, None)))

@@ -1,15 +1,17 @@
 //! The benchmark finds mappings that a subject leaves behind, unmaps nothing that is not mapped, and shares domains where it is asked to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use portcullis::addr::DomainId;
-use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
 use super::old::Design;
-use super::subject::{Maker, OURS, SUBJECTS};
+use super::ours::Ours;
+use super::parts::Parts;
+use super::subject::{Maker, OURS, PARTS, SUBJECTS, Subject};
 use super::workload::{Case, Kind, Workload};
 use super::{Lanes, workloads};
 use crate::runner::Failure;
@@ -72,22 +74,123 @@ fn the_designs_of_the_past_unmap_nothing_twice() {
     for design in Design::ALL {
         let workload = named(&format!("{}-4", design.kind().name()));
         let case = Case { workload, threads: 1, live: 2, own_domains: false, crowded: false };
-        let subject = design.subject(&StdPlatform::new(), Counting::default(), &case).unwrap();
+        let subject = design.subject(&StdPlatform::new(), Told::default(), &case).unwrap();
         let mut lane = subject.lane(&case, 0).unwrap();
         assert!(!lane.unmap(0), "{}: nothing was mapped", design.name());
         assert!(lane.map(0) && lane.unmap(0) && !lane.unmap(0), "{}", design.name());
     }
 }
 
-/// Counts what the hardware is told.
+/// Counts what the hardware is told: submissions, and the requests in them; it may fail.
 #[derive(Clone, Default)]
-struct Counting(Arc<AtomicU64>);
+pub(super) struct Told {
+    counts: Arc<[AtomicU64; 2]>,
+    pub fails: Arc<AtomicBool>,
+}
+
+impl Told {
+    pub fn counts(&self) -> [u64; 2] {
+        self.counts.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+}
 
 // SAFETY: nothing is cached by anything, so there is nothing to forget.
-unsafe impl InvalidationQueue for Counting {
-    fn invalidate(&self, _: DomainId, _: Invalidation) -> Result<(), InvalidationError> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+unsafe impl InvalidationQueue for Told {
+    fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
+        self.submit(&[Request { domain, invalidation }])
+    }
+
+    fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.counts[0].fetch_add(1, Ordering::Relaxed);
+        self.counts[1].fetch_add(requests.len() as u64, Ordering::Relaxed);
+        if self.fails.load(Ordering::Relaxed) {
+            Err(InvalidationError::TimedOut { waited_ns: 1 })
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// What the hardware is told of 128 mappings, each of which is ended before the next is made. (An adaptive ring goes by what it takes.)
+#[test]
+fn each_kind_waits_as_often_as_it_says() {
+    let platform = StdPlatform::new();
+    let timed = |workload: &&Workload| workload.kind == Kind::Adaptive;
+    for workload in workloads().iter().filter(|workload| workload.live == 1 && !timed(workload)) {
+        let case = Case { workload: *workload, threads: 1, live: 1, own_domains: false, crowded: false };
+        let assert_told = |name: &str, told: &Told, subject: Arc<dyn Subject>, expected: u64| {
+            let mut lane = subject.lane(&case, 0).unwrap();
+            assert!(lane.pairs(127) && lane.map(0) && lane.unmap(0), "{name}");
+            assert_eq!(told.counts(), [expected; 2], "{name} {}", workload.name);
+            assert!(lane.finish() && told.counts() == [expected; 2], "{name} {}", workload.name);
+        };
+        let told = Told::default();
+        let expected = match workload.kind {
+            Kind::Raw | Kind::Typed | Kind::Sg => 128,
+            // Neighbours in one request, for each 64.
+            Kind::Batch | Kind::Ring => 2,
+            // No buffer of that size stays mapped.
+            Kind::Pool if workload.pages > 32 => 128,
+            Kind::Lazy | Kind::Pool | Kind::Swiotlb | Kind::Adaptive => 0,
+        };
+        assert_told(OURS, &told, Arc::new(Ours::new(&platform, told.clone(), &case).unwrap()), expected);
+        if SUBJECTS.iter().any(|info| info.name == PARTS && info.does(workload.kind)) {
+            let told = Told::default();
+            assert_told(PARTS, &told, Arc::new(Parts::new(&platform, told.clone()).unwrap()), expected);
+        }
+        for design in Design::ALL.into_iter().filter(|design| design.kind() == workload.kind) {
+            let told = Told::default();
+            let expected = if design == Design::Smmu2017 { 128 * workload.pages } else { 0 };
+            assert_told(
+                design.name(),
+                &told,
+                design.subject(&platform, told.clone(), &case).unwrap(),
+                expected,
+            );
+        }
+    }
+}
+
+/// What a batch or a ring has not waited for waits at the end.
+#[test]
+fn what_is_left_of_a_batch_is_committed_at_the_end() {
+    for kind in [Kind::Batch, Kind::Ring] {
+        let case = Case {
+            workload: named(&format!("{}-1", kind.name())),
+            threads: 1,
+            live: 70,
+            own_domains: false,
+            crowded: false,
+        };
+        let told = Told::default();
+        let subject = Arc::new(Ours::new(&StdPlatform::new(), told.clone(), &case).unwrap());
+        let mut lane = subject.lane(&case, 0).unwrap();
+        assert!(lane.maps(0, 70) && lane.unmaps(0, 63));
+        assert_eq!(told.counts()[0], 0, "{kind:?}");
+        assert!(lane.unmaps(63, 70) && told.counts()[0] == 1, "{kind:?}: the 64th commits");
+        assert!(lane.finish() && told.counts()[0] == 2, "{kind:?}");
+    }
+}
+
+/// A profile that answers at once has no hardware to wait for, and ours share the waits of others.
+#[test]
+fn hardware_takes_what_its_profile_says() {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    let workload = named("raw-1");
+    let case = Case { workload, threads: 1, live: 1, own_domains: false, crowded: true };
+    let maker = |name| {
+        let (platform, timer) = (platform.clone(), timer.clone());
+        Maker { platform, timer, profile: Profile::load(name).unwrap(), linux: None }
+    };
+    assert!(maker("none").hardware(&case).is_none());
+    for name in ["vtd", "smmuv3", "virtio-iommu"] {
+        let maker = maker(name);
+        let hardware = maker.hardware(&case).unwrap();
+        assert_eq!(hardware.costs(), maker.profile.waits.costs());
+        let waits = &maker.profile.waits;
+        let expected = waits.doorbell.ns + waits.completion.ns + waits.descriptor.ns;
+        hardware.invalidate(DomainId(1), Invalidation::Domain).unwrap();
+        assert_eq!(hardware.busy_ns(hardware.asked()), expected, "{name}");
     }
 }
 
@@ -95,7 +198,7 @@ unsafe impl InvalidationQueue for Counting {
 fn threads_share_a_domain_or_have_their_own() {
     for (own_domains, domains) in [(false, 1), (true, 3)] {
         for old in [None, Some(Design::Lazy2015)] {
-            let (counted, told) = (AtomicU64::new(0), Counting::default());
+            let (counted, told) = (AtomicU64::new(0), Told::default());
             let queue = || {
                 counted.fetch_add(1, Ordering::Relaxed);
                 told.clone()
@@ -110,13 +213,9 @@ fn threads_share_a_domain_or_have_their_own() {
             assert!(own_domains || addresses.len() == 3, "{addresses:x?}");
             assert!(matches!(lanes.settle(), Err(Failure::Broken(_))), "{old:?}, own: {own_domains}");
             assert!(of_threads.iter_mut().all(|lane| lane.unmap(0)));
-            let before = told.0.load(Ordering::Relaxed);
+            let before = told.counts();
             lanes.flush(2).unwrap();
-            assert_eq!(
-                told.0.load(Ordering::Relaxed) > before,
-                old.is_none(),
-                "ours has a flush to be asked for"
-            );
+            assert_eq!(told.counts() > before, old.is_none(), "ours has a flush to be asked for");
             drop(of_threads);
             assert_eq!(lanes.settle(), Ok(()));
         }

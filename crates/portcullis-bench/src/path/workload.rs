@@ -19,7 +19,7 @@ pub enum Kind {
     Batch,
     /// A `StrictRing` that commits every 64 descriptors.
     Ring,
-    /// A `BounceDevice` whose buffers stay mapped.
+    /// A `BounceDevice` whose buffers stay mapped, up to 128 KiB.
     Pool,
     /// The swiotlb pool.
     Swiotlb,

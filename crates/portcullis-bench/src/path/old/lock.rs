@@ -46,6 +46,12 @@ impl<T> Ticket<T> {
         }
         Held(self)
     }
+
+    /// How often it was taken.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
 }
 
 /// The lock, while it is held.

@@ -219,3 +219,72 @@ impl<C: Calls> Lane for One<C> {
         self.ranges[index].map_or(0, |range| range.start().get())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use portcullis::iova::Bitmap;
+    use portcullis::std_platform::StdPlatform;
+
+    use super::*;
+    use crate::path::AtOnce;
+    use crate::path::tests::Told;
+
+    /// The tree of addresses is locked for the map, and twice for the unmap; the table for each page of both; and the commands for each
+    /// page of the unmap.
+    #[test]
+    fn each_page_takes_its_locks_and_its_wait() {
+        for pages in [1, 4, 16] {
+            let told = Told::default();
+            let design = Waiting::new(&StdPlatform::new(), told.clone()).unwrap();
+            let taken = || [design.base.space.taken(), design.table.taken(), design.commands.taken()];
+            let range = design.map(u64::from(pages), 1 << 30).unwrap();
+            assert_eq!((taken(), range.len()), ([1, pages, 0], u64::from(pages) * FRAME_SIZE));
+            assert!(design.unmap(range));
+            assert_eq!((taken(), told.counts()), ([3, 2 * pages, pages], [u64::from(pages); 2]));
+            // What was never handed out is found in no tree.
+            let other = IovaRange::new(Iova::new(1 << 30), FRAME_SIZE).unwrap();
+            assert!(!design.unmap(other) && !design.unmap(range));
+        }
+    }
+
+    fn waits_in_one_queue<S: Structure>() {
+        let told = Told::default();
+        let design = Deferred::<S, _, _>::new(&StdPlatform::new(), told.clone()).unwrap();
+        for unmapped in 1..=501 {
+            let range = design.map(2, 1 << 30).unwrap();
+            assert!(design.unmap(range));
+            // The hardware is told by the one that finds 250 there.
+            assert_eq!(told.counts(), [(unmapped - 1) / 250; 2], "{unmapped}");
+            let free = SPACE - 2 * ((unmapped - 1) % 250 + 1);
+            assert_eq!(design.base.space.lock().free_pages(), free);
+        }
+    }
+
+    #[test]
+    fn two_hundred_and_fifty_unmaps_wait_in_one_queue() {
+        waits_in_one_queue::<Ranges>();
+        waits_in_one_queue::<Bitmap>();
+    }
+
+    /// What the queue does not confirm is not free, and neither is what was not there.
+    #[test]
+    fn a_wait_that_fails_is_told() {
+        let told = Told::default();
+        let design = Waiting::new(&StdPlatform::new(), told.clone()).unwrap();
+        let range = design.map(4, 1 << 30).unwrap();
+        told.fails.store(true, Ordering::Relaxed);
+        assert!(!design.unmap(range));
+        let deferred = Deferred::<Ranges, _, _>::new(&StdPlatform::new(), told).unwrap();
+        for _ in 0..250 {
+            let range = deferred.map(1, 1 << 30).unwrap();
+            assert!(deferred.unmap(range));
+        }
+        let range = deferred.map(1, 1 << 30).unwrap();
+        assert!(!deferred.unmap(range));
+        let twice = Deferred::<Ranges, _, _>::new(&StdPlatform::new(), AtOnce).unwrap();
+        let range = twice.map(1, 1 << 30).unwrap();
+        assert!(twice.unmap(range) && !twice.unmap(range));
+    }
+}
