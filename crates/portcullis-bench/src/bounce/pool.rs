@@ -202,4 +202,28 @@ mod tests {
         assert!(before.0 > 0, "the first one found no buffer");
         assert_eq!(after, (before.0, before.1 + 1000));
     }
+
+    /// Whatever is copied, a device may do what the mapping is for.
+    #[test]
+    fn a_device_may_do_what_the_direction_says() {
+        let (platform, profile, timer) =
+            (StdPlatform::new(), Profile::load("none").unwrap(), OpTimer::calibrated());
+        for way in [Way::To, Way::From, Way::Both] {
+            let case =
+                Case { shape: Shape::Pool(16 << 10), way: Some(way), threads: 1, depth: 1, crowded: true };
+            let machine = || Machine::new(&platform, &profile, &timer, case.crowded).unwrap();
+            let pooled = Arc::new(Pooled::new(machine(), &case).unwrap());
+            let strict = Arc::new(Strict::new(machine(), &case).unwrap());
+            let buffers = || Arc::new(Buffers::new(case.buffers(), case.shape.bytes()).unwrap());
+            let lanes = [Arc::clone(&pooled).lane(0, buffers()), Arc::clone(&strict).lane(0, buffers())];
+            for (lane, machine) in lanes.into_iter().zip([&pooled.machine, &strict.machine]) {
+                let mut lane = lane.unwrap();
+                assert!(lane.map(0));
+                let table = machine.domain.mapper().inner().table();
+                let (_, found) = table.translate(&platform, Iova::new(lane.address(0))).unwrap();
+                assert_eq!(found.permissions, way.direction().permissions(), "{way:?}");
+                assert!(lane.unmap(0));
+            }
+        }
+    }
 }

@@ -95,4 +95,18 @@ mod tests {
         profile.waits.map_request.ns = 0.0;
         assert!(map(&mapper(&profile)) >= Duration::from_micros(3900));
     }
+
+    /// Any of the three makes mappings requests.
+    #[test]
+    fn what_takes_time_is_by_request() {
+        let timer = OpTimer::calibrated();
+        let hardware = || Arc::new(Hardware::new(Timing::NONE, Costs::BARE_METAL, &timer, true, None));
+        for (map_request, map_page, unmap_page) in
+            [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (1.0, 1.0, 1.0)]
+        {
+            let requests = Requests { hardware: hardware(), map_request, map_page, unmap_page };
+            let expected = [map_request, map_page, unmap_page].contains(&1.0);
+            assert_eq!(requests.by_request(), expected, "{map_request} {map_page} {unmap_page}");
+        }
+    }
 }

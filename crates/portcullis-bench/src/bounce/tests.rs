@@ -194,7 +194,7 @@ struct Counted {
 struct CountedLane {
     counted: Arc<Counted>,
     bounce: Buffers,
-    /// An unmap takes as long.
+    /// An unmap takes as long, and a map twice as long.
     sleeps: Duration,
 }
 
@@ -216,6 +216,7 @@ impl Subject for (Arc<Counted>, Duration) {
 
 impl Lane for CountedLane {
     fn map(&mut self, index: usize) -> bool {
+        std::thread::sleep(2 * self.sleeps);
         self.counted.maps[index].fetch_add(1, Ordering::Relaxed);
         true
     }
@@ -272,7 +273,16 @@ fn the_halves_of_a_queue_are_its_maps_and_its_unmaps() {
     let mut turns = Turns::of(&team, subject, case, &timer).unwrap();
     turns.repetition(&team, 20).unwrap();
     // The clocks' rates may differ by a little.
-    assert!(turns.halves().unwrap().unmap_ns >= 0.98e6, "{:?}", turns.halves());
+    let halves = turns.halves().unwrap();
+    assert!(halves.map_ns >= 1.96e6 && halves.unmap_ns >= 0.98e6, "{halves:?}");
+    // One by one both are timed together.
+    let samples = turns.samples(&team, &timer, 1, Duration::from_secs(60)).unwrap().unwrap();
+    assert!(samples.iter().all(|ticks| *ticks >= timer.in_ticks(2.94e6)), "{samples:?}");
+    assert_eq!(turns.samples(&team, &timer, 1, Duration::ZERO).unwrap(), Some(Vec::new()));
+    let subject = Arc::new((Arc::new(Counted::default()), sleeps));
+    let mut pairs = Turns::of(&team, subject, Case { depth: 1, ..case }, &timer).unwrap();
+    let timing = pairs.repetition(&team, 8).unwrap();
+    assert!(timing.wall >= 8 * 3 * sleeps && pairs.halves().is_none(), "{timing:?}");
 }
 
 /// With several mappings in use, halves are told, and each thread does as much as it was asked for.

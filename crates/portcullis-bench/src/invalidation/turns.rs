@@ -224,3 +224,174 @@ impl Cell for Turns {
         self.subject.settle()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use portcullis::addr::DomainId;
+    use portcullis::invalidation::{Costs, Invalidation, InvalidationQueue};
+
+    use super::super::hardware::{Hardware, Timing};
+    use super::super::subject::Promise;
+    use super::*;
+
+    /// Asks its hardware once in so many unmaps; counts them and the maps, and refuses one of each.
+    struct Noted {
+        hardware: Hardware,
+        every: u64,
+        maps: AtomicU64,
+        unmaps: AtomicU64,
+        /// The number of the map, and of the unmap, that does not work.
+        refuses: (u64, u64),
+        sleeps: Duration,
+    }
+
+    struct NotedLane(Arc<Noted>);
+
+    impl Subject for Noted {
+        fn lane(self: Arc<Self>, _: usize) -> Result<Box<dyn Lane>, Failure> {
+            Ok(Box::new(NotedLane(self)))
+        }
+
+        fn look_up(&self, _: u64) -> Option<u64> {
+            None
+        }
+
+        fn settle(&self) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn hardware(&self) -> &Hardware {
+            &self.hardware
+        }
+
+        fn promise(&self) -> Promise {
+            Promise::Strict
+        }
+    }
+
+    impl Lane for NotedLane {
+        fn map_one(&mut self, _: usize) -> bool {
+            self.0.maps.fetch_add(1, Ordering::Relaxed) + 1 != self.0.refuses.0
+        }
+
+        fn unmap_one(&mut self, _: usize) -> bool {
+            std::thread::sleep(self.0.sleeps);
+            let number = self.0.unmaps.fetch_add(1, Ordering::Relaxed) + 1;
+            if number.is_multiple_of(self.0.every) {
+                let asked = self.0.hardware.invalidate(DomainId(1), Invalidation::Domain);
+                assert_eq!(asked, Ok(()));
+            }
+            number != self.0.refuses.1
+        }
+
+        fn iova(&self, index: usize) -> u64 {
+            index as u64
+        }
+    }
+
+    fn noted(every: u64, refuses: (u64, u64), sleeps: Duration, threads: usize) -> (Arc<Noted>, Turns) {
+        let timer = OpTimer::calibrated();
+        let hardware = Hardware::new(Timing::NONE, Costs::BARE_METAL, &timer, true, None);
+        let (maps, unmaps) = Default::default();
+        let noted = Arc::new(Noted { hardware, every, maps, unmaps, refuses, sleeps });
+        let subject: Arc<dyn Subject> = Arc::clone(&noted) as _;
+        let lanes = lanes(&subject, threads, None).unwrap().into_iter().map(Mutex::new).collect();
+        let turns =
+            Turns { subject, lanes, watch: None, timer, crowded: true, flushes_rarely: true, split: None };
+        (noted, turns)
+    }
+
+    /// Turns of 256 pages, of which a sixteenth comes before, to get warm.
+    #[test]
+    fn a_repetition_is_of_whole_turns() {
+        let (team, timer) = (Team::sharing_cores(2).unwrap(), OpTimer::calibrated());
+        for threads in [1, 2] {
+            for (ops, done, warm) in
+                [(1, 256, 256), (256, 256, 256), (257, 512, 256), (17 * 256, 17 * 256, 512)]
+            {
+                let (noted, mut turns) = noted(128, (0, 0), Duration::ZERO, threads);
+                let of = threads as u64;
+                assert_eq!(turns.repetition(&team, ops).unwrap().ops, done);
+                let counts = || [&noted.maps, &noted.unmaps].map(|count| count.load(Ordering::Relaxed));
+                assert_eq!(counts(), [of * (done + warm); 2], "{threads} threads, {ops} operations");
+                // What was asked for to get warm does not count.
+                let split = turns.split().unwrap();
+                assert_eq!([split.submissions_per_op, split.requests_per_op], [1.0 / 128.0; 2]);
+                let samples = turns.samples(&team, &timer, 300, Duration::from_secs(60)).unwrap().unwrap();
+                assert_eq!(samples.len(), 512 * threads);
+                assert_eq!(counts(), [of * (done + warm + 512); 2]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_clock_runs_for_unmaps() {
+        let (team, timer) = (Team::new(1).unwrap(), OpTimer::calibrated());
+        let (_, mut turns) = noted(256, (0, 0), Duration::from_micros(200), 1);
+        let timing = turns.repetition(&team, 1).unwrap();
+        // The clocks' rates may differ by a little.
+        assert!(timing.wall >= Duration::from_micros(196 * 256), "{timing:?}");
+        let samples = turns.samples(&team, &timer, 1, Duration::from_secs(60)).unwrap().unwrap();
+        assert!(samples.iter().all(|ticks| *ticks >= timer.in_ticks(196e3)), "{samples:?}");
+        assert_eq!(turns.samples(&team, &timer, 1, Duration::ZERO).unwrap(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn what_is_refused_is_told() {
+        let team = Team::new(1).unwrap();
+        let refused = cause(None);
+        assert!(matches!(&refused, Failure::Refused(_)));
+        for refuses in [(1, 0), (256, 0), (0, 1), (0, 256), (512, 0), (0, 512)] {
+            let (_, mut turns) = noted(256, refuses, Duration::ZERO, 1);
+            assert_eq!(turns.repetition(&team, 256).map(|_| ()), Err(refused.clone()), "{refuses:?}");
+            let (_, mut turns) = noted(256, refuses, Duration::ZERO, 1);
+            let sampled = turns.samples(&team, &OpTimer::calibrated(), 512, Duration::from_secs(60));
+            assert_eq!(sampled, Err(refused.clone()), "{refuses:?}");
+        }
+        // What a watch has seen goes before.
+        let watch = Arc::new(Watch::default());
+        watch.broken(|| "it lies".into());
+        assert_eq!(cause(Some(&watch)), Failure::Broken("it lies".into()));
+    }
+
+    #[test]
+    fn a_share_adds_up_and_keeps_the_blocks_without_a_wait() {
+        let mut share = Share::default();
+        share.add(1000, Spent { wait: 300, waits: 2, lock: 50, locks: 1 });
+        share.add(700, Spent { wait: 0, waits: 0, lock: 20, locks: 4 });
+        share.add(500, Spent::default());
+        assert_eq!((share.ticks, share.intervals), (2200, 3 + 2 * (2 + 1 + 4)));
+        assert_eq!(share.spent, Spent { wait: 300, waits: 2, lock: 70, locks: 5 });
+        assert_eq!(share.quiet, [(700, 4), (500, 0)]);
+    }
+
+    #[test]
+    fn time_is_divided_into_waits_locks_and_the_rest() {
+        let (_, turns) = noted(1, (0, 0), Duration::ZERO, 2);
+        let timer = &turns.timer;
+        let ticks = |ns| timer.in_ticks(ns);
+        let (all, wait, lock) = (ticks(9e9), ticks(2e9), ticks(3e9));
+        let spent = Spent { wait, waits: 7, lock, locks: 5 };
+        let slowest = Share { ticks: all, intervals: 30, spent, quiet: Vec::new() };
+        let split = turns.split_of(&slowest, Some(4.5), 1000, Asked { submissions: 500, requests: 3000 });
+        let ns = |ticks, intervals| timer.sum_ns(ticks, intervals) / 1000.0;
+        let expected = Split {
+            wait_ns: ns(wait, 7),
+            lock_ns: ns(lock, 5),
+            work_ns: ns(all, 30) - ns(wait, 7) - ns(lock, 5),
+            // Of both threads' operations.
+            submissions_per_op: 0.25,
+            requests_per_op: 1.5,
+            hardware_wait_ns_per_op: 0.0,
+            no_flush: Some(4.5),
+        };
+        assert_eq!(split, expected);
+        // The median of all threads' blocks, for each of 64 operations; each block and each lock has read the clock.
+        let of = |quiet| Share { quiet, ..Share::default() };
+        let shares = [of(vec![(ticks(6.4e9), 0), (ticks(64e9), 3)]), of(vec![(ticks(19.2e9), 2)])];
+        assert_eq!(turns.no_flush(&shares), Some(timer.sum_ns(ticks(19.2e9), 5) / 64.0));
+        assert_eq!(turns.no_flush(&[]), None);
+    }
+}

@@ -162,3 +162,183 @@ impl Cell for Turns {
         self.subjects.iter().try_for_each(|subject| subject.settle())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use super::*;
+    use crate::path::workload::workloads;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fault {
+        None,
+        /// Mapping 1 leads to the memory of mapping 0.
+        Elsewhere,
+        Nowhere,
+        /// It leads there for ever.
+        Stays,
+        /// It says that it does not map, or does not unmap, or cannot finish.
+        Map,
+        Unmap,
+        Finish,
+        /// It says that something is left.
+        Left,
+    }
+
+    /// Notes what is asked for, and perhaps has a fault.
+    struct Noted {
+        case: Case,
+        fault: Fault,
+        maps: [AtomicU64; 4],
+        unmaps: [AtomicU64; 4],
+        mapped: [AtomicBool; 4],
+        finished: AtomicU64,
+        settled: AtomicU64,
+        /// A map takes as long, and so does an unmap.
+        sleeps: Duration,
+    }
+
+    struct NotedLane(Arc<Noted>);
+
+    impl Subject for Noted {
+        fn lane(self: Arc<Self>, _: &Case, _: usize) -> Result<Box<dyn Lane>, Failure> {
+            Ok(Box::new(NotedLane(self)))
+        }
+
+        fn reach(&self, address: u64) -> Option<u64> {
+            let index = (address >> 12) as usize;
+            let at = if self.fault == Fault::Elsewhere { 0 } else { index };
+            let is_there = self.mapped[index].load(Ordering::Relaxed) || self.fault == Fault::Stays;
+            (is_there && self.fault != Fault::Nowhere).then(|| phys(&self.case, 0, at))
+        }
+
+        fn settle(&self) -> Result<(), Failure> {
+            self.settled.fetch_add(1, Ordering::Relaxed);
+            if self.fault == Fault::Left { Err(Failure::Broken("left".into())) } else { Ok(()) }
+        }
+    }
+
+    impl Lane for NotedLane {
+        fn map(&mut self, index: usize) -> bool {
+            std::thread::sleep(self.0.sleeps);
+            self.0.maps[index].fetch_add(1, Ordering::Relaxed);
+            !self.0.mapped[index].swap(true, Ordering::Relaxed) && self.0.fault != Fault::Map
+        }
+
+        fn unmap(&mut self, index: usize) -> bool {
+            std::thread::sleep(self.0.sleeps);
+            self.0.unmaps[index].fetch_add(1, Ordering::Relaxed);
+            self.0.mapped[index].swap(false, Ordering::Relaxed) && self.0.fault != Fault::Unmap
+        }
+
+        fn address(&self, index: usize) -> u64 {
+            (index as u64) << 12
+        }
+
+        fn finish(&mut self) -> bool {
+            self.0.finished.fetch_add(1, Ordering::Relaxed);
+            self.0.fault != Fault::Finish
+        }
+    }
+
+    fn noted(kind: Kind, live: usize, fault: Fault, sleeps: Duration) -> (Arc<Noted>, Turns) {
+        let workload = *workloads().iter().find(|workload| workload.kind == kind).unwrap();
+        let case = Case { workload, threads: 1, live, own_domains: false, crowded: false };
+        let (maps, unmaps, mapped, finished, settled) = Default::default();
+        let noted = Arc::new(Noted { case, fault, maps, unmaps, mapped, finished, settled, sleeps });
+        let subject: Arc<dyn Subject> = Arc::clone(&noted) as _;
+        let lanes: Lanes = Arc::new([Mutex::new(Arc::clone(&subject).lane(&case, 0).unwrap())]);
+        (noted, Turns { subjects: vec![subject], lanes, case })
+    }
+
+    fn counts(of: &[AtomicU64; 4]) -> [u64; 4] {
+        of.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Each mapping is looked at once before and once after; and before the clock runs, each is renewed once, or a sixteenth is done.
+    #[test]
+    fn a_repetition_renews_what_is_live_in_turn() {
+        let (team, timer) = (Team::new(1).unwrap(), OpTimer::calibrated());
+        for (live, ops, repeated, sampled) in [
+            (1, 10, [11, 0, 0, 0], [16, 0, 0, 0]),
+            (1, 160, [170, 0, 0, 0], [16, 0, 0, 0]),
+            (3, 10, [5, 4, 4, 0], [6, 5, 5, 0]),
+            (4, 100, [27, 27, 27, 26], [4, 4, 4, 4]),
+        ] {
+            let (noted, mut turns) = noted(Kind::Raw, live, Fault::None, Duration::ZERO);
+            turns.look(&team).unwrap();
+            let mut before = counts(&noted.maps);
+            assert_eq!(before, [1, (live > 1).into(), (live > 2).into(), (live > 3).into()]);
+            if live > 1 {
+                turns.on_each(&team, move |lane| lane.maps(0, live)).unwrap();
+                before = counts(&noted.maps);
+            }
+            let more = |before: [u64; 4]| {
+                let now = counts(&noted.maps);
+                [0, 1, 2, 3].map(|at| now[at] - before[at])
+            };
+            assert_eq!(turns.repetition(&team, ops).unwrap().ops, ops);
+            assert_eq!(more(before), repeated, "{live} live, {ops} operations");
+            before = counts(&noted.maps);
+            let samples = turns.samples(&team, &timer, 5, Duration::from_secs(60)).unwrap().unwrap();
+            assert_eq!((samples.len(), more(before)), (16, sampled));
+            turns.check(&team).unwrap();
+            assert_eq!(
+                (counts(&noted.maps), noted.settled.load(Ordering::Relaxed)),
+                (counts(&noted.unmaps), 1)
+            );
+            assert_eq!(
+                noted.finished.load(Ordering::Relaxed),
+                3,
+                "when it is looked at, and when all is unmapped"
+            );
+        }
+    }
+
+    #[test]
+    fn the_clock_runs_for_maps_and_unmaps() {
+        let (team, timer) = (Team::new(1).unwrap(), OpTimer::calibrated());
+        for live in [1, 2] {
+            let (_, mut turns) = noted(Kind::Raw, live, Fault::None, Duration::from_millis(1));
+            turns.on_each(&team, move |lane| live == 1 || lane.maps(0, live)).unwrap();
+            let timing = turns.repetition(&team, 8).unwrap();
+            assert!(timing.wall >= Duration::from_millis(16), "{timing:?}");
+            // The clocks' rates may differ by a little.
+            let least = timer.in_ticks(1.96e6);
+            let samples = turns.samples(&team, &timer, 5, Duration::from_secs(60)).unwrap().unwrap();
+            assert!(samples.iter().all(|ticks| *ticks >= least), "{samples:?}");
+        }
+        let (_, mut turns) = noted(Kind::Raw, 1, Fault::None, Duration::ZERO);
+        assert_eq!(turns.samples(&team, &timer, 5, Duration::ZERO).unwrap(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_subject_that_does_not_what_it_says_is_found() {
+        let team = Team::new(1).unwrap();
+        let verdict = |kind, fault| {
+            let (_, mut turns) = noted(kind, 2, fault, Duration::ZERO);
+            turns.on_each(&team, |lane| lane.maps(0, 2))?;
+            turns.repetition(&team, 4)?;
+            turns.check(&team)
+        };
+        for kind in [Kind::Raw, Kind::Pool] {
+            assert_eq!(verdict(kind, Fault::None), Ok(()));
+            for fault in [Fault::Map, Fault::Unmap, Fault::Finish] {
+                assert_eq!(verdict(kind, fault), Err(refused()), "{fault:?}");
+            }
+            assert_eq!(verdict(kind, Fault::Left), Err(Failure::Broken("left".into())));
+            let nowhere = "0x0 leads to None instead of 0x1000000000";
+            assert_eq!(verdict(kind, Fault::Nowhere), Err(Failure::Broken(nowhere.into())));
+        }
+        // What is copied leads to some memory of a pool's, before and after.
+        let elsewhere = "0x1000 leads to Some(1000000000) instead of 0x1000003000";
+        assert_eq!(verdict(Kind::Raw, Fault::Elsewhere), Err(Failure::Broken(elsewhere.into())));
+        let stays = "an address that was unmapped leads to memory";
+        assert_eq!(verdict(Kind::Raw, Fault::Stays), Err(Failure::Broken(stays.into())));
+        assert_eq!(
+            [Fault::Elsewhere, Fault::Stays].map(|fault| verdict(Kind::Pool, fault)),
+            [Ok(()), Ok(())]
+        );
+    }
+}
