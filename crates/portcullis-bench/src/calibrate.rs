@@ -131,15 +131,17 @@ fn hot() -> f64 {
     median(|| per(10_000, |_| copy(&mut to, &from))) / KIB_PER_PAGE
 }
 
-/// Pages in an order that no prefetcher guesses.
+/// Which of `pages` pages, a power of two, comes after page `at`: in an order that no prefetcher guesses, and which meets each.
+fn next_cold(at: usize, pages: usize) -> usize {
+    (at + 40_503) % pages
+}
+
 fn cold() -> f64 {
     let (mut to, from) = (vec![1_u8; COLD_BYTES], vec![2_u8; COLD_BYTES]);
-    let pages = COLD_BYTES / PAGE;
     let mut at = 1;
     median(|| {
         per(2_000, |_| {
-            // Odd steps around a power of two meet every page.
-            at = (at + 40_503) % pages;
+            at = next_cold(at, COLD_BYTES / PAGE);
             let page = at * PAGE..(at + 1) * PAGE;
             copy(&mut to[page.clone()], &from[page]);
         })
@@ -190,4 +192,58 @@ fn bandwidth(team: &Team) -> Result<f64, Failure> {
         Ok(median(|| BYTES as f64 / per(1, |_| copy(&mut to, &from))))
     })?;
     Ok(rates.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_middle_of_seven_runs_counts() {
+        let mut runs = [5.0, 1.0, 7.0, 2.0, 6.0, 3.0, 4.0].into_iter();
+        assert_eq!(median(|| runs.next().unwrap()), 4.0);
+        assert_eq!(runs.next(), None);
+    }
+
+    #[test]
+    fn a_time_is_that_of_one_of_the_steps() {
+        let (mut steps, start) = (Vec::new(), Instant::now());
+        let each = per(5, |step| {
+            std::thread::sleep(Duration::from_millis(2));
+            steps.push(step);
+        });
+        let all = start.elapsed();
+        assert_eq!(steps, [0, 1, 2, 3, 4]);
+        assert!(each >= 2e6 && 5.0 * each <= all.as_nanos() as f64, "{each} ns of {all:?}");
+    }
+
+    #[test]
+    fn a_copy_is_of_all_bytes() {
+        let (mut to, from) = ([1; PAGE], [2; PAGE]);
+        copy(&mut to, &from);
+        assert_eq!(to, from);
+    }
+
+    #[test]
+    fn each_page_is_copied_once_and_none_after_its_neighbour() {
+        let (pages, mut at) = (COLD_BYTES / PAGE, 1);
+        let mut seen = vec![false; pages];
+        for _ in 0..pages {
+            let next = next_cold(at, pages);
+            assert!(!std::mem::replace(&mut seen[next], true) && next.abs_diff(at) > 64, "{at} {next}");
+            at = next;
+        }
+    }
+
+    /// The pages that one thread writes come back to it, and lines go there and back.
+    #[test]
+    fn what_passes_between_two_cpus_is_timed() {
+        let team = Team::new(2).unwrap();
+        if team.size() == 2 {
+            let times = [line(&team).unwrap(), remote(&team).unwrap()];
+            assert!(times.iter().all(|ns| *ns > 0.0), "{times:?}");
+        }
+    }
 }

@@ -80,3 +80,24 @@ fn per_step(mut step: impl FnMut()) -> f64 {
     }
     stats::median(&mut runs).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_s_time_is_of_one_step() {
+        let mut steps = 0;
+        per_step(|| steps += 1);
+        assert_eq!(steps, 700_000);
+        let start = Instant::now();
+        let each = per_step(|| {
+            let start = Instant::now();
+            while start.elapsed().as_nanos() < 500 {
+                std::hint::spin_loop();
+            }
+        });
+        // Each of the runs has 100,000 steps, so one is no longer than a hundred thousandth of all.
+        assert!((500.0..start.elapsed().as_nanos() as f64 / 1e5).contains(&each), "{each}");
+    }
+}

@@ -34,3 +34,19 @@ fn model() -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_told_as_linux_knows_it() {
+        let Machine { cpus, model, os, arch } = Machine::here();
+        assert_eq!(cpus, std::thread::available_parallelism().unwrap().get());
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        assert_eq!((os, arch), (format!("linux {}", release.trim_end()), std::env::consts::ARCH));
+        let about = fs::read_to_string("/proc/cpuinfo").unwrap();
+        let named = about.lines().find_map(|line| line.strip_prefix("model name\t: "));
+        assert_eq!(model, named.unwrap_or("unknown"));
+    }
+}

@@ -162,3 +162,30 @@ fn group(
         subjects: subjects.iter().flat_map(entrants).collect(),
     }
 }
+
+#[cfg(test)]
+mod groups {
+    use super::*;
+
+    /// Only what waits for hardware all the time is measured on each.
+    #[test]
+    fn strict_mappings_are_measured_on_each_profile() {
+        let maker = Maker {
+            platform: StdPlatform::new(),
+            timer: OpTimer::calibrated(),
+            cores: 2,
+            linux: None,
+            last_core: None,
+        };
+        let profiles = ["none", "vtd", "virtio-iommu"].map(|name| Profile::load(name).unwrap());
+        let case =
+            Case { shape: Shape::Pool(4096), way: Some(Way::Both), threads: 3, depth: 1, crowded: true };
+        let group = group(&WORKLOADS[7], case, &SUBJECTS, &profiles, &Arc::new(maker));
+        assert_eq!((group.workload, group.direction, group.threads), ("pool-4k", Some("both"), 3));
+        let entrants: Vec<_> =
+            group.subjects.iter().map(|entrant| (entrant.subject, entrant.profile.as_deref())).collect();
+        let strict = ["none", "vtd", "virtio-iommu"].map(|name| ("strict", Some(name)));
+        let others = ["portcullis", "copy", "linux", "rotating"].map(|name| (name, None));
+        assert_eq!(entrants, [&others[..], &strict[..]].concat());
+    }
+}

@@ -101,3 +101,27 @@ fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
         subjects: subjects.iter().map(open).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A subject that is too slow for so many live ranges is so for more.
+    #[test]
+    fn a_group_is_as_large_as_the_ranges_that_are_live() {
+        let sizes = WORKLOADS.map(|workload| {
+            let group = group(&workload, 2, &[]);
+            assert_eq!((group.workload, group.threads, group.format), (workload.name, 2, None));
+            (workload.name, group.size)
+        });
+        let sized: Vec<_> = sizes.into_iter().filter_map(|(name, size)| Some((name, size?))).collect();
+        let expected = [
+            ("mix64-4096", 2 * 4096),
+            ("random-1k", 2 << 10),
+            ("random-16k", 32 << 10),
+            ("random-64k", 128 << 10),
+            ("random-1m", 2 << 20),
+        ];
+        assert_eq!(sized, expected);
+    }
+}

@@ -283,3 +283,34 @@ impl<A: Allocator, S: Stream<A>> Cell for StreamCell<A, S> {
         check_live(live, self.shared.allocator.aligned(), &self.space)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of what began ten seconds ago, as seen at every 64th of its steps.
+    #[test]
+    fn what_takes_too_long_is_ended_as_soon_as_that_is_clear() {
+        let start = Instant::now() - Duration::from_secs(10);
+        let of = |budget, total, done| {
+            let limit = Duration::from_secs(budget);
+            let checked = Deadline { start, budget: limit, total, what: "it" }.check(done);
+            checked == Err(Failure::OverBudget { what: "it".into(), limit })
+        };
+        for (budget, total, done, is_over) in [
+            (9, 64, 64, true),
+            (9, 64, 0, false),
+            (9, 64, 63, false),
+            (9, 128, 65, false),
+            // All of it would take 100 s, and 200.
+            (100, 640, 64, false),
+            (100, 1280, 64, true),
+            (100, 1280, 640, false),
+            // Too early to tell.
+            (320, 1 << 20, 64, false),
+            (100, 1 << 20, 64, true),
+        ] {
+            assert_eq!(of(budget, total, done), is_over, "{budget} s, {done} of {total}");
+        }
+    }
+}

@@ -67,9 +67,6 @@ impl HoleTree {
 
     /// The last free piece of `[first, end)`, with the way to its hole in `path`.
     pub(super) fn last_in(&self, first: u64, end: u64, path: &mut Path) -> Option<(u64, u64)> {
-        if end <= first {
-            return None;
-        }
         let node = self.node(self.locate(end.checked_sub(1)?, path)?);
         let (start, end) = (node.start.max(first), node.end().min(end));
         (start < end).then(|| (start, end - start))
