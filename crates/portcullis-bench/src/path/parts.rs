@@ -78,11 +78,12 @@ impl<Q: InvalidationQueue> Lane for Calls<Q> {
             return false;
         };
         let (table, permissions) = (tables.table(), Permissions::READ_WRITE);
-        // SAFETY: no device is behind these tables.
         let mapped = match self.lists.get(index) {
+            // SAFETY: no device is behind these tables.
             Some(list) => unsafe { table.map_list(platform, range, list.iter().copied(), permissions) },
             None => {
                 let at = PhysAddr::new(phys(&self.case, self.thread, index));
+                // SAFETY: as above.
                 unsafe { table.map(platform, range, at, permissions) }
             }
         };

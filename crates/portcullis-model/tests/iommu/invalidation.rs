@@ -117,6 +117,23 @@ fn a_table_freed_under_the_walk_cache_is_noticed() {
     assert_eq!(reached(&iommu, 0x2000), None);
 }
 
+/// Each entry that is read there counts, not each walk.
+#[test]
+fn entries_of_freed_tables_are_counted_one_by_one() {
+    let (iommu, mapper) = rig();
+    let others = [0x1000, 0x20_1000, 0x40_1000];
+    others.iter().for_each(|at| mapper.map(*at, 0x9000));
+    touch(&iommu, 0x1000);
+    let freed = [mapper.table(0x1000, 2), mapper.table(0x20_1000, 1)];
+    freed.into_iter().for_each(|table| iommu.memory().release(table, 1));
+    // The table of level 2 is cached, and leads to another of level 1.
+    touch(&iommu, 0x20_1000);
+    assert_eq!(iommu.stats().walks_into_freed_frames, 2);
+    touch(&iommu, 0x40_1000);
+    assert_eq!(iommu.stats().walks_into_freed_frames, 3, "the table of level 1 is there");
+    assert_eq!(iommu.stats().table_reads, 4 + 2 + 2);
+}
+
 #[test]
 fn a_driver_that_loses_invalidations_is_seen() {
     let (iommu, mapper) = rig();
@@ -168,6 +185,36 @@ fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
     mapper.map(0x5000, 0xe000);
     queue.invalidate(DOMAIN, Invalidation::Domain).unwrap();
     assert_eq!([faults(1 << 30), faults(0x5000)], [None; 2]);
+}
+
+/// An entry above the lowest level may have led to a table, whichever level it is in; of two the highest is met first.
+#[test]
+fn in_caching_mode_only_the_lowest_absent_entries_are_leaves() {
+    for level in 1..=4 {
+        let (iommu, mapper) = rig_with(|config| config.caches_absent = true);
+        let queue = iommu.queue();
+        let faults = |at: u64| iommu.access(DEVICE, iova(at), 1, READ).err().map(|fault| fault.reason);
+        let absent = |level| Some(FaultReason::NotPresent { level });
+        if level < 4 {
+            // The table is there, with another entry.
+            mapper.entry(1 << (12 + 9 * (level - 1)), level);
+        }
+        assert_eq!(faults(0), absent(level));
+        mapper.map(0, 0x9000);
+        assert_eq!(faults(0), absent(level));
+        queue.invalidate(DOMAIN, range(0, PAGE, true)).unwrap();
+        assert_eq!(faults(0), (level > 1).then(|| absent(level)).flatten(), "level {level}");
+        queue.invalidate(DOMAIN, range(0, PAGE, false)).unwrap();
+        assert_eq!(faults(0), None);
+    }
+    let (iommu, mapper) = rig_with(|config| config.caches_absent = true);
+    let level = |at: u64| iommu.access(DEVICE, iova(at), 1, READ).unwrap_err().reason;
+    mapper.entry(PAGE, 1);
+    assert_eq!(level(0), FaultReason::NotPresent { level: 1 });
+    mapper.entry(0, 2).store(0, portcullis::sync::Ordering::Release);
+    iommu.queue().invalidate(DOMAIN, range(2 * PAGE, PAGE, false)).unwrap();
+    assert_eq!(level(2 * PAGE), FaultReason::NotPresent { level: 2 });
+    assert_eq!(level(0), FaultReason::NotPresent { level: 2 });
 }
 
 /// What becomes an invalidation of the domain, for its size, forgets no large page of which a driver named a part.

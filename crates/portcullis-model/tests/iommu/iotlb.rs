@@ -196,3 +196,37 @@ proptest! {
         }
     }
 }
+
+/// A page goes where it is named, by its architecture: as a whole, or by any part; and nothing that was not asked for goes by a part.
+#[test]
+fn what_a_range_removes_is_what_its_architecture_says() {
+    let large = PageSize::SIZE_2M;
+    let (first, half, size) = (2 << 20, 1 << 20, 2 << 20);
+    let whole = (first, size);
+    for (block, asked, goes, by_part) in [
+        (whole, whole, true, true),
+        ((0, 8 << 20), whole, true, true),
+        ((0, 8 << 20), (4 << 20, 1), true, true),
+        ((0, 8 << 20), (first, half), false, true),
+        // Half of it, for what lies before.
+        ((half, size), (half, half), false, true),
+        ((first + half, size), (4 << 20, half), false, true),
+        ((first, half), (first, half), false, true),
+        ((first + size - 1, 1), (first + size - 1, 1), false, true),
+        ((first, 1), (first, 1), false, true),
+        ((first + size, size), (first + size, size), false, false),
+        ((0, first), (0, first), false, false),
+    ] {
+        for (kind, expected) in [(false, goes), (true, by_part)] {
+            let mut iotlb = Iotlb::new(IotlbConfig { entries: 8, ways: 2 });
+            iotlb.insert(Entry { by_part: kind, ..entry(A, first, 64 << 20, large) });
+            iotlb.insert(Entry { by_part: kind, ..entry(B, first, 64 << 20, large) });
+            let mut removed = Vec::new();
+            iotlb.invalidate_range(A, range(block.0, block.1), range(asked.0, asked.1), |entry| {
+                removed.push(entry.domain);
+            });
+            let expected: &[DomainId] = if expected { &[A] } else { &[] };
+            assert_eq!(removed, expected, "{block:x?} {asked:x?}, by part: {kind}");
+        }
+    }
+}

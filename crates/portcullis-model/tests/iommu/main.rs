@@ -11,6 +11,7 @@ mod invalidation;
 mod iotlb;
 mod ledger;
 mod memory;
+mod opened;
 mod rings;
 #[path = "../../../portcullis/tests/said/mod.rs"]
 mod said;

@@ -87,3 +87,29 @@ fn granules_keep_apart() {
     cache.invalidate_range(A, IovaRange::new(at(0), 0x1000).unwrap());
     assert!(cache.is_empty());
 }
+
+/// Six levels are the most that any tables have; what is below their root is cached.
+#[test]
+fn every_level_forgets() {
+    let six = TableFormat::AmdV1 { levels: 6 };
+    let filled = || {
+        let mut cache = WalkCache::new(64);
+        (1..=6).for_each(|level| cache.insert(A, at(0), six, pointer(level, u64::from(level) << 12)));
+        assert_eq!([1, 2, 3, 4, 5, 6].map(|level| cache.len(level)), [1, 1, 1, 1, 1, 0]);
+        cache
+    };
+    let mut cache = filled();
+    cache.invalidate_domain(B);
+    assert_eq!(cache.lookup(A, at(0), six), Some(pointer(1, 0x1000)));
+    for level in 1..=5 {
+        // What has another part of the address at that level, but not at the next, is not on the way.
+        let beside = at(1 << (12 + 9 * level));
+        let above = (level < 5).then(|| pointer(level + 1, u64::from(level + 1) << 12));
+        assert_eq!(cache.peek(A, beside, six), above);
+    }
+    cache.invalidate_domain(A);
+    assert!(cache.is_empty());
+    let mut cache = filled();
+    cache.invalidate_range(A, IovaRange::new(at(0), 0x1000).unwrap());
+    assert!(cache.is_empty());
+}
