@@ -3,22 +3,11 @@
  * A driver of QEMU's device `edu`, which copies between its own buffer and any address of DMA. The driver does what drivers do, with the
  * DMA API alone; the device does what it should not. What it reached goes to the log, one line each: "edu: ATTEMPT: OUTCOME".
  */
-#include <linux/delay.h>
-#include <linux/dma-mapping.h>
 #include <linux/ktime.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 
-/* Registers, and the device's own buffer of 4 KiB (QEMU, docs/specs/edu.rst). */
-#define EDU_SOURCE	0x80
-#define EDU_TARGET	0x88
-#define EDU_COUNT	0x90
-#define EDU_COMMAND	0x98
-#define EDU_RUN		1
-#define EDU_TO_MEMORY	2
-#define EDU_BUFFER	0x40000
-/* The copy happens so long after the command. */
-#define EDU_DELAY_MS	100
+#include "edu.h"
 
 #define LENGTH		256
 #define NEIGHBOUR	2048
@@ -39,36 +28,6 @@ struct edu {
 	void __iomem *registers;
 	u8 *page;
 };
-
-static void edu_start(struct edu *edu, u64 source, u64 target, u64 command)
-{
-	writeq(source, edu->registers + EDU_SOURCE);
-	writeq(target, edu->registers + EDU_TARGET);
-	writeq(LENGTH, edu->registers + EDU_COUNT);
-	writeq(command | EDU_RUN, edu->registers + EDU_COMMAND);
-}
-
-static void edu_wait(struct edu *edu)
-{
-	int tries;
-
-	for (tries = 0; tries < 1000 && (readq(edu->registers + EDU_COMMAND) & EDU_RUN); tries++)
-		usleep_range(1000, 2000);
-}
-
-/* The device writes what its buffer holds to an address of DMA. */
-static void edu_write(struct edu *edu, dma_addr_t to)
-{
-	edu_start(edu, EDU_BUFFER, to, EDU_TO_MEMORY);
-	edu_wait(edu);
-}
-
-/* The device reads an address of DMA into its buffer. */
-static void edu_read(struct edu *edu, dma_addr_t from)
-{
-	edu_start(edu, from, EDU_BUFFER, 0);
-	edu_wait(edu);
-}
 
 static bool all(const u8 *bytes, u8 value)
 {
@@ -96,7 +55,7 @@ static int load(struct edu *edu, u8 value)
 	address = map(edu, DMA_TO_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_read(edu, address);
+	edu_read(edu->registers, address, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_TO_DEVICE);
 	return 0;
 }
@@ -108,7 +67,7 @@ static int fetch(struct edu *edu, u8 *into)
 
 	if (!address)
 		return -EIO;
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
 	memcpy(into, edu->page, LENGTH);
 	return 0;
@@ -140,12 +99,12 @@ static int works(struct edu *edu)
 	address = map(edu, DMA_BIDIRECTIONAL);
 	if (!address)
 		return -EIO;
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	dma_sync_single_for_cpu(edu->dev, address + 64, 64, DMA_BIDIRECTIONAL);
 	kept = edu->page[64] == MINE && edu->page[127] == MINE;
 	memset(edu->page + 64, KEPT, 64);
 	dma_sync_single_for_device(edu->dev, address + 64, 64, DMA_BIDIRECTIONAL);
-	edu_read(edu, address);
+	edu_read(edu->registers, address, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_BIDIRECTIONAL);
 	if (fetch(edu, got))
 		return -EIO;
@@ -156,8 +115,8 @@ static int works(struct edu *edu)
 	if (!coherent)
 		return -ENOMEM;
 	memset(coherent, KEPT, LENGTH);
-	edu_read(edu, address);
-	edu_write(edu, address + LENGTH);
+	edu_read(edu->registers, address, LENGTH);
+	edu_write(edu->registers, address + LENGTH, LENGTH);
 	pr_info("edu: coherent memory: %s\n", all((u8 *)coherent + LENGTH, KEPT) ? "works" : "BROKEN");
 	dma_free_coherent(edu->dev, PAGE_SIZE, coherent, address);
 	return 0;
@@ -177,7 +136,7 @@ static int during(struct edu *edu)
 	address = map(edu, DMA_FROM_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_write(edu, address + NEIGHBOUR);
+	edu_write(edu->registers, address + NEIGHBOUR, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
 	tell("write to other data in the page of a buffer", !all(neighbour, 0));
 
@@ -186,7 +145,7 @@ static int during(struct edu *edu)
 	address = map(edu, DMA_TO_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_read(edu, address + NEIGHBOUR);
+	edu_read(edu->registers, address + NEIGHBOUR, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_TO_DEVICE);
 	if (fetch(edu, got))
 		return -EIO;
@@ -198,7 +157,7 @@ static int during(struct edu *edu)
 	address = map(edu, DMA_TO_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_TO_DEVICE);
 	tell("write to a buffer that it may only read", !all(edu->page, 0));
 
@@ -207,7 +166,7 @@ static int during(struct edu *edu)
 		return -ENOMEM;
 	if (load(edu, MINE))
 		return -EIO;
-	edu_write(edu, virt_to_phys(stranger));
+	edu_write(edu->registers, virt_to_phys(stranger), LENGTH);
 	tell("write to memory that was never mapped", !all(stranger, 0));
 	free_page((unsigned long)stranger);
 	return 0;
@@ -225,9 +184,9 @@ static int land(struct edu *edu, long early, s64 *after, bool *reached)
 	if (!address)
 		return -EIO;
 	/* The IOTLB holds the address from here on. */
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	start = ktime_get();
-	edu_start(edu, EDU_BUFFER, address, EDU_TO_MEMORY);
+	edu_start(edu->registers, EDU_BUFFER, address, LENGTH, EDU_TO_MEMORY);
 	left = EDU_DELAY_MS * 1000 - early - ktime_us_delta(ktime_get(), start);
 	if (left > 0)
 		usleep_range(left, left + 50);
@@ -235,7 +194,7 @@ static int land(struct edu *edu, long early, s64 *after, bool *reached)
 	end = ktime_get();
 	memset(edu->page, 0, LENGTH);
 	*after = EDU_DELAY_MS * 1000 - ktime_us_delta(end, start);
-	edu_wait(edu);
+	edu_wait(edu->registers);
 	*reached = !all(edu->page, 0);
 	return 0;
 }
@@ -263,11 +222,11 @@ static int after(struct edu *edu)
 	address = map(edu, DMA_FROM_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
 	memset(edu->page, 0, LENGTH);
 	msleep(EDU_DELAY_MS);
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	tell("write a fifth of a second after the unmap", !all(edu->page, 0));
 	return 0;
 }
@@ -301,7 +260,7 @@ static int misuses(struct edu *edu)
 	address = map(edu, DMA_FROM_DEVICE);
 	if (!address)
 		return -EIO;
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	pr_info("edu: misuse: unmap with another length\n");
 	dma_unmap_single(edu->dev, address, PAGE_SIZE, DMA_FROM_DEVICE);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
@@ -313,7 +272,7 @@ static int misuses(struct edu *edu)
 	dma_sync_single_for_cpu(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
 	memset(edu->page, 0, LENGTH);
 	msleep(EDU_DELAY_MS);
-	edu_write(edu, address);
+	edu_write(edu->registers, address, LENGTH);
 	tell("write after all these", !all(edu->page, 0));
 	return works(edu);
 }
@@ -352,7 +311,7 @@ static void edu_remove(struct pci_dev *pdev)
 {
 }
 
-static const struct pci_device_id edu_ids[] = { { PCI_DEVICE(0x1234, 0x11e8) }, { } };
+static const struct pci_device_id edu_ids[] = { { EDU_ID }, { } };
 
 static struct pci_driver edu_driver = {
 	.name = "portcullis_edu",

@@ -47,6 +47,8 @@ pub struct Job {
     pub cpus: usize,
     pub counted: bool,
     pub hostile: bool,
+    /// Whether the machine has devices behind a bridge, behind an external port, and with memory of their own.
+    pub many: bool,
     /// Whether the guest has the command `portcullis`.
     pub has_command: bool,
     /// What builds programs that drive devices by themselves, if it has some.
@@ -64,6 +66,7 @@ const USUAL: Job = Job {
     cpus: 2,
     counted: false,
     hostile: false,
+    many: false,
     has_command: false,
     user: None,
     time: Duration::from_secs(600),
@@ -77,7 +80,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 23] = [
+pub const JOBS: [&Job; 25] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -203,6 +206,23 @@ pub const JOBS: [&Job; 23] = [
         what: "what cannot be done, and what faulty drivers do, is refused and told",
         script: "refused",
         hostile: true,
+        ..USUAL
+    },
+    &Job {
+        name: "api",
+        what: "what the DMA API promises drivers, each call of it and each policy; and devices that firmware says are outside",
+        script: "api",
+        hostile: true,
+        many: true,
+        ..USUAL
+    },
+    &Job {
+        name: "linux-api",
+        what: "the same of what Linux promises, in its modes that translate",
+        script: "api",
+        modes: "linux-lazy linux-strict",
+        hostile: true,
+        many: true,
         ..USUAL
     },
     &Job {

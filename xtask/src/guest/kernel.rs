@@ -7,8 +7,12 @@ use super::root::Root;
 use crate::nightly::output;
 
 /// Where the modules of the tests are, and what they are called.
-pub const OWN: [(&str, &str); 3] =
-    [("edu", "portcullis_edu"), ("bench", "portcullis_bench"), ("faults", "portcullis_faults")];
+pub const OWN: [(&str, &str); 4] = [
+    ("edu", "portcullis_edu"),
+    ("api", "portcullis_api"),
+    ("bench", "portcullis_bench"),
+    ("faults", "portcullis_faults"),
+];
 
 /// The project's module.
 pub const MODULE: &str = "portcullis";

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::firmware;
 use super::report::{Line, Report};
 
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -57,6 +58,8 @@ pub struct Run<'a> {
     pub time: Duration,
     /// Whether a device does what it should not.
     pub hostile: bool,
+    /// Whether there are more devices than most jobs use.
+    pub many: bool,
     /// Whether all that the job says is printed as it comes.
     pub aloud: bool,
     /// A folder for the disks and the log.
@@ -67,10 +70,13 @@ pub struct Run<'a> {
 const DISKS: [&str; 5] = ["nvme", "virtio", "ahci", "usb", "hot"];
 const DISK_SIZE: u64 = 64 << 20;
 
+/// The slot of a port that firmware marks as external.
+const OUTSIDE: u8 = 0x0e;
+
 const MEMORY: &str = "1G";
 
-/// How often a kernel is booted that hangs before its first program: Linux 6.12 has waited for a timer for ever on a busy machine, while
-/// nothing of the project was loaded.
+/// How often a kernel is booted that does not come to its first program, while nothing of the project was loaded: on a busy machine Linux 6.12 has
+/// waited for a timer for ever, and QEMU 10.0 has ended while Linux looked for devices ("iotlb_to_section: Assertion").
 const BOOTS: usize = 3;
 
 impl Run<'_> {
@@ -87,6 +93,8 @@ impl Run<'_> {
         }
         let initial = self.at("initramfs");
         std::fs::write(&initial, self.archives.concat()).map_err(failed("the initramfs"))?;
+        std::fs::write(self.at("ssdt"), firmware::external(OUTSIDE))
+            .map_err(failed("the firmware's table"))?;
         for _ in 0..BOOTS {
             let _ = std::fs::remove_file(self.at("monitor"));
             let mut qemu = self.command().spawn().map_err(failed(QEMU))?;
@@ -98,10 +106,13 @@ impl Run<'_> {
                 report.take_log(&log, self.hostile);
                 return Ok(report);
             }
-            let last = log.lines().last().unwrap_or("nothing");
+            let qemu = std::fs::read_to_string(self.at("qemu")).unwrap_or_default();
+            let last = |said: &str| said.lines().last().unwrap_or("nothing").to_owned();
             println!(
-                "the kernel did not come to its first program within {:?}; its last words: {last}",
-                self.boot
+                "the kernel did not come to its first program within {:?}; its last words: {}; QEMU's: {}",
+                self.boot,
+                last(&log),
+                last(&qemu)
             );
         }
         Err(format!("none of {BOOTS} boots came to the kernel's first program"))
@@ -117,7 +128,7 @@ impl Run<'_> {
         self.folder.join(name)
     }
 
-    /// What the guest says until it ends; nothing if its kernel hangs before its first program, which says a line at once.
+    /// What the guest says until it ends; nothing if it does not come to its first program, which says a line at once.
     fn read(&self, qemu: &mut Child) -> Result<Option<Report>, String> {
         let out = qemu.stdout.take().ok_or("no output of QEMU")?;
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -148,7 +159,7 @@ impl Run<'_> {
                     }
                     report.take(&line);
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Ok(Some(report)),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Ok(is_up.then_some(report)),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) if !is_up => return Ok(None),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
                     report.failed.push(format!("the guest did not end within {:?}", self.time));
@@ -170,6 +181,13 @@ impl Run<'_> {
             said.extend(byte);
         }
         Ok(())
+    }
+
+    fn add_many(&self, qemu: &mut Command) {
+        qemu.args(["-object", "memory-backend-ram,id=peer,size=4M,share=on"]);
+        qemu.arg("-acpitable").arg(format!("sig=SSDT,rev=2,data={}", self.at("ssdt").display()));
+        let pair: &[&str] = if self.iommu == Iommu::Virtio { &ONE } else { &PAIR };
+        qemu.args(MANY.iter().chain(pair).flat_map(|device| ["-device", device]));
     }
 
     fn command(&self) -> Command {
@@ -213,6 +231,9 @@ impl Run<'_> {
         ] {
             qemu.args(["-device", device]);
         }
+        if self.many {
+            self.add_many(&mut qemu);
+        }
         for net in [5, 6, 7] {
             qemu.args(["-netdev", &format!("user,id=net{net},net=10.0.{net}.0/24,ipv6=off")]);
         }
@@ -224,6 +245,21 @@ impl Run<'_> {
         qemu
     }
 }
+
+/// What else there may be: one outside, and one with memory that others reach.
+const MANY: [&str; 3] = [
+    "pcie-root-port,addr=0e.0,id=outside,chassis=2",
+    "edu,bus=outside,dma_mask=0xffffffff",
+    "ivshmem-plain,addr=0f.0,memdev=peer",
+];
+
+/// And two that the IOMMU cannot tell apart. QEMU's virtio-iommu knows no devices behind such a bridge, and Linux's driver then gives up: there it is one.
+const PAIR: [&str; 3] = [
+    "pcie-pci-bridge,addr=0d.0,id=bridge",
+    "edu,bus=bridge,addr=01.0,dma_mask=0xffffffff",
+    "edu,bus=bridge,addr=02.0,dma_mask=0xffffffff",
+];
+const ONE: [&str; 1] = ["edu,addr=0d.0,dma_mask=0xffffffff"];
 
 /// A server that sends back all that it is sent, for the guest's network cards. Returns its port.
 pub fn serve_echo() -> Result<u16, String> {

@@ -4,6 +4,7 @@
 //! A guest is a kernel ([`kernel`]), a first file system ([`initramfs`]) with the drivers, the modules, the programs and scripts of
 //! `tests/guest`, and a machine ([`machine`]) whose devices lie behind an IOMMU. It does one job, and says what held ([`report`]).
 
+mod firmware;
 mod initramfs;
 mod jobs;
 mod kernel;
@@ -262,6 +263,7 @@ fn run_one(
         time: job.time * wanted.patience
             + Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
         hostile: job.hostile,
+        many: job.many,
         aloud: wanted.verbose,
         folder: &folder.join("run"),
     };
