@@ -221,6 +221,19 @@ fn what_is_read_of_a_result_is_what_is_printed_of_it() {
     assert_eq!(printed["options"], options);
 }
 
+#[test]
+fn a_document_has_all_hardware_that_was_assumed() {
+    let profiles = ["smmuv3", "vtd", "virtio-iommu"].map(|name| Profile::load(name).unwrap());
+    let text = machine::document(7, json!({"a": 1}), &profiles, json!({"b": [2]})).unwrap();
+    let printed: Value = serde_json::from_str(&text).unwrap();
+    let names: Vec<&Value> = printed["profiles"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert_eq!(names, ["smmuv3", "vtd", "virtio-iommu"]);
+    assert_eq!(
+        (&printed["schema"], &printed["options"]["a"], &printed["b"][0]),
+        (&7.into(), &1.into(), &2.into())
+    );
+}
+
 /// Of several runs the one in the middle, with how far they lie apart, and what is wrong in any.
 #[test]
 fn runs_are_joined_policy_by_policy() {

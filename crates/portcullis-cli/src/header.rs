@@ -92,7 +92,11 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         (unmaps.already_unmapped, "unmap", "of buffers unmapped before".into()),
         (syncs.before_recording, "sync", "of buffers mapped before the recording began".into()),
         (syncs.already_unmapped, "sync", "after the unmap of their buffer".into()),
-        (unmaps.after_loss + syncs.after_loss, "unmap or sync", "whose map may be among lost events".into()),
+        (
+            unmaps.after_loss + syncs.after_loss,
+            "event",
+            "of mappings whose map may be among lost events".into(),
+        ),
         (summary.lost_events, "event", "lost while recording".into()),
         (summary.cut().unwrap_or(0), "event", "that the header promises, missing in the file".into()),
         (summary.moved_events, "event", "put back in the order of time, by 1 ms at most".into()),

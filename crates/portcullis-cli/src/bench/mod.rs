@@ -177,4 +177,13 @@ mod tests {
     fn each_number_of_threads_is_measured_once_in_order() {
         assert_eq!(each_once(&[3, 1, 3, 2, 1]), [1, 2, 3]);
     }
+
+    #[test]
+    fn the_bar_says_how_far_it_is_and_what_is_next() {
+        let bar = ProgressBar::hidden();
+        for (format, message) in [(Some("vtd-ss"), "vtd-ss raw-1"), (None, "raw-1")] {
+            advance(&bar, Progress { done: 3, total: 7, format, workload: "raw-1" });
+            assert_eq!((bar.position(), bar.length(), bar.message()), (3, Some(7), message.into()));
+        }
+    }
 }

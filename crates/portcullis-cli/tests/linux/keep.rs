@@ -46,6 +46,22 @@ fn a_device_is_kept_with_its_policy_and_its_driver_waits() {
     assert!(error.contains("keeps nothing for 0000:00:05.0"), "{error}");
 }
 
+/// Who has the file open, as `modprobe` may, reads it as it was to its end.
+#[test]
+fn a_file_that_is_being_read_is_replaced_and_not_written_over() {
+    use std::io::Read;
+
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    let before = std::fs::read_to_string(fake.root.join(FILE)).unwrap();
+    let mut open = std::fs::File::open(fake.root.join(FILE)).unwrap();
+    fake.protect("eth0", "policy=bounce", KEEP).unwrap();
+    let mut read = String::new();
+    open.read_to_string(&mut read).unwrap();
+    assert_eq!(read, before);
+    assert_ne!(std::fs::read_to_string(fake.root.join(FILE)).unwrap(), before);
+}
+
 #[test]
 fn what_is_given_back_for_now_comes_again_at_the_next_boot() {
     let fake = Fake::new();

@@ -206,6 +206,8 @@ fn a_device_without_a_group_is_found_by_its_bus() {
     let fake = Fake::new();
     std::fs::remove_file(fake.root.join("sys/devices/pci0000:00/0000:00:05.0/iommu_group")).unwrap();
     assert_eq!(found(&fake, "eth0"), "0000:00:05.0");
+    let device = fake.host().find("eth0").unwrap();
+    assert_eq!(fake.host().sharing(&device), [device]);
 }
 
 /// Of a group the module leaves bridges to other buses to their drivers, those of PCI and of CardBus.
