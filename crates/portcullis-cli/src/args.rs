@@ -356,7 +356,7 @@ impl TypedValueParser for ProfileName {
         match value.to_str() {
             Some(file) if file.contains(['.', '/', '\\']) => Ok(file.to_owned()),
             Some(name) if name.to_ascii_lowercase().starts_with("amd") => {
-                Err(clap::Error::raw(clap::error::ErrorKind::InvalidValue, AMD).with_cmd(command))
+                Err(clap::Error::raw(clap::error::ErrorKind::InvalidValue, AMD))
             }
             // The last stands for any file, and is one itself, so that none is taken for a name.
             _ => PossibleValuesParser::new(built_in_names().into_iter().chain(["FILE.toml"]))

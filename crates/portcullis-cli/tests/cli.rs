@@ -789,24 +789,32 @@ fn an_anonymized_recording_can_be_replayed() {
     assert_eq!(stdout(&portcullis(&["anonymize", from, "-"])), written);
     let again = portcullis(&["anonymize", from, to]);
     assert_eq!(again.status.code(), Some(1), "what is there is not written over");
+    assert!(stderr(&again).starts_with(&format!("portcullis: cannot write {to}: ")), "{}", stderr(&again));
     let json = portcullis(&["replay", to, "--json", "--repeat", "1"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!((&json["trace"]["maps"], &json["trace"]["devices"][0]), (&1.into(), &"device1".into()));
     let missing = portcullis(&["anonymize", "no-such-file.trace", "never.trace"]);
     assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).starts_with("portcullis: cannot read no-such-file.trace: "), "{missing:?}");
     assert!(!std::path::Path::new("never.trace").exists());
 }
 
 /// A program that can be interrupted, even where a shell has the tests ignore SIGINT, as it does for its background jobs.
 #[cfg(target_os = "linux")]
 fn interruptible(arguments: &[&str], stdin: Stdio) -> Child {
+    told_of_ctrl_c(libc::SIG_DFL, arguments, stdin)
+}
+
+/// A program that finds SIGINT handled so.
+#[cfg(target_os = "linux")]
+fn told_of_ctrl_c(handler: libc::sighandler_t, arguments: &[&str], stdin: Stdio) -> Child {
     use std::os::unix::process::CommandExt;
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
     command.args(arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     // SAFETY: `signal` may be called between fork and exec.
     unsafe {
-        command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+        command.pre_exec(move || match libc::signal(libc::SIGINT, handler) {
             libc::SIG_ERR => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
         })
@@ -836,6 +844,22 @@ fn interrupted(arguments: &[&str]) -> Output {
     let mut child = interruptible(arguments, Stdio::null());
     interrupt_once(&mut child, true);
     child.wait_with_output().unwrap()
+}
+
+/// A shell has its background jobs ignore it.
+#[cfg(target_os = "linux")]
+#[test]
+fn where_ctrl_c_is_ignored_it_stays_so() {
+    let mut child = told_of_ctrl_c(libc::SIG_IGN, &["replay", "-", "--repeat", "1"], Stdio::piped());
+    let mut stdin = child.stdin.take().unwrap();
+    // More than a pipe holds: once it is written, the program reads, and would handle the signal.
+    let comments = "# nothing\n".repeat(20_000);
+    stdin.write_all([GOOD, &comments].concat().as_bytes()).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[cfg(target_os = "linux")]
