@@ -354,6 +354,6 @@ fn held<'a>(
     if held < count {
         push(flaws, Flaw::Mappings { offset: node.at, count, held })?;
     }
-    let all = node.part(at, held * MAPPING).filter(|_| held > 0);
+    let all = node.part(at, held * MAPPING);
     Ok(all.into_iter().flat_map(|all| all.split(MAPPING, |_| Some(MAPPING))).flatten())
 }
