@@ -128,14 +128,23 @@ fn smmuv3() {
     works::<_, _, SmmuV3>(start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host);
 }
 
-/// What is beyond the registers reads as all ones, as on a bus.
+/// What is beyond the registers reads as all ones, as on a bus, and so does what is between them. Each register is one of its own.
 #[test]
 fn beyond_the_registers_nothing_answers() {
     fn reads<K: Kind>() {
         let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
         let host = host::<K>(&memory);
-        host.unit.set(0xffc, 5);
-        assert_eq!(host.unit.get(0xffc), u32::MAX);
+        let registers = || (0..0x400).chain(0x1000..0x1400).step_by(4);
+        for offset in registers() {
+            host.unit.set(offset, offset as u32 | 1 << 31);
+        }
+        for nowhere in [1, 2, 3, 0x3fd, 0x400, 0x7fc, 0xffc, 0x1002, 0x1400, 0x1ffc] {
+            host.unit.set(nowhere, 5);
+            assert_eq!(host.unit.get(nowhere), u32::MAX, "{nowhere:#x}");
+        }
+        for offset in registers() {
+            assert_eq!(host.unit.get(offset), offset as u32 | 1 << 31);
+        }
     }
     reads::<VtD>();
     reads::<AmdVi>();

@@ -96,7 +96,7 @@ impl<K: Kind, F: Frames> Software<K, F> {
 
     fn place(&self, offset: usize) -> Option<&AtomicU64> {
         let (page, rest) = (usize::from(offset >= 0x1000), offset & 0xfff);
-        (rest < PAGE).then(|| &self.words[(page * PAGE + rest) / 4])
+        (rest < PAGE && offset.is_multiple_of(4)).then(|| &self.words[(page * PAGE + rest) / 4])
     }
 
     /// What the register of 32 bits at `offset` says: all ones where there is none.
@@ -154,8 +154,8 @@ impl<K: Kind, F: Frames> Software<K, F> {
     }
 }
 
-// SAFETY: each access is carried out before it returns, in the order of the calls; an offset beyond
-// the registers reads as all ones. What the unit reads of memory it loads with `Acquire`, in the
+// SAFETY: each access is carried out before it returns, in the order of the calls; an offset that is
+// none of a register reads as all ones. What the unit reads of memory it loads with `Acquire`, in the
 // call of the write that tells it so, and what it stores, and the registers after that, it stores
 // with `Release`.
 unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
