@@ -256,6 +256,72 @@ mod tests {
         }
     }
 
+    /// Every field of every length at every place in a part, and beyond its end.
+    #[test]
+    fn fields_are_those_of_their_part_and_none_is_beyond_it() {
+        let bytes: Vec<u8> = (0xf1..=0xff).collect();
+        let all = Bytes { bytes: &bytes, at: 100 };
+        for (from, len) in [(0, 15), (0, 0), (3, 9), (15, 0), (14, 1)] {
+            let part = all.part(from, len).unwrap();
+            assert_eq!((part.at, part.len()), (100 + from, len));
+            for offset in (0..=len + 1).chain([usize::MAX - 7, usize::MAX]) {
+                let plain = |count: usize| {
+                    let field = bytes[from..from + len].get(offset..offset.checked_add(count)?)?;
+                    Some(
+                        field
+                            .iter()
+                            .zip(0..)
+                            .fold(0, |sum, (byte, place)| sum | u64::from(*byte) << (8 * place)),
+                    )
+                };
+                assert_eq!(part.u8(offset).map(u64::from), plain(1), "{offset}");
+                assert_eq!(part.u16(offset).map(u64::from), plain(2), "{offset}");
+                assert_eq!(part.u32(offset).map(u64::from), plain(4), "{offset}");
+                assert_eq!(part.u64(offset), plain(8), "{offset}");
+                let rest =
+                    part.rest(offset).map(|rest| (rest.at, rest.take(0, rest.len()).unwrap().to_vec()));
+                let plain = bytes[from..from + len].get(offset..);
+                assert_eq!(rest, plain.map(|plain| (100 + from + offset, plain.to_vec())));
+            }
+        }
+        for (from, len) in [(0, 16), (15, 1), (16, 0), (1, usize::MAX)] {
+            assert!(all.part(from, len).is_none() && all.take(from, len).is_none(), "{from} {len}");
+        }
+    }
+
+    #[test]
+    fn a_name_ends_with_a_zero_and_can_be_printed() {
+        for (bytes, wanted, whole) in [
+            (&b"A\0B"[..], Some("A"), None),
+            (b"\\_SB.PCI0\0", Some("\\_SB.PCI0"), None),
+            (b"AB", None, Some("AB")),
+            (b"", None, None),
+            (b"\0A", None, None),
+            (b"A B\0", None, None),
+            (b"A\x7f\0", None, None),
+            (b"~!\0", Some("~!"), None),
+            (b"\xc3\xa9\0", None, None),
+            (b"A\xff\0", None, None),
+        ] {
+            assert_eq!(name(bytes).unwrap().as_deref(), wanted, "{bytes:?}");
+            assert_eq!(text(bytes).unwrap().as_deref(), whole, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_leaves_the_rest_in_order() {
+        for (gone, wanted) in [
+            (&[][..], &[1, 2, 3, 4][..]),
+            (&[true], &[2, 3, 4]),
+            (&[false, true, true, false], &[1, 4]),
+            (&[true, true, true, true], &[]),
+        ] {
+            let mut list = alloc::vec![1, 2, 3, 4];
+            remove(&mut list, gone);
+            assert_eq!(list, wanted);
+        }
+    }
+
     #[test]
     fn twins_are_found_wherever_they_are() {
         assert_eq!(twins(&[3, 1, 3, 2, 1, 3], |value| *value), Ok(alloc::vec![(0, 2), (1, 4), (0, 5)]));

@@ -157,7 +157,10 @@ const FRAMES: usize = 8;
 const HEADER: u32 = capability::OF_AN_IOMMU | capability::EFR_SUP;
 
 fn host(features: u64) -> (FakeHost<FakeUnit>, Memory) {
-    let memory = Memory::new(FRAMES);
+    host_with(Memory::new(FRAMES), features)
+}
+
+fn host_with(memory: Memory, features: u64) -> (FakeHost<FakeUnit>, Memory) {
     let mut registers = [0; 8];
     registers[reg::EXTENDED_FEATURE / 8] = features;
     let state = State { mood: Mood::Well, registers, rings: [0; 5], done: Vec::new(), controls: Vec::new() };
@@ -261,6 +264,46 @@ fn what_is_no_memory_is_kept_out_of_use() {
     let unit = Unit::start(host, config()).unwrap();
     let said: Vec<_> = unit.reserved().iter().map(|range| (range.start().get(), range.len())).collect();
     assert_eq!(said, [(0xfee0_0000, 1 << 20), (1012 << 30, 12 << 30)]);
+}
+
+/// Section 2.2.2: a frame has the entries of 128 devices, and the register says how many frames there are, less one.
+#[test]
+fn the_device_table_has_an_entry_for_each_device_and_no_more_frames() {
+    for (last_device, frames) in
+        [(0, 1), (0x28, 1), (127, 1), (128, 2), (129, 2), (255, 2), (256, 3), (0x3ff, 8)]
+    {
+        let (host, memory) = host_with(Memory::new(16), feature::IA_SUP);
+        let unit = Unit::start(host, Config { last_device, ..config() }).unwrap();
+        assert_eq!(memory.taken(), frames + 3, "the command buffer, what it confirms, and the log");
+        unit.enable().unwrap();
+        let base = unit.host().unit().register(reg::DEVICE_TABLE_BASE);
+        assert_eq!(base & 0x1ff, frames as u64 - 1, "{last_device}");
+        let entry = |device: u64| {
+            let at = (base & entry::ADDRESS) + device * 32;
+            [0, 8, 16, 24].map(|word| memory.word(at + word).load(Ordering::Acquire))
+        };
+        for device in 0..frames as u64 * 128 {
+            assert_eq!(entry(device), [entry::BLOCKED, 0, 0, 0], "{device}");
+        }
+        attach(&unit, last_device.into(), table(7)).unwrap();
+        assert_eq!(entry(last_device.into())[1], 7);
+        let (device, last) = (u32::from(last_device) + 1, u32::from(last_device));
+        assert_eq!(attach(&unit, device, table(8)), Err(UnitError::NoSuchDevice { device, last }));
+    }
+}
+
+/// A register that reads all ones is none, and no bits of it are written back.
+#[test]
+fn a_unit_that_is_gone_is_not_told_what_it_seems_to_say() {
+    let (unit, _) = enabled();
+    let log = unit.host().log().clone();
+    log.lock().clear();
+    unit.host().unit().feel(Mood::Gone);
+    let ended = unit.shut_down();
+    assert!(matches!(ended, Err(UnitError::TimedOut { .. } | UnitError::Unconfirmed(_))), "{ended:?}");
+    let told: Vec<_> =
+        log.lock().iter().filter(|seen| matches!(seen, fake::Seen::Register(0x18, ..))).copied().collect();
+    assert_eq!(told, []);
 }
 
 #[test]

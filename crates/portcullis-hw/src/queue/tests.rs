@@ -1,6 +1,6 @@
 //! What is asked for goes to the unit whole and in its order, however many submissions it takes.
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 
 use alloc::vec::Vec;
 
@@ -26,6 +26,10 @@ struct Unit {
     commands: u64,
     /// Where it stands, and what it has carried out.
     done: RefCell<(u32, Vec<Command>)>,
+    /// It reads no doorbell, and what it was told when it is asked for errors so often; and how often it was asked.
+    late: Option<u64>,
+    tail: Cell<u32>,
+    asked: Cell<u64>,
 }
 
 /// Other commands have a first word below this.
@@ -33,6 +37,20 @@ const WAIT: u64 = 1 << 40;
 
 impl Doorbell for Unit {
     fn ring(&self, tail: u32) {
+        self.tail.set(tail);
+        if self.late.is_none() {
+            self.run();
+        }
+    }
+
+    fn head(&self) -> u32 {
+        self.done.borrow().0
+    }
+}
+
+impl Unit {
+    fn run(&self) {
+        let tail = self.tail.get();
         let (head, done) = &mut *self.done.borrow_mut();
         while *head != tail {
             let word = |at: u64| {
@@ -46,10 +64,6 @@ impl Doorbell for Unit {
             *head = (*head + 1) % COMMANDS;
         }
     }
-
-    fn head(&self) -> u32 {
-        self.done.borrow().0
-    }
 }
 
 impl Port for Unit {
@@ -60,6 +74,10 @@ impl Port for Unit {
     }
 
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
+        self.asked.set(self.asked.get() + 1);
+        if self.late == Some(self.asked.get()) {
+            self.run();
+        }
         None
     }
 
@@ -71,7 +89,18 @@ fn queue() -> (FakeHost<NoRegisters>, Queue, Unit) {
     let host = FakeHost::new(NoRegisters, &memory);
     let queue = Queue::new(&memory).unwrap();
     let commands = queue.address();
-    (host, queue, Unit { memory, commands, done: RefCell::default() })
+    (
+        host,
+        queue,
+        Unit {
+            memory,
+            commands,
+            done: RefCell::default(),
+            late: None,
+            tail: Cell::new(0),
+            asked: Cell::new(0),
+        },
+    )
 }
 
 /// A request is this many commands, of the number behind it.
@@ -113,6 +142,19 @@ fn what_does_not_fit_into_one_submission_goes_in_the_next_and_nothing_twice() {
     assert_eq!(unit.done.borrow().1.len(), 3);
 }
 
+/// As where the host panics: places that were reserved have no command of an earlier lap in them.
+#[test]
+fn places_that_are_given_up_ask_for_nothing() {
+    let (host, queue, unit) = queue();
+    (0..3).for_each(|_| queue.submit(&host, &unit, &[[1, 1]; 100]).unwrap());
+    unit.done.borrow_mut().1.clear();
+    let (frames, port, count) = (host.frames(), &unit, 3);
+    let first = queue.ring.reserve(count, port, || false).unwrap();
+    drop(Reserved { queue: &queue, frames, port, first, count });
+    assert_eq!(unit.done.borrow().1, [Unit::NOTHING; 3]);
+    assert_eq!(queue.submit(&host, &unit, &[[1, 1]]), Ok(()));
+}
+
 #[test]
 fn where_512_wait_one_more_waits_as_long_as_the_host_has_patience() {
     let (host, queue, unit) = queue();
@@ -124,8 +166,22 @@ fn where_512_wait_one_more_waits_as_long_as_the_host_has_patience() {
     };
     let patience = host.patience_ns();
     assert!((patience + 1..=patience + 2_000).contains(&waited_ns), "{waited_ns}");
+    assert!(host.relaxed() >= 90, "it lets others go on between its looks at the clock");
     assert!(host.now_ns() - before <= patience + 10_000 && unit.done.borrow().1.is_empty());
     others.pop();
     assert_eq!(queue.submit(&host, &unit, &[[1, 1]]), Ok(()));
     assert_eq!(unit.done.borrow().1[0], [1, 1]);
+}
+
+/// The CPU may have been interrupted between its look for the confirmation and its look at the clock.
+#[test]
+fn what_is_confirmed_when_patience_ends_is_confirmed() {
+    let submitted = |late| {
+        let (host, queue, unit) = queue();
+        let unit = Unit { late: Some(late), ..unit };
+        (queue.submit(&host, &unit, &[[1, 1]]), unit.asked.get())
+    };
+    let (never, last) = submitted(u64::MAX);
+    assert!(matches!(never, Err(InvalidationError::TimedOut { .. })) && last > 1, "{never:?}");
+    assert_eq!((submitted(last), submitted(last - 1)), ((Ok(()), last), (Ok(()), last - 1)));
 }

@@ -297,6 +297,16 @@ fn a_device_passes_through_and_does_not_without_the_feature() {
     // SAFETY: there is no memory.
     unsafe { bench.unit.pass_through(DeviceId(ENDPOINT)) }.unwrap();
     assert!(bench.fake.device().endpoints.get(&ENDPOINT).is_some_and(|(_, bypass)| *bypass));
+    // It is where it is until it is detached.
+    let twice = Err(UnitError::Attached { device: ENDPOINT });
+    assert_eq!(bench.mapper.attach(DeviceId(ENDPOINT)), twice);
+    // SAFETY: there is no memory.
+    assert_eq!(unsafe { bench.unit.pass_through(DeviceId(ENDPOINT)) }, twice);
+    bench.mapper.attach(DeviceId(OTHER)).unwrap();
+    // SAFETY: there is no memory.
+    let translated = unsafe { bench.unit.pass_through(DeviceId(OTHER)) };
+    assert_eq!(translated, Err(UnitError::Attached { device: OTHER }));
+    bench.unit.detach(DeviceId(OTHER)).unwrap();
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
     assert!(bench.fake.device().endpoints.is_empty());
     let fake = Fake::new();

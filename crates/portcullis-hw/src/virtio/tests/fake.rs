@@ -335,6 +335,8 @@ impl Device {
                 if domain == OTHER && room >= 32 {
                     let head = [property::RESERVED_MEMORY as u8, 0, property::RESERVED_BYTES as u8, 0, 1];
                     properties[..5].copy_from_slice(&head);
+                    // Reserved: a driver looks at none of it.
+                    properties[5..8].fill(0xee);
                     properties[8..16].copy_from_slice(&KEPT.0.to_le_bytes());
                     properties[16..24].copy_from_slice(&KEPT.1.to_le_bytes());
                 }

@@ -60,6 +60,24 @@ fn a_flush_sends_together_what_unmaps_have_left_and_spares_what_is_mapped() {
 }
 
 #[test]
+fn a_sync_sends_what_its_ranges_have_and_leaves_the_rest() {
+    let bench = Bench::new();
+    for page in [16, 18, 20, 22] {
+        bench.map(page, &[page]);
+    }
+    let [mut first, second, third] = [16, 18, 20].map(|page| {
+        let mut gather = Gather::new();
+        assert_eq!(bench.unmap(page, 1, &mut gather).bytes, PAGE);
+        gather
+    });
+    first.merge(&third);
+    bench.mapper.sync(&first).unwrap();
+    assert_eq!(bench.mapped(), [bounds(18, 1), bounds(22, 1)]);
+    bench.mapper.sync(&second).unwrap();
+    assert_eq!(bench.mapped(), [bounds(22, 1)]);
+}
+
+#[test]
 fn what_is_stale_is_removed_before_its_addresses_are_mapped_again() {
     let bench = Bench::new();
     bench.map(16, &[1]);
@@ -70,6 +88,9 @@ fn what_is_stale_is_removed_before_its_addresses_are_mapped_again() {
     let mut gather = Gather::new();
     let twice = bench.map_in(15, &[7, 9, 11], &mut gather);
     assert_eq!(twice, Err(MapError::AlreadyMapped { at: Iova::new(16 * PAGE) }));
+    // The address is one of the list's own, also where the piece that has it begins before.
+    let within = bench.map_in(17, &[7], &mut gather);
+    assert_eq!(within, Err(MapError::AlreadyMapped { at: Iova::new(17 * PAGE) }));
     assert!(gather.is_empty());
 }
 
@@ -272,21 +293,60 @@ fn what_is_unmapped_while_it_is_being_mapped_is_removed_afterwards() {
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
 }
 
+/// Each request has a doorbell where there is one slot, and otherwise all have one; what follows the refused piece is refused as well.
 #[test]
-fn the_address_of_a_refused_piece_is_right_when_each_has_a_doorbell() {
-    let fake = Fake::new();
-    // One slot.
-    fake.device().queue_sizes[0] = 4;
-    let unit = Arc::new(start(&fake).unwrap());
-    let mapper = unit.mapper(DomainId(1), Vec::new()).unwrap();
-    mapper.attach(DeviceId(ENDPOINT)).unwrap();
-    fake.device().refuses = Some((3, 2, answer::INVAL));
-    let list = [1, 3, 5, 7].map(|frame| (PhysAddr::new(frame * PAGE), PAGE));
-    let mut gather = Gather::new();
-    // SAFETY: there is no memory.
-    let refused =
-        unsafe { mapper.map(&StdPlatform::new(), range(16, 4), list, Permissions::READ.into(), &mut gather) };
-    assert_eq!(refused, Err(MapError::AlreadyMapped { at: Iova::new(18 * PAGE) }));
+fn the_address_of_the_first_refused_piece_is_told() {
+    for (size, first) in [(4, 0), (4, 2), (4, 3), (256, 0), (256, 1), (256, 3)] {
+        let fake = Fake::new();
+        fake.device().queue_sizes[0] = size;
+        let unit = Arc::new(start(&fake).unwrap());
+        let mapper = unit.mapper(DomainId(1), Vec::new()).unwrap();
+        mapper.attach(DeviceId(ENDPOINT)).unwrap();
+        fake.device().refuses = Some((3, first, answer::INVAL));
+        let list = [1, 3, 5, 7].map(|frame| (PhysAddr::new(frame * PAGE), PAGE));
+        let (mut gather, platform) = (Gather::new(), StdPlatform::new());
+        // SAFETY: there is no memory.
+        let refused =
+            unsafe { mapper.map(&platform, range(16, 4), list, Permissions::READ.into(), &mut gather) };
+        let at = Iova::new((16 + u64::from(first)) * PAGE);
+        assert_eq!(refused, Err(MapError::AlreadyMapped { at }), "{size}");
+    }
+}
+
+/// What the device is told of a mapping (VIRTIO 1.3, section 5.13.6.7): addresses, memory and rights, when it is made or, if the domain
+/// has no endpoint, with the first that comes; and all of it again after the last has gone.
+#[test]
+fn a_mapping_has_its_memory_and_its_rights() {
+    for is_live in [true, false] {
+        let bench = if is_live { Bench::new() } else { Bench::detached() };
+        let rights = [(Permissions::READ, 1), (Permissions::WRITE, 2), (Permissions::READ_WRITE, 3)];
+        let mut wanted = Vec::new();
+        for (permissions, flags) in rights {
+            let page = 16 * u64::from(flags);
+            let list = [(100 + page, 2), (300, 1), (301, 1), (page, 1)];
+            let list = list.map(|(frame, pages)| (PhysAddr::new(frame * PAGE), pages * PAGE));
+            let mut gather = Gather::new();
+            // SAFETY: there is no memory.
+            let mapped = unsafe {
+                bench.mapper.map(&bench.platform, range(page, 5), list, permissions.into(), &mut gather)
+            };
+            assert_eq!(mapped, Ok(()));
+            for (from, pages, frame) in [(page, 2, 100 + page), (page + 2, 2, 300), (page + 4, 1, page)] {
+                let (first, last) = bounds(from, pages);
+                wanted.push((first, (last, frame * PAGE, flags)));
+            }
+        }
+        let told = || bench.fake.device().domains.get(&1).cloned().unwrap_or_default();
+        if !is_live {
+            assert_eq!(told(), [].into());
+            bench.mapper.attach(DeviceId(ENDPOINT)).unwrap();
+        }
+        assert_eq!(told(), wanted.iter().copied().collect());
+        bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
+        assert_eq!(told(), [].into());
+        bench.mapper.attach(DeviceId(OTHER)).unwrap();
+        assert_eq!(told(), wanted.iter().copied().collect());
+    }
 }
 
 /// Four CPUs map, unmap and flush, and the device answers in any order: after each sync nothing of
