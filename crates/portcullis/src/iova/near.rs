@@ -130,3 +130,25 @@ impl Near {
         &self.entries[(key / WordLeaf::WORDS) as usize % ENTRIES]
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::iova::links::Links;
+
+    #[test]
+    fn a_leaf_has_its_own_words_and_no_others() {
+        let links = Links::new(WordLeaf::WORDS);
+        let leaf = links.leaf_or_make(0).unwrap().unwrap();
+        for first in [first_key(0), first_key(5) + 3 * WordLeaf::WORDS] {
+            let at = LeafAt(Some((first, leaf)));
+            for index in 0..WordLeaf::WORDS {
+                assert!(at.word(first + index).is_some_and(|word| ptr::eq(word, leaf.word(index))));
+            }
+            let others =
+                [first.wrapping_sub(1), first + WordLeaf::WORDS, first + 2 * WordLeaf::WORDS, NOWHERE];
+            assert!(others.iter().all(|key| at.word(*key).is_none()));
+        }
+        assert!(LeafAt::NONE.word(0).is_none());
+    }
+}

@@ -205,5 +205,15 @@ mod tests {
             assert_eq!((kept.get(), kept.threshold()), (config, config.threshold()));
             assert_eq!(kept.is_auto(), matches!(config, OpsConfig::Auto { .. }));
         }
+        // All is copied, and the window has no end, as far as anybody can tell.
+        for (config, wanted) in [
+            (OpsConfig::Bounce { threshold: u64::MAX }, OpsConfig::Bounce { threshold: u64::MAX - 1 }),
+            (OpsConfig::Auto { threshold: u64::MAX }, OpsConfig::Auto { threshold: u64::MAX - 1 }),
+            (OpsConfig::Lazy { window_ns: u64::MAX }, OpsConfig::Lazy { window_ns: u64::MAX - 2 }),
+            (OpsConfig::Lazy { window_ns: u64::MAX - 1 }, OpsConfig::Lazy { window_ns: u64::MAX - 2 }),
+        ] {
+            kept.set(config);
+            assert_eq!(kept.get(), wanted);
+        }
     }
 }

@@ -131,6 +131,26 @@ fn a_timer_flushes_nothing_where_nothing_waits() {
     cpus.assert_nothing_lost();
 }
 
+/// A timer of somebody else's between two windows finds nothing due, as the first one is over.
+#[test]
+fn a_window_that_has_ended_says_nothing_of_the_next() {
+    let platform = Arc::new(Chosen::new(CPUS));
+    let bench = Bench::on(Arc::clone(&platform), Policy::Lazy { window_ns: 1000 });
+    let cpus = Cpus { platform, bench };
+    let flushes = || cpus.bench.domain.stats().flushes;
+    for round in 0..4 {
+        let begins = round * 2000;
+        cpus.platform.at(begins);
+        cpus.unmap(0, cpus.map(0));
+        for (now, flushed) in [(0, 0), (999, 0), (1000, 1), (1500, 1)] {
+            cpus.platform.at(begins + now);
+            PlatformEvents::timer(&*cpus.bench.domain);
+            assert_eq!(flushes(), round + flushed, "{round}, {now}");
+        }
+    }
+    cpus.assert_nothing_lost();
+}
+
 /// One CPU maps, another unmaps, as with interrupts that are bound to one: what waits in the second one's
 /// queue goes to the first one's lists, whoever flushes.
 #[test]

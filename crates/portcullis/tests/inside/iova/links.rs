@@ -16,6 +16,8 @@ fn an_array_has_the_levels_that_it_needs() {
     for (len, levels) in [(1, 0), (512, 0), (513, 1), (512 * 64, 1), (512 * 64 + 1, 2), (512 << 12, 2)] {
         let links = Links::new(len);
         let indices = [0, len / 2, len - 1];
+        let fresh = links.leaf_or_make(len - 1).unwrap().unwrap();
+        assert!((0..WordLeaf::WORDS).all(|index| fresh.word(index).load(Ordering::Relaxed) == 0));
         for index in indices {
             links.leaf_or_make(index).unwrap().unwrap().word(index).store(index, Ordering::Relaxed);
         }
