@@ -51,6 +51,8 @@ pub struct Job {
     pub many: bool,
     /// Whether the guest has the command `portcullis`.
     pub has_command: bool,
+    /// The script of the kernel that follows the first one by kexec.
+    pub next: Option<&'static str>,
     /// What builds programs that drive devices by themselves, if it has some.
     pub user: Option<Build>,
     pub time: Duration,
@@ -68,6 +70,7 @@ const USUAL: Job = Job {
     hostile: false,
     many: false,
     has_command: false,
+    next: None,
     user: None,
     time: Duration::from_secs(600),
 };
@@ -80,7 +83,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 25] = [
+pub const JOBS: [&Job; 26] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -212,6 +215,8 @@ pub const JOBS: [&Job; 25] = [
         name: "api",
         what: "what the DMA API promises drivers, each call of it and each policy; and devices that firmware says are outside",
         script: "api",
+        // Memory that nobody has zeroed is not zero.
+        words: "init_on_alloc=0 page_poison=1",
         hostile: true,
         many: true,
         ..USUAL
@@ -221,6 +226,8 @@ pub const JOBS: [&Job; 25] = [
         what: "the same of what Linux promises, in its modes that translate",
         script: "api",
         modes: "linux-lazy linux-strict",
+        // Memory that nobody has zeroed is not zero.
+        words: "init_on_alloc=0 page_poison=1",
         hostile: true,
         many: true,
         ..USUAL
@@ -229,6 +236,13 @@ pub const JOBS: [&Job; 25] = [
         name: "stress",
         what: "under load: policies change, CPUs, drivers and a device leave; the module is removed and loaded again",
         script: "stress",
+        ..USUAL
+    },
+    &Job {
+        name: "kexec",
+        what: "a kernel follows another without the firmware, while protected devices are in use: they are as Linux leaves them",
+        script: "kexec",
+        next: Some("kexec-next"),
         ..USUAL
     },
     &Job {

@@ -197,8 +197,8 @@ fn base(root: &Root, kernel: &Kernel, folder: &Path, program: &Path) -> Result<V
     for script in ["init", "lib.sh"] {
         archive.add_file(script, &tests.join(script))?;
     }
-    for job in JOBS {
-        let script = format!("jobs/{}.sh", job.script);
+    for script in JOBS.iter().flat_map(|job| std::iter::once(job.script).chain(job.next)) {
+        let script = format!("jobs/{script}.sh");
         archive.add_file(&script, &tests.join(&script))?;
     }
     Modules::find(&kernel.drivers)?.add(&mut archive, &jobs::DRIVERS)?;
@@ -236,15 +236,22 @@ fn run_one(
     let began = Instant::now();
     let modes = wanted.modes.as_deref().unwrap_or(job.modes);
     let seed = std::process::id();
-    let script = format!(
-        "MODES='{modes}' ECHO_PORT={port} RANDOM_SEED={seed} SECONDS_LONG={} IOMMU={}\n{}\n. /jobs/{}.sh\n",
-        wanted.minutes * 60,
-        iommu.name(),
-        job.settings,
-        job.script
-    );
+    let script = |script: &str| {
+        format!(
+            "MODES='{modes}' ECHO_PORT={port} RANDOM_SEED={seed} SECONDS_LONG={} IOMMU={}\n{}\n. /jobs/{script}.sh\n",
+            wanted.minutes * 60,
+            iommu.name(),
+            job.settings,
+        )
+    };
     let mut over = Archive::default();
-    over.add("job", script.as_bytes());
+    over.add("job", script(job.script).as_bytes());
+    if let Some(next) = job.next {
+        let mut after = Archive::default();
+        after.add("job", script(next).as_bytes());
+        over.add_file("next/kernel", &kernel.image)?;
+        over.add("next/initramfs", &[base, &after.end()].concat());
+    }
     if job.has_command {
         over.add_file("bin/portcullis", &kernel::command(folder)?)?;
     }

@@ -1,8 +1,9 @@
 //! The guest's program: `blocks` writes a disk and checks it, `read` only reads, `echo` sends data over a network and checks
-//! what comes back.
+//! what comes back, and `load` and `start` change the kernel.
 
 mod blocks;
 mod echo;
+mod next;
 mod numbers;
 
 use std::process::ExitCode;
@@ -15,6 +16,8 @@ read DISK --threads N --operations N --size BYTES
     random reads, nothing checked: prints I/O per second
 echo ADDRESS:PORT --mib N [--seed N]
     sends a pattern, and checks that the same comes back
+load KERNEL INITRAMFS WORDS
+    loads the next kernel, which `start` starts without the firmware
 ";
 
 fn main() -> ExitCode {
@@ -23,6 +26,11 @@ fn main() -> ExitCode {
         Some("blocks") => blocks::check(&Options(&words[1..])),
         Some("read") => blocks::read(&Options(&words[1..])),
         Some("echo") => echo::run(&Options(&words[1..])),
+        Some("load") => match &words[1..] {
+            [kernel, initramfs, line] => next::load(kernel, initramfs, line),
+            _ => Err(USAGE.to_owned()),
+        },
+        Some("start") => next::start(),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
