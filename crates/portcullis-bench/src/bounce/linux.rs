@@ -202,3 +202,92 @@ impl<const SLOTS: bool> Lane for Mappings<SLOTS> {
         self.at[index]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::super::workload::Way;
+    use super::*;
+
+    thread_local! {
+        static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    fn note(call: String) {
+        CALLS.with_borrow_mut(|calls| calls.push(call));
+    }
+
+    unsafe extern "C" fn init(areas: c_uint, slots: c_ulong) {
+        note(format!("init {areas} {slots}"));
+    }
+
+    unsafe extern "C" fn device_init(_: *mut Device) {}
+
+    unsafe extern "C" fn map(
+        _: *mut Device,
+        _: u64,
+        bytes: usize,
+        align: c_uint,
+        way: c_int,
+        more: c_ulong,
+    ) -> u64 {
+        note(format!("map {bytes} {align} {way} {more}"));
+        if bytes == 5000 { u64::MAX } else { 0x7000 }
+    }
+
+    unsafe extern "C" fn unmap(
+        _: *mut Device,
+        at: u64,
+        bytes: usize,
+        way: c_int,
+        more: c_ulong,
+        _: *mut c_void,
+    ) {
+        note(format!("unmap {at:#x} {bytes} {way} {more}"));
+    }
+
+    unsafe extern "C" fn find(_: *mut Device, _: u64, bytes: usize) -> c_long {
+        note(format!("find {bytes}"));
+        0x9000
+    }
+
+    unsafe extern "C" fn release(_: *mut Device, at: u64) {
+        note(format!("release {at:#x}"));
+    }
+
+    /// Linux numbers directions: 0 both, 1 to the device, 2 from it.
+    #[test]
+    fn the_library_is_given_what_linux_gives_it() {
+        let library = Library { init, device_init, map, unmap, find, release, cpus: 4 };
+        let case = |shape, way, threads| Case { shape, way, threads, depth: 1, crowded: false };
+        let one = case(Shape::Swiotlb(3000), Some(Way::To), 3);
+        for last_core in [Some(4), None] {
+            let refused = Linux::new(&library, &one, last_core, 8).err();
+            assert_eq!(refused, Some(Failure::Unsupported("the library knows 4 CPUs only".into())));
+        }
+        let calls = |case: Case, cores| {
+            let linux = Arc::new(Linux::new(&library, &case, Some(3), cores).unwrap());
+            let taken = Linux::new(&library, &case, Some(3), cores).err();
+            assert_eq!(taken, Some(Failure::Unsupported("the library has one pool, which is in use".into())));
+            let buffers = Arc::new(Buffers::new(case.buffers(), case.shape.bytes()).unwrap());
+            let mut lane = Arc::clone(&linux).lane(0, buffers).unwrap();
+            if lane.map(1) {
+                assert!(lane.address(1) != 0 && lane.unmap(1));
+            }
+            assert_eq!((linux.reach(0x7000), linux.settle()), (Some(0x7000), Ok(())));
+            CALLS.take()
+        };
+        // An area for each thread that has a core; 64 MiB of slots of 2 KiB.
+        assert_eq!(calls(one, 8), ["init 4 32768", "map 3000 0 1 0", "unmap 0x7000 3000 1 0"]);
+        let from = case(Shape::Swiotlb(8192), Some(Way::From), 3);
+        assert_eq!(calls(from, 2), ["init 2 32768", "map 8192 0 2 0", "unmap 0x7000 8192 2 0"]);
+        let both = case(Shape::Swiotlb(1024), Some(Way::Both), 1);
+        assert_eq!(calls(both, 2), ["init 1 32768", "map 1024 0 0 0", "unmap 0x7000 1024 0 0"]);
+        assert_eq!(calls(case(Shape::Slot, None, 1), 2), ["init 1 32768", "find 2048", "release 0x9000"]);
+        assert_eq!(
+            calls(case(Shape::Swiotlb(5000), Some(Way::To), 1), 1),
+            ["init 1 32768", "map 5000 0 1 0"]
+        );
+    }
+}

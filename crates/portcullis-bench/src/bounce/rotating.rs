@@ -51,6 +51,11 @@ impl Index {
         None
     }
 
+    /// Whether no slot is taken. O(slots).
+    pub(crate) fn is_free(&self) -> bool {
+        self.taken.iter().all(|taken| !taken)
+    }
+
     #[inline]
     pub(crate) fn give(&mut self, first: usize, count: usize) {
         self.taken[first..first + count].fill(false);
@@ -102,7 +107,7 @@ impl Subject for Rotating {
     }
 
     fn settle(&self) -> Result<(), Failure> {
-        let free = |area: &Area| area.lock().taken.iter().all(|taken| !taken);
+        let free = |area: &Area| area.lock().is_free();
         let left = || Failure::Broken("not everything was unmapped".into());
         if self.areas.iter().all(free) { Ok(()) } else { Err(left()) }
     }
@@ -220,7 +225,9 @@ mod tests {
                 let area = (lane.address(0) - start) / pool.area_bytes;
                 assert_eq!(area, (thread % areas) as u64);
                 assert_eq!(lane.address(1) - lane.address(0), 2 * SLOT, "3 KiB take two slots");
-                assert!(lane.unmap(0) && lane.unmap(1));
+                assert!(lane.unmap(1) && pool.settle().is_err(), "thread {thread} has one still");
+                assert!(lane.unmap(0));
+                assert_eq!(pool.settle(), Ok(()));
             }
         }
     }

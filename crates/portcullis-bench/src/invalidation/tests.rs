@@ -190,6 +190,22 @@ fn each_subject_does_the_shapes_that_are_its_own() {
     }
 }
 
+#[test]
+fn each_subject_promises_what_its_workload_is() {
+    let maker = maker("none");
+    for info in &SUBJECTS {
+        for workload in WORKLOADS.iter().filter(|workload| info.does(workload.shape)) {
+            let subject = maker.subject(info, workload.shape, None).unwrap();
+            let expected = match (info.name, workload.name.starts_with("lazy-")) {
+                ("pgtable-only", _) => Promise::Nothing,
+                (_, true) => Promise::Lazy,
+                (_, false) => Promise::Strict,
+            };
+            assert_eq!(subject.promise(), expected, "{} {}", info.name, workload.name);
+        }
+    }
+}
+
 /// What can be counted, whatever the machine does meanwhile.
 #[test]
 fn submissions_are_those_of_the_workload() {

@@ -249,6 +249,50 @@ mod tests {
 
     struct NotedLane(Arc<Noted>);
 
+    /// Of thread 1 it takes long to map; no thread may unmap before all have mapped.
+    struct InStep {
+        noted: Arc<Noted>,
+        thread: usize,
+        unmapped: u64,
+        early: Arc<AtomicU64>,
+    }
+
+    impl Lane for InStep {
+        fn map_one(&mut self, _: usize) -> bool {
+            if self.thread == 1 && self.unmapped.is_multiple_of(TURN as u64) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            self.noted.maps.fetch_add(1, Ordering::AcqRel);
+            true
+        }
+
+        fn unmap_one(&mut self, _: usize) -> bool {
+            let turn = self.unmapped / TURN as u64;
+            self.unmapped += 1;
+            let is_early = self.noted.maps.load(Ordering::Acquire) < 2 * TURN as u64 * (turn + 1);
+            self.early.fetch_add(is_early.into(), Ordering::AcqRel);
+            true
+        }
+
+        fn iova(&self, index: usize) -> u64 {
+            index as u64
+        }
+    }
+
+    #[test]
+    fn all_threads_have_mapped_before_any_unmaps() {
+        let team = Team::sharing_cores(2).unwrap();
+        let (noted, mut turns) = noted(1, (0, 0), Duration::ZERO, 2);
+        let early = Arc::new(AtomicU64::new(0));
+        let lane = |thread| -> Box<dyn Lane> {
+            let (noted, early) = (Arc::clone(&noted), Arc::clone(&early));
+            Box::new(InStep { noted, thread, unmapped: 0, early })
+        };
+        turns.lanes = [0, 1].map(|thread| Mutex::new(lane(thread))).into_iter().collect();
+        assert_eq!(turns.turns(&team, 4).unwrap().len(), 2);
+        assert_eq!(early.load(Ordering::Acquire), 0);
+    }
+
     impl Subject for Noted {
         fn lane(self: Arc<Self>, _: usize) -> Result<Box<dyn Lane>, Failure> {
             Ok(Box::new(NotedLane(self)))

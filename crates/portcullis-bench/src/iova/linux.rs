@@ -105,3 +105,61 @@ impl Drop for Linux {
         unsafe { (self.library.delete)(self.domain.as_ptr()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::super::workload::Space;
+    use super::*;
+
+    thread_local! {
+        static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    fn note(call: String) {
+        CALLS.with_borrow_mut(|calls| calls.push(call));
+    }
+
+    unsafe extern "C" fn new() -> Domain {
+        note("new".into());
+        std::ptr::dangling_mut()
+    }
+
+    unsafe extern "C" fn none() -> Domain {
+        std::ptr::null_mut()
+    }
+
+    unsafe extern "C" fn delete(_: Domain) {
+        note("delete".into());
+    }
+
+    unsafe extern "C" fn alloc(_: Domain, pages: c_ulong, last: c_ulong, flush: bool) -> c_ulong {
+        note(format!("alloc {pages} {last} {flush}"));
+        if pages == 7 { 0 } else { 40 }
+    }
+
+    unsafe extern "C" fn free(_: Domain, first: c_ulong, pages: c_ulong) {
+        note(format!("free {first} {pages}"));
+    }
+
+    #[test]
+    fn a_domain_is_asked_for_pages_up_to_the_last_of_the_space() {
+        let library = Library { new, delete, alloc, free, cpus: 4 };
+        let space = Space { pages: 1 << 20, live: 1 };
+        for last_core in [Some(4), Some(9), None] {
+            let refused = make(&library, last_core)(&space).err();
+            assert_eq!(refused, Some(Failure::Unsupported("the library has caches for 4 CPUs only".into())));
+        }
+        let refused = make(&Library { new: none, ..library }, Some(0))(&space).err();
+        assert_eq!(refused, Some(Failure::Refused("no domain was made".into())));
+        let domain = make(&library, Some(3))(&space).unwrap();
+        let range = domain.alloc(3).unwrap();
+        assert_eq!((range, domain.pages(range)), (Pages { first: 40, pages: 3 }, range));
+        assert!(domain.free(range) && domain.aligned());
+        assert_eq!(domain.alloc(7), None, "page 0 is none");
+        drop(domain);
+        let expected = ["new", "alloc 3 1048575 true", "free 40 3", "alloc 7 1048575 true", "delete"];
+        assert_eq!(CALLS.take(), expected);
+    }
+}

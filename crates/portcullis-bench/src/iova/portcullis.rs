@@ -141,3 +141,27 @@ impl<S: Structure> Allocator for Backing<S> {
         range
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uses_all<A: Allocator>(make: Make<A>) {
+        let wide = make(&Space { pages: 1 << 36, live: 1 }).unwrap();
+        let range = wide.alloc(1).unwrap();
+        assert!(wide.pages(range).first >= 1 << 35, "from the top: {:?}", wide.pages(range));
+        assert!(wide.free(range));
+        // Pages of a range that is no power of two are its own, and it begins at a multiple of the next one.
+        let range = wide.alloc(33).unwrap();
+        let Pages { first, pages } = wide.pages(range);
+        assert!(first.is_multiple_of(64) && pages == 33);
+        assert!(wide.free(range));
+    }
+
+    #[test]
+    fn each_of_ours_has_the_whole_space() {
+        uses_all(caches(platform()));
+        uses_all(backing::<Bitmap>());
+        uses_all(backing::<HoleTree>());
+    }
+}

@@ -8,6 +8,7 @@ use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueu
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 
+use super::machine::phys;
 use super::old::Design;
 use super::ours::Ours;
 use super::parts::Parts;
@@ -65,6 +66,32 @@ fn what_is_left_is_found() {
             // What a lane keeps for itself goes with it.
             drop(lane);
             assert_eq!(subject.settle(), Ok(()), "{of}");
+        }
+    }
+}
+
+/// Whichever thread it is of; and each has its own memory.
+#[test]
+fn what_any_thread_leaves_is_found() {
+    let (platform, timer) = (StdPlatform::new(), OpTimer::calibrated());
+    let maker = Maker { platform, timer, profile: Profile::load("none").unwrap(), linux: None };
+    for info in SUBJECTS.iter().filter(|info| !info.is_linux()) {
+        for workload in workloads().iter().filter(|w| (w.pages, w.live) == (1, 1) && info.does(w.kind)) {
+            let of = format!("{} {}", info.name, workload.name);
+            let case = Case { workload: *workload, threads: 3, live: 2, own_domains: false, crowded: false };
+            for thread in 0..3 {
+                let subject = maker.subject(info, &case).unwrap();
+                let mut lane = Arc::clone(&subject).lane(&case, thread).unwrap();
+                assert!(lane.maps(0, 2) && lane.unmap(0), "{of}");
+                if !workload.kind.copies() {
+                    let expected = phys(&case, thread, 1);
+                    assert_eq!(subject.reach(lane.address(1)), Some(expected), "{of}");
+                }
+                assert!(matches!(subject.settle(), Err(Failure::Broken(_))), "{of}: thread {thread}");
+                assert!(lane.unmap(1) && lane.finish(), "{of}");
+                drop(lane);
+                assert_eq!(subject.settle(), Ok(()), "{of}: thread {thread}");
+            }
         }
     }
 }

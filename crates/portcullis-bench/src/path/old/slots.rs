@@ -67,8 +67,8 @@ impl Subject for Slots {
     }
 
     fn settle(&self) -> Result<(), Failure> {
-        let all = |area: &Ticket<Free>| match &mut *area.lock() {
-            Free::Rotating(index) => index.take(self.slots, 1).is_some(),
+        let all = |area: &Ticket<Free>| match &*area.lock() {
+            Free::Rotating(index) => index.is_free(),
             Free::Newest(free) => free.len() == self.slots,
         };
         let left = || Failure::Broken("not everything was unmapped".into());

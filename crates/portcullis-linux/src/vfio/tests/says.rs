@@ -178,3 +178,25 @@ fn more_than_may_be_locked_is_told_with_the_limit() {
         assert_eq!(found, expected, "{most:?} {elsewhere} {used} {wanted}");
     }
 }
+
+/// Any of VFIO's drivers may have a device, and of its group bridges and stubs are in nobody's way.
+#[test]
+fn drivers_that_are_in_nobodys_way_are_not_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let drivers = ["vfio-pci", "mlx5-vfio-pci", "pci-stub", "pcieport"];
+    for (function, driver) in drivers.into_iter().enumerate() {
+        device(folder.path(), &format!("0000:01:00.{function}"), Some(driver), Some(7));
+    }
+    device(folder.path(), "0000:01:00.4", None, Some(7));
+    let place = |function| Place::find_in(folder.path(), &format!("0000:01:00.{function}")).unwrap();
+    for (function, is_bound) in [(0, true), (1, true), (2, false), (3, false), (4, false)] {
+        assert_eq!(place(function).check_bound(folder.path()).is_ok(), is_bound, "{function}");
+    }
+    let told = || match place(0).not_viable() {
+        OpenError::NotViable { name, other, driver } => [name, other, driver],
+        other => panic!("{other}"),
+    };
+    assert_eq!(told(), ["0000:01:00.0", "another device", "of the kernel"]);
+    device(folder.path(), "0000:01:00.5", Some("nvme"), Some(7));
+    assert_eq!(told(), ["0000:01:00.0", "0000:01:00.5", "nvme"]);
+}
