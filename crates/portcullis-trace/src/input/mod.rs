@@ -351,4 +351,69 @@ mod tests {
         let error = io::copy(&mut input, &mut io::sink()).unwrap_err();
         assert!(matches!(input.explain(error, 1), TraceError::Io { .. }));
     }
+
+    /// Is interrupted before each of its bytes.
+    struct Interrupted<'a>(&'a [u8], bool);
+
+    impl Read for Interrupted<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            let most = buf.len().min(1);
+            if self.1 { Err(io::ErrorKind::Interrupted.into()) } else { self.0.read(&mut buf[..most]) }
+        }
+    }
+
+    #[test]
+    fn reads_that_signals_interrupt_go_on() {
+        use std::io::Write;
+
+        let line = "t-1 [000] 1.000001: dma_unmap_page: d dir=TO_DEVICE dma_addr=f000 size=512 attrs=\n";
+        let text = line.repeat(20);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        gzip.write_all(text.as_bytes()).unwrap();
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), level);
+        for bytes in [text.as_bytes(), &gzip.finish().unwrap(), &zstd] {
+            let input = Input::new("x".into(), None, Interrupted(bytes, false)).unwrap();
+            let mut reader = crate::reader::EventReader::new(input, true);
+            while reader.read_event(|_, _| ()).unwrap() {}
+            assert_eq!(reader.summary().events, 20);
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_with_its_figures() {
+        let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0];
+        let said = |bytes: &[u8], text_bytes: u64, dry: bool| {
+            let mut input = Input::from_bytes("x", bytes).unwrap();
+            input.text_bytes = text_bytes;
+            input.gauge.bytes.store(1 << 20, Ordering::Relaxed);
+            input.gauge.ran_dry.store(dry, Ordering::Relaxed);
+            input.explain(io::Error::other("no luck"), 7).to_string()
+        };
+        let most = 200 << 20;
+        assert_eq!(
+            said(&gzip, most, true),
+            "x: truncated gzip archive: it ends after 1048576 bytes, in line 7 of its text, where more must follow"
+        );
+        assert_eq!(
+            said(&gzip, most, false),
+            "x: damaged gzip archive within its first 1048576 bytes, line 7 of its text: no luck"
+        );
+        assert_eq!(
+            said(&gzip, most + 1, true),
+            "x: 1048576 bytes of this gzip archive become more than 209715201 bytes of text, by line 7, as no recording's do: what \
+             it holds can be read from a file that is not packed"
+        );
+        assert_eq!(said(b"text", most + 1, true), "cannot read x: no luck");
+    }
+
+    #[test]
+    fn a_small_archive_may_become_16_mib() {
+        let mut input = Input::from_bytes("x", &[0x1f, 0x8b, 8, 0][..]).unwrap();
+        for (text_bytes, is_bomb) in [(16 << 20, false), ((16 << 20) + 1, true)] {
+            input.text_bytes = text_bytes;
+            assert_eq!(input.is_bomb(), is_bomb);
+        }
+    }
 }

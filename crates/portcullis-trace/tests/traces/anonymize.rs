@@ -122,6 +122,60 @@ fn what_a_reader_passes_over_keeps_its_place() {
     assert_eq!(after.duration_ns(), before.duration_ns());
 }
 
+/// An event that names the last byte there is, of memory or for devices, stays; one that goes a byte beyond keeps its place alone.
+#[test]
+fn what_ends_where_addresses_end_stays() {
+    let page = |size: u64, dma: u64, phys: u64| {
+        format!("dma_map_phys: d dir=TO_DEVICE dma_addr={dma:x} size={size} phys_addr={phys:x} attrs=")
+    };
+    let of =
+        |event: &str, size: u64, dma: u64| format!("{event}: d dir=TO_DEVICE dma_addr={dma:x} size={size}");
+    let list = |size: u64, dma: u64, phys: u64| {
+        format!(
+            "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={{{dma:#x}}} sizes={{{size:#x}}} phys_addrs={{{phys:#x}}} attrs="
+        )
+    };
+    let iommu =
+        |size: u64, dma: u64, phys: u64| format!("map: IOMMU: iova={dma:#x} paddr={phys:#x} size={size}");
+    let (dma, phys) = (u64::MAX - 511, (1 << 52) - 512);
+    let kept = |event: &str| {
+        let text = String::from_utf8(anonymized(on_cpu0(&[event]).as_bytes())).unwrap();
+        let name = event.split_once(':').unwrap().0;
+        let line = text.lines().last().unwrap();
+        assert!([name, "other"].iter().any(|name| line.contains(&format!(" {name}:"))), "{event}: {line}");
+        !line.ends_with(" other:")
+    };
+    for (size, fits) in [(512, true), (513, false)] {
+        for event in [
+            page(size, dma, 0x1000),
+            page(size, 0x1000, phys),
+            list(size, dma, 0x1000),
+            list(size, 0x1000, phys),
+        ] {
+            assert_eq!(kept(&event), fits, "{event}");
+        }
+        for event in [iommu(size, dma, 0x1000), iommu(size, 0x1000, phys)] {
+            assert_eq!(kept(&event), fits, "{event}");
+        }
+        for event in [
+            "dma_unmap_phys",
+            "dma_alloc_pages",
+            "dma_free",
+            "dma_sync_single_for_cpu",
+            "dma_sync_single_for_device",
+        ] {
+            assert_eq!(kept(&of(event, size, dma)), fits, "{event}");
+        }
+        let sync = format!("dma_sync_sg_for_cpu: d dir=TO_DEVICE dma_addrs={{{dma:#x}}} sizes={{{size:#x}}}");
+        assert_eq!(kept(&sync), fits, "{sync}");
+        let unmap = format!("unmap: IOMMU: iova={dma:#x} size=512 unmapped_size={size}");
+        assert_eq!(kept(&unmap), fits, "{unmap}");
+    }
+    for (phys, fits) in [((1u64 << 52) - 1, true), (1 << 52, false)] {
+        assert_eq!(kept(&format!("dma_unmap_sg: d dir=TO_DEVICE phys_addrs={{{phys:#x}}} attrs=")), fits);
+    }
+}
+
 /// A large page stays one: memory that begins at a multiple of 2 MiB, and is as long, does so wherever it goes.
 #[test]
 fn what_is_aligned_stays_so() {

@@ -223,6 +223,23 @@ fn lists_pair_by_their_physical_addresses() {
     assert_eq!((summary.derived_lengths, summary.guessed_lengths), (0, 0));
 }
 
+/// A list longer than the kernel names is none of its own making, and one is as long as it says.
+#[test]
+fn long_lists_keep_all_of_their_pieces() {
+    let list = |of: fn(u64) -> u64| (0..1_000).map(|n| format!("{:#x}", of(n))).collect::<Vec<_>>().join(",");
+    let (ops, summary) = read(&lines(&[
+        map(0x100, 512, 0x7_0000),
+        format!(
+            "dma_map_sg: {NVME} dir=TO_DEVICE nents=1000/1000 ents=1000/1000 dma_addrs={{{}}} sizes={{{}}} phys_addrs={{{}}} attrs=",
+            list(|n| 0x1000 + n * 0x2000),
+            list(|n| n + 1),
+            list(|n| 0x10_0000 + n * 0x3000)
+        ),
+    ]));
+    let all: Vec<_> = (0..1_000).map(|n| Segment { phys: 0x10_0000 + n * 0x3000, len: n + 1 }).collect();
+    assert_eq!((&ops[1].1, summary.bytes_mapped), (&all, 512 + 500 * 1_001));
+}
+
 #[test]
 fn lists_of_the_same_memory_pair_by_direction() {
     let sg = |dir: &str, dma: u64| {
@@ -399,9 +416,12 @@ fn syncs_find_the_newest_mapping_and_count_by_their_worst_part() {
         // One part is too long, and another is nowhere.
         sync("0x1fff,0x9000"),
         sync("0x9000,0x1fff"),
+        // Up to the mapping's end, and from there on.
+        sync("0x1f80,0x1fc0"),
+        sync("0x2000,0x2040"),
     ]));
-    assert_eq!(shape(&ops), ["M0", "M1", "C1+0:64", "C1+64:64"]);
-    assert_eq!((summary.syncs, summary.skipped, summary.syncs_unpaired.total()), (1, 2, 0));
+    assert_eq!(shape(&ops), ["M0", "M1", "C1+0:64", "C1+64:64", "C1+3968:64", "C1+4032:64"]);
+    assert_eq!((summary.syncs, summary.skipped, summary.syncs_unpaired.total()), (2, 2, 1));
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl Engine {
 }
 
 /// Whether a byte is in two parts of a list.
-fn overlap(list: &[PhysSegment]) -> bool {
+pub(super) fn overlap(list: &[PhysSegment]) -> bool {
     let end = |part: &PhysSegment| part.phys.get().saturating_add(part.len);
     if list.windows(2).all(|pair| end(&pair[0]) <= pair[1].phys.get()) {
         return false;

@@ -58,6 +58,53 @@ fn finished((engine, result): (Engine, Result<(), ReplayError>)) -> PolicyReport
     report
 }
 
+/// Parts side by side share nothing, in whichever order they stand.
+#[test]
+fn parts_overlap_where_they_share_a_byte() {
+    let overlap = |list: &[(u64, u64)]| {
+        let part = |&(phys, len)| PhysSegment { phys: PhysAddr::new(phys), len };
+        super::map::overlap(&list.iter().map(part).collect::<Vec<_>>())
+    };
+    for (list, expected) in [
+        (&[][..], false),
+        (&[(0x1000, 8)], false),
+        (&[(0x1000, 8), (0x1008, 8), (0x2000, 8)], false),
+        (&[(0x2000, 8), (0x1008, 8), (0x1000, 8)], false),
+        (&[(0x1000, 9), (0x1008, 8), (0x2000, 8)], true),
+        (&[(0x1000, 8), (0x1008, 9), (0x1010, 8)], true),
+        (&[(0x3000, 8), (0x1000, 8), (0x2000, 8), (0x1007, 1)], true),
+        (&[(0x3000, 8), (0x1000, 8), (0x2000, 8), (0x1008, 1)], false),
+        (&[(0x1000, 8), (0x1000, 8)], true),
+    ] {
+        assert_eq!(overlap(list), expected, "{list:x?}");
+    }
+}
+
+#[test]
+fn an_allocation_takes_the_whole_pages_it_touches() {
+    for (phys, len, expected) in [
+        (0x1000, 0x1000, (0x1000, 0x1000)),
+        (0x1000, 0x1001, (0x1000, 0x2000)),
+        (0x1fff, 1, (0x1000, 0x1000)),
+        (0x1ff0, 0x11, (0x1000, 0x2000)),
+        (0x1800, 0x2800, (0x1000, 0x3000)),
+    ] {
+        let mut part = PhysSegment { phys: PhysAddr::new(phys), len };
+        to_whole_pages(&mut part, PageSize::SIZE_4K);
+        assert_eq!((part.phys.get(), part.len), expected, "{phys:#x} {len:#x}");
+    }
+}
+
+/// What measuring costs is found before one call in 16, of maps and of unmaps.
+#[test]
+fn nothing_is_measured_as_often_before_unmaps_as_before_maps() {
+    let maps = (0..40).map(|n| map(n, 0x100_0000 + (n << 12), 1));
+    let unmaps = (0..40).map(|n| unmap(100 + n, 0x100_0000 + (n << 12), 1));
+    let (engine, result) = run(STRICT, "vtd-ss", &maps.chain(unmaps).collect(), |_| (), false);
+    result.unwrap();
+    assert_eq!((engine.operations, engine.ended, engine.empty.count()), (40, 40, 5));
+}
+
 /// A MiB, of which a quarter is for bounce buffers, and a directory takes 13 pages.
 #[test]
 fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
