@@ -1,4 +1,4 @@
-//! The functions of a static library: their frames, and whom they call.
+//! The functions of a static library or an object: their frames, and whom they call.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,19 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKi
 use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SymbolKind};
 
+/// A function.
 #[derive(Debug, Default)]
 pub struct Function {
+    /// Its number.
     pub number: usize,
+    /// Its name, as Rust writes it.
     pub name: String,
     /// The most bytes that it takes of the stack.
     most: u64,
     calls: Vec<usize>,
     /// Whom it jumps to, in its own place.
     pub tail_calls: Vec<usize>,
+    /// Whether it has a call whose target is in a register or in memory.
     pub calls_by_pointer: bool,
 }
 
@@ -25,7 +29,10 @@ impl Function {
     }
 }
 
+/// The functions of a file.
+#[derive(Debug)]
 pub struct Code {
+    /// All of them, by their numbers.
     pub functions: Vec<Function>,
 }
 
@@ -37,15 +44,15 @@ struct Place {
 }
 
 impl Code {
-    pub fn read(archive: &[u8]) -> Self {
-        let archive_file = ArchiveFile::parse(archive).unwrap();
-        let members: Vec<_> = archive_file
-            .members()
-            .filter_map(|member| {
-                let data = member.unwrap().data(archive).unwrap();
-                object::File::parse(data).ok()
-            })
-            .collect();
+    /// Reads the objects of a static library, or one object. Panics where `file` is neither.
+    pub fn read(file: &[u8]) -> Self {
+        let members: Vec<_> = match ArchiveFile::parse(file) {
+            Ok(archive) => {
+                let data = archive.members().map(|member| member.unwrap().data(file).unwrap());
+                data.filter_map(|data| object::File::parse(data).ok()).collect()
+            }
+            Err(_) => vec![object::File::parse(file).unwrap()],
+        };
         let mut functions: Vec<Function> = Vec::new();
         let (mut places, mut by_name) = (Vec::new(), BTreeMap::new());
         for (member, file) in members.iter().enumerate() {

@@ -1,5 +1,5 @@
 //! The stack that the core's public calls take. A kernel's has 16 KiB, of which its own code and its interrupts take a part; what
-//! is called from it has no more than it says. So no frame of the core has more than [`FRAME`] bytes, and no public
+//! is called from it has no more than it says. So no frame of the core has more than [`FRAME`](portcullis_stack::FRAME) bytes, and no public
 //! call takes more than [`CALL`] from its entry, or [`MAKE`] where it makes a domain, a device or a queue.
 //!
 //! `object` is compiled as a kernel compiles the core, into one object. Each function's frame is read off its instructions: what it
@@ -11,25 +11,21 @@
 //! often.
 #![cfg(not(any(loom, watched)))]
 
-mod code;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use code::{Code, Function};
+use portcullis_stack::code::{Code, Function};
+use portcullis_stack::{BUILDS, FRAME};
 
-/// The most of one frame, in bytes.
-const FRAME: u64 = 1024;
 /// The most of a public call, and of one that makes something.
 const CALL: u64 = 4096;
 const MAKE: u64 = 6144;
-/// What a build may have more: the compiler inlines otherwise where the sources are in another folder.
-const BUILDS: u64 = 160;
 
 /// Frames that are larger, by parts of their functions' names; how large, and why.
 const LARGER: &[(&str, u64, &str)] = &[
-    ("make_queue", 1648, "a queue, on its way to the caller"),
+    ("unmeasured_in", 1744, "a ring, on its way to its place"),
+    ("Device<X>::assemble", 1712, "a queue, on its way to the caller"),
     ("make_domain", 1584, "a mapper, on its way to the domain"),
     ("within", 1328, "a mapper, on its way to the domain"),
     ("Mapper>::sync", 1120, "32 requests"),
@@ -60,7 +56,9 @@ const INDIRECT: &[(&str, &[&str], &str)] = &[
     ("commit_raw", &["AnyQueue>"], "the queues of a device that is not coherent, which are of other kinds"),
     ("NotCoherent", &["AnyQueue>"], "the same"),
     ("AdaptiveRing", &[], "the clock"),
-    ("DmaOps<X>::new", &[], "the clock, and memcpy"),
+    ("DmaOps<X>::new_in", &[], "the clock, and memcpy"),
+    ("Device<X>::adaptive", &[], "the clock, and memcpy"),
+    ("Device<X>::assemble", &[], "what makes the lanes of a device that is not coherent, and memcpy"),
     ("end_measured", &[], "the clock"),
     ("DmaOps<X>>::enter", &[], "the clock"),
     ("drop_in_place<portcullis::dma::ops::DmaOps", &[], "the clock"),
@@ -69,7 +67,6 @@ const INDIRECT: &[(&str, &[&str], &str)] = &[
     ("copy_pieces", &[], "the embedder's copies"),
     ("end_parts", &[], "the embedder's copies"),
     ("make_domain", &[], "memcpy"),
-    ("make_queue", &[], "the clock, and memcpy"),
     ("with_marks", &[], "memcpy"),
     ("IovaSpace::make_in", &[], "memcpy"),
     ("flush_queue::share", &[], "memcpy"),

@@ -115,16 +115,17 @@ impl Kernel {
         if !source.join("Makefile").exists() {
             return Ok(());
         }
-        let what = format!("building {MODULE} for Linux {}", self.release);
-        let headers = headers.display().to_string();
         fetch(&source.join("rust"))?;
-        let mut make = self.make(root);
-        make.arg("-C").arg(&source).arg(format!("KDIR={headers}"));
-        make.env_remove("RUSTUP_TOOLCHAIN")
-            .env_remove("RUSTFLAGS")
-            .env_remove("CARGO")
-            .env("CARGO_NET_OFFLINE", "true");
-        run(&mut make, &what)?;
+        // The check builds with other warnings, so the module is built after it.
+        for (target, doing) in [("check", "checking"), ("module", "building")] {
+            let mut make = self.make(root);
+            make.arg("-C").arg(&source).arg(format!("KDIR={}", headers.display())).arg(target);
+            make.env_remove("RUSTUP_TOOLCHAIN")
+                .env_remove("RUSTFLAGS")
+                .env_remove("CARGO")
+                .env("CARGO_NET_OFFLINE", "true");
+            run(&mut make, &format!("{doing} {MODULE} for Linux {}", self.release))?;
+        }
         let built = source.join(format!("{MODULE}.ko"));
         let copied = std::fs::copy(&built, into.join(format!("{MODULE}.ko")));
         copied.map(drop).map_err(|error| format!("{}: {error}", built.display()))
@@ -222,6 +223,10 @@ fn fetch(core: &Path) -> Result<(), String> {
     }
     // As the Makefile builds it: Rust's own library has crates too.
     let target = ["--target", "x86_64-unknown-none", "-Zbuild-std=core,alloc,compiler_builtins"];
-    let mut crates = command("cargo", &["fetch", "--quiet", "--locked"]);
-    run(crates.args(target).env("RUSTC_BOOTSTRAP", "1"), "fetching the crates of the module's core")
+    let fetch = || command("cargo", &["fetch", "--quiet", "--locked"]);
+    let what = "fetching the crates of the module's core";
+    run(fetch().args(target).env("RUSTC_BOOTSTRAP", "1"), what)?;
+    // `make check` reads the core's code with a program of the workspace.
+    let host = ["--target", "x86_64-unknown-linux-gnu"];
+    run(fetch().args(host).current_dir(crate::root()), "fetching the crates of the workspace")
 }

@@ -230,8 +230,12 @@ macro_rules! calls {
         }
 
         #[unsafe(no_mangle)]
-        pub fn $ops(device: &Device<$machine>, config: OpsConfig) -> Result<DmaOps<$machine>, SetupError> {
-            device.ops(config)
+        pub fn $ops(
+            device: &Device<$machine>,
+            config: OpsConfig,
+            place: &mut MaybeUninit<DmaOps<$machine>>,
+        ) -> Result<(), SetupError> {
+            device.ops_in(config, place).map(|_| ())
         }
 
         #[unsafe(no_mangle)]
