@@ -72,6 +72,28 @@ pub(crate) fn boxed<T>(value: T) -> Result<Box<T>, OutOfMemory> {
     Ok(Box::write(empty_box()?, value))
 }
 
+/// A box whose value is too large for a stack: `make` is given its place, and returns the value there.
+pub(crate) fn boxed_in<T, E: From<OutOfMemory>>(
+    make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
+) -> Result<Box<T>, E> {
+    let mut place = empty_box()?;
+    made_in(&mut place, make)?;
+    // SAFETY: `made_in` has returned, so the value is there.
+    Ok(unsafe { place.assume_init() })
+}
+
+/// Has `make` put a value in `place`. When this returns `Ok`, the value is there.
+fn made_in<T, E>(
+    place: &mut MaybeUninit<T>,
+    make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
+) -> Result<(), E> {
+    let at = place.as_mut_ptr();
+    if ptr::from_mut(make(place)?) != at {
+        broken("a value is made in the place that it was given");
+    }
+    Ok(())
+}
+
 /// A slice of `len` values, each made by `make`, which is given its number. `make` may be refused memory, too.
 pub(crate) fn slice<T>(
     len: usize,
@@ -92,13 +114,8 @@ pub(crate) fn slice_in<T>(
     // SAFETY: the memory came from the global allocator just now, with the layout of `len` values; none of them is there.
     let mut values = unsafe { Vec::from_raw_parts(memory.as_ptr(), 0, len) };
     for number in 0..len {
-        let place = &mut values.spare_capacity_mut()[0];
-        let at = place.as_mut_ptr();
-        let made = ptr::from_mut(make(number, place)?);
-        if made != at {
-            broken("a value is made in the place that it was given");
-        }
-        // SAFETY: there is room for `len` values. The caller has returned a reference to the value in its place, so it is there.
+        made_in(&mut values.spare_capacity_mut()[0], |place| make(number, place))?;
+        // SAFETY: there is room for `len` values, and `made_in` has returned, so this one is there.
         unsafe { values.set_len(number + 1) };
     }
     // As many values as there is room for, so they stay where they are.

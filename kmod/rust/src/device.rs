@@ -2,6 +2,8 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::ptr;
 
 use portcullis::SetupError;
 use portcullis::addr::{
@@ -22,7 +24,7 @@ use crate::memory::{Memory, set_direct_map};
 use crate::platform::{Kernel, Machine};
 
 /// What the core is made of here.
-enum Linux {}
+pub enum Linux {}
 
 impl dma::Machine for Linux {
     type Mapper = LinuxMapper;
@@ -53,9 +55,7 @@ pub struct Domain {
 }
 
 /// `struct pc_device`.
-pub struct Device {
-    ops: DmaOps<Linux>,
-}
+pub type Device = DmaOps<Linux>;
 
 fn config(policy: &Policy) -> OpsConfig {
     match policy.kind {
@@ -134,24 +134,44 @@ fn new_domain(config: &DomainConfig) -> Result<Domain, i32> {
     Ok(Domain { kernel, domain })
 }
 
-fn new_device(domain: &Domain, of: &DeviceConfig) -> Result<Device, i32> {
+/// Makes a device in `place`.
+fn new_device<'a>(
+    domain: &Domain,
+    of: &DeviceConfig,
+    place: &'a mut MaybeUninit<Device>,
+) -> Result<&'a mut Device, i32> {
     let device = domain.domain.attach(DeviceId(of.number), DmaMask::BITS_64);
     let device = device.map_err(|error| setup_error(&error))?;
     let device = if of.untrusted == 0 { device.trusted() } else { device };
-    let ops = device.ops(config(&of.policy)).map_err(|error| setup_error(&error))?;
-    ops.set_limits(of.mask, of.offset_mask).map_err(|error| setup_error(&error))?;
-    Ok(Device { ops })
+    let ops = device.ops_in(config(&of.policy), place).map_err(|error| setup_error(&error))?;
+    match ops.set_limits(of.mask, of.offset_mask) {
+        Ok(()) => Ok(ops),
+        Err(error) => {
+            // SAFETY: it was made just now, and nothing has it.
+            unsafe { ptr::drop_in_place(ops) };
+            Err(setup_error(&error))
+        }
+    }
 }
 
-/// Gives the shim what was made.
-fn give<T>(made: Result<T, i32>, out: *mut *mut T) -> i32 {
-    let mut place = Vec::new();
-    let made = match (made, place.try_reserve_exact(1)) {
-        (Ok(made), Ok(())) => made,
-        (Err(error), _) => return error,
-        (Ok(_), Err(_)) => return ENOMEM,
-    };
-    place.push(made);
+/// Gives the shim what `make` makes in its place, as the stack has no room for it.
+fn give<T>(
+    make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, i32>,
+    out: *mut *mut T,
+) -> i32 {
+    let mut place = Vec::<T>::new();
+    if place.try_reserve_exact(1).is_err() {
+        return ENOMEM;
+    }
+    let empty = &mut place.spare_capacity_mut()[0];
+    let at = empty.as_mut_ptr();
+    match make(empty) {
+        Ok(made) if ptr::from_ref(made) == at.cast_const() => {}
+        Ok(_) => return EINVAL,
+        Err(error) => return error,
+    }
+    // SAFETY: there is room for one, and `make` has returned a reference to the one that is there.
+    unsafe { place.set_len(1) };
     let place: Box<[T]> = place.into_boxed_slice();
     // SAFETY: the shim's place. A slice of one is laid out as the one, so `take` may have it as a box of its own.
     unsafe { *out = Box::into_raw(place).cast() };
@@ -180,7 +200,8 @@ pub extern "C" fn pc_init(direct_map: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_domain_new(config: *const DomainConfig, out: *mut *mut Domain) -> i32 {
     // SAFETY: the caller's promise.
-    give(new_domain(unsafe { &*config }), out)
+    let config = unsafe { &*config };
+    give(|place| Ok(place.write(new_domain(config)?)), out)
 }
 
 /// See the header.
@@ -224,7 +245,8 @@ pub unsafe extern "C" fn pc_device_new(
     out: *mut *mut Device,
 ) -> i32 {
     // SAFETY: the caller's promise.
-    give(new_device(unsafe { &*domain }, unsafe { &*config }), out)
+    let (domain, config) = unsafe { (&*domain, &*config) };
+    give(|place| new_device(domain, config, place), out)
 }
 
 /// See the header.
@@ -274,7 +296,7 @@ pub unsafe extern "C" fn pc_map(
 ) -> u64 {
     // SAFETY: the caller's promise.
     let mapped =
-        unsafe { (*device).ops.map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
+        unsafe { (*device).map(PhysAddr::new(phys), len, direction(dir), map_attributes(attributes)) };
     match mapped {
         Ok(iova) => iova.get(),
         Err(error) if map_error(&error) == EIO => ffi::MAPPING_STAYS,
@@ -310,7 +332,7 @@ pub unsafe extern "C" fn pc_map_sg(
     // SAFETY: as above; any two words are a segment.
     let out = unsafe { core::slice::from_raw_parts_mut(out.cast::<DmaSegment>(), count) };
     // SAFETY: the caller's promise.
-    match unsafe { (*device).ops.map_sg(list, direction(dir), map_attributes(attributes), out) } {
+    match unsafe { (*device).map_sg(list, direction(dir), map_attributes(attributes), out) } {
         Ok(written) => written as isize,
         Err(error) => map_error(&error) as isize,
     }
@@ -331,7 +353,7 @@ fn ended(result: Result<(), DmaUnmapError>) -> i32 {
 pub unsafe extern "C" fn pc_unmap(device: *const Device, iova: u64, len: u64, attributes: u32) -> i32 {
     let attributes = UnmapAttributes { skip_copy: attributes & ffi::SKIP_COPY != 0 };
     // SAFETY: the caller's promise.
-    ended(unsafe { (*device).ops.unmap(Iova::new(iova), len, attributes) })
+    ended(unsafe { (*device).unmap(Iova::new(iova), len, attributes) })
 }
 
 /// See the header.
@@ -341,7 +363,7 @@ pub unsafe extern "C" fn pc_unmap(device: *const Device, iova: u64, len: u64, at
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_sync_for_cpu(device: *const Device, iova: u64, len: u64) -> i32 {
     // SAFETY: the caller's promise.
-    ended(unsafe { (*device).ops.sync_for_cpu(Iova::new(iova), len) })
+    ended(unsafe { (*device).sync_for_cpu(Iova::new(iova), len) })
 }
 
 /// See the header.
@@ -351,7 +373,7 @@ pub unsafe extern "C" fn pc_sync_for_cpu(device: *const Device, iova: u64, len: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_sync_for_device(device: *const Device, iova: u64, len: u64) -> i32 {
     // SAFETY: the caller's promise.
-    ended(unsafe { (*device).ops.sync_for_device(Iova::new(iova), len) })
+    ended(unsafe { (*device).sync_for_device(Iova::new(iova), len) })
 }
 
 /// See the header.
@@ -361,7 +383,7 @@ pub unsafe extern "C" fn pc_sync_for_device(device: *const Device, iova: u64, le
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_set_limits(device: *const Device, mask: u64, offset_mask: u64) -> i32 {
     // SAFETY: the caller's promise.
-    match unsafe { &*device }.ops.set_limits(mask, offset_mask) {
+    match unsafe { &*device }.set_limits(mask, offset_mask) {
         Ok(()) => 0,
         Err(error) => setup_error(&error),
     }
@@ -375,7 +397,7 @@ pub unsafe extern "C" fn pc_set_limits(device: *const Device, mask: u64, offset_
 pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy) -> i32 {
     // SAFETY: the caller's promise.
     let (device, to) = unsafe { (&*device, &*to) };
-    match device.ops.set_config(config(to)) {
+    match device.set_config(config(to)) {
         Ok(()) => 0,
         Err(OpsConfigError::Setup(error)) => setup_error(&error),
         Err(_) => EIO,
@@ -389,7 +411,7 @@ pub unsafe extern "C" fn pc_set_policy(device: *const Device, to: *const Policy)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
     // SAFETY: the caller's promise; each device of a domain is a group of its own.
-    match unsafe { (*device).ops.unmap_all() } {
+    match unsafe { (*device).unmap_all() } {
         Ok(left) => left.bytes,
         // Something was left, and the hardware did not confirm its end. How much it was is not known.
         Err(_) => u64::MAX,
@@ -404,8 +426,8 @@ pub unsafe extern "C" fn pc_unmap_all(device: *const Device) -> u64 {
 pub unsafe extern "C" fn pc_usage(device: *const Device, out: *mut Usage) {
     // SAFETY: the caller's promise.
     let (device, out) = unsafe { (&*device, &mut *out) };
-    let usage = device.ops.usage();
-    let stats = device.ops.domain().stats();
+    let usage = device.usage();
+    let stats = device.domain().stats();
     *out = Usage {
         copies: usage.copies,
         copied_bytes: usage.copied_bytes,

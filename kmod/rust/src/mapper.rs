@@ -5,8 +5,8 @@ use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use portcullis::addr::{DomainId, IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError};
+use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Memory, Unmapped};
 use portcullis::platform::Platform;
@@ -224,20 +224,16 @@ impl LinuxMapper {
         unsafe { ffi::pcs_iommu_sync(self.group, range.start().get(), range.last().get(), hints) }
     }
 
-    /// Makes hardware forget several ranges, or all. By itself, as the requests take much of the stack.
+    /// Makes hardware forget several ranges, or all. By itself, as the list of ranges takes much of the stack.
     #[cold]
     #[inline(never)]
     fn sync_all(&self, gather: &Gather) -> Result<(), InvalidationError> {
         // Bits of its own: all that the gather has, unmaps have removed.
         let is_removed = gather.hints() != u64::MAX || gather.is_empty();
-        for request in &gather.requests(DomainId(0), &self.costs()) {
-            match request.invalidation {
-                Invalidation::Range { range, .. } if is_removed => {
-                    self.sync_range_with(range, gather.hints())
-                }
-                // SAFETY: as for `unmap_now`.
-                _ => unsafe { ffi::pcs_iommu_flush(self.group) },
-            }
+        let by_range = |range| self.sync_range_with(range, gather.hints());
+        if !is_removed || !gather.each_range(&self.costs(), by_range) {
+            // SAFETY: as for `unmap_now`.
+            unsafe { ffi::pcs_iommu_flush(self.group) };
         }
         if is_removed { Ok(()) } else { self.confirmed() }
     }

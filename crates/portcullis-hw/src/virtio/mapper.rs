@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 use portcullis::addr::{DeviceId, DomainId, IovaRange, Permissions, PhysAddr};
-use portcullis::invalidation::{Costs, GATHER_RANGES, Gather, Invalidation, InvalidationError};
+use portcullis::invalidation::{Costs, GATHER_RANGES, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
@@ -306,14 +306,10 @@ where
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        let ranges: ArrayVec<_, GATHER_RANGES> = gather
-            .requests(self.number, &EACH_RANGE)
-            .iter()
-            .map(|request| match request.invalidation {
-                Invalidation::Range { range, .. } => (range.start().get(), range.last().get()),
-                _ => (0, u64::MAX),
-            })
-            .collect();
+        let mut ranges = ArrayVec::<_, GATHER_RANGES>::new();
+        if !gather.each_range(&EACH_RANGE, |range| ranges.push((range.start().get(), range.last().get()))) {
+            ranges.push((0, u64::MAX));
+        }
         self.remove(&ranges)
     }
 }

@@ -280,27 +280,41 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             changing
         };
         let changing = self.alloc(len, limit, guarded)?;
-        // SAFETY: the caller's promise.
-        let linked = unsafe {
-            match HERE {
-                true => self.link_here(changing.range(), list, attributes, None),
-                false => self.link(changing.range(), list, attributes, None),
-            }
+        let range = changing.range();
+        let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
+            counted.set(false);
+            uncounted(cpu);
         };
-        match linked {
-            Ok(()) => {
-                counting.done();
-                Ok(changing.done())
+        if HERE {
+            let mut gather = Gather::new();
+            // SAFETY: the caller's promise.
+            if let Err(why) = unsafe { self.enter(range, list, attributes, &mut gather) } {
+                return Err(self.open_failed(|| self.link_failed(why, &gather, None), changing, uncounted));
             }
-            Err(failed) => {
-                // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
-                self.platform.with_cpu(|cpu| {
-                    counted.set(false);
-                    uncounted(cpu);
-                });
-                Err(failed.end(changing))
+        } else {
+            // SAFETY: the caller's promise.
+            if let Err(failed) = unsafe { self.link(range, list, attributes, None) } {
+                return Err(self.open_failed(|| failed, changing, uncounted));
             }
         }
+        counting.done();
+        Ok(changing.done())
+    }
+
+    /// Ends a map that has counted, and taken `addresses`: `failed` has hardware forget it, and says what is left; then the counts take it
+    /// back, and the addresses go back. By itself, so that the map's frame needs no room for it.
+    #[cold]
+    #[inline(never)]
+    fn open_failed(
+        &self,
+        failed: impl FnOnce() -> LinkFailed,
+        addresses: Changing<'_, M, P>,
+        uncounted: impl FnOnce(Option<&LocalCpu<'_>>),
+    ) -> MapListError {
+        let failed = failed();
+        // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
+        self.platform.with_cpu(uncounted);
+        failed.end(addresses)
     }
 
     /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's

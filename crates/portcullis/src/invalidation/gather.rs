@@ -5,7 +5,6 @@ use arrayvec::ArrayVec;
 
 use super::{Costs, Invalidation, Request};
 use crate::addr::{DomainId, IovaRange};
-use crate::broken::broken;
 
 /// The number of ranges that are asked for one by one. Where there are more, and they lie far
 /// apart, the whole domain is asked for.
@@ -59,7 +58,7 @@ impl Gather {
             return;
         }
         if self.ranges.is_full() {
-            let left = compact(&mut self.ranges, |range| range);
+            let left = compact(&mut self.ranges);
             self.ranges.truncate(left);
         }
         self.everything |= self.ranges.try_push(range).is_err();
@@ -131,28 +130,43 @@ impl Gather {
         requests: &mut ArrayVec<Request, GATHER_RANGES>,
     ) {
         // Only leaves have changed, so paging-structure caches may be kept.
-        let request = |range: &IovaRange| Request {
-            domain,
-            invalidation: Invalidation::Range { range: *range, leaf_only: true },
+        let by_range = |range| {
+            requests.push(Request { domain, invalidation: Invalidation::Range { range, leaf_only: true } });
         };
-        let whole = Request { domain, invalidation: Invalidation::Domain };
-        if self.everything {
-            requests.push(whole);
-            return;
+        if !self.each_range(costs, by_range) {
+            requests.push(Request { domain, invalidation: Invalidation::Domain });
         }
-        self.ranges.iter().for_each(|range| requests.push(request(range)));
-        if requests.len() <= NEAR {
-            return;
+    }
+
+    /// Calls `f` with the ranges that cover all that was added, at most 32. Up to four are given as they are; of more,
+    /// ranges that lie close together are one. Returns `false`,
+    /// without a call, where there are more than four and `costs` say that it is cheaper to invalidate the whole domain, or where everything was added. For a
+    /// [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests), which takes 1.3 KiB of the stack; this takes
+    /// half of that. More than four ranges are sorted, O(n^2).
+    #[inline]
+    pub fn each_range(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
+        match self.everything {
+            true => false,
+            false if self.ranges.len() > NEAR => self.each_joined(costs, f),
+            false => {
+                self.ranges.iter().copied().for_each(f);
+                true
+            }
         }
-        let left = compact(requests, |request: &mut Request| match &mut request.invalidation {
-            Invalidation::Range { range, .. } => range,
-            _ => broken("each request is for a range"),
-        });
-        requests.truncate(left);
-        if costs.prefer_domain(requests.len()) {
-            requests.clear();
-            requests.push(whole);
+    }
+
+    /// The same for more ranges than are given as they are. By itself, as its list takes much of the stack.
+    #[inline(never)]
+    fn each_joined(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
+        // Written where it stays: a clone goes by way of a second list on the stack.
+        let mut ranges = ArrayVec::<_, GATHER_RANGES>::new();
+        ranges.extend(self.ranges.iter().copied());
+        let left = compact(&mut ranges);
+        if costs.prefer_domain(left) {
+            return false;
         }
+        ranges[..left].iter().copied().for_each(f);
+        true
     }
 }
 
@@ -168,21 +182,21 @@ fn join(one: &mut IovaRange, other: IovaRange) -> bool {
     }
 }
 
-/// Sorts what has a `range`, and joins what lies close together, in its place. Returns how many are left. O(n^2), of at most
+/// Sorts ranges, and joins ranges that lie close together, in their place. Returns how many are left. O(n^2), of at most
 /// [`GATHER_RANGES`]: the sort of the core library keeps more on the stack than all of them.
 #[inline(never)]
-fn compact<T: Copy>(all: &mut [T], range: impl Fn(&mut T) -> &mut IovaRange) -> usize {
+fn compact(all: &mut [IovaRange]) -> usize {
     for end in 1..all.len() {
         let mut place = end;
-        while place > 0 && range(&mut all[place - 1]).start() > range(&mut all[place]).start() {
+        while place > 0 && all[place - 1].start() > all[place].start() {
             all.swap(place - 1, place);
             place -= 1;
         }
     }
     let mut left = 0;
     for number in 0..all.len() {
-        let mut next = all[number];
-        if left == 0 || !join(range(&mut all[left - 1]), *range(&mut next)) {
+        let next = all[number];
+        if left == 0 || !join(&mut all[left - 1], next) {
             all[left] = next;
             left += 1;
         }
@@ -208,7 +222,12 @@ mod tests {
             Invalidation::Range { range, leaf_only: true } => Some(range),
             _ => None,
         };
-        gather.requests(DOMAIN, costs).iter().map(one).collect()
+        let asked: Option<alloc::vec::Vec<IovaRange>> =
+            gather.requests(DOMAIN, costs).iter().map(one).collect();
+        let mut told = alloc::vec::Vec::new();
+        let by_range = gather.each_range(costs, |range| told.push(range));
+        assert_eq!(by_range.then_some(told), asked, "the ranges are those of the requests");
+        asked
     }
 
     #[test]

@@ -154,10 +154,10 @@ mod tests {
                 let config = PoolConfig { threshold, class_bytes: 1 << class_shift, ..PoolConfig::default() };
                 let Ok(made) = config.classes(granule) else { continue };
                 assert_eq!(made, (classes as usize, class_shift));
-                let bare = Layout::new(granule, class_shift, made.0);
+                let mut layout = Layout::new(granule, class_shift, made.0);
                 accepted += 1;
-                for start in [0, granule.bytes(), (u64::MAX - bare.bytes() + 1) & !granule.offset_mask()] {
-                    let layout = bare.at(start);
+                for start in [0, granule.bytes(), (u64::MAX - layout.bytes() + 1) & !granule.offset_mask()] {
+                    layout.begin_at(start);
                     for class in 0..layout.classes() {
                         for index in [layout.first(class), layout.first(class + 1) - 1] {
                             let place = layout.find(Iova::new(layout.start_of(class, index))).unwrap();

@@ -55,19 +55,20 @@ impl Layout {
     /// `classes` classes with `1 << class_shift` bytes of addresses each, from address 0 on.
     pub(super) fn new(granule: PageSize, class_shift: u32, classes: usize) -> Self {
         let classes = classes.min(MOST_CLASSES) as u32;
-        Self {
+        let mut layout = Self {
             start: 0,
             bytes: u64::from(classes) << class_shift,
             granule_shift: granule.shift(),
             class_shift,
             classes,
             sizes: [Size::default(); CLASS_ROOM],
-        }
-        .at(0)
+        };
+        layout.begin_at(0);
+        layout
     }
 
-    /// The same from `start` on, where there are [`bytes`](Self::bytes) bytes.
-    pub(super) fn at(mut self, start: u64) -> Self {
+    /// Moves it to `start`, where there are [`bytes`](Self::bytes) bytes.
+    pub(super) fn begin_at(&mut self, start: u64) {
         self.start = start;
         for class in 0..self.classes() {
             let first = (self.first(class) as u64) << self.slot_shift(class);
@@ -76,7 +77,6 @@ impl Layout {
                 (MAGAZINE_BYTES / self.slot_bytes(class)).clamp(LEAST_IN_MAGAZINE, MOST_IN_MAGAZINE);
             self.sizes[class] = Size { base: start.wrapping_sub(first), magazine };
         }
-        self
     }
 
     #[inline]
@@ -170,9 +170,9 @@ mod tests {
     fn an_address_gives_its_slot_and_a_slot_its_address() {
         for granule_shift in [12, 14, 16] {
             let granule = PageSize::from_shift(granule_shift).unwrap();
-            let bare = Layout::new(granule, granule_shift + 6, 6);
-            let region = IovaRange::new(Iova::new(1 << 40), bare.bytes()).unwrap();
-            let layout = bare.at(region.start().get());
+            let mut layout = Layout::new(granule, granule_shift + 6, 6);
+            let region = IovaRange::new(Iova::new(1 << 40), layout.bytes()).unwrap();
+            layout.begin_at(region.start().get());
             let mut next = region.start().get();
             for class in 0..6 {
                 let bytes = layout.slot_bytes(class);

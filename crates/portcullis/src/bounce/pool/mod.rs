@@ -152,15 +152,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(SetupError::NotTranslated);
         }
         let (classes, class_shift) = config.classes(domain.granule())?;
-        let bare = Layout::new(domain.granule(), class_shift, classes);
-        let total = bare.first(classes);
+        let mut layout = Layout::new(domain.granule(), class_shift, classes);
+        let total = layout.first(classes);
         let slots = slice(total, |_| Ok(Slot::new()))?;
         // Before there is something to give back, should the platform panic.
         let cpus = BiasedLock::new_in(domain.platform().cpus(), Cpu::make_in)?;
-        let depot = |class| Depot::new(bare.first(class), bare.first(class + 1));
+        let depot = |class| Depot::new(layout.first(class), layout.first(class + 1));
         let depots = slice(classes, |class| Ok(CachePadded(Mutex::new(depot(class)))))?;
         let mut place = SharedPlace::<Self>::new()?;
-        let region = domain.reserve(bare.bytes(), config.limit)?.divided().into_range();
+        let region = domain.reserve(layout.bytes(), config.limit)?.divided().into_range();
+        layout.begin_at(region.start().get());
         let at = place.as_mut_ptr();
         // In its place from the beginning, as a kernel's stack has no room for it.
         // SAFETY: each write is to a field in the place; then all of them are there.
@@ -178,7 +179,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 memory: ManuallyDrop::new(memory),
                 domain: domain,
                 config: config,
-                layout: bare.at(region.start().get()),
+                layout: layout,
                 region: region,
             );
             place.filled()

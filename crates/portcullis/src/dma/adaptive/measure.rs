@@ -75,9 +75,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let pool = self.pool.pool().clone();
         let Some(scratch) = Scratch::new(&pool) else { return Ok(()) };
         // What was measured before a step failed counts.
-        let measured = (0..self.classes).flat_map(|class| [(class, false), (class, true)]).try_for_each(
-            |(class, shared)| self.measure_class(&scratch.buffer(class, shared), (class, shared)),
-        );
+        let measured = self.measure_classes(&scratch);
         self.begin();
         // A step that failed may have left something in the ring, whose users are to find it empty.
         let confirmed = self.commit_ring().is_ok();
@@ -85,6 +83,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let room = self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
         room
+    }
+
+    fn measure_classes(&mut self, scratch: &Scratch<M, P, C>) -> Result<(), Stopped> {
+        for class in 0..self.classes {
+            for shared in [false, true] {
+                self.measure_class(&scratch.buffer(class, shared), (class, shared))?;
+            }
+        }
+        Ok(())
     }
 
     /// Measures both ways for a list of a class, if such lists occur.

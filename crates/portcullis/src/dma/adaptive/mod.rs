@@ -11,6 +11,7 @@ mod measure;
 mod short;
 
 use alloc::boxed::Box;
+use core::mem::MaybeUninit;
 
 use self::book::{FIRST_TIMED, most_bytes};
 use self::commits::Commits;
@@ -23,7 +24,7 @@ use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Rule, Way};
 use crate::domain::MapListError;
-use crate::heap::{OutOfMemory, Shared, slice};
+use crate::heap::{OutOfMemory, Shared, slice, write_fields};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -130,32 +131,60 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         config: StrictRingConfig,
         clock: K,
     ) -> Result<Self, RingError> {
+        let mut place = MaybeUninit::uninit();
+        Self::unmeasured_in(&mut place, device, pool, config, clock)?;
+        // SAFETY: the queue is in its place, and nobody else takes it out.
+        let mut queue = unsafe { place.assume_init() };
+        queue.measure_toward(direction)?;
+        Ok(queue)
+    }
+
+    /// Makes a queue in `place`, for data of no direction yet.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), with nothing in the place.
+    #[inline(never)]
+    pub(super) fn unmeasured_in<'a>(
+        place: &'a mut MaybeUninit<Self>,
+        device: &DmaDevice<M, P>,
+        pool: BounceDevice<M, P, C>,
+        config: StrictRingConfig,
+        clock: K,
+    ) -> Result<&'a mut Self, RingError> {
         if !device.is_translated() {
             return Err(RingError::Untranslated);
         }
         if !Shared::ptr_eq(device.domain(), pool.pool().domain()) {
             return Err(RingError::OtherDomain);
         }
-        let classes = classes(pool.pool().threshold());
-        let mut queue = Self {
-            ring: StrictRing::new(device, config)?,
-            direction,
-            met: [false; Direction::ALL.len()],
-            batch: config.batch,
-            clock_ns: cost_of(&clock),
-            clock,
-            number: unique(),
-            classes,
-            sizes: slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?,
-            ends: Ends::new(&pool),
-            commits: Commits::new(config.batch),
-            pool,
-        };
-        queue.measure_toward(direction)?;
-        Ok(queue)
+        let (classes, clock_ns) = (classes(pool.pool().threshold()), cost_of(&clock));
+        let sizes = slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?;
+        // The last step that may fail, so that nothing is dropped in the place.
+        let ring = StrictRing::new(device, config)?;
+        let at = place.as_mut_ptr();
+        // SAFETY: each write is to a field in the place; then all of them are there.
+        Ok(unsafe {
+            write_fields!(
+                at,
+                made [],
+                ring: ring,
+                direction: Direction::ALL[0],
+                met: [false; Direction::ALL.len()],
+                batch: config.batch,
+                clock_ns: clock_ns,
+                clock: clock,
+                number: unique(),
+                classes: classes,
+                sizes: sizes,
+                ends: Ends::new(&pool),
+                commits: Commits::new(config.batch),
+                pool: pool,
+            );
+            place.assume_init_mut()
+        })
     }
 
-    /// Measures both ways for data of another direction, too, as [`new`](Self::new) does.
+    /// Measures both ways for data of one more direction, as [`new`](Self::new) does.
     ///
     /// # Errors
     /// [`OutOfMemory`]: the ring is not to be used.

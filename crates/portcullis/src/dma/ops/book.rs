@@ -38,6 +38,15 @@ pub(super) struct Entry {
     pub fixed: bool,
 }
 
+/// Why a mapping is not noted. In a register, as a map's frame has no room for more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotNoted {
+    /// The heap has no memory for its word.
+    OutOfMemory,
+    /// Its word has no room for its length.
+    TooLong,
+}
+
 /// A mapping begins at the granule.
 const LIVE: u64 = 1;
 /// A mapping is lasting.
@@ -75,18 +84,18 @@ impl Book {
 
     /// Notes a mapping, whose addresses are the caller's. Allocates where no mapping was ever near.
     #[inline(always)]
-    pub(super) fn note(&self, entry: Entry) -> Result<(), DmaMapError> {
+    pub(super) fn note(&self, entry: Entry) -> Result<(), NotNoted> {
         let beside = entry.range.len().saturating_sub(entry.len);
         self.note_with(entry, entry.neighbours.saturating_sub(beside))
     }
 
     /// As [`note`](Self::note), for a caller that knows how many bytes of gaps the mapping has.
     #[inline(always)]
-    pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), DmaMapError> {
+    pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), NotNoted> {
         let Entry { iova, len, range, lasting, fixed, .. } = entry;
-        let (shift, most) = (self.granule.shift(), self.most);
-        if len > most {
-            return Err(DmaMapError::TooLong { len, most });
+        let shift = self.granule.shift();
+        if len > self.most {
+            return Err(NotNoted::TooLong);
         }
         let (page, last) = (range.start().get() >> shift, range.last().get() >> shift);
         if last > page {
@@ -99,9 +108,17 @@ impl Book {
         Ok(())
     }
 
+    /// What a driver is told of a mapping of `len` bytes that is not noted.
+    pub(super) fn error(&self, why: NotNoted, len: u64) -> DmaMapError {
+        match why {
+            NotNoted::OutOfMemory => DmaMapError::OutOfMemory,
+            NotNoted::TooLong => DmaMapError::TooLong { len, most: self.most },
+        }
+    }
+
     /// Notes what the words inside of a mapping of several granules say of it.
     #[inline(never)]
-    fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), DmaMapError> {
+    fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), NotNoted> {
         if gaps > 0 {
             self.word_or_make(page + 1)?.store(gaps << FLAG_BITS, Ordering::Relaxed);
         }
@@ -177,16 +194,16 @@ impl Book {
     }
 
     #[inline]
-    fn word_or_make(&self, page: u64) -> Result<&AtomicU64, DmaMapError> {
+    fn word_or_make(&self, page: u64) -> Result<&AtomicU64, NotNoted> {
         self.word(page).map_or_else(|| self.make_word(page), Ok)
     }
 
     #[cold]
     #[inline(never)]
-    fn make_word(&self, page: u64) -> Result<&AtomicU64, DmaMapError> {
+    fn make_word(&self, page: u64) -> Result<&AtomicU64, NotNoted> {
         match self.words.leaf_or_make(page) {
             Ok(Some(leaf)) => Ok(leaf.word(page)),
-            Ok(None) | Err(OutOfMemory) => Err(DmaMapError::OutOfMemory),
+            Ok(None) | Err(OutOfMemory) => Err(NotNoted::OutOfMemory),
         }
     }
 
@@ -360,6 +377,7 @@ mod tests {
         assert_eq!(taken, all);
         book.take_all(|entry| panic!("{entry:?}"));
         let most = book.most;
-        assert_eq!(book.note(entry(0, most + 1, 0)), Err(DmaMapError::TooLong { len: most + 1, most }));
+        assert_eq!(book.note(entry(0, most + 1, 0)), Err(NotNoted::TooLong));
+        assert_eq!(book.error(NotNoted::TooLong, most + 1), DmaMapError::TooLong { len: most + 1, most });
     }
 }

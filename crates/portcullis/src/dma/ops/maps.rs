@@ -1,6 +1,8 @@
 //! How mappings are made: a list as a whole or not at all, and in the book before anybody knows its address.
 
-use super::book::Entry;
+use core::slice;
+
+use super::book::{Entry, NotNoted};
 use super::{Counts, DmaOps, MapAttributes, PoolOf};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment, touch};
 use crate::bounce::error::DmaMapError;
@@ -159,7 +161,7 @@ impl<X: Machine> DmaOps<X> {
         domain.count_neighbours(neighbours.cast_signed());
         let entry = Entry { iova, len, range, neighbours, lasting: true, fixed: true };
         let noted = self.book.note(entry);
-        noted.map(|()| entry).map_err(|error| undone(self.close(entry, |_| ()), error))
+        noted.map(|()| entry).map_err(|why| undone(self.close(entry, |_| ()), self.book.error(why, len)))
     }
 
     /// Makes a mapping of a list of `len` bytes, whichever way it is to go. Of `ONE` piece, the way to the domain has code of its own.
@@ -179,7 +181,7 @@ impl<X: Machine> DmaOps<X> {
             Some(pool) => unsafe { self.enter_copied(pool, (list, len), direction, attributes) },
             None => match list {
                 // SAFETY: the caller's promise.
-                [piece] if ONE => unsafe { self.open_one(*piece, direction, attributes) },
+                [piece] if ONE => unsafe { self.open_one(piece, direction, attributes) },
                 // SAFETY: the caller's promise.
                 _ => unsafe { self.open_list((list, len), direction, attributes) },
             },
@@ -318,12 +320,12 @@ impl<X: Machine> DmaOps<X> {
     #[inline(never)]
     unsafe fn open_one(
         &self,
-        piece: PhysSegment,
+        piece: &PhysSegment,
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
         // SAFETY: the caller's promise.
-        unsafe { self.open::<true>((&[piece], piece.len), direction, attributes) }
+        unsafe { self.open::<true>((slice::from_ref(piece), piece.len), direction, attributes) }
     }
 
     /// Maps a list by the domain.
@@ -407,20 +409,18 @@ impl<X: Machine> DmaOps<X> {
         match noted {
             Ok(()) => Ok(Made::Opened { iova, range }),
             // No driver knows the address yet, but the device may have found it.
-            Err(error) => {
-                self.count(|counts, alone| counts.refused(alone, (used, neighbours)));
-                Err(self.undo(range, neighbours, error))
-            }
+            Err(why) => Err(self.undo(range, (used, neighbours), why)),
         }
     }
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends what did not get into the book.
+    /// Ends what did not get into the book. `bytes` are those of the buffers, and those beside them in their granules.
     #[cold]
     #[inline(never)]
-    fn undo(&self, range: IovaRange, neighbours: u64, error: DmaMapError) -> DmaMapError {
-        undone(self.domain.end_now(range, neighbours, |_| ()), error)
+    fn undo(&self, range: IovaRange, bytes: (u64, u64), why: NotNoted) -> DmaMapError {
+        self.count(|counts, alone| counts.refused(alone, bytes));
+        undone(self.domain.end_now(range, bytes.1, |_| ()), self.book.error(why, bytes.0))
     }
 }
 

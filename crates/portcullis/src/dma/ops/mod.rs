@@ -45,6 +45,8 @@ mod words;
 pub use config::{MapAttributes, OpsConfig, OpsUsage, UnmapAttributes};
 pub use left::Leftover;
 
+use core::mem::MaybeUninit;
+
 use self::book::Book;
 use self::choice::{Chooser, Turns};
 use self::config::AtomicConfig;
@@ -53,7 +55,7 @@ use super::{Clock, Machine};
 use crate::addr::Iova;
 use crate::bounce::pool::{BouncePool, Client, DeviceProfile};
 use crate::domain::{AtomicPolicy, Domain, Policy, PolicyError};
-use crate::heap::Shared;
+use crate::heap::{Shared, write_fields};
 use crate::invalidation::InvalidationError;
 use crate::mapper::Mapper;
 use crate::percpu::{Counter, PerCpu};
@@ -140,17 +142,19 @@ impl<X: Machine> core::fmt::Debug for DmaOps<X> {
 }
 
 impl<X: Machine> DmaOps<X> {
+    /// Makes a handle in `place`, as a kernel's stack has no room for it.
     #[inline(never)]
-    pub(super) fn new(
+    pub(super) fn new_in<'a>(
+        place: &'a mut MaybeUninit<Self>,
         domain: &Shared<DomainOf<X>>,
         pool: Option<Shared<PoolOf<X>>>,
         profile: DeviceProfile,
         (config, clock): (OpsConfig, Clock),
-    ) -> Result<Self, SetupError> {
+    ) -> Result<&'a mut Self, SetupError> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // All that may fail comes first, so that the handle is made where the caller wants it.
+        // All that may fail comes first, so that nothing is dropped in the place.
         allows(domain, pool.as_deref(), config)?;
         check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();
@@ -161,18 +165,25 @@ impl<X: Machine> DmaOps<X> {
         let counts = PerCpu::new(domain.platform().cpus(), Counts::default)?;
         let near = Near::new()?;
         domain.map_at_once();
-        Ok(Self {
-            profile,
-            mask: AtomicU64::new(profile.mask),
-            offset_mask: AtomicU64::new(profile.offset_mask),
-            config: AtomicConfig::new(config),
-            policy: AtomicPolicy::new(Some(config.policy())),
-            strictly: AtomicPolicy::new(Some(Policy::Strict)),
-            book: Book::new(last, domain.granule(), near),
-            chooser,
-            counts,
-            domain: domain.clone(),
-            pool,
+        let at = place.as_mut_ptr();
+        // SAFETY: each write is to a field in the place; then all of them are there.
+        Ok(unsafe {
+            write_fields!(
+                at,
+                made [],
+                profile: profile,
+                mask: AtomicU64::new(profile.mask),
+                offset_mask: AtomicU64::new(profile.offset_mask),
+                config: AtomicConfig::new(config),
+                policy: AtomicPolicy::new(Some(config.policy())),
+                strictly: AtomicPolicy::new(Some(Policy::Strict)),
+                book: Book::new(last, domain.granule(), near),
+                chooser: chooser,
+                counts: counts,
+                domain: domain.clone(),
+                pool: pool,
+            );
+            place.assume_init_mut()
         })
     }
 

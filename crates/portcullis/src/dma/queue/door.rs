@@ -3,10 +3,12 @@
 
 mod maintained;
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::fmt;
+use core::mem::MaybeUninit;
 
 use self::maintained::AnyPool;
 use super::swiotlb::Copies;
@@ -20,7 +22,7 @@ use crate::dma::{
 };
 use crate::dma::{Clock, Machine};
 use crate::domain::{Domain, Policy};
-use crate::heap::{OutOfMemory, Shared, boxed};
+use crate::heap::{OutOfMemory, Shared, boxed, boxed_in};
 use crate::invalidation::InvalidationQueue;
 use crate::iova::ArenaError;
 use crate::mapper::{Mapper, TableMapper};
@@ -302,7 +304,7 @@ impl<X: Machine> DmaDomain<X> {
         }
         let dma = DmaDevice::new(domain.clone(), mask.last())?;
         let profile = DeviceProfile { mask: mask.last(), offset_mask: 0, untrusted: true, group: id.0 };
-        Ok(Device { domain: self.clone(), dma, id, profile, line: 0, lane: Device::coherent })
+        Ok(Device { domain: self.clone(), dma, id, profile, line: 0, maintained: None })
     }
 
     /// Makes a pool of bounce buffers, of the domain's memory as `memory` has it.
@@ -361,9 +363,9 @@ pub struct Device<X: Machine> {
     profile: DeviceProfile,
     /// Bytes of a cache line, of a device that is not coherent.
     line: u64,
-    /// What makes its queues' lanes. It is a pointer, so that only a crate that has a device that is
-    /// not coherent compiles those of one.
-    lane: MakeLane<X>,
+    /// What makes the lanes of its queues, of a device that is not coherent. It is a pointer, so that only a crate that has such a
+    /// device compiles their code.
+    maintained: Option<MakeLane<X>>,
 }
 
 type MakeLane<X> = fn(&Device<X>, &QueueConfig) -> Result<Lane<X>, SetupError>;
@@ -453,7 +455,7 @@ impl<X: Machine> Device<X> {
         self.line = cache.line_bytes();
         check_line(self.line, FRAME_SIZE)?;
         self.dma = self.dma.not_coherent();
-        self.lane = Self::maintained;
+        self.maintained = Some(Self::maintained);
         Ok(self)
     }
 
@@ -471,8 +473,9 @@ impl<X: Machine> Device<X> {
     /// ring or a pool, or their dimensions are out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         config.check()?;
-        let lane = (self.lane)(self, &config)?;
-        Ok(Queue::new(self.dma.clone(), lane, &config)?)
+        // First, and by itself: measuring goes deep, and a queue on its way to the caller takes much of the stack.
+        let adaptive = self.adaptive(&config)?;
+        self.assemble(&config, adaptive)
     }
 
     /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel
@@ -487,19 +490,54 @@ impl<X: Machine> Device<X> {
     /// [`Threshold`](SetupError::Threshold) for more than the pool copies, [`NotCoherent`](SetupError::NotCoherent), or what a
     /// pool cannot be made of.
     pub fn ops(&self, config: OpsConfig) -> Result<DmaOps<X>, SetupError> {
+        let mut place = MaybeUninit::uninit();
+        self.ops_in(config, &mut place)?;
+        // SAFETY: the handle is in its place, and nobody else takes it out.
+        Ok(unsafe { place.assume_init() })
+    }
+
+    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB, which a kernel's stack may not have room for twice.
+    /// Returns the handle in its place. It is the caller's to drop.
+    ///
+    /// # Errors
+    /// As [`ops`](Self::ops), with nothing in the place.
+    pub fn ops_in<'a>(
+        &self,
+        config: OpsConfig,
+        place: &'a mut MaybeUninit<DmaOps<X>>,
+    ) -> Result<&'a mut DmaOps<X>, SetupError> {
         if !self.dma.is_coherent() {
             return Err(SetupError::NotCoherent);
         }
         let (domain, parts) = (&self.domain, &*self.domain.parts);
         let has_pool = parts.memory.is_some() && parts.domain.is_translated();
         let pool = if has_pool { Some(domain.shared_pool()?) } else { None };
-        DmaOps::new(&parts.domain, pool, self.profile, (config, domain.clock()?))
+        DmaOps::new_in(place, &parts.domain, pool, self.profile, (config, domain.clock()?))
     }
 
-    /// Makes a lane of a coherent device.
-    fn coherent(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
+    #[inline(never)]
+    fn assemble<B: DmaBuffer>(
+        &self,
+        config: &QueueConfig,
+        adaptive: Option<Box<AdaptiveOf<X>>>,
+    ) -> Result<Queue<X, B>, SetupError> {
+        let lane = match self.maintained {
+            Some(maintained) => maintained(self, config)?,
+            None => self.coherent(config, adaptive)?,
+        };
+        Ok(Queue::new(self.dma.clone(), lane, config)?)
+    }
+
+    /// Makes a lane of a coherent device: of what [`adaptive`](Self::adaptive) has made, or, where that is `None`, of the strategy.
+    fn coherent(
+        &self,
+        config: &QueueConfig,
+        adaptive: Option<Box<AdaptiveOf<X>>>,
+    ) -> Result<Lane<X>, SetupError> {
+        if let Some(adaptive) = adaptive {
+            return Ok(Lane::Auto(adaptive));
+        }
         let translated = self.dma.is_translated();
-        let memory = self.domain.parts.memory.is_some();
         Ok(match config.strategy {
             Strategy::Direct => Lane::Direct,
             Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)?),
@@ -510,8 +548,8 @@ impl<X: Machine> Device<X> {
                 Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
             }
             Strategy::Auto if !translated => Lane::Direct,
-            Strategy::Auto if !memory => Lane::Ring(self.ring(config)?),
-            Strategy::Auto => Lane::Auto(boxed(self.adaptive(config)?)?),
+            // There is no memory to copy through.
+            Strategy::Auto => Lane::Ring(self.ring(config)?),
         })
     }
 
@@ -531,17 +569,22 @@ impl<X: Machine> Device<X> {
         BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 
-    fn adaptive(&self, config: &QueueConfig) -> Result<AdaptiveOf<X>, SetupError> {
-        let (first, others) = match config.direction {
-            Some(direction) => (direction, &[][..]),
-            None => (Direction::ALL[0], &Direction::ALL[1..]),
-        };
+    /// Makes and measures what copies or maps, for [`QueueConfig::auto`] where the domain has memory to copy through; otherwise `None`.
+    #[inline(never)]
+    fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
+        let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();
+        if !chooses || !self.dma.is_translated() || self.domain.parts.memory.is_none() {
+            return Ok(None);
+        }
         let (pool, clock) = (self.pool()?, self.domain.clock()?);
-        let config = Self::ring_config(config);
-        let ring = AdaptiveRing::new(&self.dma, pool, first, config, clock);
-        let mut ring = ring.map_err(|error| no_ring(error, &config))?;
-        others.iter().try_for_each(|direction| ring.measure_toward(*direction))?;
-        Ok(ring)
+        let (ring, directions) = (Self::ring_config(config), config.direction);
+        let made = boxed_in(|place| AdaptiveRing::unmeasured_in(place, &self.dma, pool, ring, clock));
+        let mut adaptive = made.map_err(|error| no_ring(error, &ring))?;
+        let directions = directions.as_ref().map_or(&Direction::ALL[..], core::slice::from_ref);
+        for direction in directions {
+            adaptive.measure_toward(*direction)?;
+        }
+        Ok(Some(adaptive))
     }
 
     fn constraints(&self) -> Result<Constraints, SetupError> {

@@ -232,7 +232,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
 
     #[cold]
     #[inline(never)]
-    fn link_failed(&self, why: MapError, gather: &Gather, unconfirmed: Option<&mut Gather>) -> LinkFailed {
+    pub(super) fn link_failed(
+        &self,
+        why: MapError,
+        gather: &Gather,
+        unconfirmed: Option<&mut Gather>,
+    ) -> LinkFailed {
         let occupied = matches!(why, MapError::AlreadyMapped { .. });
         // A device may have used, and cached, what was entered for a moment.
         let (error, reachable) = match self.mapper.sync(gather) {

@@ -41,7 +41,7 @@ impl<X: Machine> Device<X> {
         // Lines of an original are lines of its copy, so a part of whole lines is synced by itself.
         let offset_mask = self.profile.offset_mask | (line - 1);
         let profile = DeviceProfile { offset_mask, ..self.profile };
-        let alone = Self { dma: self.dma.maintained(), lane: Self::coherent, profile, ..self.clone() };
+        let alone = Self { dma: self.dma.maintained(), maintained: None, profile, ..self.clone() };
         let nothing = if translated { parts.memory.is_none() } else { parts.swiotlb.is_none() };
         let copies = match strategy {
             Strategy::Direct | Strategy::Batch | Strategy::Ring => None,
