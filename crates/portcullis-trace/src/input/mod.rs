@@ -409,6 +409,15 @@ mod tests {
     }
 
     #[test]
+    fn all_is_read_up_to_a_limit() {
+        let read = |most: u64| read_whole(&b"12345"[..], most);
+        assert_eq!([read(5).unwrap(), read(6).unwrap(), read(u64::MAX).unwrap()], [b"12345"; 3]);
+        let error = read(4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(error.to_string(), "it has more than 4 bytes, which are the limit");
+    }
+
+    #[test]
     fn a_small_archive_may_become_16_mib() {
         let mut input = Input::from_bytes("x", &[0x1f, 0x8b, 8, 0][..]).unwrap();
         for (text_bytes, is_bomb) in [(16 << 20, false), ((16 << 20) + 1, true)] {

@@ -128,3 +128,18 @@ unsafe impl Platform for ReplayPlatform {
         self.deadline.store(earliest.saturating_add(1), Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timer_runs_at_the_earliest_time_that_was_asked_for() {
+        let platform = ReplayPlatform::new(1);
+        let asked = [70, 50, 60, 50, 0].map(|deadline_ns| {
+            platform.wake_at(deadline_ns);
+            platform.deadline()
+        });
+        assert_eq!((asked, ReplayPlatform::new(1).deadline()), ([70, 50, 50, 50, 0], NEVER));
+    }
+}

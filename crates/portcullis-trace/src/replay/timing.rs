@@ -226,6 +226,19 @@ mod tests {
         );
     }
 
+    /// The clock of the system says what a timer measures, whatever its ticks are.
+    #[test]
+    fn a_timer_counts_as_long_as_it_takes() {
+        let timer = Timer::calibrated();
+        let (outer, start) = (std::time::Instant::now(), timer.ticks());
+        let inner = std::time::Instant::now();
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let least = inner.elapsed().as_nanos() as f64;
+        let ns = timer.ns_of(timer.since(start));
+        let most = outer.elapsed().as_nanos() as f64;
+        assert!(least * 0.9 <= ns && ns <= most * 1.1, "{least} {ns} {most}");
+    }
+
     #[test]
     fn enough_empty_measurements_say_what_measuring_costs() {
         let timer = Timer { clock: Clock::new(), overhead_ticks: 20.0, ns_per_tick: 0.25 };

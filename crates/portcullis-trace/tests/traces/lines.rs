@@ -242,6 +242,44 @@ fn events_of_other_kinds() {
     }
 }
 
+/// An event without one of the fields that it must have is refused for it; the others may be missing.
+#[test]
+fn each_field_that_must_be_there_is_missed() {
+    let region = "dir=TO_DEVICE dma_addr=1000 size=512";
+    let spans = "dma_addrs={0x1000} sizes={0x200}";
+    let (of_dma, all) = (["dir=", "dma_addr=", "size="], ["dir=", "dma_addr=", "size=", "phys_addr="]);
+    let lists = ["dir=", "dma_addrs=", "sizes=", "phys_addrs="];
+    let events: [(String, &[&str]); 12] = [
+        (format!("dma_map_page: d {region} phys_addr=1000 attrs=NO_WARN"), &all),
+        (format!("dma_map_resource: d {region} phys_addr=1000 attrs=NO_WARN"), &all),
+        (format!("dma_unmap_page: d {region} attrs=NO_WARN"), &of_dma),
+        (format!("dma_sync_single_for_cpu: d {region}"), &of_dma),
+        (format!("dma_sync_single_for_device: d {region}"), &of_dma),
+        (format!("dma_alloc: d {region} virt_addr=1 flags=X attrs=NO_WARN"), &of_dma[1..]),
+        (format!("dma_free: d {region} virt_addr=1 attrs=NO_WARN"), &of_dma[1..]),
+        (
+            format!(
+                "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 {spans} phys_addrs={{0x1000}} attrs=NO_WARN"
+            ),
+            &lists,
+        ),
+        ("dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x1000} attrs=NO_WARN".into(), &["dir=", "phys_addrs="]),
+        (format!("dma_sync_sg_for_cpu: d dir=TO_DEVICE {spans}"), &lists[..3]),
+        ("map: IOMMU: iova=0x1000 paddr=0x1000 size=512".into(), &["iova=", "paddr=", "size="]),
+        ("unmap: IOMMU: iova=0x1000 size=512 unmapped_size=512".into(), &["iova=", "size="]),
+    ];
+    for (event, needed) in events {
+        let words: Vec<&str> = event.split(' ').collect();
+        let missed = words.iter().filter(|word| {
+            let others: Vec<&str> = words.iter().copied().filter(|other| other != *word).collect();
+            let line = format!("t-1 [000] ..... 1.0: {}", others.join(" "));
+            word.contains('=') && parse_line(1, line.as_bytes(), &mut Lists::default()).is_err()
+        });
+        let missed: Vec<&str> = missed.map(|word| &word[..=word.find('=').unwrap()]).collect();
+        assert_eq!(missed, needed, "{event}");
+    }
+}
+
 #[test]
 fn what_cannot_be_read_says_why() {
     let mut lists = Lists::default();

@@ -223,6 +223,28 @@ fn lists_pair_by_their_physical_addresses() {
     assert_eq!((summary.derived_lengths, summary.guessed_lengths), (0, 0));
 }
 
+/// Two lists are told apart by the entries that the kernel prints, 128 at most: by the last of them, and by none after it.
+#[test]
+fn long_lists_pair_by_all_entries_that_are_printed() {
+    for (differs, order) in [(0, ["U1", "U0"]), (127, ["U1", "U0"]), (128, ["U0", "U1"])] {
+        let list = |other: u64| {
+            let phys = (0..130).map(|n| n * 0x3000 + if n == differs { other } else { 0 });
+            phys.map(|phys| format!("{phys:#x}")).collect::<Vec<_>>().join(",")
+        };
+        let sg = |dma: u64, other: u64| {
+            format!(
+                "dma_map_sg: {NVME} dir=TO_DEVICE nents=130/130 ents=1/1 dma_addrs={{{dma:#x}}} sizes={{0x82000}} \
+                 phys_addrs={{{}}} attrs=",
+                list(other)
+            )
+        };
+        let end =
+            |other: u64| format!("dma_unmap_sg: {NVME} dir=TO_DEVICE phys_addrs={{{}}} attrs=", list(other));
+        let (ops, _) = read(&lines(&[sg(1 << 24, 0), sg(2 << 24, 0x1000), end(0x1000), end(0)]));
+        assert_eq!(shape(&ops)[2..], order, "{differs}");
+    }
+}
+
 /// A list longer than the kernel names is none of its own making, and one is as long as it says.
 #[test]
 fn long_lists_keep_all_of_their_pieces() {
@@ -470,9 +492,17 @@ fn options() {
     let only = ReadOptions { device: Some("nic".into()), ..ReadOptions::default() };
     let (ops, summary) = read_in(text.as_bytes(), only, 10).expect("a trace");
     assert_eq!((ops.len(), summary.filtered, summary.devices.len()), (1, 2, 2));
-    let limit = ReadOptions { limit: Some(2), ..ReadOptions::default() };
-    let (ops, summary) = read_in(text.as_bytes(), limit, 10).expect("a trace");
-    assert_eq!((ops.len(), summary.events), (2, 2));
+    // A name is a whole one.
+    for name in ["ni", "nic0", "NIC", ""] {
+        let only = ReadOptions { device: Some(name.into()), ..ReadOptions::default() };
+        let (ops, summary) = read_in(text.as_bytes(), only, 10).expect("a trace");
+        assert_eq!((ops.len(), summary.filtered), (0, 3), "{name}");
+    }
+    for limit in [1, 2] {
+        let limited = ReadOptions { limit: Some(limit), ..ReadOptions::default() };
+        let (ops, summary) = read_in(text.as_bytes(), limited, 10).expect("a trace");
+        assert_eq!((ops.len() as u64, summary.events, summary.limited), (limit, limit, true));
+    }
     let strict = ReadOptions { strict: true, ..ReadOptions::default() };
     let error = read_in(text.as_bytes(), strict, 10).expect_err("strict");
     assert!(matches!(error, TraceError::Strict { .. }));

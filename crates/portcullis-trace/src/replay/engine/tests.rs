@@ -95,6 +95,32 @@ fn an_allocation_takes_the_whole_pages_it_touches() {
     }
 }
 
+/// Each ring has a colour of its own: their descriptors would drive each other out of the same few sets of a cache.
+#[test]
+fn each_ring_of_each_device_has_the_next_colour() {
+    let mut events: Events = Vec::new();
+    for (at, (device, dir)) in [
+        ("d", "BIDIRECTIONAL"),
+        ("d", "TO_DEVICE"),
+        ("e", "TO_DEVICE"),
+        ("d", "TO_DEVICE"),
+        ("e", "FROM_DEVICE"),
+        ("d", "FROM_DEVICE"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = at as u64;
+        let (us, event) = map(at, (at + 1) << 12, 1);
+        events.push((us, event.replace(": d ", &format!(": {device} ")).replace("BIDIRECTIONAL", dir)));
+    }
+    for (mode, colours) in [(Mode::StrictRing, 5), (Mode::StrictBatch, 0)] {
+        let (engine, result) = run(mode, "vtd-ss", &events, |_| (), false);
+        result.unwrap();
+        assert_eq!((engine.colours, engine.ports.len()), (colours, 2), "{}", mode.name());
+    }
+}
+
 /// What measuring costs is found before one call in 16, of maps and of unmaps.
 #[test]
 fn nothing_is_measured_as_often_before_unmaps_as_before_maps() {
