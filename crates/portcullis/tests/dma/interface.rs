@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::common::{Bench, DEVICE, PAGE};
 use crate::queued::{direct, end};
 use portcullis::addr::{Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::bounce::pool::{DeviceProfile, PoolConfig};
+use portcullis::bounce::swiotlb::SwiotlbConfig;
 use portcullis::dma::{CoherentMemory, DmaBuffer, DmaDevice};
 use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::iova::IovaError;
@@ -321,4 +323,25 @@ proptest! {
         }
         prop_assert!(bench.reads(kept.start()));
     }
+}
+
+/// The numbers that documentation gives of what nobody has configured.
+#[test]
+fn what_is_not_configured_is_as_documented() {
+    let everywhere = u64::MAX;
+    let PoolConfig { threshold, class_bytes, limit, split, wipe, idle_ns, keep_bytes } =
+        PoolConfig::default();
+    assert_eq!((threshold, class_bytes, limit.get()), (0x2_0000, 0x200_0000, everywhere));
+    assert_eq!((split, wipe, idle_ns, keep_bytes), (true, false, 1_000_000_000, 0));
+    let swiotlb = SwiotlbConfig {
+        slot_bytes: 0x800,
+        area_bytes: 0x20_0000,
+        min_bytes: 0x20_0000,
+        max_bytes: 0x400_0000,
+        reach: PhysAddr::new(everywhere),
+        idle_ns: 1_000_000_000,
+    };
+    assert_eq!(SwiotlbConfig::default(), swiotlb);
+    let profile = DeviceProfile { mask: everywhere, offset_mask: 0, untrusted: false, group: 0 };
+    assert_eq!(DeviceProfile::default(), profile);
 }

@@ -162,6 +162,26 @@ fn a_small_zone_is_not_hoarded() {
     }
 }
 
+/// A zone is small by its own bounds, wherever the other one ends.
+#[test]
+fn a_small_zone_beside_a_large_one_is_not_hoarded() {
+    let pages = |cpu: u64, zone: u64| (cpu + 1) * (zone / 8 / 2) * PAGE;
+    for (low, high) in [(1 << 20, 1024), (1024, 1 << 20), (2048, 2048)] {
+        let platform = Chosen::new(2);
+        let low_end = Iova::new(((1 << 20) + low) * PAGE);
+        let config = SpaceConfig { low_end, ..config(1 << 20, low + high, 2) };
+        let space = IovaSpace::new(&config).unwrap();
+        let (zone, limit) = if low > high { (high, ANYWHERE) } else { (low, Iova::new(low_end.get() - 1)) };
+        for cpu in 0..2 {
+            platform.be(cpu);
+            let ranges: Vec<_> =
+                (0..zone * 3 / 8).map(|_| alloc(&space, &platform, 1, limit).unwrap()).collect();
+            ranges.into_iter().for_each(|range| free(&space, &platform, range).unwrap());
+            assert!(space.usage().cached <= pages(cpu as u64, zone), "{low} {high}: {:?}", space.usage());
+        }
+    }
+}
+
 /// The room on the way back to a CPU does not wear out: not as it receives, nor as all is taken back.
 #[test]
 fn a_remote_free_queue_does_not_wear_out() {

@@ -507,6 +507,24 @@ fn limits() {
     assert_eq!(Riscv::sv48().within(4, 44).unwrap().last_phys(), PhysAddr::new(0xfff_ffff_ffff));
 }
 
+#[test]
+fn leaves_are_at_as_many_levels_as_was_asked_for() {
+    fn are_at(format: impl Format, levels: u32) {
+        let wanted: Vec<_> = (1..=levels).map(|level| LeafSize { level, run: 0 }).collect();
+        assert_eq!(format.leaf_sizes(), wanted, "{format:?}");
+    }
+    for large in 1..=3 {
+        (3..=5).for_each(|levels| are_at(VtdSecondStage::new(levels, large, 52).unwrap(), large));
+        (4..=5).for_each(|levels| are_at(X86FirstStage::new(levels, large, 52).unwrap(), large));
+        for mode in [Riscv::sv39(), Riscv::sv39x4()] {
+            are_at(mode.within(large, 56).unwrap(), large);
+        }
+    }
+    (1..=4).for_each(|large| are_at(Riscv::sv48().within(large, 56).unwrap(), large));
+    (1..=4).for_each(|large| are_at(Riscv::sv48x4().within(large, 56).unwrap(), large));
+    (1..=5).for_each(|large| are_at(Riscv::sv57().within(large, 56).unwrap(), large));
+}
+
 /// Every combination of attributes.
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     (0..72_u32).map(|n| Attributes {

@@ -10,7 +10,7 @@ use portcullis::percpu::BiasedLock;
 use portcullis::platform::Platform;
 use portcullis::std_platform::StdPlatform;
 
-use super::{Event, PATIENCE, PanicsWhenDropped, cpu_of, listen, next};
+use super::{Event, PATIENCE, PanicsWhenDropped, cpu_of, listen, next, on_timer, wake_now};
 
 #[test]
 fn a_thread_keeps_its_cpu_and_has_it_to_itself() {
@@ -243,4 +243,22 @@ fn an_owner_and_one_who_revokes_are_never_both_at_a_value() {
     let counts: Vec<u64> =
         values.iter().flat_map(BiasedLock::peek).map(|value| value.load(Ordering::Relaxed)).collect();
     assert_eq!(counts, turns);
+}
+
+/// It is told without a lock.
+#[test]
+fn a_listener_that_hears_of_a_released_cpu_may_ask_for_a_timer_and_listen_for_others() {
+    let platform = StdPlatform::new();
+    let ((tell, hears), own) = (channel(), platform.clone());
+    let (tell, others) = (Mutex::new(tell), Mutex::new(Vec::new()));
+    let _listener = listen(&platform, move |event| {
+        if let Event::Released(_) = event {
+            let tell = Mutex::new(tell.lock().unwrap().clone());
+            others.lock().unwrap().push(on_timer(&own, move || tell.lock().unwrap().send(()).unwrap()));
+            wake_now(&own);
+        }
+    });
+    let cpus = platform.clone();
+    let _ends = thread::spawn(move || cpu_of(&cpus));
+    next(&hears);
 }

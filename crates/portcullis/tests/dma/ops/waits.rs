@@ -111,6 +111,11 @@ impl Bench {
     fn timers(&self) {
         self.platform.cpus.go_to(self.platform.now_ns());
     }
+
+    /// The same by a call of the kernel's, and not by the timers.
+    fn tidy(&self, by_hand: bool) {
+        if by_hand { self.ops.maintain().unwrap() } else { self.timers() }
+    }
 }
 
 fn is_exhausted(error: &DmaMapError) -> bool {
@@ -120,7 +125,10 @@ fn is_exhausted(error: &DmaMapError) -> bool {
 #[test]
 fn a_map_that_finds_no_addresses_leaves_it_to_the_timer_to_take_back_what_others_keep() {
     // What waits for a flush, and what the other CPU has in its lists.
-    for config in [OpsConfig::Lazy { window_ns: 3_600_000_000_000 }, OpsConfig::Strict] {
+    let lazy = OpsConfig::Lazy { window_ns: 3_600_000_000_000 };
+    for (config, by_hand) in
+        [(lazy, false), (lazy, true), (OpsConfig::Strict, false), (OpsConfig::Strict, true)]
+    {
         let bench = Bench::new(config, 16 << 20);
         let memory = bench.memory.buffer(PAGE).unwrap();
         let map = || bench.ops.maps(part(&memory, 0, PAGE), Direction::ToDevice);
@@ -149,7 +157,7 @@ fn a_map_that_finds_no_addresses_leaves_it_to_the_timer_to_take_back_what_others
         assert!(is_exhausted(&error), "{error}");
         assert_eq!(bench.fences(), fences, "{config:?}: no call has waited for another");
         let before = open.len();
-        bench.timers();
+        bench.tidy(by_hand);
         assert!(bench.fences() > fences, "the timer has");
         open.extend(std::iter::from_fn(|| map().ok()));
         assert!(open.len() > before, "{config:?}: and there are addresses again");
@@ -166,45 +174,49 @@ fn a_map_that_finds_no_addresses_leaves_it_to_the_timer_to_take_back_what_others
 
 #[test]
 fn a_map_that_finds_no_slot_takes_a_buffer_of_its_own_and_the_timer_brings_slots() {
-    let bench = Bench::new(OpsConfig::Bounce { threshold: 4 * PAGE }, 16 << 20);
-    let memory = bench.memory.buffer(PAGE).unwrap();
-    let map = |direction| bench.ops.maps(part(&memory, 0, 64), direction).unwrap();
-    let singles = || bench.ops.usage().pool.unwrap().singles;
-    bench.platform.cpus.be(0);
-    let all: Vec<_> = (0..16).map(|_| map(Direction::FromDevice)).collect();
-    all.into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
-    assert_eq!(singles(), 0);
-    // All slots have buffers, which CPU 0 keeps, mapped for the other direction.
-    bench.platform.cpus.be(1);
-    let fences = bench.fences();
-    let alone = map(Direction::ToDevice);
-    assert_eq!((singles(), bench.fences()), (1, fences), "a buffer of its own, and no wait for CPU 0");
-    bench.timers();
-    assert!(bench.fences() > fences, "the timer has waited");
-    let slot = map(Direction::ToDevice);
-    assert_eq!(singles(), 1, "this one has a slot");
-    [alone, slot].into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
-    assert_eq!(singles(), 0);
+    for by_hand in [false, true] {
+        let bench = Bench::new(OpsConfig::Bounce { threshold: 4 * PAGE }, 16 << 20);
+        let memory = bench.memory.buffer(PAGE).unwrap();
+        let map = |direction| bench.ops.maps(part(&memory, 0, 64), direction).unwrap();
+        let singles = || bench.ops.usage().pool.unwrap().singles;
+        bench.platform.cpus.be(0);
+        let all: Vec<_> = (0..16).map(|_| map(Direction::FromDevice)).collect();
+        all.into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
+        assert_eq!(singles(), 0);
+        // All slots have buffers, which CPU 0 keeps, mapped for the other direction.
+        bench.platform.cpus.be(1);
+        let fences = bench.fences();
+        let alone = map(Direction::ToDevice);
+        assert_eq!((singles(), bench.fences()), (1, fences), "a buffer of its own, and no wait for CPU 0");
+        bench.tidy(by_hand);
+        assert!(bench.fences() > fences, "the timer has waited");
+        let slot = map(Direction::ToDevice);
+        assert_eq!(singles(), 1, "this one has a slot");
+        [alone, slot].into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
+        assert_eq!(singles(), 0);
+    }
 }
 
 #[test]
 fn a_map_that_finds_no_memory_leaves_it_to_the_timer_to_give_up_buffers() {
-    let bench = Bench::new(OpsConfig::Bounce { threshold: 4 * PAGE }, 1 << 20);
-    let memory = bench.memory.buffer(4 * PAGE).unwrap();
-    let map = |len| bench.ops.maps(part(&memory, 0, len), Direction::ToDevice);
-    bench.platform.cpus.be(0);
-    let large: Vec<_> = (0..4).map(|_| map(4 * PAGE).unwrap()).collect();
-    // The tables of the small ones are there.
-    let small = map(64).unwrap();
-    let taken: Vec<_> = std::iter::from_fn(|| bench.memory.buffer(PAGE)).collect();
-    large.into_iter().for_each(|iova| bench.ops.ends(iova, 4 * PAGE).unwrap());
-    let fences = bench.fences();
-    assert!(matches!(map(64), Err(DmaMapError::NoBuffer { .. })), "buffers of another size wait");
-    assert_eq!(bench.fences(), fences);
-    bench.timers();
-    let again = map(64).unwrap();
-    [small, again].into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
-    drop(taken);
+    for by_hand in [false, true] {
+        let bench = Bench::new(OpsConfig::Bounce { threshold: 4 * PAGE }, 1 << 20);
+        let memory = bench.memory.buffer(4 * PAGE).unwrap();
+        let map = |len| bench.ops.maps(part(&memory, 0, len), Direction::ToDevice);
+        bench.platform.cpus.be(0);
+        let large: Vec<_> = (0..4).map(|_| map(4 * PAGE).unwrap()).collect();
+        // The tables of the small ones are there.
+        let small = map(64).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| bench.memory.buffer(PAGE)).collect();
+        large.into_iter().for_each(|iova| bench.ops.ends(iova, 4 * PAGE).unwrap());
+        let fences = bench.fences();
+        assert!(matches!(map(64), Err(DmaMapError::NoBuffer { .. })), "buffers of another size wait");
+        assert_eq!(bench.fences(), fences);
+        bench.tidy(by_hand);
+        let again = map(64).unwrap();
+        [small, again].into_iter().for_each(|iova| bench.ops.ends(iova, 64).unwrap());
+        drop(taken);
+    }
 }
 
 /// It reads the clock under a lock then. With interrupts on, a handler on the same CPU would wait for that for ever.

@@ -12,6 +12,7 @@ use portcullis::dma::{
 };
 use portcullis::domain::{MapListError, Policy};
 
+use crate::dice::Dice;
 use crate::queue::world::{BATCH, BATCHES, BROKEN, CARD, Frame, Machine, PAGE, STRATEGIES, World};
 
 /// What every driver of a receive queue does: some buffers are always posted; the device fills the oldest, and is told of it.
@@ -410,4 +411,55 @@ fn what_cannot_be_is_said_at_the_door() {
     }
     assert_eq!((DmaMask::BITS_64.last(), DmaMask::BITS_32.last()), (u64::MAX, u64::from(u32::MAX)));
     let _ = CARD;
+}
+
+/// Lists of some pieces come and go in any order, and each ends by itself: what the device has written to it is in its buffer, whole.
+#[test]
+fn many_lists_are_mapped_at_once_and_none_is_another_s() {
+    let rounds = if cfg!(miri) { 20 } else { 300 };
+    // A ring's oldest mapping may stay for long.
+    let rings = [QueueConfig::ring, QueueConfig::auto].map(|make| make(512, 4 * PAGE).batch(BATCH));
+    let all = [STRATEGIES[0], STRATEGIES[1], STRATEGIES[3], rings[0], rings[1]];
+    let policies = [Policy::Strict, Policy::Passthrough];
+    for (policy, config) in policies.iter().flat_map(|policy| all.map(|config| (*policy, config))) {
+        let (world, drops, mut dice) = (World::new(policy), Arc::default(), Dice::new(7));
+        let mut queue = world.nic.queue(config).unwrap();
+        let (mut live, mut ended, mut byte) = (Vec::new(), VecDeque::new(), 0_u8);
+        let check = |ended: &mut VecDeque<u8>, frame: Frame| {
+            let byte = ended.pop_front().unwrap();
+            assert!(frame.is_all(byte), "{policy:?} {config:?}: {byte}");
+        };
+        for round in 0..rounds {
+            if round + 10 < rounds && live.len() < 8 && !dice.one_in(3) {
+                let pieces = dice.below(3) as usize + 1;
+                let lens: Vec<u64> =
+                    (0..pieces).map(|_| [64, 100, PAGE, PAGE + 904][dice.below(4) as usize]).collect();
+                let mapping = queue.map(world.frames(&lens, &drops), Direction::FromDevice).unwrap();
+                assert_eq!(
+                    queue.segments(&mapping).map(|segment| segment.len).sum::<u64>(),
+                    lens.iter().sum()
+                );
+                byte = byte % 255 + 1;
+                world.fill(queue.segments(&mapping), byte);
+                live.push((mapping, byte));
+            } else if !live.is_empty() {
+                let (mapping, byte) = live.swap_remove(dice.below(live.len() as u64) as usize);
+                match queue.unmap(mapping).unwrap() {
+                    Ended::Done(frame) => check(&mut VecDeque::from([byte]), frame),
+                    Ended::Pending => ended.push_back(byte),
+                    Ended::Flushed(frames) => {
+                        ended.push_back(byte);
+                        frames.for_each(|frame| check(&mut ended, frame));
+                        assert!(ended.is_empty());
+                    }
+                }
+            }
+        }
+        assert!(live.is_empty(), "{}", live.len());
+        queue.commit().unwrap().for_each(|frame| check(&mut ended, frame));
+        assert!(ended.is_empty());
+        if let Some(pool) = &world.swiotlb {
+            assert_eq!(pool.usage().mapped, 0);
+        }
+    }
 }

@@ -179,6 +179,10 @@ fn the_walker_is_shown_every_change_once() {
     // A list of single pages that share a table is one run each.
     assert_eq!(unmap(&table, LARGE + 8 * PAGE, 16 * PAGE), 16 * PAGE);
     once(2);
+    map(&table, LARGE + 8 * PAGE, 16 * PAGE).unwrap();
+    once(2);
+    assert_eq!(unmap(&table, LARGE + 8 * PAGE, 16 * PAGE), 16 * PAGE);
+    once(2);
     map(&table, LARGE + 8 * PAGE, PAGE).unwrap();
     once(1);
     assert_eq!(unmap(&table, LARGE + 8 * PAGE, PAGE), PAGE);

@@ -247,6 +247,10 @@ fn of_pages_that_were_split_one_inside_the_other_the_largest_is_stale() {
     assert_eq!(stale(&table, HUGE + 5 * LARGE + PAGE, PAGE), (HUGE, HUGE));
     assert_eq!(stale(&table, HUGE + 6 * LARGE, LARGE), (HUGE, HUGE));
     assert_eq!(stale(&table, HUGE + 9 * LARGE, PAGE), (HUGE, HUGE));
+    // Both were split before, by whichever call, and by the short way too.
+    assert_eq!(stale(&table, HUGE + 5 * LARGE + 2 * PAGE, PAGE), (HUGE, HUGE));
+    map(&table, HUGE + 5 * LARGE + PAGE, PAGE).unwrap();
+    assert_eq!(stale(&table, HUGE + 5 * LARGE + PAGE, PAGE), (HUGE, HUGE));
     // A page that was broken first is forgotten as a whole by then.
     let broken = make(Memory::new(64 << 20), BreakFirst(vtd(4)));
     map(&broken, HUGE, HUGE).unwrap();
