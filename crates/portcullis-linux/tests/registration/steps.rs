@@ -245,30 +245,6 @@ fn what_stays_open_is_counted_as_exposure() {
     assert_eq!(domain.exposure(), before, "nothing is left open");
 }
 
-/// A holder may give it back meanwhile: devices reach it still.
-#[test]
-fn what_is_being_forgotten_is_open_until_that_is_confirmed() {
-    let bench = Bench::new(8, 64);
-    let memory = pages(0, 4);
-    bench.touch(memory, KEPT);
-    let part = Mutex::new(Some(bench.acquire(pages(1, 1), HELD).unwrap()));
-    let seen = Arc::new(Mutex::new(None));
-    let (cache, domain, told) = (Arc::clone(&bench.cache), bench.rig.domain.clone(), Arc::clone(&seen));
-    let platform = Arc::clone(&bench.rig.platform);
-    bench.rig.queue.set(move || {
-        let Some(part) = part.lock().unwrap().take() else { return };
-        let released = cache.release(part);
-        let before = domain.exposure().neighbour_byte_ns;
-        platform.take(1_000_000);
-        *told.lock().unwrap() = Some((released, domain.exposure().neighbour_byte_ns - before));
-    });
-    assert_eq!(bench.cache.forget(memory), Ok(Forgotten { entries: 1, bytes: 4 * PAGE, held: 1 }));
-    bench.unhook();
-    let open = u128::from(4 * PAGE) * 1_000_000;
-    assert_eq!(*seen.lock().unwrap(), Some((Ok(Released::Forgotten), open)));
-    bench.finish();
-}
-
 #[test]
 fn a_cache_that_ends_unmaps_everything() {
     let bench = Bench::new(8, 64);
