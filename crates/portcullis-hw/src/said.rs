@@ -54,8 +54,8 @@ sentences::sentences! {
     }
 
     of_firmwares_tables: AcpiError {
-        Signature { found: *b"IVRS", wanted: *b"DMAR" } =>
-            "the table is [73, 86, 82, 83], and [68, 77, 65, 82] was looked for";
+        Signature { found: *b"IV\x1b\0", wanted: *b"DMAR" } =>
+            r"the table is IV\x1b\x00, and DMAR was looked for";
         Cut { bytes: 35, wanted: 36 } => "the table has 35 bytes, and wants 36";
         OutOfMemory => "no memory for what the table says";
     }

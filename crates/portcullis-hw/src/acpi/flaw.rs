@@ -7,7 +7,7 @@ use portcullis::addr::{AddrError, IovaRange};
 #[non_exhaustive]
 pub enum AcpiError {
     /// It is not this table.
-    #[error("the table is {found:?}, and {wanted:?} was looked for")]
+    #[error("the table is {}, and {} was looked for", found.escape_ascii(), wanted.escape_ascii())]
     Signature {
         /// The signature it has.
         found: [u8; 4],
