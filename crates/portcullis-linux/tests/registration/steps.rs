@@ -1,6 +1,6 @@
 //! One step after the other: what is lent, what is open when, what the owner takes back.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, Permissions, PhysSegment};
 use portcullis::dma::DmaDevice;
