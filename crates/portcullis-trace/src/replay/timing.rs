@@ -236,7 +236,8 @@ mod tests {
         let least = inner.elapsed().as_nanos() as f64;
         let ns = timer.ns_of(timer.since(start));
         let most = outer.elapsed().as_nanos() as f64;
-        assert!(least * 0.9 <= ns && ns <= most * 1.1, "{least} {ns} {most}");
+        // Twice as much, or half, is no time that a busy machine takes from one of the clocks and not from the other.
+        assert!(least / 2.0 <= ns && ns <= most * 2.0, "{least} {ns} {most}");
     }
 
     #[test]
