@@ -113,6 +113,8 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(32));
 	if (ret)
 		return ret;
+	/* The device takes an entry of any length. */
+	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	api->dev = &pdev->dev;
 	api->registers = pcim_iomap(pdev, 0, 0);
 	api->witness = dmam_alloc_coherent(&pdev->dev, PAGE_SIZE, &api->witness_at, GFP_KERNEL);
