@@ -281,9 +281,10 @@ pub const JOBS: [&Job; 26] = [
 ];
 
 /// What `cargo xtask test` runs: kernel, IOMMU, job. The drivers on 6.1, load, and what an I/O costs take four minutes more: by name.
-const MATRIX: [(&str, Iommu, &str); 5] = [
+const MATRIX: [(&str, Iommu, &str); 6] = [
     ("6.12", Iommu::Vtd, "all-edu"),
     ("6.12", Iommu::Vtd, "refused"),
+    ("6.12", Iommu::Vtd, "api"),
     ("6.12", Iommu::Vtd, "user"),
     ("6.12", Iommu::Virtio, "user"),
     ("newest", Iommu::Virtio, "drivers"),
