@@ -155,9 +155,12 @@ void pcs_arm(void *group, u64 deadline_ns);
 /* The last words of a task that a broken invariant ends. */
 void pcs_say(const char *text, size_t len);
 
-/* Permissions of a mapping; PC_MMIO, PC_UNCACHED and PC_PRIVILEGED of above may be added, shifted by 8. */
-#define PC_READ			1
-#define PC_WRITE		2
+/* How Linux is to map: IOMMU_READ and the others of its names. iommu.c checks that they are the same. */
+#define PC_PROT_READ		1
+#define PC_PROT_WRITE		2
+#define PC_PROT_CACHE		4
+#define PC_PROT_MMIO		16
+#define PC_PROT_PRIV		32
 /*
  * Map memory to addresses in a row from iova on: len bytes at phys, or a list of pieces whose lengths add up to len. Return 0 where all is mapped,
  * or a negative error where nothing is, but for what Linux's own undo in iommu_map could not remove and its driver has forgotten (virtio's may):
@@ -165,8 +168,8 @@ void pcs_say(const char *text, size_t len);
  * not be used again.
  */
 #define PC_STAYS		1
-int pcs_iommu_map(void *group, u64 iova, u64 phys, u64 len, u32 permissions);
-int pcs_iommu_map_list(void *group, u64 iova, const struct pc_segment *list, size_t count, u64 len, u32 permissions);
+int pcs_iommu_map(void *group, u64 iova, u64 phys, u64 len, int prot);
+int pcs_iommu_map_list(void *group, u64 iova, const struct pc_segment *list, size_t count, u64 len, int prot);
 /*
  * Removes all translations of the range that there are, and returns how many bytes they were; where that is less than len, devices may still
  * reach the rest. Hardware may go on using what it has cached until a sync. What that sync must be told about the removed translations is added

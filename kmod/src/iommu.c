@@ -11,19 +11,8 @@
 /* Pieces of a list that need no memory to be told to Linux. */
 #define PIECES 16
 
-static int prot_of(u32 permissions)
-{
-	u32 attributes = permissions >> 8;
-	int prot = (permissions & PC_READ ? IOMMU_READ : 0) | (permissions & PC_WRITE ? IOMMU_WRITE : 0);
-
-	if (attributes & PC_MMIO)
-		prot |= IOMMU_MMIO;
-	else if (!(attributes & PC_UNCACHED))
-		prot |= IOMMU_CACHE;
-	if (attributes & PC_PRIVILEGED)
-		prot |= IOMMU_PRIV;
-	return prot;
-}
+static_assert(PC_PROT_READ == IOMMU_READ && PC_PROT_WRITE == IOMMU_WRITE && PC_PROT_CACHE == IOMMU_CACHE && PC_PROT_MMIO == IOMMU_MMIO &&
+	      PC_PROT_PRIV == IOMMU_PRIV);
 
 /*
  * The hints are the gather's word about what was unmapped: a size, or, in kernels with generic page tables, the levels of leaves, which share
@@ -114,7 +103,7 @@ static int map_pieces(struct pcs_group *group, u64 iova, const struct pc_segment
 	return 0;
 }
 
-int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, u32 permissions)
+int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, int prot)
 {
 	struct pcs_group *group = of;
 	int ret;
@@ -122,7 +111,7 @@ int pcs_iommu_map(void *of, u64 iova, u64 phys, u64 len, u32 permissions)
 	if (unlikely(READ_ONCE(group->lost)))
 		return -ENODEV;
 	this_cpu_inc(group->counts->maps);
-	ret = pcs_map_one(group->domain, iova, phys, len, prot_of(permissions), pcs_gfp());
+	ret = pcs_map_one(group->domain, iova, phys, len, prot, pcs_gfp());
 	return unlikely(ret) ? undo(group, iova, len, ret) : 0;
 }
 
@@ -136,11 +125,10 @@ static bool fits(const struct pc_segment *list, size_t count)
 	return lengths <= UINT_MAX;
 }
 
-int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t count, u64 len, u32 permissions)
+int pcs_iommu_map_list(void *of, u64 iova, const struct pc_segment *list, size_t count, u64 len, int prot)
 {
 	struct pcs_group *group = of;
 	struct scatterlist here[PIECES], *sgl = here;
-	int prot = prot_of(permissions);
 	gfp_t gfp = pcs_gfp();
 	ssize_t done;
 	size_t i;

@@ -127,10 +127,16 @@ pub const MAPPING_ERROR: u64 = u64::MAX;
 /// The same, but devices may reach the memory.
 pub const MAPPING_STAYS: u64 = u64::MAX - 1;
 
-/// Permissions of a mapping, for `pcs_iommu_map`: attributes are added shifted by 8.
-pub const READ: u32 = 1;
-/// See [`READ`].
-pub const WRITE: u32 = 2;
+/// How Linux is to map, for `pcs_iommu_map`: what Linux calls `IOMMU_READ`.
+pub const PROT_READ: i32 = 1;
+/// `IOMMU_WRITE`.
+pub const PROT_WRITE: i32 = 2;
+/// `IOMMU_CACHE`.
+pub const PROT_CACHE: i32 = 4;
+/// `IOMMU_MMIO`.
+pub const PROT_MMIO: i32 = 16;
+/// `IOMMU_PRIV`.
+pub const PROT_PRIV: i32 = 32;
 /// What `pcs_iommu_map` returns where it failed, and a part of it could not be removed again.
 pub const STAYS: i32 = 1;
 
@@ -146,14 +152,14 @@ unsafe extern "C" {
     pub fn pcs_now() -> u64;
     pub fn pcs_arm(group: *mut c_void, deadline_ns: u64);
     pub fn pcs_say(text: *const u8, len: usize);
-    pub fn pcs_iommu_map(group: *mut c_void, iova: u64, phys: u64, len: u64, permissions: u32) -> i32;
+    pub fn pcs_iommu_map(group: *mut c_void, iova: u64, phys: u64, len: u64, prot: i32) -> i32;
     pub fn pcs_iommu_map_list(
         group: *mut c_void,
         iova: u64,
         list: *const Segment,
         count: usize,
         len: u64,
-        permissions: u32,
+        prot: i32,
     ) -> i32;
     pub fn pcs_iommu_unmap(group: *mut c_void, iova: u64, len: u64, hints: *mut u64) -> u64;
     pub fn pcs_iommu_unmap_now(group: *mut c_void, iova: u64, len: u64) -> u64;

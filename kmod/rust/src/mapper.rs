@@ -44,9 +44,9 @@ impl LinuxMapper {
     }
 
     /// Maps `list`, of `len` bytes, to `at`. Returns what the shim does.
-    fn enter(&self, at: u64, list: &[Segment], len: u64, permissions: u32) -> i32 {
+    fn enter(&self, at: u64, list: &[Segment], len: u64, prot: i32) -> i32 {
         // SAFETY: the list is there; the caller of `map` has promised for the memory.
-        unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, permissions) }
+        unsafe { ffi::pcs_iommu_map_list(self.group, at, list.as_ptr(), list.len(), len, prot) }
     }
 
     /// The error of a map of `range` of which the shim says `code`, with nothing entered but, before that, `done` bytes: they are
@@ -90,7 +90,7 @@ impl LinuxMapper {
         &self,
         at: u64,
         list: impl Iterator<Item = (PhysAddr, u64)>,
-        permissions: u32,
+        prot: i32,
     ) -> Result<(), Failed> {
         let wanted = list.size_hint().0;
         let (mut here, mut more) = ([const { MaybeUninit::uninit() }; PIECES], Vec::new());
@@ -111,7 +111,7 @@ impl LinuxMapper {
             }
             // SAFETY: the loop above has written the first `count`.
             let part = unsafe { room[..count].assume_init_ref() };
-            match self.enter(at + done, part, len, permissions) {
+            match self.enter(at + done, part, len, prot) {
                 0 => done += len,
                 code => return Err(Failed { done, code }),
             }
@@ -120,15 +120,18 @@ impl LinuxMapper {
 }
 
 /// What Linux is told of a mapping's attributes.
-fn told(attributes: Attributes) -> u32 {
+fn prot_of(attributes: Attributes) -> i32 {
     let allows = |kind, bit| if attributes.permissions.allows(kind) { bit } else { 0 };
     let memory = match attributes.memory {
-        Memory::WriteBack => 0,
-        Memory::Uncached => ffi::UNCACHED << 8,
-        Memory::Device => ffi::MMIO << 8,
+        Memory::WriteBack => ffi::PROT_CACHE,
+        Memory::Uncached => 0,
+        Memory::Device => ffi::PROT_MMIO,
     };
-    let privileged = if attributes.privileged { ffi::PRIVILEGED << 8 } else { 0 };
-    allows(Permissions::READ, ffi::READ) | allows(Permissions::WRITE, ffi::WRITE) | memory | privileged
+    let privileged = if attributes.privileged { ffi::PROT_PRIV } else { 0 };
+    allows(Permissions::READ, ffi::PROT_READ)
+        | allows(Permissions::WRITE, ffi::PROT_WRITE)
+        | memory
+        | privileged
 }
 
 // SAFETY: by clause of the trait:
@@ -159,21 +162,21 @@ unsafe impl Mapper for LinuxMapper {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        let permissions = told(attributes);
+        let prot = prot_of(attributes);
         let at = range.start().get();
         let mut list = list.into_iter();
         if list.size_hint() == (1, Some(1))
             && let Some((phys, len)) = list.next()
         {
             // SAFETY: the caller's promise for the memory, and the range is the caller's.
-            let code = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, permissions) };
+            let code = unsafe { ffi::pcs_iommu_map(self.group, at, phys.get(), len, prot) };
             return if code == 0 {
                 Ok(())
             } else {
                 Err(self.failed(range, Failed { done: 0, code }, gather))
             };
         }
-        self.map_list(at, list, permissions).map_err(|failed| self.failed(range, failed, gather))
+        self.map_list(at, list, prot).map_err(|failed| self.failed(range, failed, gather))
     }
 
     fn unmap<P: Platform>(&self, _platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
