@@ -179,17 +179,22 @@ fn is_well<X: Format + Copy>(unit: &impl Iommu<X>) {
     unit.detach(DEVICE).unwrap();
 }
 
+/// A host that does not panic, whose unit is told of commands by the register at `doorbell`, and hears that, or does not.
+fn host<K: Kind>(memory: &Arc<Memory>, doorbell: usize, is_deaf: bool) -> Faulty<K> {
+    // SAFETY: the driver's host has the same frames.
+    let unit = unsafe { Software::new(Arc::clone(memory)) };
+    let (plan, is_deaf) = (Plan::default(), AtomicBool::new(is_deaf));
+    plan.set(NEVER);
+    Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf }
+}
+
 /// A unit that is on, behind a host that does not panic.
 fn make<K: Kind, X: Format + Copy, U: Iommu<X>>(
     start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
     doorbell: usize,
 ) -> (U, Arc<Memory>) {
     let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
-    // SAFETY: the driver's host has the same frames.
-    let unit = unsafe { Software::new(Arc::clone(&memory)) };
-    let (plan, is_deaf) = (Plan::default(), AtomicBool::new(false));
-    plan.set(NEVER);
-    let unit = start(Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf }).unwrap();
+    let unit = start(host(&memory, doorbell, false)).unwrap();
     unit.enable().unwrap();
     // Tables for the device stay.
     lead_device(&unit);
@@ -285,4 +290,18 @@ fn a_unit_that_may_still_store_keeps_its_memory() {
     keeps_its_memory::<VtD, VtdSecondStage, _>(vtd::Unit::start, vtd::Unit::host, 0x88);
     keeps_its_memory(amdvi, amdvi::Unit::host, 0x2008);
     keeps_its_memory::<RiscV, _, _>(riscv::Unit::start, riscv::Unit::host, 0x24);
+}
+
+/// A queue that is not turned on is an error: nothing that is submitted would be carried out. (An AMD-Vi turns its queue on with
+/// translation.)
+#[test]
+fn a_unit_that_does_not_turn_its_queue_on_is_not_started() {
+    fn is_waited_for<K: Kind, U>(start: impl Fn(Faulty<K>) -> Result<U, UnitError>, control: usize) {
+        let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+        let error = start(host(&memory, control, true)).err();
+        assert!(matches!(error, Some(UnitError::TimedOut { .. })), "{error:?}");
+    }
+    is_waited_for::<VtD, _>(vtd::Unit::start, 0x18);
+    is_waited_for::<RiscV, _>(riscv::Unit::start, 0x48);
+    is_waited_for::<SmmuV3, _>(smmuv3::Unit::<Faulty<SmmuV3>, 12>::start, 0x20);
 }

@@ -80,6 +80,37 @@ fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     assert_eq!(memory.frames_in_use(), 0);
 }
 
+/// A unit that does not take one of the commands of turning it on, whichever that is, is not said to be on.
+fn each_command_counts<K: Kind, X: Format, U: Iommu<X>>(start: impl Fn(Behind<K>) -> Result<U, UnitError>) {
+    static CLOCK: AtomicU64 = AtomicU64::new(0);
+    for taken in 0.. {
+        let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+        let met = AtomicU64::new(0);
+        let watcher = move |_| met.fetch_add(1, Ordering::Relaxed) != taken;
+        // SAFETY: the driver's host has the same frames.
+        let unit = unsafe { Software::watched(memory, Box::new(watcher)) };
+        let now = || CLOCK.fetch_add(1, Ordering::Relaxed);
+        let host = SoftwareHost { unit, now, relax: std::hint::spin_loop, patience: 10_000 };
+        match start(host).and_then(|unit| unit.enable()) {
+            Err(UnitError::Unconfirmed(_)) => {}
+            done => {
+                assert_eq!(done, Ok(()), "without command {taken}");
+                assert!(taken > 1, "{taken} commands");
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_unit_that_refuses_a_command_is_not_on() {
+    each_command_counts::<VtD, VtdSecondStage, _>(vtd::Unit::start);
+    let config = amdvi::Config { last_device: 0xff, capability: None };
+    each_command_counts::<AmdVi, _, _>(|host| amdvi::Unit::start(host, config));
+    each_command_counts::<RiscV, _, _>(riscv::Unit::start);
+    each_command_counts::<SmmuV3, _, _>(smmuv3::Unit::<Behind<SmmuV3>, 12>::start);
+}
+
 #[test]
 fn vtd_that_stops() {
     confirmed_is_carried_out::<VtD, VtdSecondStage, _>(vtd::Unit::start, 12);
