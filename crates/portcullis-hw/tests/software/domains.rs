@@ -256,6 +256,13 @@ where
     let builder = builder.policy(lazy).clock(move || clock.fetch_add(1_000, Ordering::Relaxed));
     let builder =
         builder.cache_maintenance(Arc::new(Lines)).bounce(Arc::clone(&bench.memory), PoolConfig::default());
+    // What the caller keeps out the unit translates, all the same.
+    let range = IovaRange::new(Iova::new(0x9000_0000), 0x1000).unwrap();
+    let region = Reserved { range, permissions: Permissions::READ };
+    let kept = bench.unit.domain(DomainId(8)).unwrap().reserve(range);
+    let kept = kept.bounce(Arc::clone(&bench.memory), PoolConfig::default());
+    // SAFETY: the unit walks no tables.
+    assert_eq!(unsafe { kept.regions([region]) }.build(StdPlatform::new()).map(drop), Ok(()));
     let domain = builder.build(StdPlatform::new()).unwrap();
     assert_eq!(domain.dma().space().policy(), lazy);
     let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
