@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use portcullis::addr::{DeviceId, DomainId, PhysAddr};
 use portcullis::pgtable::Format;
 use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
+use portcullis_hw::acpi::{AcpiError, Dmar, Iort, Ivrs};
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
 use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
 
-use limited::granting;
+use limited::{grant, grant_all, granting};
 
 const FRAMES: usize = 64;
 const BASE: u64 = 1 << 20;
@@ -110,6 +111,29 @@ fn starts_and_attaches<X, U, K>(
     }
     unit.shut_down().unwrap();
     assert_eq!(pool.taken(), 0);
+}
+
+/// A table is read to its end, or is an error: what there is no memory for is not left out.
+#[test]
+fn firmware_s_tables() {
+    fn is_whole<T: std::fmt::Debug + PartialEq>(parse: fn(&[u8]) -> Result<T, AcpiError>, table: &[u8]) {
+        let whole = parse(table).unwrap();
+        for pieces in 0.. {
+            grant(pieces, true);
+            let read = parse(table);
+            if grant_all() == 0 {
+                assert_eq!(read, Ok(whole));
+                assert!(pieces > 1, "nothing of the heap's: this shows nothing");
+                return;
+            }
+            assert_eq!(read, Err(AcpiError::OutOfMemory), "without piece {pieces}");
+        }
+    }
+    is_whole(Dmar::parse, include_bytes!("../src/acpi/tests/cases/d09-rmrr-overlap-same-device.dmar"));
+    is_whole(Dmar::parse, include_bytes!("../src/acpi/tests/cases/d06-namespace-only.dmar"));
+    is_whole(Iort::parse, include_bytes!("../src/acpi/tests/cases/i01-count-not-minus-1.iort"));
+    is_whole(Iort::parse, include_bytes!("../src/acpi/tests/cases/i03-rmr-zero-length.iort"));
+    is_whole(Ivrs::parse, include_bytes!("../src/acpi/tests/cases/v01-ivmd-of-segment-1.ivrs"));
 }
 
 #[test]
