@@ -17,13 +17,14 @@ mod stops;
 mod told;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, Request, SharedQueue};
 use portcullis::pgtable::Format;
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost, VtD};
-use portcullis_hw::{Attachment, Iommu, UnitError, amdvi, riscv, smmuv3, vtd};
+use portcullis_hw::{Attachment, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
 /// Enough for a device table of 256 devices, and its fellows.
@@ -150,4 +151,42 @@ fn beyond_the_registers_nothing_answers() {
     reads::<AmdVi>();
     reads::<RiscV>();
     reads::<SmmuV3>();
+}
+
+/// A confirmation is of 4 bytes, which a VT-d unit stores at a multiple of 4 (section 6.5.2.8).
+#[test]
+fn what_a_unit_confirms_is_where_it_is_told_to() {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let host = host::<VtD>(&memory);
+    let [queue, words] = [(); 2].map(|()| portcullis::platform::Frames::alloc(&*memory, 1).unwrap());
+    let unit = &host.unit;
+    unit.write64(0x90, queue.get());
+    unit.write32(0x18, 1 << 26);
+    for (index, (place, word)) in [(0, 0x1234_5678), (12, 0x1234_5678 << 32)].into_iter().enumerate() {
+        let at = words.get() + place;
+        // A wait that stores 0x1234_5678.
+        for (word, value) in [0x1234_5678 << 32 | 1 << 5 | 5, at].into_iter().enumerate() {
+            memory.table_at(queue)[index * 2 + word].store(value, Ordering::Release);
+        }
+        unit.write64(0x88, (index as u64 + 1) * 16);
+        assert_eq!(memory.read_u64(PhysAddr::new(at & !7)).unwrap(), word, "at {place}");
+    }
+}
+
+/// RISC-V's queues: an error stays until a 1 is written to it, or the queue is turned on anew.
+#[test]
+fn errors_of_a_queue_end_when_it_is_turned_on() {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let unit = host::<RiscV>(&memory).unit;
+    let (on, error) = (1 | 1 << 16, 1 << 10);
+    for control in [0x48, 0x4c] {
+        unit.set(control, on | error);
+        for (written, said) in [(1, on | error), (0, error), (1, on), (1 | error, on)] {
+            unit.write32(control, written);
+            assert_eq!(unit.get(control), said, "{control:#x}, {written:#x}");
+        }
+        unit.set(control, on | error);
+        unit.write32(control, 1 | error);
+        assert_eq!(unit.get(control), on, "{control:#x}");
+    }
 }

@@ -202,8 +202,13 @@ mod tests {
     #[test]
     fn every_record_is_decoded() {
         for code in 0..=255_u64 {
-            let fault = decode([code | event::SSV | 0xf_ffff << 12 | 9 << 32, u64::MAX, u64::MAX, u64::MAX]);
-            assert_eq!((fault.code, fault.pasid, fault.device), (code as u32, Some(0xf_ffff), DeviceId(9)));
+            for others in [0, u64::MAX] {
+                let fault = decode([code | event::SSV | 0x5_4321 << 12 | 9 << 32, others, others, others]);
+                assert_eq!(
+                    (fault.code, fault.pasid, fault.device),
+                    (code as u32, Some(0x5_4321), DeviceId(9))
+                );
+            }
         }
     }
 }
