@@ -73,6 +73,22 @@ fn what_a_device_reads_and_writes_between_map_and_unmap_is_the_buffer() {
     }
 }
 
+/// A sync for the CPU copies nothing of what a device only reads: it would undo what the driver has written since the map.
+#[test]
+fn a_sync_leaves_what_the_driver_has_written_for_a_device() {
+    for config in CONFIGS {
+        let (world, ops) = machine(config);
+        for len in [64, 3 * THRESHOLD] {
+            let memory = buffer(&world, len + PAGE, 7);
+            let iova = ops.maps(part(&memory, 8, len), Direction::ToDevice).unwrap();
+            memory.write(8, b"the next").unwrap();
+            ops.syncs_for_cpu(iova, len).unwrap();
+            assert_eq!(contents(&memory)[8..16], *b"the next", "{config:?} {len:#x}");
+            ops.ends(iova, len).unwrap();
+        }
+    }
+}
+
 /// Pieces of a list that fill their pages are one segment; others are segments of their own. The list ends at once.
 #[test]
 fn a_list_has_one_range_and_its_end_one_wait() {
