@@ -84,6 +84,24 @@ fn a_buffer_of_its_own_that_somebody_unmapped_is_out_of_reach_before_it_is_freed
     }
 }
 
+/// Nor does anybody get its addresses where it ends with the pool.
+#[test]
+fn a_buffer_of_its_own_that_somebody_unmapped_ends_with_its_pool() {
+    for (split, all) in [(false, 20), (true, 21)] {
+        let bench = lazy(PoolConfig { split, ..small() });
+        let device = bench.device(1, true);
+        let buffer = bench.memory.buffer(40 * PAGE).unwrap();
+        let list = [piece(buffer.phys(), 9, 20 * PAGE)];
+        let iova = map(&device, &list, Direction::FromDevice, Attributes::default()).unwrap().iova();
+        let head = used(&bench, iova);
+        bench.domain.unmap(range(iova, 1)).unwrap();
+        let Bench { pool, device: other, domain, iommu, memory, .. } = bench;
+        drop((pool, device, other));
+        assert!(iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_err() && !memory.is_allocated(head));
+        assert_eq!(domain.stats().lost_iova_bytes, all * PAGE, "{split}");
+    }
+}
+
 #[test]
 fn a_slot_that_somebody_unmapped_is_out_of_reach_before_its_memory_is_freed() {
     for by_trim in [true, false] {
