@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use portcullis::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysSegment};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
-use portcullis::dma::{DmaMask, DmaOps, MapAttributes, OpsConfig};
+use portcullis::dma::{DmaDevice, DmaMask, DmaOps, MapAttributes, OpsConfig};
 use portcullis::domain::Domain;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{PageTable, VtdSecondStage};
+use portcullis_model::open::OpenDevice;
 use portcullis_model::{Buffer, Context, Iommu, IommuConfig, Memory, Queue};
 
 use super::support::{CONFIGS, Calls, THRESHOLD, part, whole};
@@ -206,4 +207,21 @@ fn what_is_open_is_counted_from_its_map_to_its_end_or_to_the_flush_that_covers_i
         assert_eq!((pool.singles, stats.lost_iova_bytes, stats.cached_iova_bytes), (singles, 0, 0));
         assert_eq!(stats.taken_iova_bytes, pool.iova_bytes + singles * 64 * PAGE, "{config:?}");
     }
+}
+
+/// So it is with what a device's own methods map, in one piece or several.
+#[test]
+fn what_a_device_opens_is_counted_until_it_ends_it() {
+    let machine = Machine::new(OpsConfig::Strict);
+    let device = DmaDevice::new(machine.ops.domain().clone(), u64::MAX).unwrap();
+    let list = [part(&machine.buffer, 8, 64), part(&machine.buffer, 2 * PAGE + 16, 100)];
+    let mut out = [DmaSegment::default(); 2];
+    let count = device.open_sg(&list, Direction::Bidirectional, &mut out).unwrap();
+    assert_eq!(machine.exposed(0), (0, 2 * PAGE - 164));
+    device.unmap_sg(&out[..count]).unwrap();
+    assert_eq!(machine.exposed(0), (0, 0));
+    let iova = device.open_single(list[0].phys, 64, Direction::Bidirectional).unwrap();
+    assert_eq!(machine.exposed(0), (0, PAGE - 64));
+    device.unmap_single(iova, 64).unwrap();
+    assert_eq!(machine.exposed(0), (0, 0));
 }
