@@ -32,7 +32,8 @@ fn places<X: Format>(table: &PageTable<Arc<Memory>, X>, range: IovaRange) -> Vec
 
 #[test]
 fn each_leaf_of_a_range_is_an_item() {
-    let table = make(Memory::new(64 << 20), VtdSecondStage::four_level());
+    let memory = Memory::new(64 << 20);
+    let table = make(Arc::clone(&memory), VtdSecondStage::four_level());
     assert_eq!(entries(&table, table.aperture()), []);
     // Pages of three sizes, with a hole between each two.
     let all =
@@ -40,7 +41,10 @@ fn each_leaf_of_a_range_is_an_item() {
     all.iter().for_each(|(start, len)| map(&table, *start, *len).unwrap());
     assert_eq!(places(&table, table.aperture()), all);
     assert_eq!(places(&table, range(0, u64::MAX)), all, "addresses beyond the tables hold nothing");
-    assert_eq!(places(&table, range(1 << 48, 1 << 48)), []);
+    for beyond in [1 << 48, 1 << 60] {
+        assert_eq!(places(&table, range(beyond, 1 << 48)), []);
+    }
+    assert_eq!(memory.stray_tables(), 0, "and nothing is looked for behind the root");
     // Both ends are inside of a leaf, at its first byte, at its last, and beside it.
     assert_eq!(places(&table, range(5 * MIB, 3 * GIB)), &all[2..4]);
     assert_eq!(places(&table, range(20 * KIB - 1, 4 * MIB - 20 * KIB + 2)), &all[1..3]);

@@ -366,6 +366,25 @@ fn a_page_of_several_entries_is_split_in_a_copy_of_its_table() {
     assert_eq!((memory.frames_in_use(), memory.bad_frees()), (0, 0));
 }
 
+/// What cleans the new way to the table panics, once the hardware has confirmed: the copy is what it walks, with all that is mapped.
+#[test]
+fn a_page_of_several_entries_whose_copy_is_in_use_stays_mapped() {
+    let frames = Hooked::<false>::new();
+    let table = make(Arc::clone(&frames), AmdV1::new(4, 3, 52).unwrap());
+    map(&table, LARGE, 16 * PAGE).unwrap();
+    let panicking = std::panic::AssertUnwindSafe(|| {
+        unmap_telling(&table, range(LARGE, PAGE), |_| {
+            frames.once(|| std::panic::resume_unwind(Box::new("as the test wants")));
+            true
+        })
+    });
+    assert!(std::panic::catch_unwind(panicking).is_err());
+    assert!((0..16).all(|page| is_mapped(&table, LARGE + page * PAGE)));
+    assert_eq!(unmap(&table, LARGE, 16 * PAGE), 16 * PAGE);
+    reclaim(&table);
+    assert_accounted(&frames.memory, &table);
+}
+
 #[test]
 fn amd_s_topmost_table_has_no_pages_of_several_entries() {
     for levels in 1..=6 {
