@@ -1,15 +1,22 @@
 //! Rings: descriptors in order and not, laps, what is full, and what fails half-way.
 
-use portcullis::addr::{Direction, DmaSegment, PageSize, PhysAddr, PhysSegment};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portcullis::addr::{Direction, DmaSegment, DomainId, PageSize, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{MapListError, Policy};
+use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
 use portcullis::iova::ArenaError;
-use portcullis::pgtable::MapError;
+use portcullis::mapper::TableMapper;
+use portcullis::pgtable::{MapError, PageTable};
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::OpenRing;
+use portcullis_model::{Iommu, IommuConfig, Memory};
 
+use crate::common::vtd;
 use crate::ends::bench::{Bench, LAZY_FOREVER, Mapper, PAGE, page};
+use crate::rig::{Moment, Observed};
 
 type Ring = StrictRing<Mapper, StdPlatform>;
 
@@ -29,6 +36,32 @@ fn map(bench: &Bench, ring: &mut Ring, pages: u64) -> RingMapping {
 
 fn reached(bench: &Bench, mapping: &RingMapping, number: u64) -> bool {
     bench.reaches(mapping.iova().checked_add(number * PAGE).unwrap())
+}
+
+/// Descriptors beside each other leave the tables in one step, or in two where they lie at both ends of the ring.
+#[test]
+fn neighbours_are_removed_together() {
+    for is_backwards in [false, true] {
+        let steps = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&steps);
+        let memory = Memory::new(8 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let table = PageTable::new(memory, vtd(4)).unwrap();
+        let inner = TableMapper::new(table, iommu.queue(), DomainId(1), Vec::new());
+        let mapper = Observed::new(inner, move |moment| {
+            counted.fetch_add(u64::from(moment == Moment::Unmap), Ordering::Relaxed);
+        });
+        let domain = Domain::new(StdPlatform::new(), mapper, Policy::Strict).unwrap();
+        let device = DmaDevice::new(domain, u64::MAX).unwrap();
+        let mut ring = StrictRing::new(&device, StrictRingConfig::new(96, PAGE, 64)).unwrap();
+        let open = |number| ring.open(&[page(number)], Direction::Bidirectional).unwrap();
+        let mut live: Vec<_> = (0..32).map(open).collect();
+        if is_backwards {
+            live.reverse();
+        }
+        live.into_iter().for_each(|mapping| assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting));
+        assert_eq!((ring.commit(), steps.load(Ordering::Relaxed)), (Ok(32), 1), "{is_backwards}");
+    }
 }
 
 #[test]
