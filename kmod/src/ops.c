@@ -92,8 +92,8 @@ static noinline int unmap_timed(struct pcs_device *pd, dma_addr_t addr, size_t s
 
 static u32 attributes_of(unsigned long attrs)
 {
-	/* The usual mapping. */
-	if (likely(!attrs))
+	/* Network drivers have DMA_ATTR_SKIP_CPU_SYNC here, most others nothing. */
+	if (!attrs)
 		return 0;
 	return (attrs & DMA_ATTR_MMIO ? PC_MMIO : 0) | (attrs & DMA_ATTR_PRIVILEGED ? PC_PRIVILEGED : 0) |
 	       (attrs & DMA_ATTR_SKIP_CPU_SYNC ? PC_SKIP_COPY : 0) | (attrs & DMA_ATTR_REQUIRE_COHERENT ? PC_LASTING : 0);
