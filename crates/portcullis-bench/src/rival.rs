@@ -67,3 +67,23 @@ impl<'a> Library<'a> {
         unsafe { self.library.get::<T>(symbol) }.map(|symbol| *symbol).map_err(missing)
     }
 }
+
+/// The calls of a library that a test makes up, on the test's own thread.
+#[cfg(test)]
+pub(crate) mod noted {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Notes a call.
+    pub(crate) fn note(call: String) {
+        CALLS.with_borrow_mut(|calls| calls.push(call));
+    }
+
+    /// The calls since the last look.
+    pub(crate) fn calls() -> Vec<String> {
+        CALLS.take()
+    }
+}

@@ -113,7 +113,7 @@ fn starts_and_attaches<X, U, K>(
     assert_eq!(pool.taken(), 0);
 }
 
-/// A table is read to its end, or is an error: what there is no memory for is not left out.
+/// A table is read to its end, or is an error: no part of it is left out for want of memory.
 #[test]
 fn firmware_s_tables() {
     fn is_whole<T: std::fmt::Debug + PartialEq>(parse: fn(&[u8]) -> Result<T, AcpiError>, table: &[u8]) {

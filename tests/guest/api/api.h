@@ -16,7 +16,7 @@
 #define SECRET		0x3c
 #define KEPT		0x5a
 
-/* A device, with memory by which its driver learns what the device has read, and says what it is to write. */
+/* A device, with memory by which its driver sees the bytes that the device read, and gives it bytes to write. */
 struct api {
 	struct list_head node;
 	struct device *dev;
@@ -45,7 +45,7 @@ static inline bool api_is_ours(const struct api *api)
 /* A line of the log: whether what the words say held. Returns that. */
 __printf(2, 3) bool api_check(bool held, const char *words, ...);
 
-/* The device writes so many bytes of a value to an address. */
+/* The device writes a value to each of len bytes at an address. */
 void api_write(struct api *api, dma_addr_t to, u8 value, size_t len);
 /* What the device reads at an address: there until the next transfer. */
 const u8 *api_read(struct api *api, dma_addr_t from, size_t len);

@@ -128,7 +128,7 @@ out:
 	kvfree(copy);
 }
 
-/* The first page is kept when the area is freed: the device must not reach it from then on, whatever the policy. */
+/* The first page is kept when the area is freed: the device must not reach it from then on, under any policy. */
 static void freed(struct area *area, struct page *first, void (*give_back)(struct area *area))
 {
 	void __iomem *registers = area->api->registers;

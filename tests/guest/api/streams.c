@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Mappings of a buffer in one piece: syncs of a part by any address inside it, and those that leave the copy to syncs. */
+/* Mappings of a buffer in one piece: syncs of a part by any address inside it, and mappings that leave the copy to syncs. */
 #include <linux/slab.h>
 
 #include "api.h"
 
-/* A buffer of four pages, and what of it is mapped. */
+/* A buffer of four pages, and its mapped part. */
 #define ORDER		2
 #define BEGIN		100
 #define SIZE		(3 * PAGE_SIZE + 40)

@@ -68,12 +68,12 @@ if [ -d $D ] && [ -d $P ]; then
     done
 fi
 for way in $MODES; do
-    # So long a window that what ends lazily is seen to.
+    # The window is long enough to see that mappings end lazily.
     case $way in lazy) words=window_us=2000000;; *) words=;; esac
     mode "$edu" "$way" $words >/tmp/said 2>&1 || { bad "api $way" "$(cat /tmp/said)"; continue; }
     bind "$edu" portcullis_api || { bad "api $way" "not bound"; continue; }
     for name in streams lists sizes; do accepted $name "$edu" "$way"; done
-    # What is never copied is to `auto` what it is to `strict`.
+    # `auto` does the same as `strict` with mappings that are never copied.
     if [ "$way" != auto ]; then
         before=$(counter "$edu" copies)
         accepted memory "$edu" "$way"

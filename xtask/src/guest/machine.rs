@@ -253,8 +253,8 @@ const MANY: [&str; 3] = [
     "ivshmem-plain,addr=0f.0,memdev=peer",
 ];
 
-/// And two that the IOMMU cannot tell apart. Behind such a bridge QEMU's virtio-iommu knows no devices, and Linux's driver then gives up; and what they do goes past the mappings of its
-/// AMD-Vi, whoever makes these. There it is one.
+/// And two that the IOMMU cannot tell apart. QEMU's virtio-iommu knows no devices behind such a bridge, and Linux's driver then gives up. QEMU's AMD-Vi does not translate for them, also
+/// under Linux alone. So behind these two it is one device, without a bridge.
 const PAIR: [&str; 3] = [
     "pcie-pci-bridge,addr=0d.0,id=bridge",
     "edu,bus=bridge,addr=01.0,dma_mask=0xffffffff",

@@ -205,18 +205,9 @@ impl<const SLOTS: bool> Lane for Mappings<SLOTS> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use super::super::workload::Way;
     use super::*;
-
-    thread_local! {
-        static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-    }
-
-    fn note(call: String) {
-        CALLS.with_borrow_mut(|calls| calls.push(call));
-    }
+    use crate::rival::noted::{self, note};
 
     unsafe extern "C" fn init(areas: c_uint, slots: c_ulong) {
         note(format!("init {areas} {slots}"));
@@ -276,7 +267,7 @@ mod tests {
                 assert!(lane.address(1) != 0 && lane.unmap(1));
             }
             assert_eq!((linux.reach(0x7000), linux.settle()), (Some(0x7000), Ok(())));
-            CALLS.take()
+            noted::calls()
         };
         // An area for each thread that has a core; 64 MiB of slots of 2 KiB.
         assert_eq!(calls(one, 8), ["init 4 32768", "map 3000 0 1 0", "unmap 0x7000 3000 1 0"]);

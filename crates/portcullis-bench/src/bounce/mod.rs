@@ -167,7 +167,7 @@ fn group(
 mod groups {
     use super::*;
 
-    /// Only what waits for hardware all the time is measured on each.
+    /// Only subjects that always wait for hardware are measured on each.
     #[test]
     fn strict_mappings_are_measured_on_each_profile() {
         let maker = Maker {

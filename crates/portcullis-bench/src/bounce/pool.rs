@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(after, (before.0, before.1 + 1000));
     }
 
-    /// Whatever is copied, a device may do what the mapping is for.
+    /// A device may read or write a copy as its mapping allows.
     #[test]
     fn a_device_may_do_what_the_direction_says() {
         let (platform, profile, timer) =

@@ -236,7 +236,7 @@ mod tests {
     use super::super::subject::Promise;
     use super::*;
 
-    /// Asks its hardware once in so many unmaps; counts them and the maps, and refuses one of each.
+    /// Asks its hardware once for a fixed number of unmaps; counts maps and unmaps, and refuses one of each.
     struct Noted {
         hardware: Hardware,
         every: u64,
@@ -394,7 +394,7 @@ mod tests {
             let sampled = turns.samples(&team, &OpTimer::calibrated(), 512, Duration::from_secs(60));
             assert_eq!(sampled, Err(refused.clone()), "{refuses:?}");
         }
-        // What a watch has seen goes before.
+        // An earlier watch's findings come first.
         let watch = Arc::new(Watch::default());
         watch.broken(|| "it lies".into());
         assert_eq!(cause(Some(&watch)), Failure::Broken("it lies".into()));

@@ -108,18 +108,9 @@ impl Drop for Linux {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use super::super::workload::Space;
     use super::*;
-
-    thread_local! {
-        static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-    }
-
-    fn note(call: String) {
-        CALLS.with_borrow_mut(|calls| calls.push(call));
-    }
+    use crate::rival::noted::{self, note};
 
     unsafe extern "C" fn new() -> Domain {
         note("new".into());
@@ -160,6 +151,6 @@ mod tests {
         assert_eq!(domain.alloc(7), None, "page 0 is none");
         drop(domain);
         let expected = ["new", "alloc 3 1048575 true", "free 40 3", "alloc 7 1048575 true", "delete"];
-        assert_eq!(CALLS.take(), expected);
+        assert_eq!(noted::calls(), expected);
     }
 }

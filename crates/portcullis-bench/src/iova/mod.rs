@@ -106,7 +106,7 @@ fn group(workload: &Workload, threads: usize, subjects: &[Subject]) -> Group {
 mod tests {
     use super::*;
 
-    /// A subject that is too slow for so many live ranges is so for more.
+    /// A subject that is too slow with some live ranges is too slow with more.
     #[test]
     fn a_group_is_as_large_as_the_ranges_that_are_live() {
         let sizes = WORKLOADS.map(|workload| {

@@ -108,7 +108,7 @@ fn the_designs_of_the_past_unmap_nothing_twice() {
     }
 }
 
-/// Counts what the hardware is told: submissions, and the requests in them; it may fail.
+/// Counts submissions to the hardware, and their requests; it may fail.
 #[derive(Clone, Default)]
 pub(super) struct Told {
     counts: Arc<[AtomicU64; 2]>,
@@ -138,7 +138,7 @@ unsafe impl InvalidationQueue for Told {
     }
 }
 
-/// What the hardware is told of 128 mappings, each of which is ended before the next is made. (An adaptive ring goes by what it takes.)
+/// Submissions and requests for 128 mappings, one after the other. (An adaptive ring chooses by time.)
 #[test]
 fn each_kind_waits_as_often_as_it_says() {
     let platform = StdPlatform::new();
@@ -178,7 +178,7 @@ fn each_kind_waits_as_often_as_it_says() {
     }
 }
 
-/// What a batch or a ring has not waited for waits at the end.
+/// A batch or a ring waits at the end for the rest.
 #[test]
 fn what_is_left_of_a_batch_is_committed_at_the_end() {
     for kind in [Kind::Batch, Kind::Ring] {

@@ -26,7 +26,7 @@ struct Unit {
     commands: u64,
     /// Where it stands, and what it has carried out.
     done: RefCell<(u32, Vec<Command>)>,
-    /// It reads no doorbell, and what it was told when it is asked for errors so often; and how often it was asked.
+    /// It reads no doorbell. Its answer, once it was asked for errors a given number of times; and how often it was asked.
     late: Option<u64>,
     tail: Cell<u32>,
     asked: Cell<u64>,

@@ -88,7 +88,7 @@ fn granules_keep_apart() {
     assert!(cache.is_empty());
 }
 
-/// Six levels are the most that any tables have; what is below their root is cached.
+/// No tables have more than six levels; all below the root are cached.
 #[test]
 fn every_level_forgets() {
     let six = TableFormat::AmdV1 { levels: 6 };

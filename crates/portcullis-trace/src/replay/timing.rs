@@ -226,7 +226,7 @@ mod tests {
         );
     }
 
-    /// The clock of the system says what a timer measures, whatever its ticks are.
+    /// A timer agrees with the system's clock, at any length of its ticks.
     #[test]
     fn a_timer_counts_as_long_as_it_takes() {
         let timer = Timer::calibrated();

@@ -123,7 +123,7 @@ fn operations_per_second_are_those_of_work_calls_and_waits() {
     assert!((strict.wait_ns_per_op * 3.0 - (3.0 * 5315.0 + 57.0 + 4900.0)).abs() < 1e-6);
 }
 
-/// What an IOTLB has no room for cannot be reached any more, and is counted until the flush all the same.
+/// An entry that the IOTLB has no room for cannot be reached any more, and counts until the flush all the same.
 #[test]
 fn what_is_counted_as_open_may_be_more_than_what_was_reached() {
     let calls = |at: u64| [map("d", "TO_DEVICE", at, at, 4096), unmap("d", "TO_DEVICE", at, 4096)];
@@ -178,7 +178,7 @@ fn what_two_devices_take_is_what_each_takes() {
     }
 }
 
-/// What shares a page with a buffer is open while it is mapped: for 100 ms with one device, and for 200 ms with another.
+/// The rest of a buffer's page is open while the buffer is mapped: for 100 ms with one device, and for 200 ms with another.
 #[test]
 fn what_two_devices_leave_open_is_the_sum() {
     let events = [

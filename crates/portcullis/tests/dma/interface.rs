@@ -325,7 +325,7 @@ proptest! {
     }
 }
 
-/// The numbers that documentation gives of what nobody has configured.
+/// The defaults, as the documentation gives them.
 #[test]
 fn what_is_not_configured_is_as_documented() {
     let everywhere = u64::MAX;

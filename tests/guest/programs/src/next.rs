@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_long};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Linux's numbers on x86-64: of the call, and of a restart by what it has loaded.
+/// Linux's numbers on x86-64: of the call, and of a restart into the loaded kernel.
 const KEXEC_FILE_LOAD: c_long = 320;
 const RESTART_BY_KEXEC: c_int = 0x4558_4543;
 

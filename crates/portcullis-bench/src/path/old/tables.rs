@@ -243,7 +243,7 @@ mod tests {
             assert_eq!((taken(), range.len()), ([1, pages, 0], u64::from(pages) * FRAME_SIZE));
             assert!(design.unmap(range));
             assert_eq!((taken(), told.counts()), ([3, 2 * pages, pages], [u64::from(pages); 2]));
-            // What was never handed out is found in no tree.
+            // No tree has a hole that was never handed out.
             let other = IovaRange::new(Iova::new(1 << 30), FRAME_SIZE).unwrap();
             assert!(!design.unmap(other) && !design.unmap(range));
         }
@@ -268,7 +268,7 @@ mod tests {
         waits_in_one_queue::<Bitmap>();
     }
 
-    /// What the queue does not confirm is not free, and neither is what was not there.
+    /// Addresses are free only if they were mapped, and the queue has confirmed their end.
     #[test]
     fn a_wait_that_fails_is_told() {
         let told = Told::default();

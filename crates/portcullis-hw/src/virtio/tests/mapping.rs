@@ -293,7 +293,7 @@ fn what_is_unmapped_while_it_is_being_mapped_is_removed_afterwards() {
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
 }
 
-/// Each request has a doorbell where there is one slot, and otherwise all have one; what follows the refused piece is refused as well.
+/// Each request has a doorbell where there is one slot, and otherwise all have one; the pieces behind a refused one are refused, too.
 #[test]
 fn the_address_of_the_first_refused_piece_is_told() {
     for (size, first) in [(4, 0), (4, 2), (4, 3), (256, 0), (256, 1), (256, 3)] {
@@ -313,7 +313,7 @@ fn the_address_of_the_first_refused_piece_is_told() {
     }
 }
 
-/// What the device is told of a mapping (VIRTIO 1.3, section 5.13.6.7): addresses, memory and rights, when it is made or, if the domain
+/// A mapping's request (VIRTIO 1.3, section 5.13.6.7): addresses, memory and rights, when it is made or, if the domain
 /// has no endpoint, with the first that comes; and all of it again after the last has gone.
 #[test]
 fn a_mapping_has_its_memory_and_its_rights() {

@@ -1,4 +1,4 @@
-//! A device over a kernel whose system calls are looked at: what each is given, and what becomes of each answer and error.
+//! A device over a kernel that records system calls: their arguments, and how the device takes each answer and error.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! The kernel below the system calls: its files are below a folder of the test's, and what it is asked for is noted, word for word.
+//! A kernel below the system calls: its files lie in a folder of the test's, and it records each call, word for word.
 //! Numbers of calls and structures are those of `linux/vfio.h` and `linux/iommufd.h`, and not of the crates that the code has them from.
 
 use std::cell::RefCell;

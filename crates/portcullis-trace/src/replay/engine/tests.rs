@@ -121,7 +121,7 @@ fn each_ring_of_each_device_has_the_next_colour() {
     }
 }
 
-/// What measuring costs is found before one call in 16, of maps and of unmaps.
+/// One call in 16, of maps and of unmaps, measures the cost of measuring first.
 #[test]
 fn nothing_is_measured_as_often_before_unmaps_as_before_maps() {
     let maps = (0..40).map(|n| map(n, 0x100_0000 + (n << 12), 1));

@@ -108,7 +108,7 @@ impl Book {
         Ok(())
     }
 
-    /// What a driver is told of a mapping of `len` bytes that is not noted.
+    /// The driver's error for a mapping of `len` bytes that is not noted.
     pub(super) fn error(&self, why: NotNoted, len: u64) -> DmaMapError {
         match why {
             NotNoted::OutOfMemory => DmaMapError::OutOfMemory,

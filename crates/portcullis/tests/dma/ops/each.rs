@@ -73,7 +73,7 @@ fn what_a_device_reads_and_writes_between_map_and_unmap_is_the_buffer() {
     }
 }
 
-/// A sync for the CPU copies nothing of what a device only reads: it would undo what the driver has written since the map.
+/// A sync for the CPU copies nothing from a buffer that the device only reads: the copy would undo the driver's later writes.
 #[test]
 fn a_sync_leaves_what_the_driver_has_written_for_a_device() {
     for config in CONFIGS {

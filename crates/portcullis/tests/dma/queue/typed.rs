@@ -414,7 +414,7 @@ fn what_cannot_be_is_said_at_the_door() {
     let _ = CARD;
 }
 
-/// Lists of some pieces come and go in any order, and each ends by itself: what the device has written to it is in its buffer, whole.
+/// Lists of some pieces come and go in any order, and each ends by itself: its buffer then has all that the device wrote.
 #[cfg(not(watched))]
 #[test]
 fn many_lists_are_mapped_at_once_and_none_is_another_s() {
