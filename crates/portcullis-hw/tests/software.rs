@@ -129,7 +129,7 @@ fn smmuv3() {
     works::<_, _, SmmuV3>(start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host);
 }
 
-/// What is beyond the registers reads as all ones, as on a bus, and so does what is between them. Each register is one of its own.
+/// An offset beyond the registers, or between two of them, reads as all ones, as on a bus. No two registers share a word.
 #[test]
 fn beyond_the_registers_nothing_answers() {
     fn reads<K: Kind>() {

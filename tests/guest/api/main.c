@@ -105,20 +105,15 @@ static struct miscdevice file = { .minor = MISC_DYNAMIC_MINOR, .name = "portcull
 static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	struct api *api = devm_kzalloc(&pdev->dev, sizeof(*api), GFP_KERNEL);
-	int ret = api ? pcim_enable_device(pdev) : -ENOMEM;
+	int ret = api ? edu_enable(pdev, &api->registers) : -ENOMEM;
 
-	if (ret)
-		return ret;
-	pci_set_master(pdev);
-	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(32));
 	if (ret)
 		return ret;
 	/* The device takes an entry of any length. */
 	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	api->dev = &pdev->dev;
-	api->registers = pcim_iomap(pdev, 0, 0);
 	api->witness = dmam_alloc_coherent(&pdev->dev, PAGE_SIZE, &api->witness_at, GFP_KERNEL);
-	if (!api->registers || !api->witness)
+	if (!api->witness)
 		return -ENOMEM;
 	pci_set_drvdata(pdev, api);
 	mutex_lock(&lock);

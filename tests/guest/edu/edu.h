@@ -6,6 +6,7 @@
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
+#include <linux/pci.h>
 
 /* Registers, and the device's own buffer of 4 KiB (QEMU, docs/specs/edu.rst). */
 #define EDU_SOURCE	0x80
@@ -17,6 +18,21 @@
 #define EDU_BUFFER	0x40000
 /* The copy happens so long after the command. */
 #define EDU_DELAY_MS	100
+
+/* Enables a device for DMA below 4 GiB, and finds its registers. */
+static inline int edu_enable(struct pci_dev *pdev, void __iomem **registers)
+{
+	int ret = pcim_enable_device(pdev);
+
+	if (ret)
+		return ret;
+	pci_set_master(pdev);
+	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(32));
+	if (ret)
+		return ret;
+	*registers = pcim_iomap(pdev, 0, 0);
+	return *registers ? 0 : -ENOMEM;
+}
 
 static inline void edu_start(void __iomem *registers, u64 source, u64 target, u64 len, u64 command)
 {

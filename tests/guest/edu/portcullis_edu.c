@@ -280,17 +280,12 @@ static int misuses(struct edu *edu)
 static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	struct edu edu = { .dev = &pdev->dev };
-	int ret = pcim_enable_device(pdev);
+	int ret = edu_enable(pdev, &edu.registers);
 
 	if (ret)
 		return ret;
-	pci_set_master(pdev);
-	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(32));
-	if (ret)
-		return ret;
-	edu.registers = pcim_iomap(pdev, 0, 0);
 	edu.page = (u8 *)get_zeroed_page(GFP_KERNEL | GFP_DMA32);
-	ret = edu.registers && edu.page ? 0 : -ENOMEM;
+	ret = edu.page ? 0 : -ENOMEM;
 	if (!ret)
 		ret = works(&edu);
 	if (!ret)

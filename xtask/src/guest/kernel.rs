@@ -115,7 +115,6 @@ impl Kernel {
         if !source.join("Makefile").exists() {
             return Ok(());
         }
-        fetch(&source.join("rust"))?;
         // The check builds with other warnings, so the module is built after it.
         for (target, doing) in [("check", "checking"), ("module", "building")] {
             let mut make = self.make(root);
@@ -203,9 +202,10 @@ fn by_itself(folder: &Path, from: &str, words: &[&str], what: &str) -> Result<Pa
     Ok(target.join(TARGET))
 }
 
-/// Fetches the compiler that the module's core names, its sources, and the core's crates. This runs outside of the root that has the
-/// kernel's compiler, as Cargo and rustup reach no registry there.
-fn fetch(core: &Path) -> Result<(), String> {
+/// Fetches the compiler that the module's core names, its sources, and the core's crates, for the builds for all kernels. This runs outside
+/// of the root that has the kernel's compiler, as Cargo and rustup reach no registry there.
+pub fn fetch() -> Result<(), String> {
+    let core = &crate::root().join("kmod/rust");
     let command = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
         // Cargo says to what it runs which compiler to take, and xtask is one of these.

@@ -93,8 +93,10 @@ impl Run<'_> {
         }
         let initial = self.at("initramfs");
         std::fs::write(&initial, self.archives.concat()).map_err(failed("the initramfs"))?;
-        std::fs::write(self.at("ssdt"), firmware::external(OUTSIDE))
-            .map_err(failed("the firmware's table"))?;
+        if self.many {
+            let table = firmware::external(OUTSIDE);
+            std::fs::write(self.at("ssdt"), table).map_err(failed("the firmware's table"))?;
+        }
         for _ in 0..BOOTS {
             let _ = std::fs::remove_file(self.at("monitor"));
             let mut qemu = self.command().spawn().map_err(failed(QEMU))?;

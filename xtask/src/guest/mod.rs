@@ -155,6 +155,11 @@ fn run_wanted(wanted: &Wanted) -> Result<(), String> {
                 .collect::<Result<Vec<_>, _>>()?
         }
     };
+    // A program that drives devices by itself needs no module.
+    let needs_modules = |kernel: &Kernel| jobs::of(wanted, &kernel.name).any(|(job, _)| job.user.is_none());
+    if kernels.iter().any(needs_modules) {
+        kernel::fetch()?;
+    }
     let port = machine::serve_echo()?;
     let mut outcome = Ok(());
     for kernel in &kernels {
@@ -163,8 +168,7 @@ fn run_wanted(wanted: &Wanted) -> Result<(), String> {
             continue;
         }
         let began = Instant::now();
-        // A program that drives devices by itself needs none.
-        if runs.iter().any(|(job, _)| job.user.is_none()) {
+        if needs_modules(kernel) {
             kernel.build(&root, &folder)?;
             println!("== Linux {}: modules built in {} s", kernel.release, began.elapsed().as_secs());
         }

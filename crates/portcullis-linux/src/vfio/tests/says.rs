@@ -179,7 +179,7 @@ fn more_than_may_be_locked_is_told_with_the_limit() {
     }
 }
 
-/// Any of VFIO's drivers may have a device, and of its group bridges and stubs are in nobody's way.
+/// A device may be bound to any driver of VFIO's. A bridge or a stub in its group keeps nobody from using it.
 #[test]
 fn drivers_that_are_in_nobodys_way_are_not_told_of() {
     let folder = tempfile::tempdir().unwrap();

@@ -133,7 +133,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ) -> Result<Self, RingError> {
         let mut place = MaybeUninit::uninit();
         Self::unmeasured_in(&mut place, device, pool, config, clock)?;
-        // SAFETY: the queue is in its place, and nobody else takes it out.
+        // SAFETY: `unmeasured_in` has returned, so the queue is in the place; it leaves the place here alone.
         let mut queue = unsafe { place.assume_init() };
         queue.measure_toward(direction)?;
         Ok(queue)

@@ -492,7 +492,7 @@ impl<X: Machine> Device<X> {
     pub fn ops(&self, config: OpsConfig) -> Result<DmaOps<X>, SetupError> {
         let mut place = MaybeUninit::uninit();
         self.ops_in(config, &mut place)?;
-        // SAFETY: the handle is in its place, and nobody else takes it out.
+        // SAFETY: `ops_in` has returned, so the handle is in the place; it leaves the place here alone.
         Ok(unsafe { place.assume_init() })
     }
 
