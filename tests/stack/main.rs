@@ -25,7 +25,7 @@ const MAKE: u64 = 6144;
 /// Frames that are larger, by parts of their functions' names; how large, and why.
 const LARGER: &[(&str, u64, &str)] = &[
     ("unmeasured_in", 1744, "a ring, on its way to its place"),
-    ("Device<X>::assemble", 1712, "a queue, on its way to the caller"),
+    ("Device<X>>::assemble", 1712, "a queue, on its way to the caller"),
     ("make_domain", 1584, "a mapper, on its way to the domain"),
     ("within", 1328, "a mapper, on its way to the domain"),
     ("Mapper>::sync", 1120, "32 requests"),
@@ -57,8 +57,8 @@ const INDIRECT: &[(&str, &[&str], &str)] = &[
     ("NotCoherent", &["AnyQueue>"], "the same"),
     ("AdaptiveRing", &[], "the clock"),
     ("DmaOps<X>::new_in", &[], "the clock, and memcpy"),
-    ("Device<X>::adaptive", &[], "the clock, and memcpy"),
-    ("Device<X>::assemble", &[], "what makes the lanes of a device that is not coherent, and memcpy"),
+    ("Device<X>>::adaptive", &[], "the clock, and memcpy"),
+    ("Device<X>>::assemble", &[], "what makes the lanes of a device that is not coherent, and memcpy"),
     ("end_measured", &[], "the clock"),
     ("DmaOps<X>>::enter", &[], "the clock"),
     ("drop_in_place<portcullis::dma::ops::DmaOps", &[], "the clock"),

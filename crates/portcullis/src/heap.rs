@@ -82,6 +82,16 @@ pub(crate) fn boxed_in<T, E: From<OutOfMemory>>(
     Ok(unsafe { place.assume_init() })
 }
 
+/// A value that `make` is given the place of, for a caller that has room for it: `make` returns the value there.
+pub(crate) fn made<T, E>(
+    make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
+) -> Result<T, E> {
+    let mut place = MaybeUninit::uninit();
+    made_in(&mut place, make)?;
+    // SAFETY: `made_in` has returned, so the value is there.
+    Ok(unsafe { place.assume_init() })
+}
+
 /// Has `make` put a value in `place`. When this returns `Ok`, the value is there.
 fn made_in<T, E>(
     place: &mut MaybeUninit<T>,

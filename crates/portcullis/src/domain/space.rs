@@ -7,6 +7,7 @@ mod endings;
 mod guards;
 mod lifecycle;
 mod live;
+mod open;
 mod steps;
 
 pub(crate) use endings::Ending;
@@ -16,7 +17,6 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
-use core::cell::Cell;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -238,83 +238,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         // SAFETY: the caller's promise.
         unsafe { self.open::<false>(list, (len, len), attributes, limit, |_, _| ()) }
-    }
-
-    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them, and not by
-    /// [`map_fast`](Self::map_fast). The bytes beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the
-    /// addresses are taken on, and `true`; where the map then fails, again, with `false`. With `HERE`, what it gathers is in the caller's frame.
-    ///
-    /// # Safety
-    /// As for [`map`](Self::map).
-    #[inline(always)]
-    pub(crate) unsafe fn open<const HERE: bool>(
-        &self,
-        list: &[PhysSegment],
-        (len, used): (u64, u64),
-        attributes: Attributes,
-        limit: Iova,
-        count: impl Fn(Option<&LocalCpu<'_>>, bool) + Copy,
-    ) -> Result<IovaRange, MapListError> {
-        // By reference: in place of three words in each of what follows.
-        let (neighbours, count) = (len.saturating_sub(used), &count);
-        let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
-            let book = self.books.of(cpu);
-            count(cpu, false);
-            book.add(|book| &book.refused, 1);
-            self.change_in(book, neighbours.wrapping_neg());
-        };
-        // Counted while the CPU is lent for the addresses: to count afterwards would take it again.
-        let is_counted = Cell::new(false);
-        let counting = Guard::new(|| {
-            if is_counted.get() {
-                uncounted(None);
-            }
-        });
-        let counted = &is_counted;
-        let guarded = move |cpu: Option<&LocalCpu<'_>>, range| {
-            let (changing, book) = (self.changing(range), self.books.of(cpu));
-            count(cpu, true);
-            book.add(|book| &book.maps, 1);
-            counted.set(true);
-            self.change_in(book, neighbours);
-            changing
-        };
-        let changing = self.alloc(len, limit, guarded)?;
-        let range = changing.range();
-        let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
-            counted.set(false);
-            uncounted(cpu);
-        };
-        if HERE {
-            let mut gather = Gather::new();
-            // SAFETY: the caller's promise.
-            if let Err(why) = unsafe { self.enter(range, list, attributes, &mut gather) } {
-                return Err(self.open_failed(|| self.link_failed(why, &gather, None), changing, uncounted));
-            }
-        } else {
-            // SAFETY: the caller's promise.
-            if let Err(failed) = unsafe { self.link(range, list, attributes, None) } {
-                return Err(self.open_failed(|| failed, changing, uncounted));
-            }
-        }
-        counting.done();
-        Ok(changing.done())
-    }
-
-    /// Ends a map that has counted, and taken `addresses`: `failed` has hardware forget it, and says what is left; then the counts take it
-    /// back, and the addresses go back. By itself, so that the map's frame needs no room for it.
-    #[cold]
-    #[inline(never)]
-    fn open_failed(
-        &self,
-        failed: impl FnOnce() -> LinkFailed,
-        addresses: Changing<'_, M, P>,
-        uncounted: impl FnOnce(Option<&LocalCpu<'_>>),
-    ) -> MapListError {
-        let failed = failed();
-        // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
-        self.platform.with_cpu(uncounted);
-        failed.end(addresses)
     }
 
     /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's

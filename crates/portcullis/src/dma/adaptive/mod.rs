@@ -24,7 +24,7 @@ use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, BounceDevice, Rule, Way};
 use crate::domain::MapListError;
-use crate::heap::{OutOfMemory, Shared, slice, write_fields};
+use crate::heap::{OutOfMemory, Shared, made, slice, write_fields};
 use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -131,10 +131,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         config: StrictRingConfig,
         clock: K,
     ) -> Result<Self, RingError> {
-        let mut place = MaybeUninit::uninit();
-        Self::unmeasured_in(&mut place, device, pool, config, clock)?;
-        // SAFETY: `unmeasured_in` has returned, so the queue is in the place; it leaves the place here alone.
-        let mut queue = unsafe { place.assume_init() };
+        let mut queue: Self = made(|place| Self::unmeasured_in(place, device, pool, config, clock))?;
         queue.measure_toward(direction)?;
         Ok(queue)
     }

@@ -1,9 +1,9 @@
 //! From a page table to a queue: a builder makes the domain, the domain its devices, and each
 //! device its queues. What a queue cannot be made of is an error when it is made.
 
+mod lanes;
 mod maintained;
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -11,20 +11,15 @@ use core::fmt;
 use core::mem::MaybeUninit;
 
 use self::maintained::AnyPool;
-use super::swiotlb::Copies;
-use super::{Lane, Queue, QueueConfig, Strategy};
-use crate::addr::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
-use crate::bounce::pool::{BounceDevice, BouncePool, DeviceProfile, PoolConfig, PoolUsage};
-use crate::bounce::swiotlb::{Constraints, Swiotlb};
-use crate::dma::machine::{AdaptiveOf, CopyingOf, DeviceOf, RingOf};
-use crate::dma::{
-    AdaptiveRing, DmaBuffer, DmaDevice, DmaOps, OpsConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
-};
-use crate::dma::{Clock, Machine};
+use super::{Lane, Queue, QueueConfig};
+use crate::addr::{DeviceId, DomainId, Iova, IovaRange};
+use crate::bounce::pool::{BouncePool, DeviceProfile, PoolConfig, PoolUsage};
+use crate::bounce::swiotlb::Swiotlb;
+use crate::dma::machine::DeviceOf;
+use crate::dma::{Clock, DmaBuffer, DmaDevice, DmaOps, Machine, OpsConfig};
 use crate::domain::{Domain, Policy};
-use crate::heap::{OutOfMemory, Shared, boxed, boxed_in};
+use crate::heap::{OutOfMemory, Shared, boxed, made};
 use crate::invalidation::InvalidationQueue;
-use crate::iova::ArenaError;
 use crate::mapper::{Mapper, TableMapper};
 use crate::pgtable::{Format, PageTable};
 use crate::platform::{CacheMaintenance, CopyMemory, FRAME_SIZE, Frames, Platform};
@@ -490,10 +485,7 @@ impl<X: Machine> Device<X> {
     /// [`Threshold`](SetupError::Threshold) for more than the pool copies, [`NotCoherent`](SetupError::NotCoherent), or what a
     /// pool cannot be made of.
     pub fn ops(&self, config: OpsConfig) -> Result<DmaOps<X>, SetupError> {
-        let mut place = MaybeUninit::uninit();
-        self.ops_in(config, &mut place)?;
-        // SAFETY: `ops_in` has returned, so the handle is in the place; it leaves the place here alone.
-        Ok(unsafe { place.assume_init() })
+        made(|place| self.ops_in(config, place))
     }
 
     /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB, which a kernel's stack may not have room for twice.
@@ -514,96 +506,9 @@ impl<X: Machine> Device<X> {
         let pool = if has_pool { Some(domain.shared_pool()?) } else { None };
         DmaOps::new_in(place, &parts.domain, pool, self.profile, (config, domain.clock()?))
     }
-
-    #[inline(never)]
-    fn assemble<B: DmaBuffer>(
-        &self,
-        config: &QueueConfig,
-        adaptive: Option<Box<AdaptiveOf<X>>>,
-    ) -> Result<Queue<X, B>, SetupError> {
-        let lane = match self.maintained {
-            Some(maintained) => maintained(self, config)?,
-            None => self.coherent(config, adaptive)?,
-        };
-        Ok(Queue::new(self.dma.clone(), lane, config)?)
-    }
-
-    /// Makes a lane of a coherent device: of what [`adaptive`](Self::adaptive) has made, or, where that is `None`, of the strategy.
-    fn coherent(
-        &self,
-        config: &QueueConfig,
-        adaptive: Option<Box<AdaptiveOf<X>>>,
-    ) -> Result<Lane<X>, SetupError> {
-        if let Some(adaptive) = adaptive {
-            return Ok(Lane::Auto(adaptive));
-        }
-        let translated = self.dma.is_translated();
-        Ok(match config.strategy {
-            Strategy::Direct => Lane::Direct,
-            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)?),
-            Strategy::Ring => Lane::Ring(self.ring(config)?),
-            Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
-            Strategy::Bounce => {
-                let pool = self.domain.parts.swiotlb.as_ref().ok_or(SetupError::NoCopyMemory)?;
-                Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
-            }
-            Strategy::Auto if !translated => Lane::Direct,
-            // There is no memory to copy through.
-            Strategy::Auto => Lane::Ring(self.ring(config)?),
-        })
-    }
-
-    fn ring_config(config: &QueueConfig) -> StrictRingConfig {
-        let batch = config.batch;
-        // What waits for a commit has addresses, too.
-        let descriptors = config.descriptors.saturating_add(batch as u32);
-        StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
-    }
-
-    fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, SetupError> {
-        let config = Self::ring_config(config);
-        StrictRing::new(&self.dma, config).map_err(|error| no_ring(error, &config))
-    }
-
-    fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
-        BounceDevice::new(self.domain.shared_pool()?, self.profile)
-    }
-
-    /// Makes and measures what copies or maps, for [`QueueConfig::auto`] where the domain has memory to copy through; otherwise `None`.
-    #[inline(never)]
-    fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
-        let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();
-        if !chooses || !self.dma.is_translated() || self.domain.parts.memory.is_none() {
-            return Ok(None);
-        }
-        let (pool, clock) = (self.pool()?, self.domain.clock()?);
-        let (ring, directions) = (Self::ring_config(config), config.direction);
-        let made = boxed_in(|place| AdaptiveRing::unmeasured_in(place, &self.dma, pool, ring, clock));
-        let mut adaptive = made.map_err(|error| no_ring(error, &ring))?;
-        let directions = directions.as_ref().map_or(&Direction::ALL[..], core::slice::from_ref);
-        for direction in directions {
-            adaptive.measure_toward(*direction)?;
-        }
-        Ok(Some(adaptive))
-    }
-
-    fn constraints(&self) -> Result<Constraints, SetupError> {
-        let DeviceProfile { mask, offset_mask, .. } = self.profile;
-        Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask)
-    }
 }
 
 /// Checks that no cache line of `line` bytes is a part of two blocks of `most` bytes.
 fn check_line(line: u64, most: u64) -> Result<(), SetupError> {
     if line.is_power_of_two() && line <= most { Ok(()) } else { Err(SetupError::CacheLine { line, most }) }
-}
-
-/// Why a ring of these dimensions was not made.
-fn no_ring(error: RingError, config: &StrictRingConfig) -> SetupError {
-    match error {
-        RingError::Arena(ArenaError::Space(error)) => error.into(),
-        RingError::Arena(ArenaError::OutOfMemory) => SetupError::OutOfMemory,
-        RingError::Untranslated => SetupError::NotTranslated,
-        _ => SetupError::NoRing { descriptors: config.descriptors, bytes: config.descriptor_bytes },
-    }
 }

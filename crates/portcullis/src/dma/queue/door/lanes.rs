@@ -1,0 +1,104 @@
+//! How queues of coherent devices are made. What they cannot be made of is an error.
+
+use alloc::boxed::Box;
+
+use super::Device;
+use crate::addr::{Direction, PhysAddr};
+use crate::bounce::pool::{BounceDevice, DeviceProfile};
+use crate::bounce::swiotlb::Constraints;
+use crate::dma::machine::{AdaptiveOf, CopyingOf, RingOf};
+use crate::dma::queue::swiotlb::Copies;
+use crate::dma::queue::{Lane, Queue, QueueConfig, Strategy};
+use crate::dma::{AdaptiveRing, DmaBuffer, Machine, RawBatch, RingError, StrictRing, StrictRingConfig};
+use crate::heap::{boxed, boxed_in};
+use crate::iova::ArenaError;
+use crate::setup::SetupError;
+
+impl<X: Machine> Device<X> {
+    #[inline(never)]
+    pub(super) fn assemble<B: DmaBuffer>(
+        &self,
+        config: &QueueConfig,
+        adaptive: Option<Box<AdaptiveOf<X>>>,
+    ) -> Result<Queue<X, B>, SetupError> {
+        let lane = match self.maintained {
+            Some(maintained) => maintained(self, config)?,
+            None => self.coherent(config, adaptive)?,
+        };
+        Ok(Queue::new(self.dma.clone(), lane, config)?)
+    }
+
+    /// Makes a lane of a coherent device: of what [`adaptive`](Self::adaptive) has made, or, where that is `None`, of the strategy.
+    fn coherent(
+        &self,
+        config: &QueueConfig,
+        adaptive: Option<Box<AdaptiveOf<X>>>,
+    ) -> Result<Lane<X>, SetupError> {
+        if let Some(adaptive) = adaptive {
+            return Ok(Lane::Auto(adaptive));
+        }
+        let translated = self.dma.is_translated();
+        Ok(match config.strategy {
+            Strategy::Direct => Lane::Direct,
+            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)?),
+            Strategy::Ring => Lane::Ring(self.ring(config)?),
+            Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
+            Strategy::Bounce => {
+                let pool = self.domain.parts.swiotlb.as_ref().ok_or(SetupError::NoCopyMemory)?;
+                Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
+            }
+            Strategy::Auto if !translated => Lane::Direct,
+            // There is no memory to copy through.
+            Strategy::Auto => Lane::Ring(self.ring(config)?),
+        })
+    }
+
+    fn ring_config(config: &QueueConfig) -> StrictRingConfig {
+        let batch = config.batch;
+        // What waits for a commit has addresses, too.
+        let descriptors = config.descriptors.saturating_add(batch as u32);
+        StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
+    }
+
+    fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, SetupError> {
+        let config = Self::ring_config(config);
+        StrictRing::new(&self.dma, config).map_err(|error| no_ring(error, &config))
+    }
+
+    fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
+        BounceDevice::new(self.domain.shared_pool()?, self.profile)
+    }
+
+    /// Makes and measures what copies or maps, for [`QueueConfig::auto`] where the domain has memory to copy through; otherwise `None`.
+    #[inline(never)]
+    pub(super) fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
+        let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();
+        if !chooses || !self.dma.is_translated() || self.domain.parts.memory.is_none() {
+            return Ok(None);
+        }
+        let (pool, clock) = (self.pool()?, self.domain.clock()?);
+        let (ring, directions) = (Self::ring_config(config), config.direction);
+        let made = boxed_in(|place| AdaptiveRing::unmeasured_in(place, &self.dma, pool, ring, clock));
+        let mut adaptive = made.map_err(|error| no_ring(error, &ring))?;
+        let directions = directions.as_ref().map_or(&Direction::ALL[..], core::slice::from_ref);
+        for direction in directions {
+            adaptive.measure_toward(*direction)?;
+        }
+        Ok(Some(adaptive))
+    }
+
+    fn constraints(&self) -> Result<Constraints, SetupError> {
+        let DeviceProfile { mask, offset_mask, .. } = self.profile;
+        Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask)
+    }
+}
+
+/// Why a ring of these dimensions was not made.
+fn no_ring(error: RingError, config: &StrictRingConfig) -> SetupError {
+    match error {
+        RingError::Arena(ArenaError::Space(error)) => error.into(),
+        RingError::Arena(ArenaError::OutOfMemory) => SetupError::OutOfMemory,
+        RingError::Untranslated => SetupError::NotTranslated,
+        _ => SetupError::NoRing { descriptors: config.descriptors, bytes: config.descriptor_bytes },
+    }
+}
