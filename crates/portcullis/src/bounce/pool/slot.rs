@@ -71,10 +71,10 @@ const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
 
 impl Terms {
-    /// Returns whether the device gets the original's bytes.
+    /// Returns whether a map gives the device the original's bytes.
     #[inline]
     pub(super) fn copies_in(&self) -> bool {
-        self.copy_in || !matches!(self.direction, Direction::FromDevice)
+        self.copy_in || self.copies(Toward::Buffer)
     }
 
     /// Returns whether the original gets what the device wrote.
@@ -83,11 +83,12 @@ impl Terms {
         !matches!(self.direction, Direction::ToDevice)
     }
 
-    /// Returns whether data is copied in the direction `into`.
+    /// Returns whether a sync copies in the direction `into`. It copies nothing into a buffer that the device only writes, even where the map
+    /// did: that would undo the device's later writes. (Linux's swiotlb copies nothing there, either.)
     #[inline]
     pub(super) fn copies(&self, into: Toward) -> bool {
         match into {
-            Toward::Buffer => self.copies_in(),
+            Toward::Buffer => !matches!(self.direction, Direction::FromDevice),
             Toward::Original => self.copies_out(),
         }
     }

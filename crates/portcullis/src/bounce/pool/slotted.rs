@@ -302,9 +302,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// Lets the device see `len` bytes of the original, from `offset` on, of the mapping at `iova`.
-    /// For a device that only writes (unless with [`copy_in`](super::Attributes::copy_in)), and for
-    /// what is mapped directly, it copies nothing, and costs a fence. Else as
-    /// [`sync_for_cpu`](Self::sync_for_cpu).
+    /// For a device that only writes, and for a direct mapping, it copies nothing, and costs a fence.
+    /// Else as [`sync_for_cpu`](Self::sync_for_cpu).
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.

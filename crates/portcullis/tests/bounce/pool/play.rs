@@ -83,7 +83,7 @@ impl World {
                 let part = live.part(at, len);
                 if live.span == live.len() {
                     self.bench.pool.sync_device(live.iova, part.start as u64, part.len() as u64).unwrap();
-                    let part = if live.copies_in() { part } else { 0..0 };
+                    let part = if live.direction == Direction::FromDevice { 0..0 } else { part };
                     for at in part {
                         // What the device left in the original unwritten stays unknown.
                         live.buffer[at] = Some(live.original[at]).filter(|byte| *byte != UNKNOWN);

@@ -80,7 +80,6 @@ pub enum Op {
 pub struct Live {
     pub device: usize,
     pub direction: Direction,
-    pub keep: bool,
     pub way: Way,
     pub iova: Iova,
     /// For unmap.
@@ -105,10 +104,6 @@ impl Live {
     pub fn part(&self, at: u64, len: u64) -> std::ops::Range<usize> {
         let at = at % self.len();
         at as usize..(at + len % (self.len() - at) + 1) as usize
-    }
-
-    pub fn copies_in(&self) -> bool {
-        self.keep || self.direction != Direction::FromDevice
     }
 }
 
@@ -219,7 +214,7 @@ impl World {
         let buffer = original.iter().enumerate().map(|(at, byte)| known(at).then_some(*byte)).collect();
         let _buffers = buffers;
         let live =
-            Live { device, direction, keep, way, iova, span, view, list, _buffers, original, buffer, direct };
+            Live { device, direction, way, iova, span, view, list, _buffers, original, buffer, direct };
         self.look(&live);
         self.live.push(live);
     }
