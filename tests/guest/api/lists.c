@@ -166,11 +166,14 @@ static int apart(struct api *api)
 	api_write(api, address_of(&table, 2 * SIZE + 2 * PAGE_SIZE + 500), MINE, LENGTH);
 	dma_sync_sgtable_for_cpu(dev, &table, DMA_FROM_DEVICE);
 	api_check(api_all(piece[2] + 2 * PAGE_SIZE + 500, MINE, LENGTH), "pieces that a boundary would cut: a sync gives what the device wrote");
-	memset(piece[2] + 2 * PAGE_SIZE + 500, 0, LENGTH);
+	/* A sync for the device undoes nothing that the device has written since. */
+	api_write(api, address_of(&table, 2 * SIZE), SECRET, LENGTH);
 	dma_sync_sgtable_for_device(dev, &table, DMA_FROM_DEVICE);
 	api_write(api, address_of(&table, 3 * SIZE), MINE, LENGTH);
 	dma_unmap_sgtable(dev, &table, DMA_FROM_DEVICE, 0);
-	api_check(api_all(piece[3], MINE, LENGTH) && api_all(piece[2], 0, SIZE), "pieces that a boundary would cut: afterwards the driver has it");
+	api_check(api_all(piece[3], MINE, LENGTH) && api_all(piece[2], SECRET, LENGTH) &&
+		  api_all(piece[2] + 2 * PAGE_SIZE + 500, MINE, LENGTH) && api_all(piece[2] + PAGE_SIZE, 0, PAGE_SIZE),
+		  "pieces that a boundary would cut: afterwards the driver has it");
 out:
 	for (at = 0; at < PIECES; at++)
 		free_pages((unsigned long)piece[at], ORDER);
