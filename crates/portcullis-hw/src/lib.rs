@@ -41,6 +41,9 @@ mod queue;
 mod said;
 mod switch;
 mod sync;
+#[cfg(all(test, not(any(loom, watched))))]
+#[path = "../../portcullis/tests/transcript/text.rs"]
+mod transcript;
 
 pub mod acpi;
 pub mod amdvi;

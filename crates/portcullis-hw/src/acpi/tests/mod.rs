@@ -1,7 +1,7 @@
 //! Tables made by hand: right ones, and ones that are wrong in each way. `cases` has small tables after public reports of firmware that
 //! was wrong, with made-up names and addresses.
 
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Debug;
@@ -73,6 +73,42 @@ fn spoil<T: Debug>(
             let _ = tell(&changed);
         }
     }
+}
+
+/// Writes down what is read of `table`, and what is read otherwise where one byte of it is another: lines that are gone or new, and a number
+/// that tells whether all of them are the same.
+#[cfg(not(watched))]
+fn write_down<T: Debug>(name: &str, table: &[u8], parse: impl Fn(&[u8]) -> Result<T, AcpiError>) {
+    const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/portcullis-hw/tests/transcripts");
+    let read = |table: &[u8]| -> Vec<String> {
+        let read = alloc::format!("{:#x?}", parse(table));
+        read.lines().map(|line| line.trim_end_matches(',').into()).collect()
+    };
+    let usual = read(table);
+    let mut said = crate::transcript::Transcript::new(name, Vec::new);
+    usual.iter().filter(|line| line.contains(':')).for_each(|line| said.line(line));
+    for at in HEADER..table.len() {
+        for change in [1, 0x80] {
+            let mut changed = table.to_vec();
+            changed[at] ^= change;
+            seal(&mut changed);
+            let lines = read(&changed);
+            let gone = usual
+                .iter()
+                .filter(|line| !lines.contains(line))
+                .map(|line| alloc::format!("- {}", line.trim()));
+            let come = lines
+                .iter()
+                .filter(|line| !usual.contains(line))
+                .map(|line| alloc::format!("+ {}", line.trim()));
+            let differs: Vec<String> = gone.chain(come).collect();
+            if lines != usual {
+                let sum = crate::transcript::sum(lines.iter().flat_map(|line| line.bytes()));
+                said.line(format_args!("{at:#x} ^ {change:#x} ({sum:016x}): {}", differs.join(", ")));
+            }
+        }
+    }
+    said.assert_is(FOLDER, name);
 }
 
 #[test]
