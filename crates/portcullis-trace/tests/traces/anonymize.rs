@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use portcullis_trace::anonymize::anonymize;
-use portcullis_trace::replay::{Mode, Options, Profile, replay};
+use portcullis_trace::replay::{Mode, Options, Profile, Report, replay};
 use portcullis_trace::{Input, ReadOptions, Trace};
 
 use super::common::{SHIPPED, on_cpu0, read_in, sample, traces};
 
-fn anonymized(bytes: &[u8]) -> Vec<u8> {
+pub fn anonymized(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     anonymize(|| Input::from_bytes("private", bytes), &mut out).unwrap();
     out
@@ -21,7 +21,11 @@ fn figures(bytes: &[u8]) -> String {
     let limit = if cfg!(debug_assertions) { Some(10_000) } else { None };
     let mut trace =
         Trace::from_bytes("test", bytes, ReadOptions { limit, ..ReadOptions::default() }).unwrap();
-    let report = replay(&mut trace, &options, |_| ()).unwrap();
+    figures_of(&replay(&mut trace, &options, |_| ()).unwrap())
+}
+
+/// The figures of `report` that no clock of this machine has a part in.
+pub fn figures_of(report: &Report) -> String {
     let (t, mut text) = (&report.trace, String::new());
     text +=
         &format!("{:?}\n", (t.events, t.maps, t.unmaps, t.unpaired, t.devices.len(), t.cpus, t.bytes_mapped));

@@ -21,3 +21,4 @@ mod robustness;
 mod said;
 mod sentences;
 mod shapes;
+mod whole;
