@@ -169,6 +169,26 @@ fn pages_of_changes_are_as_they_were() {
     is_golden("scale-changes.html", &changes([&scale(), &after]));
 }
 
+#[test]
+fn results_of_different_commands_are_named_by_them() {
+    let mut other = benched();
+    other["bench"] = "iova".into();
+    let said = |after: &Value| {
+        let outcomes = [("before", &benched()), ("after", after)]
+            .map(|(name, value)| (name.to_owned(), read::outcome(value.clone()).unwrap()));
+        page(&outcomes, true).unwrap_err().to_string()
+    };
+    for (after, tool) in [(other, "bench iova"), (scale(), "scale"), (replayed(), "replay")] {
+        assert_eq!(
+            said(&after),
+            format!(
+                "--compare takes two results of the same command: before is of `portcullis bench path`, and after is of \
+                 `portcullis {tool}`"
+            )
+        );
+    }
+}
+
 /// A recording of which each count differs.
 pub fn summary() -> Summary {
     let mut summary = Summary::default();

@@ -14,6 +14,9 @@ mod recorded;
 mod report;
 #[path = "cli/shape.rs"]
 mod shape;
+#[cfg(all(target_os = "linux", feature = "bench"))]
+#[path = "cli/whole.rs"]
+mod whole;
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;

@@ -221,7 +221,8 @@ fn may_unbind(host: &Host<'_>, device: &Device, bound: &[Bound], how: How) -> Re
         .map_or("Nothing is known to use it.".into(), |stops| format!("Meanwhile all on it stops: {stops}."));
     let shares =
         if bound.len() > 1 { " The IOMMU does not tell them apart, so they change together." } else { "" };
-    let what = format!("This takes {}, and gives it back.{shares} {stop}", list(&drivers));
+    let back = if bound.len() > 1 { "gives them back" } else { "gives it back" };
+    let what = format!("This takes {}, and {back}.{shares} {stop}", list(&drivers));
     if how.yes {
         host.outside.say(&what);
         return Ok(());

@@ -7,6 +7,7 @@ mod names;
 mod says;
 mod sentences;
 mod uses;
+mod whole;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
