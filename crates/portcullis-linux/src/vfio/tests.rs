@@ -6,3 +6,5 @@ mod fake;
 pub mod kernel;
 mod mapper;
 mod says;
+#[cfg(not(any(loom, watched)))]
+mod whole;

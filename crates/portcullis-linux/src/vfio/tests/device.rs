@@ -13,11 +13,11 @@ use super::fake::PAGE;
 use super::kernel::{Kernel, RANGES, State};
 use crate::vfio::{AddressSpace, Device, Kind, OpenError};
 
-const NAME: &str = "0000:01:00.0";
+pub const NAME: &str = "0000:01:00.0";
 const CDEV: &str = "vfio/devices/vfio3";
 
 /// With iommufd, and a device.
-fn iommufd() -> Kernel {
+pub fn iommufd() -> Kernel {
     let kernel = Kernel::with(&["iommu", CDEV, "vfio/devices/vfio4"]);
     kernel.device(NAME, 7, Some("vfio3"));
     kernel.device("0000:01:00.1", 7, Some("vfio4"));
@@ -25,7 +25,7 @@ fn iommufd() -> Kernel {
 }
 
 /// With type 1, and two devices in a group and one in another.
-fn type1() -> Kernel {
+pub fn type1() -> Kernel {
     let kernel = Kernel::with(&["vfio/vfio", "vfio/7", "vfio/8", NAME, "0000:01:00.1", "0000:02:00.0"]);
     kernel.device(NAME, 7, None);
     kernel.device("0000:01:00.1", 7, None);
@@ -61,7 +61,7 @@ fn has_ranges(space: &AddressSpace) {
 }
 
 /// Maps two pages at page 16 and unmaps them; what was unmapped.
-fn map_and_unmap(space: &AddressSpace, permissions: Permissions) -> (Result<(), MapError>, (u64, u64)) {
+pub fn map_and_unmap(space: &AddressSpace, permissions: Permissions) -> (Result<(), MapError>, (u64, u64)) {
     // SAFETY: no device reaches anything through a kernel of the test's.
     let mapper = unsafe { space.mapper() };
     let (platform, range) = (StdPlatform::new(), IovaRange::new(Iova::new(0x1_0001_0000), 2 * PAGE).unwrap());
@@ -317,7 +317,7 @@ const BYTES: u64 = 0x2000;
 /// A region may be read, written and mapped.
 const ALL: u32 = 7;
 
-fn with_regions() -> (Kernel, Device) {
+pub fn with_regions() -> (Kernel, Device) {
     let kernel = iommufd();
     kernel.set(|kernel| {
         kernel.regions[1] = (ALL, BYTES, BAR);

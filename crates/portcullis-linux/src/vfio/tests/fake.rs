@@ -63,7 +63,7 @@ impl Fake {
 }
 
 /// As a PC's: without the addresses of interrupts.
-fn ranges(fake: &Fake) -> Ranges {
+pub fn ranges(fake: &Fake) -> Ranges {
     let allowed = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
     let allowed =
         allowed.map(|(first, last)| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap());
