@@ -20,3 +20,4 @@ mod sentences;
 mod strict_tables;
 mod translation;
 mod walk_cache;
+mod whole;
