@@ -4,6 +4,7 @@
 // For crates without it.
 extern crate std;
 
+use std::boxed::Box;
 use std::fmt::{Debug, Display};
 use std::format;
 use std::path::PathBuf;
@@ -17,14 +18,14 @@ const MOST: usize = 24;
 pub struct Transcript {
     text: String,
     /// What went on since it was asked last.
-    below: fn() -> Vec<String>,
+    below: Box<dyn Fn() -> Vec<String>>,
 }
 
 impl Transcript {
     /// `about` says what the transcript is of.
-    pub fn new(about: &str, below: fn() -> Vec<String>) -> Self {
+    pub fn new(about: &str, below: impl Fn() -> Vec<String> + 'static) -> Self {
         below();
-        Self { text: format!("# {about}\n"), below }
+        Self { text: format!("# {about}\n"), below: Box::new(below) }
     }
 
     pub fn line(&mut self, text: impl Display) {

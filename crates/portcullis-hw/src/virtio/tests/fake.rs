@@ -4,6 +4,7 @@
 extern crate std;
 
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -135,6 +136,8 @@ pub struct Device {
     pub doorbells: u64,
     pub event_doorbells: u64,
     pub requests: Vec<u8>,
+    /// The requests with what was answered, for people.
+    pub told: Vec<String>,
     pub endpoints: BTreeMap<u32, (u32, bool)>,
     pub domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,
     /// As the driver has set them: size, and the addresses of the three parts.
@@ -171,6 +174,7 @@ impl Device {
             doorbells: 0,
             event_doorbells: 0,
             requests: Vec::new(),
+            told: Vec::new(),
             endpoints: BTreeMap::new(),
             domains: BTreeMap::new(),
             queues: Default::default(),
@@ -263,6 +267,7 @@ impl Device {
             let mut answer = alloc::vec![0; writable.len()];
             let tail = answer.len() - 4;
             answer[tail] = self.carry_out(&request, tail, &mut answer[..tail]);
+            self.tell(&request, answer[tail]);
             for (index, (at, byte)) in writable.iter().zip(&answer).enumerate() {
                 // Of properties no more than there are.
                 if index >= tail || *byte > 0 {
@@ -271,6 +276,22 @@ impl Device {
             }
             self.use_up(memory, 0, u32::from(head), answer.len() as u32);
         }
+    }
+
+    /// Notes the request's kind, its words of 32 bits, those of addresses as such, and the answer.
+    fn tell(&mut self, request: &[u8], answer: u8) {
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
+        let words = |bytes: &[u8], size: usize| {
+            let words = bytes.chunks(size).map(|word| alloc::format!("{:#x}", number(word)));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let (kind, domain, rest) = (request[0], number(&request[4..8]), &request[8..]);
+        let rest = match kind {
+            3 | 4 => words(rest, 8),
+            5 => String::new(),
+            _ => words(rest, 4),
+        };
+        self.told.push(alloc::format!("{kind} {domain:#x} {rest} = {answer}"));
     }
 
     /// The status of a request, by the specification.

@@ -9,6 +9,8 @@ mod fake;
 mod mapping;
 mod panics;
 mod seen;
+#[cfg(not(watched))]
+mod transcripts;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
