@@ -78,6 +78,7 @@ fn wrong_with(words: &[&str]) -> Option<String> {
     let is_right = match words[1..] {
         ["xtask", "coherence", ref rest @ ..] => coherence::is_request(rest),
         ["xtask", "guest", ref rest @ ..] => guest::is_request(rest),
+        ["xtask", "c-library", ref rest @ ..] => rest.len() <= 1,
         ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
         ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
         ["fuzz" | "+nightly", ..] => {
@@ -361,6 +362,7 @@ fn what_is_wrong_is_found() {
     assert!(wrong("cargo run -p portcullis-model --example nothing") && wrong("cargo run -p nothing"));
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
     assert!(!wrong("cargo xtask guest --iommu vtd --job edu") && wrong("cargo xtask guest --job nothing"));
+    assert!(!wrong("cargo xtask c-library /usr/local") && wrong("cargo xtask c-library a b"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
     assert!(!wrong("cargo xtask limited test -p portcullis") && wrong("cargo xtask limited test -p nothing"));
     assert_eq!(not_compiled("```rust\nlet a = 1;\n```\n```text\n    a\n```\n"), [""; 0]);

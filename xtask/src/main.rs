@@ -3,6 +3,7 @@
 
 mod borrowed;
 mod browser;
+mod c_library;
 #[cfg(test)]
 mod circles;
 #[cfg(test)]
@@ -36,6 +37,9 @@ cargo xtask conformance
                       run the drivers of IOMMUs on those that QEMU emulates; installs QEMU where the system allows it
 cargo xtask guest [--help]
                       Linux's drivers in guests that QEMU emulates; fetches Debian's kernels where the system allows it
+cargo xtask c-library [FOLDER]
+                      the library for C and C++, in a folder: header, static and shared library, and a file for pkg-config; or
+                      its tests
 cargo xtask limited test ..
                       what Cargo would do, with the limit that the tests above have: a program that prints nothing for ten
                       minutes is ended, and the test that hangs is named
@@ -53,6 +57,8 @@ fn main() -> ExitCode {
         ["nightly"] => nightly_parts(),
         ["check"] => check_parts(),
         ["conformance"] => vec![conformance_part()],
+        ["c-library"] => vec![c_part()],
+        ["c-library", ref rest @ ..] => return done(c_library::command(rest)),
         ["guest", ref rest @ ..] => return done(guest::command(rest)),
         ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
@@ -102,6 +108,7 @@ fn front() -> Vec<Part> {
     parts.push(Part::always(published::COMMAND, published::check_size));
     let browser = Step::cargo(browser::WHAT, browser::ARGUMENTS).into();
     parts.push(Part { count: browser::count(), missing: Box::new(browser::missing), ..browser });
+    parts.push(c_part());
     parts.push(conformance_part());
     parts.push(guest_part());
     parts
@@ -127,6 +134,11 @@ fn conformance_part() -> Part {
     let run = Box::new(|| conformance::run(&root()));
     let (what, count) = (conformance::WHAT, conformance::count());
     Part { what, count, missing: Box::new(conformance::missing), run }
+}
+
+fn c_part() -> Part {
+    let (missing, run) = (Box::new(c_library::missing), Box::new(c_library::test));
+    Part { what: c_library::WHAT, count: c_library::COUNT, missing, run }
 }
 
 fn guest_part() -> Part {

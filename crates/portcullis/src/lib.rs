@@ -26,6 +26,7 @@
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
 //! | a disk in a program on Linux, and what each way to map costs there | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
 //! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |
+//! | the same from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
 //! | to test without hardware | `portcullis-model` | below |
 //!
 //! # From the top

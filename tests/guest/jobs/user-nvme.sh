@@ -31,4 +31,15 @@ for way in $ways; do
         echo "figure system calls in $reads reads, $way | $kib KiB | $name: $calls"
     done
 done
+# A map and an unmap from C beside Rust's, in turn: by a pool, so that no system call hides a difference.
+edu=$(dev 0a.0)
+take "$edu"
+for bytes in 64 4096 65536; do
+    for round in 1 2 3; do
+        rust=$(portcullis-user pairs "$edu" $bytes 2000) c=$(portcullis-calls pairs "$edu" $bytes 2000)
+        echo "figure ns of a map and an unmap of $bytes bytes in a pool, round $round | Rust: $rust"
+        echo "figure ns of a map and an unmap of $bytes bytes in a pool, round $round | C: $c"
+        ok "$bytes bytes: C $c ns, Rust $rust ns"
+    done
+done
 echo end

@@ -178,16 +178,54 @@ pub fn command(folder: &Path) -> Result<PathBuf, String> {
 
 /// Builds the program that drives devices by itself. It is not optimised, which takes longer than it runs.
 pub fn user(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let words = ["-p", "portcullis-user", "--bins", "--config", "profile.dev.debug=false"];
-    let built = by_itself(folder, ".", &words, "building the guest's program with a device")?;
-    Ok(vec![built.join("debug/portcullis-user")])
+    let words = [
+        "-p",
+        "portcullis-user",
+        "-p",
+        "portcullis-c",
+        "--lib",
+        "--bins",
+        "--config",
+        "profile.dev.debug=false",
+    ];
+    let built = by_itself(folder, ".", &words, "building the guest's program with a device")?.join("debug");
+    let mut programs = vec![built.join("portcullis-user")];
+    programs.extend(programs_in_c(&built)?);
+    Ok(programs)
+}
+
+/// Programs in C and C++ that drive devices by the library, and what they are called in the guest.
+const IN_C: [(&str, &str); 3] = [
+    ("tests/guest/user/c/calls.c", "portcullis-calls"),
+    ("crates/portcullis-c/examples/edu.c", "edu"),
+    ("crates/portcullis-c/examples/edu.cpp", "edu-ring"),
+];
+
+/// Compiles these beside the library, statically, as the guest has none.
+fn programs_in_c(built: &Path) -> Result<Vec<PathBuf>, String> {
+    let root = crate::root();
+    let make = |(source, name): &(&str, &str)| {
+        let program = built.join(name);
+        let compiler = if source.ends_with("pp") { "c++" } else { "cc" };
+        let mut compile = Command::new(compiler);
+        compile
+            .args(["-static", "-O2", "-Wall", "-Wextra", "-I"])
+            .arg(root.join("crates/portcullis-c/include"));
+        compile.arg(root.join(source)).arg(built.join("libportcullis_c.a"));
+        compile.args(["-lpthread", "-ldl", "-lm", "-lgcc_eh", "-o"]).arg(&program);
+        run(&mut compile, "building a program in C for the guest")?;
+        Ok(program)
+    };
+    IN_C.iter().map(make).collect()
 }
 
 /// Builds that program and the one with a disk to be measured.
 pub fn measured(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let words = ["-p", "portcullis-user", "--bins", "--examples", "--release"];
-    let built = by_itself(folder, ".", &words, "building the guest's programs with devices")?;
-    Ok(vec![built.join("release/portcullis-user"), built.join("release/examples/nvme")])
+    let words = ["-p", "portcullis-user", "-p", "portcullis-c", "--lib", "--bins", "--examples", "--release"];
+    let built = by_itself(folder, ".", &words, "building the guest's programs with devices")?.join("release");
+    let mut programs = vec![built.join("portcullis-user"), built.join("examples/nvme")];
+    programs.extend(programs_in_c(&built)?);
+    Ok(programs)
 }
 
 /// Builds a program that needs no library of the guest's, and returns the folder of its profiles.

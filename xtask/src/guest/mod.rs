@@ -121,6 +121,7 @@ pub fn missing() -> Option<String> {
     let lacking = || output(std::process::Command::new(QEMU).arg("--version")).is_none();
     let lacking = || lacking().then(|| format!("{QEMU} is not installed"));
     packages::missing(lacking, &["qemu-system-x86"], true)
+        .or_else(crate::c_library::missing)
         .or_else(root::lacking)
         .or_else(|| Root::prepare(&folder()).err())
 }

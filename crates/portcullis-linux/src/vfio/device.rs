@@ -246,6 +246,12 @@ impl Registers {
         self.memory.len()
     }
 
+    /// Where they are in this process, as long as this value lives: for accesses that are volatile, aligned and inside of
+    /// [`size`](Self::size).
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_mut_ptr()
+    }
+
     fn at<T>(&self, offset: usize) -> Option<*mut T> {
         let is_inside =
             offset.checked_add(size_of::<T>())? <= self.memory.len() && offset.is_multiple_of(size_of::<T>());

@@ -6,6 +6,7 @@ mod edu;
 mod ends;
 mod limits;
 mod maps;
+mod pairs;
 
 use std::process::ExitCode;
 
@@ -81,10 +82,11 @@ fn run() -> Result<()> {
             ends::killed(way(by)?, edu)?;
         }
         ["held", by, edu] => ends::hold(way(by)?, edu)?,
+        ["pairs", edu, bytes, count] => pairs::pairs(edu, bytes.parse()?, count.parse()?)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
         ["pages", by, name] => limits::pages(way(by)?, name)?,
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
-        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages ..".into()),
+        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages|pairs ..".into()),
     }
     Ok(())
 }

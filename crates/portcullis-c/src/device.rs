@@ -1,0 +1,412 @@
+//! Devices: opened with how they are protected, and closed.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use portcullis::addr::Iova;
+use portcullis::bounce::PoolConfig;
+use portcullis::dma::{self, CoherentMemory, DmaDomain, DmaMask, DmaOps, DomainBuilder, OpsConfig};
+use portcullis::std_platform::StdPlatform;
+use portcullis_linux::heap::Heap;
+use portcullis_linux::vfio::{self, KernelMapper, Machine, Registers};
+
+use crate::error::{Failed, PortcullisOpen, PortcullisReachable, Result, code, given};
+
+/// How a device is kept from memory that is not mapped for it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortcullisPolicy {
+    /// Each buffer is mapped, and its unmap takes that back: two system calls.
+    PortcullisStrict = 0,
+    /// Buffers of up to 128 KiB are copied, through memory that stays mapped: no system call, and the device never reaches the
+    /// buffer. Larger ones are mapped.
+    PortcullisBounce = 1,
+    /// For each size the cheaper of the two, as measured while it runs.
+    PortcullisAuto = 2,
+}
+
+/// Base address registers of a device.
+const BARS: usize = 6;
+
+pub(crate) type Shared = CoherentMemory<Heap, KernelMapper, StdPlatform>;
+
+/// A PCI device in the hands of this process, and the mappings for it.
+#[derive(Debug)]
+pub struct PortcullisDevice {
+    // In the order in which they end.
+    pub(crate) ops: DmaOps<Machine>,
+    /// Memory that driver and device share.
+    shared: Mutex<Vec<Shared>>,
+    pub(crate) attached: dma::Device<Machine>,
+    domain: DmaDomain<Machine>,
+    bars: Mutex<[Option<Registers>; BARS]>,
+    device: vfio::Device,
+}
+
+fn mask(bits: u32) -> Result<DmaMask> {
+    let fits = (12..=64).contains(&bits);
+    fits.then(|| DmaMask::bits(bits))
+        .ok_or_else(|| Failed::argument("a device has 12 to 64 bits of addresses"))
+}
+
+/// A pool whose buffers the device all reaches, as those of another would each be mapped for one copy. Its size classes have half of the
+/// addresses at the most. A device that reaches too few for that gets the usual pool.
+fn pool(mask: DmaMask) -> PoolConfig {
+    let usual = PoolConfig::default();
+    let class_bytes = usual.class_bytes.min(mask.last() / 16 + 1);
+    if class_bytes < usual.threshold {
+        usual
+    } else {
+        PoolConfig { class_bytes, limit: Iova::new(mask.last()), ..usual }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds it panics half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PortcullisDevice {
+    fn new(device: vfio::Device, domain: DmaDomain<Machine>, policy: u32, address_bits: u32) -> Result<Self> {
+        let threshold = PoolConfig::default().threshold;
+        let config = match policy {
+            0 => OpsConfig::Strict,
+            1 => OpsConfig::Bounce { threshold },
+            2 => OpsConfig::Auto { threshold },
+            _ => return Err(Failed::argument("this is none of the policies that portcullis_policy names")),
+        };
+        let refused = |error| Failed::new(PortcullisOpen, error);
+        let attached = domain.attach(device.id(), mask(address_bits)?).map_err(refused)?;
+        let ops = attached.ops(config).map_err(refused)?;
+        Ok(Self { ops, shared: Mutex::default(), attached, domain, bars: Mutex::default(), device })
+    }
+
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Vec<Shared>> {
+        locked(&self.shared)
+    }
+
+    fn registers(&self, number: u32) -> io::Result<(*mut u8, usize)> {
+        let mut bars = locked(&self.bars);
+        let place = bars.get_mut(number as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        let registers = match place.take() {
+            Some(registers) => registers,
+            None => self.device.bar(number)?,
+        };
+        let registers = place.insert(registers);
+        Ok((registers.as_ptr(), registers.size()))
+    }
+}
+
+/// The device behind a pointer of the caller's.
+///
+/// # Safety
+/// It is null, or of an `open` that succeeded, and is not closed while the reference lives.
+pub(crate) unsafe fn device<'a>(device: *const PortcullisDevice) -> Result<&'a PortcullisDevice> {
+    // SAFETY: the caller's promise.
+    unsafe { device.as_ref() }.ok_or_else(|| Failed::argument("the device is null"))
+}
+
+/// Where a result goes. It may hold anything before.
+pub(crate) struct Place<T>(NonNull<T>);
+
+/// # Safety
+/// It is null, or the caller's to be written until the function returns.
+pub(crate) unsafe fn place<T>(out: *mut T) -> Result<Place<T>> {
+    NonNull::new(out).map(Place).ok_or_else(|| Failed::argument("the pointer for the result is null"))
+}
+
+impl<T> Place<T> {
+    #[inline]
+    pub(crate) fn put(self, value: T) {
+        // SAFETY: by the promise to `place`.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// # Safety
+/// It is null, or a text that ends with a zero.
+unsafe fn name<'a>(name: *const c_char) -> Result<&'a str> {
+    if name.is_null() {
+        return Err(Failed::argument("the name is null"));
+    }
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) }.to_str();
+    name.map_err(|_| Failed::argument("the name is no text: names are like 0000:01:00.0"))
+}
+
+/// Opens the PCI device `name`, like "0000:01:00.0", in an address space of its own: by iommufd where the kernel has it, else by VFIO's
+/// type 1. VFIO must have the device; the error's text says how to give it. `policy` is a portcullis_policy, and `address_bits` says how many bits
+/// of an address the device can put on the bus, 12 to 64.
+///
+/// Writes the device to `out`: portcullis_device_close ends it. The kernel resets the device. A dozen system calls; for PORTCULLIS_AUTO
+/// no measurement: it measures while it runs.
+///
+/// # Safety
+/// `name` is a text that ends with a zero, and `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_open(
+    name: *const c_char,
+    policy: u32,
+    address_bits: u32,
+    out: *mut *mut PortcullisDevice,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (name, out) = unsafe { (self::name(name)?, place(out)?) };
+        let device = vfio::Device::open(name).map_err(|error| Failed::new(PortcullisOpen, error))?;
+        // SAFETY: all memory that the domain is given is this process's: the heap's, and what C programs name by their own addresses.
+        let mapper = unsafe { device.space().mapper() };
+        let builder = DomainBuilder::new(mapper).bounce(Heap, pool(mask(address_bits)?));
+        let domain = builder.build(StdPlatform::new()).map_err(|error| Failed::new(PortcullisOpen, error))?;
+        out.put(given(PortcullisDevice::new(device, domain, policy, address_bits)?)?);
+        Ok(())
+    })
+}
+
+/// As portcullis_device_open, in the address space of `sibling`: both devices reach what is mapped for either. Where this one has fewer bits of
+/// addresses, it does not reach the pool's buffers, and each of its copies takes two system calls: open it first.
+///
+/// # Safety
+/// As portcullis_device_open, and `sibling` is a device that is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_open_in(
+    name: *const c_char,
+    sibling: *const PortcullisDevice,
+    policy: u32,
+    address_bits: u32,
+    out: *mut *mut PortcullisDevice,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (name, sibling, out) = unsafe { (self::name(name)?, device(sibling)?, place(out)?) };
+        let opened = vfio::Device::open_in(name, sibling.device.space());
+        let opened = opened.map_err(|error| Failed::new(PortcullisOpen, error))?;
+        let domain = sibling.domain.clone();
+        out.put(given(PortcullisDevice::new(opened, domain, policy, address_bits)?)?);
+        Ok(())
+    })
+}
+
+/// Closes a device, or nothing where `device` is null: the device loses the bus, all of its mappings end, and the kernel resets it. Its
+/// memory, its registers and its queues are gone: the queues are freed before.
+///
+/// Returns PORTCULLIS_REACHABLE where the kernel did not take all mappings back: it does when the process ends.
+///
+/// # Safety
+/// `device` is null or a device that is open, nothing else is called with it at the same time or later, and it has no queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_close(device: *mut PortcullisDevice) -> c_int {
+    if device.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's promise: it is of an `open`, and ends once.
+    let device = unsafe { Box::from_raw(device) };
+    code(move || {
+        // One that is gone, or has no such register, is kept from memory by the kernel's reset.
+        let _ = device.device.set_bus_master(false);
+        // SAFETY: nothing else is called with this device.
+        let ended = unsafe { device.ops.unmap_all() };
+        let shared = std::mem::take(&mut *device.shared());
+        let mut freed = Ok(());
+        for memory in shared {
+            freed = freed.and(memory.free());
+        }
+        ended.map_err(|error| Failed::new(PortcullisReachable, error))?;
+        Ok(freed?)
+    })
+}
+
+/// Writes where the registers behind base address register `number` (0 to 5) are in this process, and how many bytes there are. They are
+/// there until the device is closed. Six system calls the first time.
+///
+/// Accesses are volatile, of 4 or 8 bytes, and little-endian. One ends the process by SIGBUS while the device does not answer.
+///
+/// # Safety
+/// `device` is open, and `registers` and `size` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_bar(
+    device: *const PortcullisDevice,
+    number: u32,
+    registers: *mut *mut u8,
+    size: *mut usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, registers, size) = unsafe { (self::device(device)?, place(registers)?, place(size)?) };
+        let found = device.registers(number).map_err(|error| Failed::system("the registers", &error))?;
+        registers.put(found.0);
+        size.put(found.1);
+        Ok(())
+    })
+}
+
+/// Reads `len` bytes of PCI's configuration space from `offset` on. Two system calls.
+///
+/// # Safety
+/// `device` is open, and `len` bytes at `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_read_config(
+    device: *const PortcullisDevice,
+    offset: u64,
+    out: *mut u8,
+    len: usize,
+) -> c_int {
+    code(|| {
+        if len > CONFIG_BYTES {
+            return Err(Failed::argument("a configuration space has 4096 bytes"));
+        }
+        // SAFETY: the caller's promise.
+        let (device, out) = unsafe { (self::device(device)?, place(out)?) };
+        let mut bytes = [0; CONFIG_BYTES];
+        let bytes = &mut bytes[..len];
+        device
+            .device
+            .read_config(offset, bytes)
+            .map_err(|error| Failed::system("the configuration space", &error))?;
+        // SAFETY: the caller's promise: as many bytes may be written there.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.0.as_ptr(), len) };
+        Ok(())
+    })
+}
+
+/// Bytes of a PCI Express device's configuration space.
+const CONFIG_BYTES: usize = 4096;
+
+/// Writes `len` bytes at `bytes` to PCI's configuration space from `offset` on. The kernel keeps its own from being changed. Two system calls.
+///
+/// # Safety
+/// `device` is open, and `len` bytes at `bytes` may be read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_write_config(
+    device: *const PortcullisDevice,
+    offset: u64,
+    bytes: *const u8,
+    len: usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { self::device(device) }?;
+        if bytes.is_null() || len > CONFIG_BYTES {
+            return Err(Failed::argument(
+                "the bytes are null, or more than the 4096 of a configuration space",
+            ));
+        }
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
+        device
+            .device
+            .write_config(offset, bytes)
+            .map_err(|error| Failed::system("the configuration space", &error))
+    })
+}
+
+/// Lets the device make accesses of its own (`on` is not 0), or keeps it from them. An open device makes none before. Four system calls.
+///
+/// # Safety
+/// `device` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_set_bus_master(
+    device: *const PortcullisDevice,
+    on: c_int,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { self::device(device) }?;
+        device.device.set_bus_master(on != 0).map_err(|error| Failed::system("the command register", &error))
+    })
+}
+
+/// Resets the device, which takes up to a second. Its mappings stay.
+///
+/// # Safety
+/// `device` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_reset(device: *const PortcullisDevice) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { self::device(device) }?;
+        device.device.reset().map_err(|error| Failed::system("the reset", &error))
+    })
+}
+
+/// What a device has mapped and done.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PortcullisUsage {
+    /// Mappings made by portcullis_map and portcullis_map_list.
+    pub maps: u64,
+    /// Of these, made through copies.
+    pub copies: u64,
+    /// Of these, ended.
+    pub unmaps: u64,
+    /// Calls that were refused, or failed.
+    pub errors: u64,
+    /// Bytes of buffers that the device reaches now.
+    pub open_bytes: u64,
+    /// Bytes beside these, in the same pages, that the device reaches now.
+    pub exposed_bytes: u64,
+    /// Mappings of the kernel's in the address space now, of all of its devices.
+    pub kernel_mappings: u64,
+    /// Bytes of these, all of which are locked in memory.
+    pub kernel_bytes: u64,
+    /// System calls that mapped or unmapped, since the address space was made.
+    pub kernel_calls: u64,
+}
+
+/// Writes what the device has mapped and done to `out`. Takes locks, and no system call.
+///
+/// # Safety
+/// `device` is open, and `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_usage(
+    device: *const PortcullisDevice,
+    out: *mut PortcullisUsage,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, out) = unsafe { (self::device(device)?, place(out)?) };
+        let (ops, kernel) = (device.ops.usage(), device.device.space().usage());
+        out.put(PortcullisUsage {
+            maps: ops.maps,
+            copies: ops.copies,
+            unmaps: ops.unmaps,
+            errors: ops.errors,
+            open_bytes: ops.open_bytes,
+            exposed_bytes: ops.exposed_bytes,
+            kernel_mappings: kernel.mappings,
+            kernel_bytes: kernel.bytes,
+            kernel_calls: kernel.calls,
+        });
+        Ok(())
+    })
+}
+
+/// The library's version, like "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn portcullis_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => c"",
+        };
+    VERSION.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_where_the_device_reaches_it_if_there_is_room() {
+        let of = |bits| (pool(DmaMask::bits(bits)).class_bytes, pool(DmaMask::bits(bits)).limit.get());
+        let usual = PoolConfig::default();
+        assert_eq!(of(64), (32 << 20, u64::MAX));
+        assert_eq!(of(32), (32 << 20, u64::from(u32::MAX)));
+        assert_eq!(of(28), (16 << 20, (1 << 28) - 1));
+        assert_eq!(of(21), (128 << 10, (1 << 21) - 1));
+        assert_eq!(of(20), (usual.class_bytes, usual.limit.get()));
+        assert!(mask(11).is_err() && mask(12).is_ok() && mask(64).is_ok() && mask(65).is_err());
+    }
+}

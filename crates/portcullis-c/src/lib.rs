@@ -1,0 +1,30 @@
+//! Portcullis for drivers in C and C++ on Linux: `portcullis.h`, which `cbindgen` makes of this crate, says what each function does.
+//! `cargo xtask c-library` makes the libraries, and a file for pkg-config.
+//!
+//! Under the functions are [`vfio`](portcullis_linux::vfio) and one [`DmaOps`](portcullis::dma::DmaOps) for each device: a C driver ends its
+//! mappings by their addresses, from any thread, and a mistake of its is refused with an error. For batches and rings there are queues.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code, reason = "this is what a C program calls")]
+
+mod device;
+mod dma;
+mod error;
+mod queue;
+
+pub use device::{
+    PortcullisDevice, PortcullisPolicy, PortcullisUsage, portcullis_bar, portcullis_device_close,
+    portcullis_device_open, portcullis_device_open_in, portcullis_device_reset,
+    portcullis_device_set_bus_master, portcullis_device_usage, portcullis_read_config, portcullis_version,
+    portcullis_write_config,
+};
+pub use dma::{
+    PortcullisDirection, PortcullisPiece, PortcullisSegment, portcullis_alloc, portcullis_free,
+    portcullis_map, portcullis_map_list, portcullis_sync_for_cpu, portcullis_sync_for_device,
+    portcullis_unmap, portcullis_unmap_all,
+};
+pub use error::{PortcullisError, portcullis_error_text};
+pub use queue::{
+    PortcullisQueue, PortcullisStrategy, portcullis_queue_commit, portcullis_queue_free,
+    portcullis_queue_map, portcullis_queue_new, portcullis_queue_sync_for_cpu,
+    portcullis_queue_sync_for_device, portcullis_queue_unmap,
+};

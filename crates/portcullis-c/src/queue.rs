@@ -1,0 +1,280 @@
+//! Queues, whose mappings end together.
+
+use std::ffi::{c_int, c_void};
+
+use portcullis::addr::{DmaSegment, Iova};
+use portcullis::dma::{Ended, Queue, QueueConfig, RawMapping};
+use portcullis_linux::vfio::Machine;
+
+use crate::device::{PortcullisDevice, device, place};
+use crate::dma::{direction, segment};
+use crate::error::{
+    Failed, PortcullisMemory, PortcullisNotMapped, PortcullisReachable, PortcullisRefused, Result, code,
+    given,
+};
+
+/// How a queue lets its device reach buffers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortcullisStrategy {
+    /// Each buffer is mapped and unmapped by itself.
+    PortcullisDirect = 0,
+    /// Each buffer is mapped by itself, and a batch of them is unmapped together.
+    PortcullisBatched = 1,
+    /// As batched, with addresses in order, so that a batch whose buffers came and go in order is one system call.
+    PortcullisRing = 2,
+    /// Buffers are copied, through memory that stays mapped: no system call.
+    PortcullisCopied = 3,
+    /// The cheaper of ring and copied for each size, as measured when the queue is made and while it runs.
+    PortcullisCheaper = 4,
+}
+
+/// A queue of a device: one thread at a time uses it.
+#[derive(Debug)]
+pub struct PortcullisQueue {
+    queue: Queue<Machine>,
+    mappings: Mappings,
+}
+
+/// What the queue has mapped. A mapping's number has its place, and how often that was used: so a number that is out of date is told.
+#[derive(Debug, Default)]
+struct Mappings {
+    places: Vec<(u32, Option<RawMapping>)>,
+    free: Vec<u32>,
+}
+
+impl Mappings {
+    fn make_room(&mut self) -> Result<()> {
+        let no_memory = |error| Failed::new(PortcullisMemory, error);
+        if self.free.is_empty() {
+            self.places.try_reserve(1).map_err(no_memory)?;
+        }
+        // For when all of them have ended.
+        let wanted = self.places.len() + 1 - self.free.len();
+        self.free.try_reserve(wanted).map_err(no_memory)
+    }
+
+    /// Only after [`make_room`](Self::make_room).
+    fn add(&mut self, mapping: RawMapping) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            (self.places.len() - 1) as u32
+        });
+        let place = &mut self.places[index as usize];
+        place.0 = place.0.wrapping_add(1);
+        place.1 = Some(mapping);
+        u64::from(place.0) << 32 | u64::from(index)
+    }
+
+    fn find(&mut self, number: u64) -> Result<&mut Option<RawMapping>> {
+        let place = self.places.get_mut(number as u32 as usize);
+        let place = place.filter(|(used, mapping)| mapping.is_some() && u64::from(*used) == number >> 32);
+        let none = || Failed::new(PortcullisNotMapped, "the queue has no such mapping, or it has ended");
+        place.map(|(_, mapping)| mapping).ok_or_else(none)
+    }
+}
+
+/// # Safety
+/// It is null, or of a `portcullis_queue_new` that succeeded, is not freed while the reference lives, and nobody else uses it.
+unsafe fn queue<'a>(queue: *mut PortcullisQueue) -> Result<&'a mut PortcullisQueue> {
+    // SAFETY: the caller's promise.
+    unsafe { queue.as_mut() }.ok_or_else(|| Failed::argument("the queue is null"))
+}
+
+/// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
+/// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32.
+///
+/// Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
+///
+/// # Safety
+/// `device` is open, and stays so until the queue is freed; `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_new(
+    device: *const PortcullisDevice,
+    strategy: u32,
+    descriptors: u32,
+    bytes: u64,
+    batch: usize,
+    out: *mut *mut PortcullisQueue,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, out) = unsafe { (self::device(device)?, place(out)?) };
+        let config = match strategy {
+            0 => QueueConfig::direct(),
+            1 => QueueConfig::batched(32),
+            2 => QueueConfig::ring(descriptors, bytes),
+            3 => QueueConfig::bounce(),
+            4 => QueueConfig::auto(descriptors, bytes),
+            _ => {
+                return Err(Failed::argument(
+                    "this is none of the strategies that portcullis_strategy names",
+                ));
+            }
+        };
+        let config = if batch == 0 { config } else { config.batch(batch) };
+        let queue = device.attached.queue(config).map_err(|error| Failed::new(PortcullisRefused, error))?;
+        out.put(given(PortcullisQueue { queue, mappings: Mappings::default() })?);
+        Ok(())
+    })
+}
+
+/// Frees a queue, or nothing where `queue` is null. What waits is committed. What is still mapped ends now.
+///
+/// After PORTCULLIS_REACHABLE the memory of what waited or was mapped must not be used again or freed.
+///
+/// # Safety
+/// `queue` is null, or is not used at the same time or later.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_free(queue: *mut PortcullisQueue) -> c_int {
+    if queue.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's promise: it is of `portcullis_queue_new`, and ends once.
+    let mut queue = unsafe { Box::from_raw(queue) };
+    code(move || {
+        let PortcullisQueue { queue, mappings } = &mut *queue;
+        let mut ended = Ok(());
+        for mapping in mappings.places.drain(..).filter_map(|(_, mapping)| mapping) {
+            if let Err(failed) = queue.unmap_raw(mapping)
+                && !failed.waits
+            {
+                ended = Err(Failed::from(failed.error));
+            }
+        }
+        queue.commit_raw()?;
+        ended
+    })
+}
+
+/// Lets the queue's device reach `len` bytes at `buffer`, or a copy of them, as portcullis_map does. Writes the address for the device to `iova`, and the
+/// number of the mapping to `mapping`.
+///
+/// Until a function has said that it is the driver's again the buffer stays where it is, and is not freed.
+///
+/// # Safety
+/// As portcullis_map; and nobody else uses the queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_map(
+    queue: *mut PortcullisQueue,
+    buffer: *mut c_void,
+    len: usize,
+    direction: u32,
+    iova: *mut u64,
+    mapping: *mut u64,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (queue, iova, mapping) = unsafe { (self::queue(queue)?, place(iova)?, place(mapping)?) };
+        let (direction, list) = (self::direction(direction)?, [segment(buffer, len)]);
+        queue.mappings.make_room()?;
+        let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
+        // SAFETY: the caller's promise, and that of the later calls.
+        let (mapped, _) = unsafe { queue.queue.map_raw(&list, direction, &mut out) }?;
+        iova.put(mapped.iova().get());
+        mapping.put(queue.mappings.add(mapped));
+        Ok(())
+    })
+}
+
+/// Ends a mapping, or has it wait for its batch. Writes to `ended` how many mappings of the queue are over by this call, so that their
+/// buffers are the driver's again: 0 while this one waits; 1 for it alone, by strategies that do not wait; or its whole batch: all that waited, in the order of
+/// their unmaps.
+///
+/// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. After PORTCULLIS_REACHABLE the text says which of three holds: it waits for
+/// the next commit that succeeds; it has not ended, and can be unmapped again; or its memory must not be used again or freed.
+///
+/// # Safety
+/// Nobody else uses the queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_unmap(
+    queue: *mut PortcullisQueue,
+    mapping: u64,
+    ended: *mut usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
+        let waiting = queue.queue.waiting();
+        let found = queue.mappings.find(mapping)?;
+        let Some(raw) = found.take() else { return Ok(()) };
+        match queue.queue.unmap_raw(raw) {
+            Ok(over) => {
+                ended.put(match over {
+                    Ended::Pending => 0,
+                    Ended::Done(()) => 1,
+                    Ended::Flushed(()) => waiting + 1,
+                });
+            }
+            Err(failed) => {
+                let what = match (&failed.mapping, failed.waits) {
+                    (Some(_), _) => "it has not ended",
+                    (None, true) => "it waits for the next commit that succeeds",
+                    (None, false) => "its memory must not be used again",
+                };
+                let text = failed.error;
+                *found = failed.mapping;
+                if found.is_none() {
+                    queue.mappings.free.push(mapping as u32);
+                }
+                return Err(Failed::new(PortcullisReachable, format_args!("{what}: {text}")));
+            }
+        }
+        queue.mappings.free.push(mapping as u32);
+        Ok(())
+    })
+}
+
+/// Ends all that waits, for a queue that falls idle. Writes to `ended` how many mappings that were.
+///
+/// After PORTCULLIS_REACHABLE all of it goes on waiting, and can be committed again.
+///
+/// # Safety
+/// Nobody else uses the queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, ended: *mut usize) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
+        ended.put(queue.queue.commit_raw()?);
+        Ok(())
+    })
+}
+
+/// Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
+///
+/// # Safety
+/// Nobody else uses the queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
+    queue: *mut PortcullisQueue,
+    mapping: u64,
+    offset: u64,
+    len: u64,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let queue = unsafe { self::queue(queue) }?;
+        let Some(raw) = queue.mappings.find(mapping)? else { return Ok(()) };
+        Ok(queue.queue.sync_raw_for_cpu(raw, offset, len)?)
+    })
+}
+
+/// Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
+///
+/// # Safety
+/// Nobody else uses the queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_queue_sync_for_device(
+    queue: *mut PortcullisQueue,
+    mapping: u64,
+    offset: u64,
+    len: u64,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let queue = unsafe { self::queue(queue) }?;
+        let Some(raw) = queue.mappings.find(mapping)? else { return Ok(()) };
+        Ok(queue.queue.sync_raw_for_device(raw, offset, len)?)
+    })
+}
