@@ -80,6 +80,7 @@ fn ranges(name: &str, policy: Policy, queue: Asked) {
     {
         script.unmap(part(range, offset, len));
     }
+    script.world.counts(&mut script.said);
     script.said.part("parts of a large page");
     let range = script.map(&[(LARGE, LARGE)], u64::MAX).unwrap();
     script.unmap(part(range, PAGE * 7, PAGE));
@@ -94,6 +95,7 @@ fn ranges(name: &str, policy: Policy, queue: Asked) {
     script.unmap(part(range, PAGE * 7, PAGE));
     script.world.memory.fail_after(0);
     script.unmap(range);
+    script.world.counts(&mut script.said);
     script.said.part("mistakes");
     script.unmap(part(range, 0, PAGE));
     script.unmap(IovaRange::new(Iova::new(0), PAGE).unwrap());
