@@ -3,6 +3,9 @@
 //!
 //! With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
+#[path = "../../portcullis/tests/golden/mod.rs"]
+pub mod files;
+
 use std::path::PathBuf;
 
 use portcullis_model::scale::{
@@ -25,12 +28,7 @@ fn path(name: &str) -> PathBuf {
 
 /// Compares `text` with the file of this name.
 fn is_golden(name: &str, text: &str) {
-    if std::env::var_os("PORTCULLIS_WRITE_TABLES").is_some() {
-        return std::fs::write(path(name), text).unwrap();
-    }
-    let golden = std::fs::read_to_string(path(name)).unwrap();
-    let differs = golden.lines().zip(text.lines()).find(|(golden, text)| golden != text);
-    assert!(golden == text, "{name}: the first line that differs: {differs:?}");
+    files::is_golden(path(name), text);
 }
 
 pub fn replayed() -> Value {

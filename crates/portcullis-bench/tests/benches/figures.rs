@@ -1,6 +1,9 @@
 //! Reports of made measurements, of which no two figures are the same, against files in `tests/golden`: a figure in another's place, or
 //! in relation to another's, is a difference. With `PORTCULLIS_WRITE_TABLES=1` the test writes the files.
 
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
+
 use std::path::PathBuf;
 
 use portcullis_bench::limits::Limits;
@@ -11,13 +14,7 @@ use portcullis_bench::timer::TimerFigures;
 use portcullis_bench::{bounce, invalidation};
 
 fn is_golden(name: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    if std::env::var_os("PORTCULLIS_WRITE_TABLES").is_some() {
-        return std::fs::write(path, text).unwrap();
-    }
-    let golden = std::fs::read_to_string(path).unwrap();
-    let differs = golden.lines().zip(text.lines()).find(|(golden, text)| golden != text);
-    assert!(golden == text, "{name}: the first line that differs: {differs:?}");
+    golden::is_golden(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name), text);
 }
 
 fn report(results: Vec<Measurement>, skipped: Vec<Skipped>) -> Report {

@@ -1,12 +1,15 @@
 //! Whole conversations, against files in `tests/whole`: what was typed, all that was printed, standard error behind `!`, and the exit code.
-//! What this machine's clock has a part in is `~`. With `UPDATE_EXPECT=1` the tests write the files.
+//! What this machine's clock has a part in is `~`. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use expect_test::expect_file;
+use golden::is_golden;
 
 /// Recordings, which commands name by their paths below it.
 fn folder() -> PathBuf {
@@ -163,7 +166,7 @@ fn typed(line: &str) -> String {
 /// Types each of the lines.
 fn is_said_again(name: &str, lines: &[&str]) {
     let text: String = lines.iter().map(|line| typed(line)).collect();
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole").join(name)].assert_eq(&text);
+    is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole").join(name), &text);
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! Whole runs of the commands on the made machine, against `tests/whole/linux.txt`: all that each writes, says and asks, and how it ends, also
-//! where any of its writes fails. With `UPDATE_EXPECT=1` the test writes the file.
+//! where any of its writes fails. With `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
 
 use std::fmt::{Display, Write};
 use std::path::Path;
 
-use expect_test::expect_file;
-
 use super::{ASK, Fake, How, KEEP, Modprobe, YES};
+use crate::golden::files::is_golden;
 use crate::linux::args::{Protect, Status, Unprotect};
 use crate::linux::{status, table};
 
@@ -58,7 +57,8 @@ fn protected(fake: &Fake) {
 #[test]
 fn commands_do_what_they_did() {
     let mut text = String::new();
-    let changes: [(&str, fn(&Fake)); 9] = [
+    type Change = (&'static str, fn(&Fake));
+    let changes: [Change; 9] = [
         ("the machine", |_| ()),
         ("a busy disk", busy),
         ("a protected disk", protected),
@@ -168,7 +168,7 @@ fn commands_do_what_they_did() {
         let (_, all) = told(|_| (), |fake| said(fake.protect(name, "policy=strict", ASK)), None);
         writeln!(text, "protect {name:?}\n{all}").unwrap();
     }
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/linux.txt")].assert_eq(&text);
+    is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/linux.txt"), &text);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_status_is_told_as_before() {
         }
     }
     let text = text.replace(env!("CARGO_PKG_VERSION"), "VERSION");
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/status.txt")].assert_eq(&text);
+    is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/status.txt"), &text);
 }
 
 /// What was typed, as the module is told it.
@@ -271,5 +271,5 @@ fn arguments_become_what_they_did() {
         let Unprotect { device, .. } = &unprotect;
         writeln!(text, "unprotect {more}: {device} {:?}", unprotect.how()).unwrap();
     }
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/arguments.txt")].assert_eq(&text);
+    is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/arguments.txt"), &text);
 }

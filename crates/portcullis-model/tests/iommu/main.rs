@@ -7,6 +7,8 @@ mod coherence;
 mod device_tlb;
 mod exposure;
 mod formats;
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
 mod invalidation;
 mod iotlb;
 mod ledger;

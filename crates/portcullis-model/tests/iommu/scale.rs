@@ -1,5 +1,6 @@
 //! Many CPUs: who wins, and where it collapses; by the figures that the repository keeps.
 
+use crate::golden::is_golden;
 use portcullis_model::scale::{
     Copies, Device, Machine, Mapping, Operations, Outcome, Policy, Request, Workload, run,
 };
@@ -229,13 +230,7 @@ fn the_simulation_comes_to_these_figures() {
             }
         }
     }
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/scale.txt");
-    if std::env::var_os("PORTCULLIS_WRITE_TABLES").is_some() {
-        return std::fs::write(path, text).unwrap();
-    }
-    let golden = std::fs::read_to_string(path).unwrap();
-    let differs = golden.lines().zip(text.lines()).find(|(golden, text)| golden != text);
-    assert!(golden == text, "the first line that differs: {differs:?}");
+    is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/scale.txt"), &text);
     assert_eq!(Workload::named("nobody", 1), None);
 }
 

@@ -1,11 +1,10 @@
 //! Whole outputs against files in `tests/whole`: what a walk makes of each bit of each entry, in every format, and how each step of a long
-//! random life of a unit ends. With `UPDATE_EXPECT=1` the tests write the files.
+//! random life of a unit ends. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
 use std::fmt::{Debug, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use expect_test::expect_file;
 use portcullis::SetupError;
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -18,9 +17,10 @@ use portcullis_model::{
 };
 
 use crate::common::{DEVICE, DOMAIN, Mapper, PAGE, iova, phys};
+use crate::golden::is_golden;
 
 fn is_as_before(name: &str, text: &str) {
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole").join(name)].assert_eq(text);
+    is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole").join(name), text);
 }
 
 const BITS: u32 = 48;

@@ -1,16 +1,20 @@
 //! Whole outputs, compared with files in `tests/whole`: of recordings, each operation, each count and what a replay comes to; of lines, what
-//! is read of each after each small damage. With `UPDATE_EXPECT=1` the tests write the files.
+//! is read of each after each small damage. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use expect_test::expect_file;
 use portcullis_trace::parse::{Line, Lists, ParseError, parse_line};
 use portcullis_trace::replay::{FORMATS, Mode, Options, Paint, Profile, Retry, replay};
 use portcullis_trace::{OpKind, ReadOptions, Summary, Trace};
 
 use crate::anonymize::{anonymized, figures_of};
+use golden::is_golden;
+
 use crate::common::{Played, read_in};
 
 fn path(name: &str) -> PathBuf {
@@ -94,7 +98,7 @@ fn of_each_era_all_is_read_as_before() {
         text += &format!("-- on vtd\n{}", replayed(&bytes, options("vtd")));
         text += &format!("-- without what is private\n{}", String::from_utf8(anonymized(&bytes)).unwrap());
         let name = file.file_stem().unwrap().to_str().unwrap();
-        expect_file![path(&format!("whole/{name}.txt"))].assert_eq(&text);
+        is_golden(path(&format!("whole/{name}.txt")), &text);
     }
 }
 
@@ -108,7 +112,7 @@ fn options_read_as_before() {
     for device in ["0000:00:03.0", "0000:00:09.0", "iommu", "absent"] {
         with(device, ReadOptions { device: Some(device.into()), ..ReadOptions::default() });
     }
-    expect_file![path("whole/options.txt")].assert_eq(&text);
+    is_golden(path("whole/options.txt"), &text);
 }
 
 /// On each hardware, with each format, and with a device that tries whatever it can: of each the lines that VT-d has not.
@@ -135,7 +139,7 @@ fn replays_come_to_what_they_did() {
         let retry = Some(Retry { every_ops: 3, change_policies });
         with(&format!("retried {change_policies:?}"), Options { retry, ..options("vtd") });
     }
-    expect_file![path("whole/replays.txt")].assert_eq(&text);
+    is_golden(path("whole/replays.txt"), &text);
 }
 
 /// A line of each kind.
@@ -197,5 +201,5 @@ fn lines_are_read_as_before() {
         }
         comes_to.into_iter().for_each(|(what, times)| writeln!(text, "    {times} times {what}").unwrap());
     }
-    expect_file![path("whole/lines.txt")].assert_eq(&text);
+    is_golden(path("whole/lines.txt"), &text);
 }

@@ -1,15 +1,18 @@
 //! Whole runs against files in `tests/whole`: each system call of a device's life, with its arguments, what comes of it, and of each error that
-//! the kernel may answer instead. With `UPDATE_EXPECT=1` the tests write the files.
+//! the kernel may answer instead. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+
+#[path = "../../../../portcullis/tests/golden/mod.rs"]
+mod golden;
 
 use std::fmt::{Debug, Write};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use expect_test::expect_file;
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
 use portcullis::std_platform::StdPlatform;
+
+use golden::is_golden;
 
 use super::device::{NAME, iommufd, map_and_unmap, type1, with_regions};
 use super::fake::{Fake, PAGE, Way, ranges};
@@ -94,7 +97,7 @@ fn a_devices_life_is_the_same_calls() {
         told.step(&format!("set_bus_master {on}"), (set, command));
     }
     told.step("reset", device.reset().map_err(|error| error.to_string()));
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/calls.txt")].assert_eq(&told.text);
+    is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/calls.txt"), &told.text);
 }
 
 /// What stands in the folder goes, which is another in each run.
@@ -223,7 +226,7 @@ fn each_error_is_told_as_before() {
             writeln!(text, "{name}: open {device:?}\n    {}", sentence(&kernel, ended)).unwrap();
         }
     }
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/errors.txt")].assert_eq(&text);
+    is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/errors.txt"), &text);
 }
 
 /// A fake that writes down each call, and how it answers.
@@ -321,5 +324,5 @@ fn a_mapper_makes_the_same_calls() {
             }
         }
     }
-    expect_file![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/whole/mapper.txt")].assert_eq(&text);
+    is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/mapper.txt"), &text);
 }
