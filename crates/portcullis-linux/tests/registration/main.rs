@@ -6,6 +6,9 @@
 #[cfg(not(watched))]
 mod failures;
 #[cfg(not(watched))]
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
+#[cfg(not(watched))]
 mod heap;
 #[cfg(not(watched))]
 mod kept;
@@ -33,3 +36,5 @@ mod steps;
 mod stuck;
 mod support;
 mod threads;
+#[cfg(not(watched))]
+mod whole;
