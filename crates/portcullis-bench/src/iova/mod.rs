@@ -17,6 +17,8 @@ mod rivals;
 mod stream;
 mod subject;
 mod tree;
+#[cfg(test)]
+mod whole;
 pub mod workload;
 
 use std::sync::Arc;

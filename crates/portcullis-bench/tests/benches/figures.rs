@@ -2,7 +2,7 @@
 //! in relation to another's, is a difference. With `PORTCULLIS_WRITE_TABLES=1` the test writes the files.
 
 #[path = "../../../portcullis/tests/golden/mod.rs"]
-mod golden;
+pub mod golden;
 
 use std::path::PathBuf;
 

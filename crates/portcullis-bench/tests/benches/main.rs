@@ -19,3 +19,4 @@ mod runner;
 mod said;
 mod sentences;
 mod team;
+mod whole;
