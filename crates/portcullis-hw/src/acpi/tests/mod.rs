@@ -1,7 +1,7 @@
 //! Tables made by hand: right ones, and ones that are wrong in each way. `cases` has small tables after public reports of firmware that
 //! was wrong, with made-up names and addresses.
 
-use alloc::string::{String, ToString};
+use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Debug;
@@ -79,6 +79,8 @@ fn spoil<T: Debug>(
 /// that tells whether all of them are the same.
 #[cfg(not(watched))]
 fn write_down<T: Debug>(name: &str, table: &[u8], parse: impl Fn(&[u8]) -> Result<T, AcpiError>) {
+    use alloc::string::String;
+
     const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/portcullis-hw/tests/transcripts");
     let read = |table: &[u8]| -> Vec<String> {
         let read = alloc::format!("{:#x?}", parse(table));
