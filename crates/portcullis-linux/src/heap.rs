@@ -32,6 +32,8 @@
 //! ```
 
 mod given;
+#[cfg(all(target_os = "linux", not(any(miri, watched))))]
+mod large;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -43,14 +45,15 @@ use portcullis::dma::DmaBuffer;
 use portcullis::platform::words::{self, WORD};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 
-const FRAME: usize = FRAME_SIZE as usize;
+pub(crate) const FRAME: usize = FRAME_SIZE as usize;
 /// The end of what an entry of a page table can name.
 const END: u64 = 1 << 52;
 
 /// Frames out of the process's heap, by the global allocator: page tables, coherent memory, bounce buffers.
 ///
 /// An allocation costs what the allocator takes, the zeroing, and a note for each frame. It may wait for the allocator's lock,
-/// never for hardware.
+/// never for hardware. On Linux a block of 2 MiB or more is the kernel's own: on huge pages that the administrator has set aside
+/// (`vm.nr_hugepages`), while there are some; else on transparent ones, where the kernel makes them; else on small pages.
 ///
 /// **Who may access what beside a copy.** In frames that this has given out, [`HeapBuffer`]'s among them, all access of the library
 /// is by [words], so whatever is done there by words at the same time is sound. Of other memory (a list that was mapped by
@@ -58,6 +61,40 @@ const END: u64 = 1 << 52;
 /// accesses none of them meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Heap;
+
+/// Counts frames of somebody else's as the heap's: all access to them is by words. `None`, with nothing counted, where there is no memory for that.
+#[cfg(target_os = "linux")]
+pub(crate) fn adopt(start: u64, len: usize) -> Option<()> {
+    given::give(start / FRAME_SIZE, len / FRAME)
+}
+
+/// Takes that back.
+#[cfg(target_os = "linux")]
+pub(crate) fn disown(start: u64, len: usize) {
+    given::take_back(start / FRAME_SIZE, len / FRAME);
+}
+
+/// A zeroed block, on huge pages where it is large and the system has some.
+fn alloc_block(layout: Layout) -> *mut u8 {
+    #[cfg(all(target_os = "linux", not(any(miri, watched))))]
+    if let Some(bytes) = large::bytes(layout.size()) {
+        return large::alloc(bytes).map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr);
+    }
+    // SAFETY: the layout has a size.
+    unsafe { alloc_zeroed(layout) }
+}
+
+/// # Safety
+/// It is of one [`alloc_block`] of this layout, and nothing uses it.
+unsafe fn free_block(block: *mut u8, layout: Layout) {
+    #[cfg(all(target_os = "linux", not(any(miri, watched))))]
+    if let Some(bytes) = large::bytes(layout.size()) {
+        // SAFETY: the caller's promise.
+        return unsafe { large::free(block, bytes) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { dealloc(block, layout) };
+}
 
 /// The block of `count` frames; `None` for none, and for more than an address space holds.
 fn layout(count: usize) -> Option<Layout> {
@@ -70,8 +107,7 @@ fn layout(count: usize) -> Option<Layout> {
 unsafe impl Frames for Heap {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let layout = layout(count)?;
-        // SAFETY: the layout has a size.
-        let first = unsafe { alloc_zeroed(layout) };
+        let first = alloc_block(layout);
         let address = first.expose_provenance() as u64;
         if first.is_null() {
             return None;
@@ -79,7 +115,7 @@ unsafe impl Frames for Heap {
         let fits = address.checked_add(layout.size() as u64).is_some_and(|end| end <= END);
         if !fits || given::give(address / FRAME_SIZE, count).is_none() {
             // SAFETY: the block from above, which nobody has seen.
-            unsafe { dealloc(first, layout) };
+            unsafe { free_block(first, layout) };
             return None;
         }
         Some(PhysAddr::new(address))
@@ -90,7 +126,7 @@ unsafe impl Frames for Heap {
             // First, as the allocator may give the memory to anybody.
             given::take_back(first.get() / FRAME_SIZE, count);
             // SAFETY: the caller's promise: of one `alloc` of as many frames, and nothing uses them.
-            unsafe { dealloc(with_exposed_provenance_mut(first.get() as usize), layout) };
+            unsafe { free_block(with_exposed_provenance_mut(first.get() as usize), layout) };
         }
     }
 

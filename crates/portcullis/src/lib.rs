@@ -23,6 +23,7 @@
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
 //! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
+//! | a `Vec`, a slice that is borrowed, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
 //! | a disk in a program on Linux, and what each way to map costs there | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
 //! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |

@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use iommufd_bindings::{
-    IOMMUFD_CMD_IOAS_ALLOC, IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_CMD_IOAS_MAP, IOMMUFD_CMD_IOAS_UNMAP,
-    iommu_ioas_alloc, iommu_ioas_iova_ranges, iommu_ioas_map, iommu_ioas_unmap, iommu_iova_range,
-    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as FIXED,
+    IOMMUFD_CMD_IOAS_ALLOC, IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_CMD_IOAS_MAP, IOMMUFD_CMD_IOAS_MAP_FILE,
+    IOMMUFD_CMD_IOAS_UNMAP, iommu_ioas_alloc, iommu_ioas_iova_ranges, iommu_ioas_map, iommu_ioas_map_file,
+    iommu_ioas_unmap, iommu_iova_range, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as FIXED,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE as READABLE,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE as WRITEABLE,
 };
@@ -20,6 +20,7 @@ use super::error::OpenError;
 use super::ioctl::{call, code, iommufd, vfio};
 use super::ranges::{Ranges, from_kernel};
 use super::sysfs::open;
+use crate::buffer::file::with_file;
 
 pub const PATH: &str = "/dev/iommu";
 
@@ -68,6 +69,23 @@ impl Iommufd {
         unsafe { call(device.as_fd(), vfio(19), &mut attach) }.map(drop)
     }
 
+    /// Maps a part of a file, by its descriptor and the offset.
+    fn map_file(&self, range: IovaRange, (fd, start): (i32, u64), flags: u32) -> Result<(), i32> {
+        let mut map = iommu_ioas_map_file {
+            size: size_of_u32::<iommu_ioas_map_file>(),
+            flags,
+            ioas_id: self.ioas,
+            fd,
+            start,
+            length: range.len(),
+            iova: range.start().get(),
+        };
+        // SAFETY: it is this call's structure. The kernel pins the file's memory.
+        unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_MAP_FILE), &mut map) }
+            .map(drop)
+            .map_err(|error| code(&error))
+    }
+
     /// The addresses that all attached devices can use, and by which mappings are aligned.
     pub fn ranges(&self) -> io::Result<Ranges> {
         let mut found = [iommu_iova_range::default(); RANGES];
@@ -93,9 +111,17 @@ unsafe impl Calls for Iommufd {
     unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
         let readable = if permissions.allows(Permissions::READ) { READABLE } else { 0 };
         let writeable = if permissions.allows(Permissions::WRITE) { WRITEABLE } else { 0 };
+        let flags = FIXED | readable | writeable;
+        let by_file =
+            with_file(address, range.len(), |file, start| self.map_file(range, (file, start), flags));
+        match by_file {
+            // The kernel does not know the call, or not this kind of file.
+            None | Some(Err(libc::ENOTTY | libc::EOPNOTSUPP | libc::EINVAL | libc::EBADF)) => {}
+            Some(done) => return done,
+        }
         let mut map = iommu_ioas_map {
             size: size_of_u32::<iommu_ioas_map>(),
-            flags: FIXED | readable | writeable,
+            flags,
             ioas_id: self.ioas,
             user_va: address,
             length: range.len(),

@@ -48,6 +48,7 @@ mod ioctl;
 mod iommufd;
 mod limits;
 mod ranges;
+mod scope;
 mod space;
 mod sysfs;
 mod type1;
@@ -57,6 +58,7 @@ mod tests;
 
 pub use device::{Device, Registers};
 pub use error::OpenError;
+pub use scope::{Scope, scope};
 pub use space::{AddressSpace, KernelMapper, Kind, Usage};
 
 /// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].

@@ -87,10 +87,12 @@ impl AddressSpace {
     /// has mapped at the same addresses.
     ///
     /// # Safety
-    /// **Every address of memory is one of this process**, and not of the machine's memory: the pieces that buffers name
-    /// ([`DmaBuffer`](portcullis::dma::DmaBuffer)) to the domain of this mapper, and what its memory gives it
-    /// ([`Frames`](portcullis::platform::Frames)). [`Heap`](crate::heap::Heap) and [`HeapBuffer`](crate::heap::HeapBuffer) have such
-    /// addresses. Those of a simulated machine, or of a kernel's own memory, would open other memory of the process.
+    /// 1. **Every address of memory is one of this process**, and not of the machine's memory: the pieces that buffers name
+    ///    ([`DmaBuffer`](portcullis::dma::DmaBuffer)) to the domain of this mapper, and what its memory gives it
+    ///    ([`Frames`](portcullis::platform::Frames)). [`Heap`](crate::heap::Heap) and [`HeapBuffer`](crate::heap::HeapBuffer) have such
+    ///    addresses. Those of a simulated machine, or of a kernel's own memory, would open other memory of the process.
+    /// 2. Where a buffer is mapped and not copied, its devices are trusted with the rest of its first and last page. A whole number of pages has no such rest, and
+    ///    queues that [copy](portcullis::dma::QueueConfig::bounce) or [choose](portcullis::dma::QueueConfig::auto) open none.
     pub unsafe fn mapper(&self) -> KernelMapper {
         KernelMapper { space: Arc::clone(&self.space) }
     }

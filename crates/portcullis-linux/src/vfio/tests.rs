@@ -3,8 +3,12 @@
 mod calls;
 mod device;
 mod fake;
+#[cfg(not(watched))]
+mod file;
 pub mod kernel;
 mod mapper;
 mod says;
+#[cfg(not(watched))]
+mod scope;
 #[cfg(not(any(loom, watched)))]
 mod whole;

@@ -74,6 +74,7 @@ fn run() -> Result<()> {
         ["open", name] => println!("{:?}", Device::open(name)?.space().kind()),
         ["maps", by, edu, other] => {
             maps::transfers(way(by)?, edu, other)?;
+            maps::kinds(way(by)?, edu)?;
             maps::parts(way(by)?, edu)?;
             maps::refused(way(by)?, edu)?;
         }

@@ -1,13 +1,16 @@
 //! What a device reaches, and what the kernel refuses.
 
+use std::os::fd::FromRawFd;
+
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysSegment};
 use portcullis::dma::QueueConfig;
 use portcullis::domain::{MapListError, UnmapError};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
+use portcullis_linux::buffer::{AnyBuffer, FileBuffer};
 use portcullis_linux::heap::HeapBuffer;
-use portcullis_linux::vfio::Device;
+use portcullis_linux::vfio::{Device, scope};
 
 use crate::edu::Edu;
 use crate::{Result, Way, attached, check, pages};
@@ -178,4 +181,98 @@ pub fn refused(way: Way, name: &str) -> Result<()> {
     let read_only = unsafe { space.map(&list, Permissions::READ_WRITE, LOW) };
     check("memory that the process may not write is refused", read_only.is_err(), read_only);
     Ok(())
+}
+
+/// Buffers of the program's own kinds: a vector, an array that is borrowed, and memory that another mapping of a file shows, too; and a large one.
+pub fn kinds(way: Way, name: &str) -> Result<()> {
+    let (device, space) = way.domain(name)?;
+    let edu = Edu::new(&device)?;
+    let attached = attached(&device, &space)?;
+
+    let mut queue = attached.queue(QueueConfig::bounce())?;
+    let source = queue.map(AnyBuffer::new(vec![0x61_u8; 3000]), Direction::ToDevice)?;
+    let target = queue.map(AnyBuffer::new(vec![0_u8; 3000]), Direction::FromDevice)?;
+    edu.read(source.iova(), 3000)?;
+    edu.write(target.iova(), 3000)?;
+    queue.unmap(source)?.for_each(drop);
+    let mut back = Vec::new();
+    // SAFETY: an unmap has given it back, over a mapper that takes access away at once.
+    queue.unmap(target)?.for_each(|buffer| back = unsafe { buffer.into_inner() });
+    check("a vector comes back with what the device wrote", back == [0x61; 3000], back.first());
+
+    for (config, what) in [(QueueConfig::direct(), "mapped"), (QueueConfig::bounce(), "copied")] {
+        let mut queue = attached.queue::<HeapBuffer>(config)?;
+        let (read, mut written) = (Page([0x62; 4096]), Page([0; 4096]));
+        let iova = scope(&mut queue, |scope| {
+            edu.read(scope.map_for_read(&read.0)?, 4096)?;
+            let iova = scope.map_for_write(&mut written.0)?;
+            edu.write(iova, 4096)?;
+            Ok::<_, Box<dyn std::error::Error>>(iova)
+        })?;
+        let arrived = written.0 == [0x62; 4096];
+        written.0.fill(1);
+        edu.write(iova, 4096)?;
+        check(
+            &format!("what is borrowed is {what} for as long as the scope runs"),
+            arrived && written.0 == [1; 4096],
+            arrived,
+        );
+    }
+
+    // SAFETY: it makes a file.
+    let memfd = unsafe { libc::memfd_create(c"buffer".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: the file is this function's.
+    let memfd = unsafe { std::fs::File::from_raw_fd(memfd) };
+    memfd.set_len(4 * 4096)?;
+    let (shown, mapped) = (FileBuffer::new(&memfd, 0, 4 * 4096)?, FileBuffer::new(&memfd, 8192, 8192)?);
+    let mut queue = attached.queue(QueueConfig::direct())?;
+    shown.write(3 * 4096, &[0x63; 4096]).ok_or("too long")?;
+    let mapping = queue.map(mapped, Direction::Bidirectional)?;
+    let second = Iova::new(mapping.iova().get() + 4096);
+    edu.read(second, 4096)?;
+    edu.write(mapping.iova(), 4096)?;
+    let mut bytes = [0; 4096];
+    shown.read(2 * 4096, &mut bytes).ok_or("too long")?;
+    check("a device and another mapping share a file", bytes == [0x63; 4096], bytes[0]);
+    queue.unmap(mapping)?.for_each(drop);
+    edu.write(second, 4096)?;
+    shown.read(3 * 4096, &mut bytes).ok_or("too long")?;
+    check("and no longer after the unmap", bytes == [0x63; 4096], bytes[0]);
+
+    let large = HeapBuffer::new(64 << 20).ok_or("no memory")?;
+    let mut queue = attached.queue(QueueConfig::direct())?;
+    let before = device.space().usage();
+    let mapping = queue.map(large, Direction::Bidirectional)?;
+    let after = device.space().usage();
+    check(
+        "64 MiB are one mapping of the kernel's, by one call",
+        (after.mappings - before.mappings, after.calls - before.calls) == (1, 1),
+        (before, after),
+    );
+    edu.write(Iova::new(mapping.iova().get() + (63 << 20)), 4096)?;
+    mapping.buffer().read(63 << 20, &mut bytes).ok_or("too long")?;
+    check("and the device reaches its last MiB", bytes == [0x63; 4096], bytes[0]);
+    println!("64 MiB: {} on huge pages", huge(mapping.buffer().phys().get()).unwrap_or_default());
+    queue.unmap(mapping)?.for_each(drop);
+    Ok(())
+}
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+/// What of the mapping at this address of the process is on huge pages, by `/proc/self/smaps`.
+fn huge(address: u64) -> Option<String> {
+    let all = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    let mut found = Vec::new();
+    for line in all.lines() {
+        if let Some((start, end)) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')) {
+            let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
+            inside = start.is_ok_and(|start| start <= address) && end.is_ok_and(|end| address < end);
+        }
+        if inside && (line.starts_with("AnonHugePages") || line.starts_with("Private_Hugetlb")) {
+            found.push(line.split_whitespace().collect::<Vec<_>>().join(" "));
+        }
+    }
+    Some(found.join(", "))
 }

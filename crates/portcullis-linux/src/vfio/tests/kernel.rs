@@ -144,6 +144,7 @@ impl State {
             0x84 => "IOAS_IOVA_RANGES",
             0x85 => "IOAS_MAP",
             0x86 => "IOAS_UNMAP",
+            0x8f => "IOAS_MAP_FILE",
             100 => "GET_API_VERSION",
             101 => "CHECK_EXTENSION",
             102 => "SET_IOMMU",
@@ -195,6 +196,9 @@ impl State {
         let given = match call {
             "DEVICE_BIND_IOMMUFD" => {
                 format!("{:x?} {} {:x?}", &words[..2], self.name(words[2] as i32), &words[3..])
+            }
+            "IOAS_MAP_FILE" => {
+                format!("{:x?} {} {:x?}", &words[..3], self.name(words[3] as i32), &words[4..])
             }
             "IOAS_IOVA_RANGES" => format!("{:x?} {:x?}", &words[..4], &words[6..]),
             "IOMMU_GET_INFO" => words[0].to_string(),

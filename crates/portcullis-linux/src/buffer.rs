@@ -1,0 +1,136 @@
+//! Buffers of a program's own: [`AnyBuffer`], for what a program has already, and [`FileBuffer`], for memory that several processes share.
+
+use std::fmt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+
+use embedded_dma::WriteBuffer;
+use portcullis::addr::{PhysAddr, PhysSegment};
+use portcullis::dma::DmaBuffer;
+
+#[cfg(target_os = "linux")]
+pub use file::FileBuffer;
+#[cfg(target_os = "linux")]
+pub(crate) mod file;
+
+/// A buffer of any kind that stays where it is while it is moved, for a mapping to own: a `Vec<u8>`, a `Box<[u64]>`, a `&'static mut [u8]`, or a type that
+/// implements [`WriteBuffer`] of the crate `embedded-dma`.
+///
+/// ```
+/// use portcullis::dma::DmaBuffer;
+/// use portcullis_linux::buffer::AnyBuffer;
+///
+/// let buffer = AnyBuffer::new(vec![7_u8; 2000]);
+/// assert_eq!(buffer.segments()[0].len, 2000);
+/// // A queue maps it, the device reads and writes it, and an unmap gives it back. Then:
+/// // SAFETY: no device has it.
+/// let vec = unsafe { buffer.into_inner() };
+/// assert_eq!(vec, [7; 2000]);
+/// ```
+///
+/// Nothing of it can be accessed while it is here, as a device may change it at any time. Such a buffer shares pages with others: a queue
+/// that [copies](portcullis::dma::QueueConfig::bounce), or [chooses](portcullis::dma::QueueConfig::auto), keeps a device from those, and any other queue opens
+/// them to it, as [`AddressSpace::mapper`](crate::vfio::AddressSpace::mapper) says.
+pub struct AnyBuffer<B: WriteBuffer + 'static> {
+    // Held in this way, a box in it is no promise to the compiler that nothing else writes what it leads to.
+    buffer: ManuallyDrop<MaybeUninit<B>>,
+    segment: PhysSegment,
+}
+
+// SAFETY: by clause of the trait:
+// 1. The addresses are the process's.
+// 2. `WriteBuffer` returns the same memory until the buffer is used mutably or dropped, which is when this is taken apart or dropped; and it is the
+//    buffer's alone, as it may be written through.
+// 3. Safe code cannot access it: what takes it out is unsafe.
+// 4. As 3.
+unsafe impl<B: WriteBuffer + 'static> DmaBuffer for AnyBuffer<B> {
+    fn segments(&self) -> &[PhysSegment] {
+        std::slice::from_ref(&self.segment)
+    }
+}
+
+impl<B: WriteBuffer + 'static> AnyBuffer<B> {
+    /// Takes a buffer. It may hold no byte: then a map refuses it. O(1); allocates nothing.
+    pub fn new(buffer: B) -> Self {
+        let mut buffer = MaybeUninit::new(buffer);
+        // SAFETY: it was just made, and is used by the pointer alone from now on, until it is taken out.
+        let (first, words) = unsafe { buffer.assume_init_mut().write_buffer() };
+        let (start, len) = (first.expose_provenance() as u64, words.saturating_mul(size_of::<B::Word>()));
+        Self {
+            buffer: ManuallyDrop::new(buffer),
+            segment: PhysSegment { phys: PhysAddr::new(start), len: len as u64 },
+        }
+    }
+
+    /// The buffer. O(1).
+    ///
+    /// # Safety
+    /// 1. No device reaches it any more: it was mapped by no queue, or an unmap or a commit has given it back under a strict policy, or over a mapper
+    ///    whose unmaps take access away at once, as [`KernelMapper`](crate::vfio::KernelMapper)'s do.
+    pub unsafe fn into_inner(self) -> B {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: it is initialised until `drop`, which does not run any more; and taken once.
+        unsafe { ManuallyDrop::take(&mut this.buffer).assume_init() }
+    }
+}
+
+impl<B: WriteBuffer + 'static> Drop for AnyBuffer<B> {
+    fn drop(&mut self) {
+        // SAFETY: it is initialised until now, and dropped once.
+        unsafe { self.buffer.assume_init_drop() }
+    }
+}
+
+impl<B: WriteBuffer + 'static> fmt::Debug for AnyBuffer<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyBuffer").field("segment", &self.segment).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_named_where_it_is_and_comes_back_as_it_was() {
+        let vec = vec![1_u16, 2, 3];
+        let at = vec.as_ptr();
+        let buffer = AnyBuffer::new(vec);
+        let moved = Box::new(buffer);
+        assert_eq!(moved.segments(), [PhysSegment { phys: PhysAddr::new(at.addr() as u64), len: 6 }]);
+        // SAFETY: no device has it, and what writes it is this.
+        let vec = unsafe {
+            std::ptr::with_exposed_provenance_mut::<u16>(moved.segments()[0].phys.get() as usize + 2)
+                .write_volatile(9);
+            moved.into_inner()
+        };
+        assert_eq!((vec.as_ptr(), &vec[..]), (at, &[1, 9, 3][..]));
+        assert_eq!(AnyBuffer::new(Vec::<u8>::new()).segments()[0].len, 0);
+    }
+
+    /// A buffer that tells when it ends.
+    struct Told(Box<[u8]>, #[allow(dead_code, reason = "its count is what is looked at")] Rc<()>);
+
+    // SAFETY: the box's memory, which is its own and stays.
+    unsafe impl WriteBuffer for Told {
+        type Word = u8;
+
+        unsafe fn write_buffer(&mut self) -> (*mut u8, usize) {
+            (self.0.as_mut_ptr(), self.0.len())
+        }
+    }
+
+    #[test]
+    fn a_buffer_ends_once() {
+        let told = Rc::new(());
+        let buffer = || AnyBuffer::new(Told(Box::new([0; 8]), Rc::clone(&told)));
+        drop(buffer());
+        assert_eq!(Rc::strong_count(&told), 1);
+        // SAFETY: no device has it.
+        let taken = unsafe { buffer().into_inner() };
+        assert_eq!(Rc::strong_count(&told), 2);
+        drop(taken);
+        assert_eq!(Rc::strong_count(&told), 1);
+    }
+}

@@ -1,0 +1,161 @@
+//! Memory of a file: of a memfd, which another process has, too.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{PoisonError, RwLock};
+
+use memmap2::{MmapOptions, MmapRaw};
+use portcullis::addr::{PhysAddr, PhysSegment};
+use portcullis::dma::DmaBuffer;
+use portcullis::platform::words;
+
+/// Files that are mapped into this process: where, and from which offset on.
+static MAPPED: RwLock<Vec<Mapped>> = RwLock::new(Vec::new());
+
+struct Mapped {
+    start: u64,
+    len: u64,
+    offset: u64,
+    file: OwnedFd,
+}
+
+/// Calls `f` with the file that has all of the `len` bytes at `address`, and where in the file they are; `None` where there is none.
+pub(crate) fn with_file<R>(address: u64, len: u64, f: impl FnOnce(i32, u64) -> R) -> Option<R> {
+    let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
+    let at = mapped.partition_point(|mapped| mapped.start <= address).checked_sub(1)?;
+    let Mapped { start, len: all, offset, file } = mapped.get(at)?;
+    let before = address - start;
+    let is_inside = before.checked_add(len).is_some_and(|end| end <= *all);
+    is_inside.then(|| f(file.as_raw_fd(), offset + before))
+}
+
+/// Bytes of a memfd, or of another file in memory, that this process shares with others, for a mapping to own. Where the kernel maps files for devices by
+/// themselves (iommufd since Linux 6.13), an [`AddressSpace`](crate::vfio::AddressSpace) does; elsewhere it maps where the file is in this process.
+///
+/// Whoever has the file may change the bytes at any time, as may a device, so the CPU copies them in and out by [words].
+#[derive(Debug)]
+pub struct FileBuffer {
+    memory: MmapRaw,
+    segment: PhysSegment,
+}
+
+// SAFETY: by clause of the trait:
+// 1. The addresses are the process's.
+// 2. The mapping of the file into this process is the value's own, and stays where it is. Others reach the memory behind it by mappings of theirs, and
+//    by atomics or not, as a device does.
+// 3. Safe code reaches it by words alone.
+// 4. By words; they are frames that the heap counts as its own, as `new` tells it.
+unsafe impl DmaBuffer for FileBuffer {
+    fn segments(&self) -> &[PhysSegment] {
+        std::slice::from_ref(&self.segment)
+    }
+}
+
+impl FileBuffer {
+    /// Maps `len` bytes of `file` from `offset` on, both in whole pages of 4 KiB. The file is to be as long, and to stay so: an access of bytes that it has lost ends the
+    /// process by a signal (`SIGBUS`). A memfd with `F_SEAL_SHRINK` stays. Makes two system calls and allocates.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidInput` for what is no whole pages, or ends behind the file's end; `OutOfMemory`.
+    pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let file = File::from(file.as_fd().try_clone_to_owned()?);
+        let bytes = len as u64;
+        if len == 0 || !(offset | bytes).is_multiple_of(super::super::heap::FRAME as u64) {
+            return Err(invalid("a buffer of a file begins and ends with pages of 4 KiB, and has some"));
+        }
+        if offset.checked_add(bytes).is_none_or(|end| file.metadata().is_ok_and(|all| end > all.len())) {
+            return Err(invalid("the file ends before the buffer does"));
+        }
+        let memory = MmapOptions::new().offset(offset).len(len).map_raw(&file)?;
+        let start = memory.as_mut_ptr().expose_provenance() as u64;
+        let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
+        mapped.try_reserve(1).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        crate::heap::adopt(start, len).ok_or(io::ErrorKind::OutOfMemory)?;
+        let at = mapped.partition_point(|mapped| mapped.start < start);
+        mapped.insert(at, Mapped { start, len: bytes, offset, file: file.into() });
+        Ok(Self { memory, segment: PhysSegment { phys: PhysAddr::new(start), len: bytes } })
+    }
+
+    /// The address of the first byte in this process.
+    pub fn phys(&self) -> PhysAddr {
+        self.segment.phys
+    }
+
+    /// How many bytes it holds.
+    pub fn size(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, where some of them do not exist. While others write
+    /// them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
+        words::read(self.words(), offset, out)
+    }
+
+    /// Copies `bytes` to the buffer from `offset` on, and changes no other; `None`, with nothing copied, where some of it does
+    /// not exist. O(`bytes.len()`); waits for nothing.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        words::write(self.words(), offset, bytes)
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the pages are mapped until the value is dropped, aligned, and accessed by words alone in this process.
+        unsafe {
+            std::slice::from_raw_parts(self.memory.as_mut_ptr().cast(), self.size() / size_of::<AtomicU64>())
+        }
+    }
+}
+
+impl Drop for FileBuffer {
+    fn drop(&mut self) {
+        let start = self.segment.phys.get();
+        // Before its addresses are somebody else's.
+        crate::heap::disown(start, self.size());
+        MAPPED.write().unwrap_or_else(PoisonError::into_inner).retain(|mapped| mapped.start != start);
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    fn file(len: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn two_buffers_of_a_file_have_the_same_bytes() {
+        let file = file(4 * 4096);
+        let (one, two) =
+            (FileBuffer::new(&file, 0, 4 * 4096).unwrap(), FileBuffer::new(&file, 4096, 8192).unwrap());
+        one.write(4096 + 10, b"hello").unwrap();
+        let mut out = [0; 5];
+        two.read(10, &mut out).unwrap();
+        assert_eq!(&out, b"hello");
+        assert_eq!((one.size(), two.size(), two.read(8190, &mut out)), (4 * 4096, 8192, None));
+        assert_eq!(two.segments(), [PhysSegment { phys: two.phys(), len: 8192 }]);
+        let at = two.phys().get();
+        let found = |at, len| with_file(at, len, |_, offset| offset);
+        assert_eq!([found(at, 8192), found(at + 4096, 4096)], [Some(4096), Some(8192)]);
+        assert_eq!([found(at + 4096, 4097), found(at.wrapping_sub(1), 1), found(at, u64::MAX)], [None; 3]);
+        drop(two);
+        assert_eq!(found(at, 4096), None);
+        assert_eq!(found(one.phys().get(), 4096), Some(0));
+    }
+
+    #[test]
+    fn what_a_file_does_not_have_is_refused() {
+        let file = file(2 * 4096);
+        for (offset, len) in
+            [(0, 0), (1, 4096), (0, 4095), (0, 3 * 4096), (4096, 8192), (u64::MAX - 4095, 4096)]
+        {
+            let kind = FileBuffer::new(&file, offset, len).unwrap_err().kind();
+            assert_eq!(kind, io::ErrorKind::InvalidInput, "{offset}, {len}");
+        }
+    }
+}

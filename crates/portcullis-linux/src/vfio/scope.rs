@@ -1,0 +1,119 @@
+//! Buffers that are borrowed: mapped for as long as a function runs.
+
+use std::marker::PhantomData;
+
+use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use portcullis::dma::{DmaBuffer, DmaMapError, Machine, Queue, RawMapping};
+use portcullis::pgtable::MapError;
+
+use super::space::KernelMapper;
+
+/// Maps buffers that the caller lends, and ends all of their mappings before [`scope`] returns.
+#[derive(Debug)]
+pub struct Scope<'queue, 'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> {
+    queue: &'queue mut Queue<X, B>,
+    open: Vec<RawMapping>,
+    buffers: PhantomData<&'buffers mut [u8]>,
+}
+
+/// Calls `f` with a scope, in which buffers that are only borrowed can be mapped. When it returns, no device reaches any of them, and they
+/// have what their devices wrote.
+///
+/// ```no_run
+/// # use portcullis::dma::{DmaMapError, Queue};
+/// # use portcullis_linux::vfio::{Machine, scope};
+/// # fn read(queue: &mut Queue<Machine>, submit: impl Fn(u64), wait: impl Fn()) -> Result<(), DmaMapError> {
+/// let mut block = [0; 512];
+/// scope(queue, |scope| {
+///     let iova = scope.map(&mut block)?;
+///     submit(iova.get());
+///     wait();
+///     Ok::<_, DmaMapError>(())
+/// })?;
+/// // Here the block is the caller's again.
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Costs an unmap for each mapping, and a commit of the queue, with all else that waits in it. The process is **aborted** where the kernel takes a mapping not back,
+/// as the caller's memory would go on being the device's. It does so when `f` panics, too: mappings end then.
+pub fn scope<'buffers, X, B, R>(
+    queue: &mut Queue<X, B>,
+    f: impl FnOnce(&mut Scope<'_, 'buffers, X, B>) -> R,
+) -> R
+where
+    X: Machine<Mapper = KernelMapper>,
+    B: DmaBuffer,
+{
+    f(&mut Scope { queue, open: Vec::new(), buffers: PhantomData })
+}
+
+impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffers, X, B> {
+    /// Lets the device read and write a buffer. Returns its first address.
+    ///
+    /// # Errors
+    /// As [`Queue::map_raw`], with nothing mapped. Where devices may reach the buffer nevertheless, the process is aborted.
+    pub fn map(&mut self, buffer: &'buffers mut [u8]) -> Result<Iova, DmaMapError> {
+        let len = buffer.len();
+        self.enter(buffer.as_mut_ptr(), len, Direction::Bidirectional)
+    }
+
+    /// Lets the device write a buffer. Of one that it writes only in part the rest is not what it was. Else as [`map`](Self::map).
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_for_write(&mut self, buffer: &'buffers mut [u8]) -> Result<Iova, DmaMapError> {
+        let len = buffer.len();
+        self.enter(buffer.as_mut_ptr(), len, Direction::FromDevice)
+    }
+
+    /// Lets the device read a buffer, and not write it. Else as [`map`](Self::map).
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_for_read(&mut self, buffer: &'buffers [u8]) -> Result<Iova, DmaMapError> {
+        self.enter(buffer.as_ptr().cast_mut(), buffer.len(), Direction::ToDevice)
+    }
+
+    fn enter(&mut self, first: *mut u8, len: usize, direction: Direction) -> Result<Iova, DmaMapError> {
+        self.open.try_reserve(1).map_err(|_| DmaMapError::List(MapError::OutOfMemory.into()))?;
+        let list = [PhysSegment { phys: PhysAddr::new(first.expose_provenance() as u64), len: len as u64 }];
+        let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
+        // SAFETY: the memory is borrowed until the scope has ended the mapping, for writes alone where the device may write; it is the process's, and the
+        // mapper takes its addresses. Only this queue ends the mapping.
+        let mapped = unsafe { self.queue.map_raw(&list, direction, &mut out) };
+        let (mapping, _) = mapped.inspect_err(|error| {
+            if error.may_be_reached() {
+                give_up(error);
+            }
+        })?;
+        let iova = mapping.iova();
+        self.open.push(mapping);
+        Ok(iova)
+    }
+}
+
+/// Mappings end with the scope, however `f` is left.
+impl<X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Drop for Scope<'_, '_, X, B> {
+    fn drop(&mut self) {
+        for mapping in self.open.drain(..) {
+            // What waits is the commit's.
+            if let Err(failed) = self.queue.unmap_raw(mapping)
+                && !failed.waits
+            {
+                give_up(&failed.error);
+            }
+        }
+        if let Err(error) = self.queue.commit_raw() {
+            give_up(&error);
+        }
+    }
+}
+
+#[cold]
+fn give_up(error: &dyn std::error::Error) -> ! {
+    eprintln!(
+        "portcullis: a device may still reach memory that was borrowed for it, so that this process ends: {error}"
+    );
+    std::process::abort()
+}
