@@ -1,5 +1,8 @@
-//! `portcullis.h` is what `cbindgen` makes of the functions. With `UPDATE_EXPECT=1` the test writes it.
+//! `portcullis.h` is what `cbindgen` makes of the functions.
 #![cfg(target_os = "linux")]
+
+#[path = "../../portcullis/tests/golden/mod.rs"]
+mod golden;
 
 use std::path::Path;
 
@@ -25,10 +28,5 @@ fn made() -> String {
 #[test]
 fn the_header_is_what_the_functions_are() {
     let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/portcullis.h");
-    let made = made();
-    if std::env::var_os("UPDATE_EXPECT").is_some() {
-        std::fs::write(&at, &made).expect("the header is written");
-    }
-    let kept = std::fs::read_to_string(&at).unwrap_or_default();
-    assert_eq!(kept, made, "run this test with UPDATE_EXPECT=1, and read what has changed in portcullis.h");
+    golden::is_golden(at, &made());
 }
