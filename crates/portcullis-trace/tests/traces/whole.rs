@@ -148,9 +148,9 @@ fn lines() -> Vec<String> {
     for file in ["odd", "perf", "trace-cmd"] {
         let text = std::fs::read_to_string(path("whole").join(file).with_extension("trace")).unwrap();
         for line in text.lines() {
-            let name = line.split_whitespace().filter(|word| word.ends_with(':')).next_back();
+            let is_event = line.split_whitespace().any(|word| word.ends_with(':'));
             let raw = line.contains("[FAILED");
-            let name = line.split(": ").nth(1).filter(|_| name.is_some()).unwrap_or(line).trim();
+            let name = line.split(": ").nth(1).filter(|_| is_event).unwrap_or(line).trim();
             seen.entry((file, name.split(": ").next().unwrap().to_owned(), raw))
                 .or_insert_with(|| line.to_owned());
         }
@@ -187,10 +187,8 @@ fn lines_are_read_as_before() {
                     Ok(other) => {
                         let words = other.split(|c: char| !c.is_ascii_alphabetic());
                         words
-                            .filter(|word| {
-                                word.starts_with(|c: char| c.is_ascii_uppercase()) && word.len() > 3
-                            })
-                            .next()
+                            .clone()
+                            .find(|word| word.starts_with(|c: char| c.is_ascii_uppercase()) && word.len() > 3)
                             .unwrap_or("another")
                             .to_owned()
                     }
