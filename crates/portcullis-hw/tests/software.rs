@@ -15,9 +15,6 @@ mod faults;
 mod stops;
 #[path = "software/told.rs"]
 mod told;
-#[cfg(not(watched))]
-#[path = "software/transcripts.rs"]
-mod transcripts;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

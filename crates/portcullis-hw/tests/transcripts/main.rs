@@ -1,5 +1,6 @@
-//! All that drivers do to units of software, and answer, call by call, against files in `tests/transcripts`: writes to registers, words
+//! All that drivers do to units of software, and answer, call by call, against the files beside this: writes to registers, words
 //! of memory, frames. What they read is counted.
+#![cfg(not(watched))]
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,20 +14,18 @@ use portcullis_hw::software::{AmdVi, RiscV, SmmuV3, Software, VtD};
 use portcullis_hw::{Attachment, Fault, Host, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
-#[path = "transcripts/domains.rs"]
 mod domains;
 #[path = "../../../portcullis/tests/transcript/heard.rs"]
 mod heard;
 #[path = "../../../portcullis/tests/transcript/text.rs"]
 mod text;
-#[path = "transcripts/units.rs"]
 mod units;
 
 use heard::{Tables, below, count, hear};
 use text::Transcript;
 use units::Told;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/transcripts");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/portcullis-hw/tests/transcripts");
 
 type Unit<K> = Software<K, Arc<Memory>>;
 
