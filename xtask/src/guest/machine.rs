@@ -60,6 +60,9 @@ pub struct Run<'a> {
     pub hostile: bool,
     /// Whether there are more devices than most jobs use.
     pub many: bool,
+    /// Whether the kernel is told of devices that come and go by PCI Express itself, and not by the firmware, for which some kernels have no
+    /// driver.
+    pub native_hotplug: bool,
     /// Whether all that the job says is printed as it comes.
     pub aloud: bool,
     /// A folder for the disks and the log.
@@ -182,7 +185,11 @@ impl Run<'_> {
             monitor.read_exact(&mut byte).map_err(failed)?;
             said.extend(byte);
         }
-        Ok(())
+        let said = String::from_utf8_lossy(&said);
+        match said.lines().find(|line| line.starts_with("Error: ")) {
+            Some(error) => Err(format!("QEMU's monitor, {command}: {error}")),
+            None => Ok(()),
+        }
     }
 
     fn add_many(&self, qemu: &mut Command) {
@@ -203,6 +210,9 @@ impl Run<'_> {
             qemu.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         } else {
             qemu.args(["-accel", "tcg,thread=multi"]);
+        }
+        if self.native_hotplug {
+            qemu.args(["-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"]);
         }
         qemu.args(["-device", self.iommu.device()]);
         let shown = |path: PathBuf| path.display().to_string();

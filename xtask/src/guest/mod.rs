@@ -276,6 +276,7 @@ fn run_one(
             + Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
         hostile: job.hostile,
         many: job.many,
+        native_hotplug: job.user.is_some(),
         aloud: wanted.verbose,
         folder: &folder.join("run"),
     };
