@@ -26,6 +26,8 @@
 //! | a `Vec`, a slice that is borrowed, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
 //! | a disk in a program on Linux, and what each way to map costs there | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
+//! | interrupts of such a device | `vfio::Device::interrupts`: file descriptors, by MSI-X, MSI or INTx | there |
+//! | such a device when it is unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
 //! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |
 //! | the same from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
 //! | to test without hardware | `portcullis-model` | below |

@@ -1,16 +1,27 @@
-//! Which mappings a kernel has: a kernel removes a mapping as a whole only, so one must know where each begins and ends.
+//! Which mappings a kernel has: a kernel removes a mapping as a whole only, so one must know where each begins and ends. Of what, and how,
+//! is noted too: a container that was without a device gets its mappings again.
 
 use std::collections::BTreeMap;
 
-use portcullis::addr::{Iova, IovaRange};
+use portcullis::addr::{Iova, IovaRange, Permissions};
 
 use super::ranges::common;
+
+/// A mapping of the kernel's: one contiguous piece of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    pub range: IovaRange,
+    /// Where it is in the process.
+    pub address: u64,
+    /// What devices may do with it.
+    pub permissions: Permissions,
+}
 
 /// The mappings of an address space, which lie apart.
 #[derive(Debug, Default)]
 pub struct Book {
     /// By their first address.
-    mappings: BTreeMap<Iova, IovaRange>,
+    mappings: BTreeMap<Iova, Piece>,
     bytes: u64,
 }
 
@@ -25,49 +36,55 @@ impl Book {
         self.bytes
     }
 
+    /// All of them, in order.
+    pub fn all(&self) -> impl Iterator<Item = Piece> + '_ {
+        self.mappings.values().copied()
+    }
+
     /// The mappings that overlap `range`, in order. O(log n) for each.
-    fn touching(&self, range: IovaRange) -> impl Iterator<Item = IovaRange> + '_ {
+    fn touching(&self, range: IovaRange) -> impl Iterator<Item = Piece> + '_ {
         let before = self.mappings.range(..range.start()).next_back();
         let inside = self.mappings.range(range.start()..=range.last());
         before
             .into_iter()
             .chain(inside)
             .map(|(_, mapping)| *mapping)
-            .filter(move |mapping| common(*mapping, range).is_some())
+            .filter(move |mapping| common(mapping.range, range).is_some())
     }
 
     /// Adds a mapping.
     ///
     /// # Errors
     /// The lowest of its addresses that is in use: nothing is added.
-    pub fn add(&mut self, mapping: IovaRange) -> Result<(), Iova> {
-        if let Some(other) = self.touching(mapping).next() {
-            return Err(other.start().max(mapping.start()));
+    pub fn add(&mut self, mapping: Piece) -> Result<(), Iova> {
+        let start = mapping.range.start();
+        if let Some(other) = self.touching(mapping.range).next() {
+            return Err(other.range.start().max(start));
         }
-        self.mappings.insert(mapping.start(), mapping);
-        self.bytes = self.bytes.saturating_add(mapping.len());
+        self.mappings.insert(start, mapping);
+        self.bytes = self.bytes.saturating_add(mapping.range.len());
         Ok(())
     }
 
     /// Takes those out that lie in `range` as a whole, and returns them, and how many bytes of others lie there.
-    pub fn take(&mut self, range: IovaRange) -> (Vec<IovaRange>, u64) {
+    pub fn take(&mut self, range: IovaRange) -> (Vec<Piece>, u64) {
         let (mut whole, mut kept) = (Vec::new(), 0);
         for mapping in self.touching(range) {
-            if range.contains_range(mapping) {
+            if range.contains_range(mapping.range) {
                 whole.push(mapping);
             } else {
-                kept += common(mapping, range).map_or(0, IovaRange::len);
+                kept += common(mapping.range, range).map_or(0, IovaRange::len);
             }
         }
         for mapping in &whole {
-            self.mappings.remove(&mapping.start());
-            self.bytes -= mapping.len();
+            self.mappings.remove(&mapping.range.start());
+            self.bytes -= mapping.range.len();
         }
         (whole, kept)
     }
 }
 
-/// Joins ranges that lie beside each other, which come in order.
-pub fn joined(ranges: &[IovaRange]) -> impl Iterator<Item = &[IovaRange]> {
-    ranges.chunk_by(|one, next| one.last().checked_add(1) == Some(next.start()))
+/// Joins mappings that lie beside each other, which come in order.
+pub fn joined(mappings: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    mappings.chunk_by(|one, next| one.range.last().checked_add(1) == Some(next.range.start()))
 }

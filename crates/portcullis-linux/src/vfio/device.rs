@@ -5,19 +5,21 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use portcullis::addr::DeviceId;
 use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_REGION_INFO_FLAG_MMAP, vfio_region_info,
 };
 
-use super::error::OpenError;
-use super::ioctl::{call, call_with, code, vfio};
-use super::iommufd::{self, Iommufd};
-use super::space::{AddressSpace, Kernel};
-use super::sysfs::{IOMMUS, Place, open, path};
+use super::error::{InterruptError, OpenError};
+use super::interrupts::{Interrupt, InterruptKind};
+use super::ioctl::{call, call_with, vfio};
+use super::iommufd::{self, Iommufd, bind};
+use super::opened::Opened;
+use super::registers::Registers;
+use super::space::{AddressSpace, Kernel, Member};
+use super::sysfs::{IOMMUS, Place, path};
 use super::type1::{self, Container};
 
 const GET_REGION_INFO: u64 = vfio(8);
@@ -29,16 +31,15 @@ const COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 
-/// A PCI device in the hands of this process. The kernel resets it, where it knows how, when it and all of its [`Registers`] are
-/// dropped, and when the process ends: each of these holds the device's file.
+/// A PCI device in the hands of this process. The kernel resets it, where it knows how, when it and all of its [`Registers`] and
+/// [`Interrupt`]s are dropped, as each of these holds the device's file; when it is [released](Self::release); and when the process ends.
 ///
 /// It makes no access of its own before [`set_bus_master`](Self::set_bus_master). After that it reaches what is mapped in its
 /// [address space](Self::space), and nothing else.
 #[derive(Debug)]
 pub struct Device {
-    file: File,
+    opened: Arc<Opened>,
     place: Place,
-    space: AddressSpace,
 }
 
 impl Device {
@@ -51,13 +52,13 @@ impl Device {
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
         place.check_bound(&path(IOMMUS))?;
-        if let Some(cdev) = place.cdev().filter(|_| path(iommufd::PATH).exists()) {
+        if place.cdev().is_some() && path(iommufd::PATH).exists() {
             let kernel = Arc::new(Iommufd::open()?);
-            let file = bind(&kernel, &place, &cdev)?;
+            let file = bind(&kernel, &place)?;
             kernel.attach(&file).map_err(|error| OpenError::call("VFIO_DEVICE_ATTACH_IOMMUFD_PT", error))?;
             let ranges = kernel.ranges().map_err(|error| OpenError::call("IOMMU_IOAS_IOVA_RANGES", error))?;
             let space = AddressSpace::new(Kernel::Iommufd(kernel), &ranges)?;
-            return Ok(Self { file, place, space });
+            return Ok(Self::new(place, space, Member { file, group: None }));
         }
         Self::open_by_type1(place)
     }
@@ -77,36 +78,28 @@ impl Device {
             return Err(OpenError::NoVfio);
         }
         let container = Arc::new(Container::open()?);
-        let file = container.add(&place)?;
+        let (file, group) = container.add(&place)?;
         let ranges = container.ranges().map_err(|error| OpenError::call("VFIO_IOMMU_GET_INFO", error))?;
         let space = AddressSpace::new(Kernel::Type1(container), &ranges)?;
-        Ok(Self { file, place, space })
+        Ok(Self::new(place, space, Member { file, group: Some(group) }))
     }
 
-    /// As [`open`](Self::open), in an address space that another device has: both reach what is mapped there.
+    fn new(place: Place, space: AddressSpace, member: Member) -> Self {
+        Self { opened: Arc::new(Opened::new(place.name(), space, member)), place }
+    }
+
+    /// As [`open`](Self::open), in an address space that another device has, or had: it reaches at once what is mapped there, also what
+    /// was mapped before it was plugged in. The kernel takes some microseconds for each mapping. With type 1, maps and unmaps of the space
+    /// wait meanwhile.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`OpenError::OtherAddresses`] where the device can use less than the space has.
+    /// As [`open`](Self::open); [`OpenError::OtherAddresses`] where the device can use less than the space has; an
+    /// [`OpenError::Call`] where it has no memory, or may lock no more of it, for what is to be mapped. The device is closed then.
     pub fn open_in(name: &str, space: &AddressSpace) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
         place.check_bound(&path(IOMMUS))?;
-        let (file, ranges) = match &space.kernel {
-            Kernel::Iommufd(kernel) => {
-                let cdev = place.cdev().ok_or(OpenError::NoVfio)?;
-                let file = bind(kernel, &place, &cdev)?;
-                kernel.attach(&file).map_err(|error| match code(&error) {
-                    libc::EADDRINUSE | libc::EINVAL => OpenError::OtherAddresses { name: name.to_owned() },
-                    _ => OpenError::call("VFIO_DEVICE_ATTACH_IOMMUFD_PT", error),
-                })?;
-                (file, kernel.ranges())
-            }
-            Kernel::Type1(container) => (container.add(&place)?, container.ranges()),
-        };
-        let ranges = ranges.map_err(|error| OpenError::call("the ranges of addresses", error))?;
-        if !ranges.allow(space.geometry()) {
-            return Err(OpenError::OtherAddresses { name: name.to_owned() });
-        }
-        Ok(Self { file, place, space: space.clone() })
+        let member = space.add(&place)?;
+        Ok(Self::new(place, space.clone(), member))
     }
 
     /// Its name.
@@ -121,13 +114,19 @@ impl Device {
 
     /// What its accesses go through.
     pub fn space(&self) -> &AddressSpace {
-        &self.space
+        self.opened.space()
     }
 
     /// The registers behind base address register `number`, 0 to 5, which the device is told to answer for. Makes six system calls.
     ///
-    /// An access to them ends the process by a signal (`SIGBUS`) while the device does not answer: after [`write_config`](Self::write_config)
-    /// has taken that back, in a low power state, or unplugged.
+    /// An access to them ends the process by a signal (`SIGBUS`) while the device is not told to answer: after
+    /// [`write_config`](Self::write_config) has taken that back, and in a low power state. A driver does neither while threads access
+    /// registers.
+    ///
+    /// Of a device that is pulled out without warning all bits of a read are set, and there is no signal. Where a driver reads such a value, it
+    /// reads another register that never has it, as NVMe's version, or the vendor's number by [`read_config`](Self::read_config);
+    /// and if that has all bits set, too, it [releases](Self::release) the device. A device that is unplugged in order answers until it is
+    /// released. Afterwards, too, all bits are set, and there is no signal.
     ///
     /// # Errors
     /// Where there are none, or they cannot be mapped.
@@ -141,15 +140,15 @@ impl Device {
         }
         let len = usize::try_from(region.size).map_err(io::Error::other)?;
         self.change_command(|command| command | MEMORY)?;
-        let memory = MmapOptions::new().offset(region.offset).len(len).map_raw(&self.file)?;
-        Ok(Registers { memory })
+        let map = |file: &File| MmapOptions::new().offset(region.offset).len(len).map_raw(file);
+        Ok(Registers::new(self.opened.map(map)?, Arc::clone(&self.opened)))
     }
 
     fn region(&self, index: u32) -> io::Result<vfio_region_info> {
         let mut region =
             vfio_region_info { argsz: size_of::<vfio_region_info>() as u32, index, ..Default::default() };
         // SAFETY: it is this call's structure, and points nowhere.
-        unsafe { call(self.file.as_fd(), GET_REGION_INFO, &mut region) }?;
+        self.opened.with(|file| unsafe { call(file.as_fd(), GET_REGION_INFO, &mut region) })?;
         Ok(region)
     }
 
@@ -159,7 +158,8 @@ impl Device {
     /// The kernel's.
     pub fn read_config(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let region = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
-        self.file.read_exact_at(out, region.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?)
+        let at = region.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
+        self.opened.with(|file| file.read_exact_at(out, at))
     }
 
     /// Writes to PCI's configuration space. The kernel keeps what is its own from being changed.
@@ -168,7 +168,8 @@ impl Device {
     /// The kernel's.
     pub fn write_config(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let region = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
-        self.file.write_all_at(bytes, region.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?)
+        let at = region.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidInput)?;
+        self.opened.with(|file| file.write_all_at(bytes, at))
     }
 
     /// Lets the device make accesses of its own, or keeps it from them.
@@ -191,73 +192,77 @@ impl Device {
     /// The kernel's; `ENOTTY` where it knows no way to reset it.
     pub fn reset(&self) -> io::Result<()> {
         // SAFETY: it takes a number.
-        unsafe { call_with(self.file.as_fd(), RESET, 0) }.map(drop)
+        self.opened.with(|file| unsafe { call_with(file.as_fd(), RESET, 0) }).map(drop)
     }
-}
 
-fn bind(kernel: &Iommufd, place: &Place, cdev: &str) -> Result<File, OpenError> {
-    let file = open(cdev)?;
-    kernel.bind(&file).map_err(|error| match code(&error) {
-        libc::EPERM => OpenError::UnsafeInterrupts { parameter: "iommufd.allow_unsafe_interrupts=1" },
-        libc::EBUSY => place.not_viable(),
-        // Another file of it is bound.
-        libc::EINVAL => OpenError::Busy { path: cdev.to_owned() },
-        _ => OpenError::call("VFIO_DEVICE_BIND_IOMMUFD", error),
-    })?;
-    Ok(file)
-}
-
-/// The registers of a device, mapped into the process. Each access is one of the device's bus, of the width that is named.
-///
-/// On x86-64 a device that acts on a write sees what the CPU has stored to memory before it, and a CPU sees after a read what the device
-/// stored before its answer. On other machines it takes barriers of the driver's own.
-#[derive(Debug)]
-pub struct Registers {
-    memory: MmapRaw,
-}
-
-macro_rules! accesses {
-    ($($read:ident, $write:ident: $word:ty),*) => {$(
-        /// Reads the register at `offset`; `None` where there is none that is aligned.
-        pub fn $read(&self, offset: usize) -> Option<$word> {
-            let at = self.at::<$word>(offset)?;
-            // SAFETY: it is inside of the registers, and aligned.
-            let value = <$word>::from_le(unsafe { at.read_volatile() });
-            // Keeps the compiler from moving later accesses of memory before it. Of x86's CPUs none does: VFIO maps registers uncached.
-            fence(Ordering::Acquire);
-            Some(value)
+    /// Turns on `count` interrupts, numbered from 0 on, of `kind`; without one, of the first of MSI-X, MSI and INTx of which the device has as
+    /// many. They are on, and their kind is the only one in use, until all are dropped; for another count, drop these first.
+    ///
+    /// Two system calls, one more for each kind that has too few, and one for each interrupt; the kernel takes up to a millisecond.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let disk = portcullis_linux::vfio::Device::open("0000:01:00.0")?;
+    /// disk.set_bus_master(true)?;
+    /// let registers = disk.bar(0)?;
+    /// let interrupt = disk.interrupts(None, 1)?.pop().ok_or("there is one")?;
+    /// loop {
+    ///     interrupt.wait()?;
+    ///     // The driver takes what is done off the queues, and has the device take its wire back, if that is what it has:
+    ///     registers.write32(0x10, 1).ok_or("no register")?;
+    ///     interrupt.unmask()?;
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InterruptError`], with nothing turned on.
+    pub fn interrupts(
+        &self,
+        kind: impl Into<Option<InterruptKind>>,
+        count: u32,
+    ) -> Result<Vec<Interrupt>, InterruptError> {
+        match kind.into() {
+            Some(kind) => Interrupt::all(&self.opened, &[kind], count),
+            None => Interrupt::all(
+                &self.opened,
+                &[InterruptKind::MsiX, InterruptKind::Msi, InterruptKind::Intx],
+                count,
+            ),
         }
-
-        /// Writes the register at `offset`; `None`, with nothing written, where there is none that is aligned.
-        pub fn $write(&self, offset: usize, value: $word) -> Option<()> {
-            let at = self.at::<$word>(offset)?;
-            // As after a read, for earlier accesses.
-            fence(Ordering::Release);
-            // SAFETY: it is inside of the registers, and aligned. What a device does then, it does within what is mapped for it.
-            unsafe { at.write_volatile(value.to_le()) };
-            Some(())
-        }
-    )*};
-}
-
-impl Registers {
-    /// How many bytes there are.
-    pub fn size(&self) -> usize {
-        self.memory.len()
     }
 
-    /// Where they are in this process, as long as this value lives: for accesses that are volatile, aligned and inside of
-    /// [`size`](Self::size).
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_mut_ptr()
+    /// The kernel's request that the device be [released](Self::release): it is to be unplugged, or somebody unbinds it from VFIO. The
+    /// kernel raises it at once, and every 10 seconds again, and the unplug waits. Without one it only writes a line to its log.
+    ///
+    /// # Errors
+    /// As [`interrupts`](Self::interrupts).
+    pub fn unplug_request(&self) -> Result<Interrupt, InterruptError> {
+        let mut one = self.interrupts(InterruptKind::UnplugRequest, 1)?;
+        // As many as were asked for.
+        one.pop().ok_or_else(|| InterruptError::InUse { name: self.name().to_owned() })
     }
 
-    fn at<T>(&self, offset: usize) -> Option<*mut T> {
-        let is_inside =
-            offset.checked_add(size_of::<T>())? <= self.memory.len() && offset.is_multiple_of(size_of::<T>());
-        // SAFETY: it is inside of the mapping.
-        is_inside.then(|| unsafe { self.memory.as_mut_ptr().add(offset) }.cast())
+    /// Lets go of the device, whoever has [`Registers`] and [`Interrupt`]s of it: when this returns `Ok`, it reaches no memory any more,
+    /// and the kernel, which has reset it, goes on with an unplug that waited.
+    ///
+    /// - Its mappings are over *for it*. The driver has its buffers back as always: each mapping goes to
+    ///   [`Queue::unmap`](portcullis::dma::Queue::unmap), and the queue is [committed](portcullis::dma::Queue::commit); who maps by number
+    ///   calls [`DmaOps::unmap_all`](portcullis::dma::DmaOps::unmap_all). The space lives on: mappings that other devices use
+    ///   stay, and a device that [joins](Self::open_in) later reaches what is mapped then. (A container of type 1 has
+    ///   removed all mappings with its last device: unmaps make no system call then, and a device that joins has them
+    ///   made again, of what the process has at these addresses by then.)
+    /// - Reads of its registers have all bits set from then on, and writes change nothing: accesses under way end.
+    /// - Threads that wait for its interrupts return an error, and so does every later call of the device's.
+    ///
+    /// One system call for each [`bar`](Self::bar), one or two to close it, of which the kernel makes a reset of up to a second, and one
+    /// for each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Called again, it does nothing.
+    ///
+    /// # Errors
+    /// The kernel's, where it has no memory to take the registers' place: the device is not released, and it may be tried again.
+    /// `EBUSY` where another process, as a child of `fork`, has the file of a device of type 1: it is closed here, but the
+    /// device goes on, and its mappings are as they were.
+    pub fn release(&self) -> io::Result<()> {
+        self.opened.release()
     }
-
-    accesses! { read32, write32: u32, read64, write64: u64 }
 }

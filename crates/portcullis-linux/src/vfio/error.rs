@@ -2,6 +2,8 @@
 
 use std::io;
 
+use super::interrupts::InterruptKind;
+
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -99,5 +101,45 @@ pub enum OpenError {
 impl OpenError {
     pub(super) fn call(call: impl Into<String>, error: io::Error) -> Self {
         Self::Call { call: call.into(), error }
+    }
+}
+
+/// Why a device's interrupts could not be turned on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InterruptError {
+    /// The device, or the machine, has not as many of a kind.
+    #[error("{name} has {most} interrupts of {kinds:?} at the most, and not {wanted}")]
+    TooFew {
+        /// The device.
+        name: String,
+        /// The kinds that were tried.
+        kinds: Vec<InterruptKind>,
+        /// How many were wanted.
+        wanted: u32,
+        /// How many there are of one of them.
+        most: u32,
+    },
+    /// Those of an earlier call have not been dropped.
+    #[error(
+        "{name} has interrupts in use, and one kind may be at a time: drop all that an earlier call returned"
+    )]
+    InUse {
+        /// The device.
+        name: String,
+    },
+    /// A call to the kernel failed.
+    #[error("{call} failed: {error}")]
+    Call {
+        /// Which one.
+        call: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl InterruptError {
+    pub(super) fn call(call: &'static str, error: io::Error) -> Self {
+        Self::Call { call, error }
     }
 }

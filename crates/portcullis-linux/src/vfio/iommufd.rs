@@ -19,7 +19,7 @@ use super::calls::Calls;
 use super::error::OpenError;
 use super::ioctl::{call, code, iommufd, vfio};
 use super::ranges::{Ranges, from_kernel};
-use super::sysfs::open;
+use super::sysfs::{Place, open};
 use crate::buffer::file::with_file;
 
 pub const PATH: &str = "/dev/iommu";
@@ -102,6 +102,20 @@ impl Iommufd {
         let allowed = allowed.filter_map(|range| from_kernel(range.start, range.last));
         Ok(Ranges { allowed: allowed.collect(), page_sizes: asked.out_iova_alignment, most_mappings: None })
     }
+}
+
+/// Opens a device by its own file, and gives it to this process.
+pub fn bind(kernel: &Iommufd, place: &Place) -> Result<File, OpenError> {
+    let cdev = place.cdev().ok_or(OpenError::NoVfio)?;
+    let file = open(&cdev)?;
+    kernel.bind(&file).map_err(|error| match code(&error) {
+        libc::EPERM => OpenError::UnsafeInterrupts { parameter: "iommufd.allow_unsafe_interrupts=1" },
+        libc::EBUSY => place.not_viable(),
+        // Another file of it is bound.
+        libc::EINVAL => OpenError::Busy { path: cdev },
+        _ => OpenError::call("VFIO_DEVICE_BIND_IOMMUFD", error),
+    })?;
+    Ok(file)
 }
 
 // SAFETY: the kernel's documentation of iommufd (`Documentation/userspace-api/iommufd.rst`, `linux/iommufd.h`): a mapping is of just the

@@ -28,9 +28,41 @@
 //! # }
 //! ```
 //!
+//! **Interrupts** are file descriptors: [`Device::interrupts`] turns on as many as are wanted, by MSI-X, MSI or INTx, and each
+//! [`Interrupt`] is waited for by a thread, or by an event loop.
+//!
+//! **A device that is unplugged.** The kernel asks for it by an interrupt of its own ([`Device::unplug_request`]), and waits until the
+//! process lets go of it. [`Device::release`] is the one call that does that: the device reaches no memory any more, its registers
+//! have all bits set, and who waits for its interrupts is told. The buffers come back by the driver's queues, as always:
+//!
+//! ```no_run
+//! # use portcullis::dma::{Mapping, Queue};
+//! # use portcullis_linux::heap::HeapBuffer;
+//! # use portcullis_linux::vfio::{Device, Machine};
+//! # fn unplugged(
+//! #     disk: &Device,
+//! #     queue: &mut Queue<Machine, HeapBuffer>,
+//! #     in_flight: Vec<Mapping<HeapBuffer>>,
+//! # ) -> Result<Vec<HeapBuffer>, Box<dyn std::error::Error>> {
+//! let request = disk.unplug_request()?;
+//! request.wait()?;
+//! disk.release()?;
+//! let mut buffers = Vec::new();
+//! for mapping in in_flight {
+//!     queue.unmap(mapping)?.for_each(|buffer| buffers.push(buffer));
+//! }
+//! queue.commit()?.for_each(|buffer| buffers.push(buffer));
+//! # Ok(buffers)
+//! # }
+//! ```
+//!
+//! **A device that is plugged in** joins an address space that is there, by [`Device::open_in`], and reaches at once what is mapped in it.
+//! A space outlives its devices, and what it has mapped, too: the next device that joins has that.
+//!
 //! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
 //! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child
-//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. It must use no
+//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. Until then a
+//! device that was released in the parent goes on, and its unplug waits. It must use no
 //! queue and drop no mapping of the parent's: by iommufd that would unmap the parent's memory. When a process ends in whatever
 //! way, the kernel resets its devices, where it knows how, and removes all that was mapped.
 //!
@@ -44,10 +76,14 @@ mod book;
 mod calls;
 mod device;
 mod error;
+mod interrupts;
 mod ioctl;
 mod iommufd;
 mod limits;
+mod mapper;
+mod opened;
 mod ranges;
+mod registers;
 mod scope;
 mod space;
 mod sysfs;
@@ -56,10 +92,13 @@ mod type1;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Device, Registers};
-pub use error::OpenError;
+pub use device::Device;
+pub use error::{InterruptError, OpenError};
+pub use interrupts::{Interrupt, InterruptKind};
+pub use mapper::KernelMapper;
+pub use registers::Registers;
 pub use scope::{Scope, scope};
-pub use space::{AddressSpace, KernelMapper, Kind, Usage};
+pub use space::{AddressSpace, Kind, Usage};
 
 /// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].
 pub type Machine = (KernelMapper, portcullis::std_platform::StdPlatform, crate::heap::Heap);

@@ -6,7 +6,7 @@ use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaBuffer, DmaMapError, Machine, Queue, RawMapping};
 use portcullis::pgtable::MapError;
 
-use super::space::KernelMapper;
+use super::mapper::KernelMapper;
 
 /// Maps buffers that the caller lends, and ends all of their mappings before [`scope`] returns.
 #[derive(Debug)]

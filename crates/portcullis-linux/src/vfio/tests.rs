@@ -5,7 +5,9 @@ mod device;
 mod fake;
 #[cfg(not(watched))]
 mod file;
+mod interrupts;
 pub mod kernel;
+mod leaves;
 mod mapper;
 mod says;
 #[cfg(not(watched))]

@@ -1,6 +1,7 @@
 //! An address space of VFIO's type 1, version 2: a container, which groups of devices are added to. Linux 5.4 or later.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -27,6 +28,7 @@ const CHECK_EXTENSION: u64 = vfio(1);
 const SET_IOMMU: u64 = vfio(2);
 const GROUP_GET_STATUS: u64 = vfio(3);
 const GROUP_SET_CONTAINER: u64 = vfio(4);
+const GROUP_UNSET_CONTAINER: u64 = vfio(5);
 const GROUP_GET_DEVICE_FD: u64 = vfio(6);
 const IOMMU_GET_INFO: u64 = vfio(12);
 const IOMMU_MAP_DMA: u64 = vfio(13);
@@ -40,9 +42,16 @@ const MOST_INFO: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Container {
     file: File,
-    /// The groups, by their numbers. They stay the container's as long as they are open, and the container keeps its mappings as long
-    /// as it has a group.
-    groups: Mutex<HashMap<u32, File>>,
+    /// The groups, by their numbers. Each is the container's until its last device has gone, and the container keeps its mappings as
+    /// long as it has a group.
+    groups: Mutex<HashMap<u32, Group>>,
+}
+
+#[derive(Debug)]
+struct Group {
+    file: File,
+    /// Devices of it that this process has open.
+    devices: usize,
 }
 
 impl Container {
@@ -60,22 +69,60 @@ impl Container {
         }
     }
 
-    /// Adds the group of a device, if it is not there, and opens the device.
-    pub fn add(&self, place: &Place) -> Result<File, OpenError> {
+    /// Adds the group of a device, if it is not there, and opens the device. Returns its file, and the group's number.
+    pub fn add(&self, place: &Place) -> Result<(File, u32), OpenError> {
         let number = place.group()?;
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        if !groups.contains_key(&number) {
-            let group = self.add_group(place, number, groups.is_empty())?;
-            groups.insert(number, group);
-        }
+        let is_first = groups.is_empty();
+        let group = match groups.entry(number) {
+            Entry::Occupied(group) => group.into_mut(),
+            Entry::Vacant(place_of) => {
+                let file = self.add_group(place, number, is_first)?;
+                place_of.insert(Group { file, devices: 0 })
+            }
+        };
         let name =
             CString::new(place.name()).map_err(|_| OpenError::NoDevice { name: place.name().to_owned() })?;
-        let group = &groups[&number];
         // SAFETY: the call reads the name, up to its end.
-        let device = unsafe { call_with(group.as_fd(), GROUP_GET_DEVICE_FD, name.as_ptr() as u64) };
-        let device = device.map_err(|error| OpenError::call("VFIO_GROUP_GET_DEVICE_FD", error))?;
-        // SAFETY: the kernel has just opened it for this call.
-        Ok(unsafe { File::from_raw_fd(device) })
+        let device = unsafe { call_with(group.file.as_fd(), GROUP_GET_DEVICE_FD, name.as_ptr() as u64) };
+        let device = match device {
+            // SAFETY: the kernel has just opened it for this call.
+            Ok(device) => unsafe { File::from_raw_fd(device) },
+            Err(error) => {
+                // A group that came for this device goes again.
+                let _ = Self::without(&mut groups, number);
+                return Err(OpenError::call("VFIO_GROUP_GET_DEVICE_FD", error));
+            }
+        };
+        group.devices += 1;
+        Ok((device, number))
+    }
+
+    /// Lets go of a device of this group, whose file is closed, and of the group with its last device. Returns whether a group is left:
+    /// else the kernel has removed all mappings.
+    ///
+    /// # Errors
+    /// `EBUSY`: another process has the device's file, and all is still mapped.
+    pub fn remove(&self, number: u32) -> io::Result<bool> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = groups.get_mut(&number) {
+            group.devices = group.devices.saturating_sub(1);
+        }
+        Self::without(&mut groups, number)?;
+        Ok(!groups.is_empty())
+    }
+
+    /// Takes a group that has no device out of the container.
+    fn without(groups: &mut HashMap<u32, Group>, number: u32) -> io::Result<()> {
+        let Some(group) = groups.get(&number).filter(|group| group.devices == 0) else { return Ok(()) };
+        // SAFETY: it takes no argument.
+        match unsafe { call_with(group.file.as_fd(), GROUP_UNSET_CONTAINER, 0) } {
+            // The kernel may have taken it out by itself, for a device that is unplugged.
+            Err(error) if code(&error) != libc::EINVAL && code(&error) != libc::ENODEV => return Err(error),
+            _ => {}
+        }
+        groups.remove(&number);
+        Ok(())
     }
 
     fn add_group(&self, place: &Place, number: u32, is_first: bool) -> Result<File, OpenError> {

@@ -16,7 +16,7 @@ use crate::vfio::{AddressSpace, Device, Kind, OpenError};
 pub const NAME: &str = "0000:01:00.0";
 const CDEV: &str = "vfio/devices/vfio3";
 
-/// With iommufd, and a device.
+/// With iommufd, and two devices.
 pub fn iommufd() -> Kernel {
     let kernel = Kernel::with(&["iommu", CDEV, "vfio/devices/vfio4"]);
     kernel.device(NAME, 7, Some("vfio3"));

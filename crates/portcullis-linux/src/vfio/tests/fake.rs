@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use portcullis::addr::{Iova, IovaRange, Permissions};
 
+use crate::vfio::KernelMapper;
 use crate::vfio::calls::Calls;
 use crate::vfio::ranges::Ranges;
-use crate::vfio::space::KernelMapper;
 
 pub const PAGE: u64 = 4096;
 

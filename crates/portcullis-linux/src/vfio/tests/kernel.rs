@@ -2,8 +2,9 @@
 //! Numbers of calls and structures are those of `linux/vfio.h` and `linux/iommufd.h`, and not of the crates that the code has them from.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,12 @@ pub struct State {
     pub unmapped: Option<u64>,
     /// Flags, bytes and offset of each region of a device.
     pub regions: [(u32, u64, u64); 9],
+    /// Flags and number of each index of interrupts of a device.
+    pub irqs: [(u32, u32); 5],
+    /// What it says of interrupts that it has left, where it has not as many.
+    pub irqs_left: i32,
+    /// Files that it signals, by index and interrupt.
+    events: BTreeMap<(u32, u32), File>,
 }
 
 thread_local! {
@@ -62,6 +69,9 @@ impl Kernel {
             info: super::says::answer(),
             unmapped: None,
             regions: [(0, 0, 0); 9],
+            irqs: [(0, 0); 5],
+            irqs_left: 0,
+            events: BTreeMap::new(),
         };
         let kernel = Self(Rc::new(RefCell::new(state)));
         for file in files {
@@ -84,6 +94,22 @@ impl Kernel {
     /// What it was asked for since the last time.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.0.borrow_mut().asked)
+    }
+
+    /// Raises an interrupt of a device; false where that is off.
+    pub fn raise(&self, index: u32, interrupt: u32) -> bool {
+        let state = self.0.borrow();
+        let event = state.events.get(&(index, interrupt));
+        event.is_some_and(|mut event| event.write_all(&1_u64.to_ne_bytes()).is_ok())
+    }
+
+    /// Whether this process has that file below `/dev` open, by number or mapped.
+    pub fn is_open(&self, file: &str) -> bool {
+        let path = self.path("dev").join(file);
+        let mapped = fs::read_to_string("/proc/self/maps").unwrap();
+        let mut open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        mapped.contains(path.to_str().unwrap())
+            || open.any(|file| fs::read_link(file.path()).is_ok_and(|to| to == path))
     }
 
     /// A PCI device of that name, whose file VFIO calls `cdev`, if it has one.
@@ -150,8 +176,11 @@ impl State {
             102 => "SET_IOMMU",
             103 => "GROUP_GET_STATUS",
             104 => "GROUP_SET_CONTAINER",
+            105 => "GROUP_UNSET_CONTAINER",
             106 => "GROUP_GET_DEVICE_FD",
             108 => "DEVICE_GET_REGION_INFO",
+            109 => "DEVICE_GET_IRQ_INFO",
+            110 => "DEVICE_SET_IRQS",
             111 => "DEVICE_RESET",
             112 => "IOMMU_GET_INFO",
             113 => "IOMMU_MAP_DMA",
@@ -164,7 +193,11 @@ impl State {
         let number = argument.addr();
         let note = |state: &mut Self, given: String| state.asked.push(format!("{file}: {call} {given}"));
         match call {
-            "GET_API_VERSION" | "CHECK_EXTENSION" | "SET_IOMMU" | "DEVICE_RESET" => {
+            "GET_API_VERSION"
+            | "CHECK_EXTENSION"
+            | "SET_IOMMU"
+            | "DEVICE_RESET"
+            | "GROUP_UNSET_CONTAINER" => {
                 note(self, number.to_string());
                 return fails.map(|_| match call {
                     "GET_API_VERSION" => self.api_version,
@@ -202,6 +235,10 @@ impl State {
             }
             "IOAS_IOVA_RANGES" => format!("{:x?} {:x?}", &words[..4], &words[6..]),
             "IOMMU_GET_INFO" => words[0].to_string(),
+            "DEVICE_SET_IRQS" => {
+                let files = words[5..].iter().map(|file| if *file == u32::MAX { " none" } else { " event" });
+                format!("{:x?}{}", &words[..5], files.collect::<String>())
+            }
             _ => format!("{words:x?}"),
         };
         note(self, given);
@@ -233,6 +270,12 @@ impl State {
                 words[4..6].copy_from_slice(&halves(bytes));
                 words[6..8].copy_from_slice(&halves(offset));
             }
+            "DEVICE_GET_IRQ_INFO" => {
+                let (flags, count) = self.irqs[words[2] as usize];
+                (words[1], words[3]) = (flags, count);
+            }
+            "DEVICE_SET_IRQS" if self.irqs_left != 0 => return Ok(self.irqs_left),
+            "DEVICE_SET_IRQS" => self.set_irqs(words),
             "IOMMU_GET_INFO" => {
                 let info = self.info.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
                 words.iter_mut().zip(info).for_each(|(word, answer)| *word = answer);
@@ -241,5 +284,29 @@ impl State {
             _ => {}
         }
         Ok(0)
+    }
+
+    /// DATA_NONE is 1, DATA_EVENTFD 4, ACTION_UNMASK 16, ACTION_TRIGGER 32.
+    fn set_irqs(&mut self, words: &[u32]) {
+        let (flags, index, start, count) = (words[1], words[2], words[3], words[4]);
+        match flags {
+            0x21 => {
+                assert_eq!((start, count), (0, 0), "the call raises interrupts where it names some");
+                self.events.retain(|at, _| at.0 != index);
+            }
+            0x24 => {
+                assert_eq!(words.len(), 5 + count as usize);
+                for (number, file) in (start..start + count).zip(&words[5..]) {
+                    self.events.remove(&(index, number));
+                    if *file != u32::MAX {
+                        // SAFETY: the call takes the number of a file that is open.
+                        let file = unsafe { BorrowedFd::borrow_raw(file.cast_signed()) };
+                        self.events.insert((index, number), file.try_clone_to_owned().unwrap().into());
+                    }
+                }
+            }
+            0x11 => assert_eq!((start, count), (0, 1)),
+            flags => panic!("flags {flags:#x}"),
+        }
     }
 }

@@ -14,8 +14,8 @@ use portcullis::std_platform::StdPlatform;
 
 use super::fake::{Fake, PAGE, Way};
 use crate::heap::{Heap, HeapBuffer};
+use crate::vfio::KernelMapper;
 use crate::vfio::Machine;
-use crate::vfio::space::KernelMapper;
 
 const BOTH: Permissions = Permissions::READ_WRITE;
 const ANYWHERE: Iova = Iova::new(u64::MAX);

@@ -18,8 +18,7 @@ use super::device::{NAME, iommufd, map_and_unmap, type1, with_regions};
 use super::fake::{Fake, PAGE, Way, ranges};
 use super::kernel::{Kernel, State};
 use crate::vfio::calls::Calls;
-use crate::vfio::space::KernelMapper;
-use crate::vfio::{AddressSpace, Device, OpenError};
+use crate::vfio::{AddressSpace, Device, KernelMapper, OpenError};
 
 /// What is asked for in a whole life, and how each step ends.
 struct Told<'k> {
