@@ -255,7 +255,7 @@ pub const JOBS: [&Job; 26] = [
     },
     &Job {
         name: "user",
-        what: "a process that drives a device by itself: what the device reaches, parts, limits, forks and deaths, over VFIO's type 1 and iommufd",
+        what: "a process that drives a device by itself: what the device reaches, parts, limits, forks and deaths, interrupts, devices unplugged and plugged in, over VFIO's type 1 and iommufd",
         script: "user",
         modes: "",
         hostile: true,

@@ -8,6 +8,8 @@ use portcullis_linux::vfio::{Device, Registers};
 use crate::Result;
 
 const IDENTIFICATION: usize = 0x00;
+const RAISE: usize = 0x60;
+const ACKNOWLEDGE: usize = 0x64;
 const SOURCE: usize = 0x80;
 const TARGET: usize = 0x88;
 const COUNT: usize = 0x90;
@@ -31,6 +33,15 @@ impl Edu {
             return Err(format!("{number:#x} is no edu").into());
         }
         Ok(Self { registers })
+    }
+
+    /// Has the device raise an interrupt, which lasts until it is acknowledged.
+    pub fn raise(&self) -> Result<()> {
+        Ok(self.registers.write32(RAISE, 1).ok_or("no register")?)
+    }
+
+    pub fn acknowledge(&self) -> Result<()> {
+        Ok(self.registers.write32(ACKNOWLEDGE, 1).ok_or("no register")?)
     }
 
     fn copy(&self, source: u64, target: u64, count: u64, command: u64) -> Result<()> {

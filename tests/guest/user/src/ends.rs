@@ -58,9 +58,8 @@ pub fn hold(way: Way, name: &str) -> Result<()> {
 
 /// A process that was killed leaves nothing mapped, and its device to others.
 pub fn killed(way: Way, name: &str) -> Result<()> {
-    let by = if way == Way::Iommufd { "iommufd" } else { "type1" };
-    let mut other =
-        Command::new(std::env::current_exe()?).args(["held", by, name]).stdout(Stdio::piped()).spawn()?;
+    let held = ["held", way.name(), name];
+    let mut other = Command::new(std::env::current_exe()?).args(held).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(other.stdout.take().ok_or("no output")?).read_line(&mut line)?;
     let iova = Iova::new(line.trim().parse().map_err(|_| line.clone())?);

@@ -93,7 +93,7 @@ pub fn pages(way: Way, name: &str) -> Result<()> {
         let map = |at| Ok(unsafe { space.map(&[part(at, len)?], Permissions::READ_WRITE, ANYWHERE) }?);
         (0..LEN).step_by(len as usize).map(map).collect()
     };
-    let measured = Measured { device: &device, by: if way == Way::Iommufd { "iommufd" } else { "type1" } };
+    let measured = Measured { device: &device, by: way.name() };
     let unmap = |mapped: Vec<IovaRange>| Ok(mapped.into_iter().try_for_each(|range| space.unmap(range))?);
     // The kernel makes tables for the first map, which stay.
     unmap(map(LEN)?)?;

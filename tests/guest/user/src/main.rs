@@ -4,9 +4,11 @@
 
 mod edu;
 mod ends;
+mod interrupts;
 mod limits;
 mod maps;
 mod pairs;
+mod plugs;
 
 use std::process::ExitCode;
 
@@ -29,6 +31,13 @@ pub(crate) enum Way {
 }
 
 impl Way {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Iommufd => "iommufd",
+            Self::Type1 => "type1",
+        }
+    }
+
     fn open(self, name: &str) -> std::result::Result<Device, OpenError> {
         match self {
             Self::Iommufd => Device::open(name),
@@ -82,12 +91,21 @@ fn run() -> Result<()> {
             ends::fork(way(by)?, edu)?;
             ends::killed(way(by)?, edu)?;
         }
+        ["interrupts", by, edu, card] => {
+            interrupts::of_edu(way(by)?, edu)?;
+            interrupts::of_card(way(by)?, card)?;
+        }
+        ["plugs", by, edu, hot, id, next] => plugs::plugs(way(by)?, edu, hot, [id, next])?,
         ["held", by, edu] => ends::hold(way(by)?, edu)?,
         ["pairs", edu, bytes, count] => pairs::pairs(edu, bytes.parse()?, count.parse()?)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
         ["pages", by, name] => limits::pages(way(by)?, name)?,
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
-        _ => return Err("usage: portcullis-user open|maps|ends|entries|locked|pages|pairs ..".into()),
+        _ => {
+            return Err(
+                "usage: portcullis-user open|maps|ends|interrupts|plugs|entries|locked|pages|pairs ..".into(),
+            );
+        }
     }
     Ok(())
 }
