@@ -250,13 +250,13 @@ fn cargo() -> PathBuf {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
 }
 
-/// The feature that the command has in tests and lints.
-const BENCH: &str = "portcullis-cli/bench";
+/// The features that tests and lints turn on: the benchmarks of the command, and an adapter.
+const FEATURES: &str = "portcullis-cli/bench,portcullis-linux/vm-memory";
 
 /// Cargo's arguments for a command on the whole workspace: the same each time, so that one build serves every step.
 macro_rules! workspace {
     ($command:literal $(, $more:expr)*) => {
-        &[$command, "--locked", "--workspace", "--features", crate::BENCH, "--release" $(, $more)*]
+        &[$command, "--locked", "--workspace", "--features", crate::FEATURES, "--release" $(, $more)*]
     };
 }
 use workspace;
@@ -334,7 +334,7 @@ fn check_steps() -> Vec<Step> {
                 "--locked",
                 "--workspace",
                 "--features",
-                BENCH,
+                FEATURES,
                 "--all-targets",
                 "--",
                 "-D",

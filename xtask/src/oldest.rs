@@ -25,7 +25,7 @@ const COMMANDS: [&[&str]; COUNT] = [
         "-p",
         "portcullis-cli",
         "--features",
-        crate::BENCH,
+        crate::FEATURES,
     ],
 ];
 

@@ -14,3 +14,5 @@ pub mod heap;
 pub mod registration;
 #[cfg(all(target_os = "linux", not(loom)))]
 pub mod vfio;
+#[cfg(all(target_os = "linux", feature = "vm-memory", not(loom)))]
+pub mod vmm;
