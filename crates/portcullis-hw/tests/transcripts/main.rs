@@ -35,6 +35,8 @@ struct Board<K> {
     frames: Tables<false>,
     now: AtomicU64,
     is_deaf: AtomicBool,
+    /// It reads all ones, as what is not there.
+    is_absent: AtomicBool,
 }
 
 impl<K: Told> Board<K> {
@@ -49,6 +51,7 @@ impl<K: Told> Board<K> {
             frames: Tables(Arc::clone(memory)),
             now: AtomicU64::new(0),
             is_deaf: AtomicBool::new(false),
+            is_absent: AtomicBool::new(false),
         }
     }
 
@@ -64,7 +67,7 @@ impl<K: Told> Board<K> {
 unsafe impl<K: Told> Registers for Board<K> {
     fn read32(&self, offset: usize) -> u32 {
         count("read");
-        self.unit.read32(offset)
+        if self.is_absent.load(Ordering::Relaxed) { u32::MAX } else { self.unit.read32(offset) }
     }
 
     fn write32(&self, offset: usize, value: u32) {
@@ -73,7 +76,7 @@ unsafe impl<K: Told> Registers for Board<K> {
 
     fn read64(&self, offset: usize) -> u64 {
         count("read");
-        self.unit.read64(offset)
+        if self.is_absent.load(Ordering::Relaxed) { u64::MAX } else { self.unit.read64(offset) }
     }
 
     fn write64(&self, offset: usize, value: u64) {
@@ -244,6 +247,15 @@ fn plays<K: Told, X: Format, U: Iommu<X, Frames = Tables<false>>>(
     of(&script.unit).is_deaf.store(false, Ordering::Relaxed);
     script.submit("afterwards", &[Invalidation::Domain]);
     let _ = script.said.call("detach 0xfe", || script.unit.detach(DeviceId(0xfe)));
+    of(&script.unit).is_absent.store(true, Ordering::Relaxed);
+    for round in 0..3 {
+        script.submit(&format!("while it is absent, {round}"), &[Invalidation::Domain; 90]);
+    }
+    let _ = script.said.call("next fault", || Ok::<_, String>(script.unit.next_fault()));
+    let _ = script.said.call("detach 0x1", || script.unit.detach(DeviceId(1)));
+    of(&script.unit).is_absent.store(false, Ordering::Relaxed);
+    script.submit("afterwards", &[Invalidation::Domain]);
+    let _ = script.said.call("detach 0x1", || script.unit.detach(DeviceId(1)));
     script.said.part("faults");
     let (mut faults, mut codes) = (BTreeMap::<String, Vec<u64>>::new(), K::records());
     let (code, words) = codes.swap_remove(codes.len() / 3);
