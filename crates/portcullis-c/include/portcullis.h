@@ -74,6 +74,18 @@ typedef enum portcullis_error {
   PORTCULLIS_SYSTEM = 9,
 } portcullis_error;
 
+// How a device raises interrupts.
+typedef enum portcullis_interrupt_kind {
+  // The first of the others of which the device has as many as are asked for.
+  PORTCULLIS_ANY_INTERRUPT = 0,
+  // By writes to memory, as its table of up to 2,048 says.
+  PORTCULLIS_MSI_X = 1,
+  // By writes to memory, up to 32.
+  PORTCULLIS_MSI = 2,
+  // By a wire, one.
+  PORTCULLIS_INTX = 3,
+} portcullis_interrupt_kind;
+
 // A PCI device in the hands of this process, and the mappings for it.
 typedef struct portcullis_device portcullis_device;
 
@@ -191,6 +203,45 @@ int portcullis_device_set_bus_master(const struct portcullis_device *device,
 //
 // The caller promises: `device` is open.
 int portcullis_device_reset(const struct portcullis_device *device);
+
+// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0 on, and writes to `events` an eventfd for each: it can be read when its interrupt was
+// raised, and a read takes how often that was, in 8 bytes. None of them blocks. They are the library's to close; portcullis_interrupts_off and the device's
+// end turn them off. Two system calls and one for each.
+//
+// PORTCULLIS_SYSTEM: the device has not as many, or has some turned on already.
+//
+// The caller promises: `device` is open, and `count` numbers at `events` may be written.
+int portcullis_interrupts(const struct portcullis_device *device,
+                          uint32_t kind,
+                          uint32_t count,
+                          int *events);
+
+// Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
+//
+// The caller promises: `device` is open, and nobody uses the files.
+int portcullis_interrupts_off(const struct portcullis_device *device);
+
+// Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
+// other kinds.
+//
+// The caller promises: `device` is open.
+int portcullis_interrupt_unmask(const struct portcullis_device *device,
+                                uint32_t number);
+
+// Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
+// for portcullis_device_release. It is the library's to close, with the device.
+//
+// The caller promises: `device` is open, and `event` may be written.
+int portcullis_unplug_request(const struct portcullis_device *device,
+                              int *event);
+
+// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, its interrupts' files say an
+// error, and the kernel goes on with the unplug. Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. It is closed afterwards.
+//
+// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
+//
+// The caller promises: `device` is open.
+int portcullis_device_release(const struct portcullis_device *device);
 
 // Writes what the device has mapped and done to `out`. Takes locks, and no system call.
 //

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,9 +11,9 @@ use portcullis::bounce::PoolConfig;
 use portcullis::dma::{self, CoherentMemory, DmaDomain, DmaMask, DmaOps, DomainBuilder, OpsConfig};
 use portcullis::std_platform::StdPlatform;
 use portcullis_linux::heap::Heap;
-use portcullis_linux::vfio::{self, KernelMapper, Machine, Registers};
+use portcullis_linux::vfio::{self, Interrupt, InterruptKind, KernelMapper, Machine, Registers};
 
-use crate::error::{Failed, PortcullisOpen, PortcullisReachable, Result, code, given};
+use crate::error::{Failed, PortcullisOpen, PortcullisReachable, PortcullisSystem, Result, code, given};
 
 /// How a device is kept from memory that is not mapped for it.
 #[repr(C)]
@@ -42,6 +43,8 @@ pub struct PortcullisDevice {
     pub(crate) attached: dma::Device<Machine>,
     domain: DmaDomain<Machine>,
     bars: Mutex<[Option<Registers>; BARS]>,
+    interrupts: Mutex<Vec<Interrupt>>,
+    unplug_request: Mutex<Option<Interrupt>>,
     device: vfio::Device,
 }
 
@@ -80,7 +83,16 @@ impl PortcullisDevice {
         let refused = |error| Failed::new(PortcullisOpen, error);
         let attached = domain.attach(device.id(), mask(address_bits)?).map_err(refused)?;
         let ops = attached.ops(config).map_err(refused)?;
-        Ok(Self { ops, shared: Mutex::default(), attached, domain, bars: Mutex::default(), device })
+        Ok(Self {
+            ops,
+            shared: Mutex::default(),
+            attached,
+            domain,
+            bars: Mutex::default(),
+            interrupts: Mutex::default(),
+            unplug_request: Mutex::default(),
+            device,
+        })
     }
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Vec<Shared>> {
@@ -328,6 +340,131 @@ pub unsafe extern "C" fn portcullis_device_reset(device: *const PortcullisDevice
         // SAFETY: the caller's promise.
         let device = unsafe { self::device(device) }?;
         device.device.reset().map_err(|error| Failed::system("the reset", &error))
+    })
+}
+
+/// How a device raises interrupts.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortcullisInterruptKind {
+    /// The first of the others of which the device has as many as are asked for.
+    PortcullisAnyInterrupt = 0,
+    /// By writes to memory, as its table of up to 2,048 says.
+    PortcullisMsiX = 1,
+    /// By writes to memory, up to 32.
+    PortcullisMsi = 2,
+    /// By a wire, one.
+    PortcullisIntx = 3,
+}
+
+/// Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0 on, and writes to `events` an eventfd for each: it can be read when its interrupt was
+/// raised, and a read takes how often that was, in 8 bytes. None of them blocks. They are the library's to close; portcullis_interrupts_off and the device's
+/// end turn them off. Two system calls and one for each.
+///
+/// PORTCULLIS_SYSTEM: the device has not as many, or has some turned on already.
+///
+/// # Safety
+/// `device` is open, and `count` numbers at `events` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_interrupts(
+    device: *const PortcullisDevice,
+    kind: u32,
+    count: u32,
+    events: *mut c_int,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, events) = unsafe { (self::device(device)?, place(events)?) };
+        let kind = match kind {
+            0 => None,
+            1 => Some(InterruptKind::MsiX),
+            2 => Some(InterruptKind::Msi),
+            3 => Some(InterruptKind::Intx),
+            _ => {
+                return Err(Failed::argument(
+                    "this is none of the kinds that portcullis_interrupt_kind names",
+                ));
+            }
+        };
+        if count == 0 {
+            return Err(Failed::argument("there is an interrupt to turn on, or more"));
+        }
+        let mut all = locked(&device.interrupts);
+        let made = device.device.interrupts(kind, count);
+        *all = made.map_err(|error| Failed::new(PortcullisSystem, error))?;
+        for (index, interrupt) in all.iter().enumerate() {
+            // SAFETY: the caller's promise: there is room for as many as were asked for.
+            unsafe { events.0.add(index).write(interrupt.as_fd().as_raw_fd()) };
+        }
+        Ok(())
+    })
+}
+
+/// Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
+///
+/// # Safety
+/// `device` is open, and nobody uses the files.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_interrupts_off(device: *const PortcullisDevice) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        locked(&unsafe { self::device(device) }?.interrupts).clear();
+        Ok(())
+    })
+}
+
+/// Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
+/// other kinds.
+///
+/// # Safety
+/// `device` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_interrupt_unmask(device: *const PortcullisDevice, number: u32) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let all = locked(&unsafe { self::device(device) }?.interrupts);
+        let one =
+            all.get(number as usize).ok_or_else(|| Failed::argument("no interrupt of this number is on"))?;
+        one.unmask().map_err(|error| Failed::system("the interrupt", &error))
+    })
+}
+
+/// Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
+/// for portcullis_device_release. It is the library's to close, with the device.
+///
+/// # Safety
+/// `device` is open, and `event` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_unplug_request(
+    device: *const PortcullisDevice,
+    event: *mut c_int,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, event) = unsafe { (self::device(device)?, place(event)?) };
+        let mut request = locked(&device.unplug_request);
+        if request.is_none() {
+            let made = device.device.unplug_request();
+            *request = Some(made.map_err(|error| Failed::new(PortcullisSystem, error))?);
+        }
+        event.put(request.as_ref().map_or(-1, |request| request.as_fd().as_raw_fd()));
+        Ok(())
+    })
+}
+
+/// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, its interrupts' files say an
+/// error, and the kernel goes on with the unplug. Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. It is closed afterwards.
+///
+/// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
+///
+/// # Safety
+/// `device` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_device_release(device: *const PortcullisDevice) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { self::device(device) }?;
+        device.device.release().map_err(|error| Failed::system("the device's release", &error))
     })
 }
 

@@ -36,6 +36,12 @@ int main(void) {
     ARGUMENT(portcullis_write_config(device, 0, (uint8_t *)&iova, 4), "the device is null");
     ARGUMENT(portcullis_device_set_bus_master(device, 1), "the device is null");
     ARGUMENT(portcullis_device_reset(device), "the device is null");
+    int event = 7;
+    ARGUMENT(portcullis_interrupts(device, PORTCULLIS_ANY_INTERRUPT, 1, &event), "the device is null");
+    ARGUMENT(portcullis_interrupts_off(device), "the device is null");
+    ARGUMENT(portcullis_interrupt_unmask(device, 0), "the device is null");
+    ARGUMENT(portcullis_unplug_request(device, &event), "the device is null");
+    ARGUMENT(portcullis_device_release(device), "the device is null");
     ARGUMENT(portcullis_device_usage(device, &usage), "the device is null");
     ARGUMENT(portcullis_map(device, &count, sizeof count, PORTCULLIS_TO_DEVICE, &iova), "the device is null");
     ARGUMENT(portcullis_map_list(device, &piece, 1, PORTCULLIS_TO_DEVICE, &segment, &count), "the device is null");
@@ -52,7 +58,7 @@ int main(void) {
     ARGUMENT(portcullis_queue_sync_for_cpu(queue, 0, 0, 1), "the queue is null");
     ARGUMENT(portcullis_queue_sync_for_device(queue, 0, 0, 1), "the queue is null");
     if (portcullis_device_close(NULL) || portcullis_queue_free(NULL)) failures++, puts("null is not nothing");
-    if (device || queue || iova != 7 || mapping != 7 || count != 7 || memory || registers)
+    if (device || queue || iova != 7 || mapping != 7 || count != 7 || memory || registers || event != 7)
         failures++, puts("a call that failed has written a result");
     if (strcmp(portcullis_version(), VERSION)) failures++, printf("version %s\n", portcullis_version());
     return failures ? 1 : 0;

@@ -1,11 +1,13 @@
 // What a driver in C finds in a guest, by portcullis.h: QEMU's edu reads and writes memory of this process. tests/guest/jobs/user.sh calls it.
 #define _GNU_SOURCE
 #include <portcullis.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { SOURCE = 0x80, TARGET = 0x88, COUNT = 0x90, COMMAND = 0x98, START = 1, TO_MEMORY = 2, OWN = 0x40000, PAGE = 4096 };
 
@@ -225,6 +227,36 @@ static void others(const char *name, const char *other) {
     free(memory);
 }
 
+static void interrupts(const char *name) {
+    portcullis_device *device = opened(name, PORTCULLIS_STRICT);
+    int event, request;
+    uint64_t times = 0;
+    CHECK(portcullis_interrupts(device, PORTCULLIS_MSI_X, 1, &event) == PORTCULLIS_SYSTEM, "C: interrupts that edu has not are refused");
+    NEED(portcullis_interrupts(device, PORTCULLIS_ANY_INTERRUPT, 1, &event));
+    CHECK(portcullis_interrupts(device, PORTCULLIS_ANY_INTERRUPT, 1, &request) == PORTCULLIS_SYSTEM, "C: interrupts that are on are not turned on again");
+    struct pollfd wait = {event, POLLIN, 0};
+    int before = poll(&wait, 1, 0);
+    *(volatile uint32_t *)(registers + 0x60) = 5;
+    int after = poll(&wait, 1, 10000);
+    int took = read(event, &times, 8) == 8;
+    CHECK(before == 0 && after == 1 && took && times == 1, "C: an interrupt of the device's arrives");
+    *(volatile uint32_t *)(registers + 0x64) = 5;
+    NEED(portcullis_interrupt_unmask(device, 0));
+    CHECK(portcullis_interrupt_unmask(device, 1) == PORTCULLIS_ARGUMENT, "C: no other interrupt is on");
+    NEED(portcullis_interrupts_off(device));
+    NEED(portcullis_unplug_request(device, &request));
+    wait.fd = request;
+    CHECK(poll(&wait, 1, 0) == 0, "C: nobody asks for the device");
+    uint8_t *memory = pages(1);
+    uint64_t iova;
+    NEED(portcullis_map(device, memory, PAGE, PORTCULLIS_FROM_DEVICE, &iova));
+    NEED(portcullis_device_release(device));
+    CHECK(*(volatile uint32_t *)registers == 0, "C: a device that was let go of answers no more");
+    NEED(portcullis_unmap(device, iova, PAGE));
+    NEED(portcullis_device_close(device));
+    free(memory);
+}
+
 // Nanoseconds of a map and an unmap: the best of ten rounds.
 static void pairs(const char *name, size_t bytes, unsigned count) {
     portcullis_device *device = opened(name, PORTCULLIS_BOUNCE);
@@ -265,6 +297,7 @@ int main(int argc, char **argv) {
     queues(argv[1], PORTCULLIS_COPIED, 1, "copied");
     queues(argv[1], PORTCULLIS_CHEAPER, 3, "cheaper");
     threads(argv[1]);
+    interrupts(argv[1]);
     others(argv[1], argv[2]);
     return 0;
 }
