@@ -37,8 +37,8 @@ take "$edu"
 for bytes in 64 4096 65536; do
     for round in 1 2 3; do
         rust=$(portcullis-user pairs "$edu" $bytes 2000) c=$(portcullis-calls pairs "$edu" $bytes 2000)
-        echo "figure ns of a map and an unmap of $bytes bytes in a pool, round $round | Rust: $rust"
-        echo "figure ns of a map and an unmap of $bytes bytes in a pool, round $round | C: $c"
+        echo "figure ns of a map and an unmap in a pool | $bytes bytes, round $round | Rust: $rust"
+        echo "figure ns of a map and an unmap in a pool | $bytes bytes, round $round | C: $c"
         ok "$bytes bytes: C $c ns, Rust $rust ns"
     done
 done
