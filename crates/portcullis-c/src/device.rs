@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use portcullis::addr::Iova;
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{self, CoherentMemory, DmaDomain, DmaMask, DmaOps, DomainBuilder, OpsConfig};
 use portcullis::std_platform::StdPlatform;
@@ -52,18 +51,6 @@ fn mask(bits: u32) -> Result<DmaMask> {
     let fits = (12..=64).contains(&bits);
     fits.then(|| DmaMask::bits(bits))
         .ok_or_else(|| Failed::argument("a device has 12 to 64 bits of addresses"))
-}
-
-/// A pool whose buffers the device all reaches, as those of another would each be mapped for one copy. Its size classes have half of the
-/// addresses at the most. A device that reaches too few for that gets the usual pool.
-fn pool(mask: DmaMask) -> PoolConfig {
-    let usual = PoolConfig::default();
-    let class_bytes = usual.class_bytes.min(mask.last() / 16 + 1);
-    if class_bytes < usual.threshold {
-        usual
-    } else {
-        PoolConfig { class_bytes, limit: Iova::new(mask.last()), ..usual }
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,7 +157,8 @@ pub unsafe extern "C" fn portcullis_device_open(
         let device = vfio::Device::open(name).map_err(|error| Failed::new(PortcullisOpen, error))?;
         // SAFETY: all memory that the domain is given is this process's: the heap's, and what C programs name by their own addresses.
         let mapper = unsafe { device.space().mapper() };
-        let builder = DomainBuilder::new(mapper).bounce(Heap, pool(mask(address_bits)?));
+        let builder = DomainBuilder::new(mapper)
+            .bounce(Heap, PoolConfig::default().reached_by(mask(address_bits)?.last()));
         let domain = builder.build(StdPlatform::new()).map_err(|error| Failed::new(PortcullisOpen, error))?;
         out.put(given(PortcullisDevice::new(device, domain, policy, address_bits)?)?);
         Ok(())
@@ -536,14 +524,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_is_where_the_device_reaches_it_if_there_is_room() {
-        let of = |bits| (pool(DmaMask::bits(bits)).class_bytes, pool(DmaMask::bits(bits)).limit.get());
-        let usual = PoolConfig::default();
-        assert_eq!(of(64), (32 << 20, u64::MAX));
-        assert_eq!(of(32), (32 << 20, u64::from(u32::MAX)));
-        assert_eq!(of(28), (16 << 20, (1 << 28) - 1));
-        assert_eq!(of(21), (128 << 10, (1 << 21) - 1));
-        assert_eq!(of(20), (usual.class_bytes, usual.limit.get()));
+    fn a_device_has_a_page_of_addresses_or_more() {
         assert!(mask(11).is_err() && mask(12).is_ok() && mask(64).is_ok() && mask(65).is_err());
     }
 }

@@ -59,6 +59,9 @@
 //! **A device that is plugged in** joins an address space that is there, by [`Device::open_in`], and reaches at once what is mapped in it.
 //! A space outlives its devices, and what it has mapped, too: the next device that joins has that.
 //!
+//! A device of 32 bits of addresses, or fewer, does not reach each buffer of a pool that may lie anywhere, and maps for each copy: its domain is made by a
+//! [`DomainBuilder`](portcullis::dma::DomainBuilder) with [`PoolConfig::reached_by`](portcullis::bounce::PoolConfig::reached_by).
+//!
 //! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
 //! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child
 //! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. Until then a

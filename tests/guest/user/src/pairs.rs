@@ -4,18 +4,24 @@ use std::time::Instant;
 
 use portcullis::addr::Direction;
 use portcullis::bounce::PoolConfig;
-use portcullis::dma::{MapAttributes, OpsConfig, UnmapAttributes};
-use portcullis_linux::heap::HeapBuffer;
+use portcullis::dma::{DmaMask, DomainBuilder, MapAttributes, OpsConfig, UnmapAttributes};
+use portcullis::std_platform::StdPlatform;
+use portcullis_linux::heap::{Heap, HeapBuffer};
+use portcullis_linux::vfio::Device;
 
+use crate::Result;
 use crate::edu::Edu;
-use crate::{Result, Way, attached};
 
 /// Prints the nanoseconds of a map and an unmap that copy so many bytes: the best of ten rounds.
 pub fn pairs(name: &str, bytes: u64, count: u32) -> Result<()> {
-    let (device, space) = Way::Iommufd.domain(name)?;
+    let device = Device::open(name)?;
     let _edu = Edu::new(&device)?;
-    let threshold = PoolConfig::default().threshold;
-    let ops = attached(&device, &space)?.ops(OpsConfig::Bounce { threshold })?;
+    let pool = PoolConfig::default().reached_by(DmaMask::bits(28).last());
+    // SAFETY: the domain gets the heap's memory, and the process's by number.
+    let builder = DomainBuilder::new(unsafe { device.space().mapper() }).bounce(Heap, pool);
+    let domain = builder.build(StdPlatform::new())?;
+    let attached = domain.attach(device.id(), DmaMask::bits(28))?;
+    let ops = attached.ops(OpsConfig::Bounce { threshold: pool.threshold })?;
     let buffer = HeapBuffer::new(32 * 4096).ok_or("no memory")?;
     let mut best = f64::MAX;
     for _ in 0..10 {

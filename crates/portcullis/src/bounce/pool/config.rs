@@ -52,6 +52,23 @@ impl Default for PoolConfig {
 const MOST_SLOTS_SHIFT: u32 = 28;
 
 impl PoolConfig {
+    /// The same, for devices that reach addresses up to `last` ([`DmaMask::last`](crate::dma::DmaMask::last)): all slots lie there, as a device that does not reach one
+    /// gets single-use buffers, each of which is mapped and unmapped. The classes have half of these addresses at the most. Where that is too little for a
+    /// slot of each, the configuration is as it was.
+    ///
+    /// ```
+    /// # use portcullis::bounce::PoolConfig;
+    /// # use portcullis::dma::DmaMask;
+    /// let pool = PoolConfig::default().reached_by(DmaMask::bits(28).last());
+    /// assert_eq!((pool.limit.get(), pool.class_bytes), (0xfff_ffff, 16 << 20));
+    /// ```
+    #[must_use]
+    pub fn reached_by(self, last: u64) -> Self {
+        let class_bytes = self.class_bytes.min(last / 16 + 1);
+        let limit = Iova::new(self.limit.get().min(last));
+        if class_bytes < self.threshold { self } else { Self { class_bytes, limit, ..self } }
+    }
+
     /// Size classes, and the binary logarithm of the bytes of addresses for each.
     pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), SetupError> {
         let largest = self.threshold.max(granule.bytes()).checked_next_power_of_two().unwrap_or(u64::MAX);
@@ -140,6 +157,23 @@ pub struct PoolUsage {
 mod tests {
     use super::super::layout::Layout;
     use super::*;
+
+    #[test]
+    fn slots_are_where_a_device_reaches_them_if_there_is_room() {
+        let usual = PoolConfig::default();
+        let of = |last| {
+            let PoolConfig { class_bytes, limit, .. } = usual.reached_by(last);
+            (class_bytes, limit.get())
+        };
+        let below = |bits: u32| (1 << bits) - 1;
+        assert_eq!(of(u64::MAX), (32 << 20, u64::MAX));
+        assert_eq!(of(below(32)), (32 << 20, below(32)));
+        assert_eq!(of(below(28)), (16 << 20, below(28)));
+        assert_eq!(of(below(21)), (128 << 10, below(21)));
+        assert_eq!(of(below(20)), (usual.class_bytes, u64::MAX));
+        let low = PoolConfig { limit: Iova::new(0xffff), ..usual };
+        assert_eq!(low.reached_by(below(32)).limit.get(), 0xffff);
+    }
 
     /// Whatever is accepted, slots are found by their addresses, up to the largest granule and at the end of all addresses.
     #[test]
