@@ -8,6 +8,11 @@ use portcullis::dma::{DmaDomain, DmaMask, DomainBuilder, QueueConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis::std_platform::StdPlatform;
 
+#[path = "../../../../portcullis/tests/dice/mod.rs"]
+mod dice;
+
+use dice::Dice;
+
 use super::fake::{Fake, PAGE, Way};
 use crate::heap::{Heap, HeapBuffer};
 use crate::registration::{Keep, RegistrationCache, RegistrationLimits};
@@ -92,5 +97,63 @@ fn buffers_of_a_registered_area_cost_no_call() {
         held.into_iter().for_each(|held| assert!(cache.release(held).is_ok()));
         drop(cache);
         assert_eq!((fake.calls.load(Ordering::Relaxed), fake.count()), (2, 0));
+    }
+}
+
+/// Requests as drivers of others make them, by where in their memory they lie.
+///
+/// - vroom (`memory.rs`): blocks of 2 MiB that are mapped when they are allocated, and never unmapped; a request has any pages of one.
+/// - libvfn (`vfn/iommu`): buffers of the program's, each mapped when it is first used and found by its address afterwards, also by a part of it.
+/// - SPDK (`spdk_mem_register`, `spdk_vtophys`): regions of 2 MiB beside each other, all registered at the start; elements of pools of several
+///   sizes lie anywhere in them, also across the borders of two.
+#[test]
+fn the_patterns_of_other_drivers_cost_no_call() {
+    const HUGE: u64 = 2 << 20;
+    let mut dice = Dice::new(1);
+    let mut draw = |below| dice.below(below);
+    // The blocks of memory that each registers.
+    let vroom = vec![HUGE; 3];
+    let libvfn = vec![PAGE, 3 * PAGE, 16 * PAGE, 128 << 10, 1 << 20, 5 * PAGE];
+    let spdk = vec![8 * HUGE];
+    for (who, sizes) in [("vroom", vroom), ("libvfn", libvfn), ("SPDK", spdk)] {
+        let fake = Fake::new(Way::Type1);
+        let space = Domain::new(StdPlatform::new(), fake.mapper(), Policy::Strict).unwrap();
+        let domain = DmaDomain::<Machine>::over(space, Some(Heap)).unwrap();
+        let device = domain.attach(DeviceId(8), DmaMask::BITS_64).unwrap();
+        let limits = RegistrationLimits { entries: 16, bytes: 64 << 20 };
+        let cache = RegistrationCache::new(device.dma().clone(), limits).unwrap();
+        let blocks: Vec<_> = sizes.iter().map(|len| HeapBuffer::new(*len as usize).unwrap()).collect();
+        let acquire = |block: usize, at: u64, len: u64| {
+            let phys = blocks[block].phys().checked_add(at).unwrap();
+            // SAFETY: no device reaches anything through a kernel of the test's.
+            let held = unsafe {
+                cache.acquire(PhysSegment { phys, len }, Direction::Bidirectional, Keep::UntilForgotten)
+            };
+            let held = held.unwrap();
+            assert_eq!(
+                fake.reaches(held.iova().get()).map(|(address, _)| address),
+                Some(phys.get()),
+                "{who}"
+            );
+            held
+        };
+        for (block, len) in sizes.iter().enumerate() {
+            cache.release(acquire(block, 0, *len)).unwrap();
+        }
+        let first = fake.calls.load(Ordering::Relaxed);
+        assert_eq!((first, fake.count()), (sizes.len(), sizes.len()), "{who}: a mapping for each block");
+        // A queue has up to 32 at once.
+        let mut running = std::collections::VecDeque::new();
+        for _ in 0..10_000 {
+            let block = draw(sizes.len() as u64) as usize;
+            let at = draw(sizes[block] / 512) * 512;
+            let len = 1 + draw((sizes[block] - at).min(128 << 10));
+            running.push_back(acquire(block, at, len));
+            if running.len() > 32 {
+                cache.release(running.pop_front().unwrap()).unwrap();
+            }
+        }
+        running.into_iter().for_each(|held| assert!(cache.release(held).is_ok()));
+        assert_eq!(fake.calls.load(Ordering::Relaxed), first, "{who}: 10,000 requests");
     }
 }
