@@ -131,7 +131,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Turns on `count` interrupts of one of these kinds, the first of which the device has as many.
+    /// Turns on `count` interrupts of the first of these kinds that has at least `count`.
     pub(super) fn all(
         opened: &Arc<Opened>,
         kinds: &[InterruptKind],

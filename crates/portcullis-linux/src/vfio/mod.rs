@@ -73,7 +73,8 @@
 //! page of zeros that many share, and the device reads that for good, whatever the process writes later.
 //!
 //! The kernel keeps the pages of a mapped buffer until the mapping ends. If the process calls `munmap` on the buffer before, the device
-//! goes on using these pages, and no one else gets them.
+//! goes on using these pages, and no one else gets them; but a device that joins a container without devices gets whatever is at
+//! these addresses by then.
 
 mod book;
 mod calls;

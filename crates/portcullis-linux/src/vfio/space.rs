@@ -91,7 +91,9 @@ impl AddressSpace {
             }
             Kernel::Type1(container) => {
                 let mut in_kernel = self.space.while_it_changes();
-                let (file, group) = container.add(place)?;
+                self.find_out(container, &mut in_kernel);
+                let added = container.add(place);
+                let (file, group) = added.inspect_err(|_| self.find_out(container, &mut in_kernel))?;
                 let again = |code| {
                     OpenError::call(
                         "mapping again what the address space has",
@@ -122,6 +124,13 @@ impl AddressSpace {
             // The kernel takes it out of the space by itself, and keeps the mappings.
             Kernel::Iommufd(_) => Ok(()),
             Kernel::Type1(container) => self.leave(container, &mut self.space.while_it_changes(), member),
+        }
+    }
+
+    /// Asks what the kernel has let go of since a device left that another process had.
+    fn find_out(&self, container: &Container, in_kernel: &mut bool) {
+        if !container.has_group() {
+            self.space.is_out(in_kernel);
         }
     }
 

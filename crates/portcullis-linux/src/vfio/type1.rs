@@ -112,6 +112,19 @@ impl Container {
         Ok(!groups.is_empty())
     }
 
+    /// Tries again to take out groups that the kernel has kept for another process. Returns whether a group is left, as
+    /// [`remove`](Self::remove).
+    pub fn has_group(&self) -> bool {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle: Vec<u32> =
+            groups.iter().filter(|(_, group)| group.devices == 0).map(|(number, _)| *number).collect();
+        for number in idle {
+            // Where the kernel keeps it still, it is the container's, with all mappings.
+            let _ = Self::without(&mut groups, number);
+        }
+        !groups.is_empty()
+    }
+
     /// Takes a group that has no device out of the container.
     fn without(groups: &mut HashMap<u32, Group>, number: u32) -> io::Result<()> {
         let Some(group) = groups.get(&number).filter(|group| group.devices == 0) else { return Ok(()) };

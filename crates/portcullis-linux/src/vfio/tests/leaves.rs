@@ -242,9 +242,10 @@ fn a_device_that_another_process_has_goes_on() {
     assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EBUSY));
     assert_eq!(kernel.asked(), [UNSET]);
     assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![unmapped(1)]));
-    // It may come back, and go. For one that is unplugged the kernel may be the first to take it out, and says so.
+    // It may come back, and go, as the kernel has its group yet. For one that is unplugged the kernel may be the first to take it out, and says so.
     let mut joined = Device::open_in(NAME, &space).unwrap();
-    assert!(!kernel.asked().iter().any(|asked| asked.contains("SET_CONTAINER") || asked.contains("MAP_DMA")));
+    let [_, _, _, rest @ ..] = &joins(NAME, 7)[..] else { panic!("it sets the container") };
+    assert_eq!(kernel.asked(), [&[UNSET.to_owned()], rest].concat());
     for code in [libc::EINVAL, libc::ENODEV] {
         kernel.set(|kernel| kernel.fails = vec![("GROUP_UNSET_CONTAINER", code)]);
         joined.release().unwrap();
@@ -252,6 +253,33 @@ fn a_device_that_another_process_has_goes_on() {
         assert_eq!((unmap(&mapper, 2), kernel.asked()), ((PAGE, 0), vec![]));
         joined = Device::open_in(NAME, &space).unwrap();
         map(&mapper, 2, Permissions::READ);
+    }
+}
+
+/// The child ends, and the kernel takes the group out by itself, or when it is asked again: its mappings are gone then.
+#[test]
+fn what_the_kernel_kept_for_another_process_is_asked_for_again() {
+    let kernel = type1();
+    let kept = || {
+        let device = Device::open(NAME).unwrap();
+        let (mapper, space) = (of_device(&device), device.space().clone());
+        map(&mapper, 1, Permissions::READ);
+        map(&mapper, 2, Permissions::READ);
+        kernel.set(|kernel| kernel.fails = vec![("GROUP_UNSET_CONTAINER", libc::EBUSY)]);
+        assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        kernel.asked();
+        (device, mapper, space)
+    };
+    for fails in [vec![], vec![("GROUP_UNSET_CONTAINER", libc::ENODEV)]] {
+        let (_device, mapper, space) = kept();
+        kernel.set(|kernel| kernel.fails = fails);
+        let joined = Device::open_in(OTHER, &space).unwrap();
+        let mut expected = vec![UNSET.to_owned()];
+        expected.extend(joins(OTHER, 8));
+        expected.extend([mapped(1, 1), mapped(2, 1)]);
+        assert_eq!(kernel.asked(), expected);
+        assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![unmapped(1)]));
+        drop(joined);
     }
 }
 
