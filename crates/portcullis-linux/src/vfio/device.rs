@@ -255,11 +255,13 @@ impl Device {
     /// - Reads of its registers have all bits set from then on, and writes change nothing: accesses under way end.
     /// - Threads that wait for its interrupts return an error, and so does every later call of the device's.
     ///
-    /// One system call for each [`bar`](Self::bar), one or two to close it, of which the kernel makes a reset of up to a second, and one
+    /// Two system calls for each [`bar`](Self::bar), one or two to close it, of which the kernel makes a reset of up to a second, and one
     /// for each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Called again, it does nothing.
     ///
     /// # Errors
-    /// The kernel's, where it has no memory to take the registers' place: the device is not released, and it may be tried again.
+    /// The kernel's, where it has no memory to take the registers' place: the device is not released, and it may be tried again. All
+    /// registers are the device's as before; only where the kernel has the memory, and does not put it there, those of a
+    /// [`bar`](Self::bar) that came before may be covered already.
     /// `EBUSY` where another process, as a child of `fork`, has the file of a device of type 1: it is closed here, but the
     /// device goes on, and its mappings are as they were.
     pub fn release(&self) -> io::Result<()> {

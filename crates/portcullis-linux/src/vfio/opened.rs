@@ -89,11 +89,19 @@ impl Opened {
         })
     }
 
+    /// Puts memory in the place of all registers. None is dropped meanwhile.
+    fn cover(&self) -> io::Result<()> {
+        let bars = locked(&self.bars);
+        let bars = bars.iter().filter_map(Weak::upgrade).filter(|bar| !bar.is_covered());
+        let ready = bars.map(|bar| Ok((bar.memory_for()?, bar))).collect::<io::Result<Vec<_>>>()?;
+        ready.into_iter().try_for_each(|(memory, bar)| bar.cover(memory))
+    }
+
     /// Lets go of the device: see [`Device::release`](super::Device::release).
     pub fn release(&self) -> io::Result<()> {
         let mut member = self.member.write().unwrap_or_else(PoisonError::into_inner);
         // A mapping holds the file, so no one can say that it is closed before all of these are gone.
-        locked(&self.bars).iter().filter_map(Weak::upgrade).try_for_each(|bar| bar.cover())?;
+        self.cover()?;
         let gone = member.take();
         drop(member);
         let gone = gone.map_or(Ok(()), |member| self.space.remove(member));

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
 use super::opened::Opened;
 
@@ -34,19 +34,35 @@ impl Bar {
         Self { memory, is_covered: AtomicBool::new(false) }
     }
 
-    /// Puts memory in the place of the registers, which others may be accessing. One system call.
+    pub fn is_covered(&self) -> bool {
+        self.is_covered.load(Ordering::SeqCst)
+    }
+
+    /// Memory of its size, to [`cover`](Self::cover) it with. One system call.
+    pub fn memory_for(&self) -> io::Result<MmapMut> {
+        MmapOptions::new().len(self.memory.len()).no_reserve_swap().map_anon()
+    }
+
+    /// Puts memory in the place of the registers, which others may be accessing. One system call, which is asked for no memory: that
+    /// is there, and the kernel looks for what else it needs before it removes the registers.
     ///
     /// # Errors
-    /// The kernel's: some of the accesses go to the device.
-    pub fn cover(&self) -> io::Result<()> {
+    /// The kernel's: accesses go to the device as before.
+    pub fn cover(&self, memory: MmapMut) -> io::Result<()> {
         // Before the memory is there: so whoever has read it, and finds this afterwards, knows that it was no register.
         self.is_covered.store(true, Ordering::SeqCst);
-        let (at, len) = (self.memory.as_mut_ptr().cast(), self.memory.len());
-        let (rights, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED | libc::MAP_PRIVATE);
-        let how = how | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: it replaces the pages of this mapping alone, which are accessed by `at` below and in no other way.
-        let covered = unsafe { libc::mmap(at, len, rights, how, -1, 0) };
-        if covered == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let (at, len) = (self.memory.as_mut_ptr().cast::<libc::c_void>(), self.memory.len());
+        let (from, how) = (memory.as_ptr().cast_mut().cast(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        // SAFETY: it moves memory that nobody else has, and replaces the pages of this mapping alone, which are accessed by `at` below and
+        // in no other way.
+        if unsafe { libc::mremap(from, len, len, how, at) } == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            self.is_covered.store(false, Ordering::SeqCst);
+            return Err(error);
+        }
+        // It is not where it was.
+        std::mem::forget(memory);
+        Ok(())
     }
 }
 
@@ -60,7 +76,7 @@ macro_rules! accesses {
             // Keeps the compiler from moving later accesses of memory before it. Of x86's CPUs none does: VFIO maps registers uncached.
             fence(Ordering::Acquire);
             // Of what took the registers' place meanwhile nobody sees anything.
-            Some(if self.bar.is_covered.load(Ordering::SeqCst) { <$word>::MAX } else { value })
+            Some(if self.bar.is_covered() { <$word>::MAX } else { value })
         }
 
         /// Writes the register at `offset`; `None`, with nothing written, where there is none that is aligned.

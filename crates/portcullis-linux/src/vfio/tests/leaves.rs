@@ -322,6 +322,28 @@ fn registers_of_a_device_that_is_released_have_all_bits() {
     assert_eq!((device.name(), kernel.asked()), (NAME, vec![]));
 }
 
+/// Here the kernel does not put memory at the address of the second registers, which is within a page.
+#[test]
+fn a_device_whose_registers_cannot_be_covered_goes_on() {
+    let kernel = iommufd();
+    kernel.set(|kernel| {
+        kernel.regions[0] = (7, 0x2000, 0x8000);
+        kernel.regions[2] = (7, 0x1000, 0xa800);
+        kernel.regions[7] = (3, 256, 0x4000);
+    });
+    let device = Device::open(NAME).unwrap();
+    let (first, second) = (device.bar(0).unwrap(), device.bar(2).unwrap());
+    for round in 0..2 {
+        assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        second.write32(8, round).unwrap();
+        assert_eq!((first.read32(8), second.read32(8)), (Some(u32::MAX), Some(round)));
+        device.read_config(0, &mut [0; 4]).unwrap();
+    }
+    drop(second);
+    device.release().unwrap();
+    assert!(!kernel.is_open("vfio/devices/vfio3"));
+}
+
 /// Registers and device hold the file together, whichever goes first.
 #[test]
 fn the_file_closes_with_the_last_that_has_it() {
