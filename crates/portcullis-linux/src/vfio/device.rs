@@ -256,14 +256,17 @@ impl Device {
     /// - Threads that wait for its interrupts return an error, and so does every later call of the device's.
     ///
     /// Two system calls for each [`bar`](Self::bar), one or two to close it, of which the kernel makes a reset of up to a second, and one
-    /// for each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Called again, it does nothing.
+    /// for each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Called again, it
+    /// does nothing where it has returned `Ok`, and else tries again.
     ///
     /// # Errors
     /// The kernel's, where it has no memory to take the registers' place: the device is not released, and it may be tried again. All
     /// registers are the device's as before; only where the kernel has the memory, and does not put it there, those of a
     /// [`bar`](Self::bar) that came before may be covered already.
     /// `EBUSY` where another process, as a child of `fork`, has the file of a device of type 1: it is closed here, but the
-    /// device goes on, and its mappings are as they were.
+    /// device goes on, and its mappings are as they were. Called again, it asks the kernel again, and returns `EBUSY` as long as that process
+    /// or another device of the same group has the group. With iommufd, and while this process has another device of the
+    /// group, the kernel does not say it: `Ok` is returned, though a device that a child of `fork` has goes on until the child ends.
     pub fn release(&self) -> io::Result<()> {
         self.opened.release()
     }

@@ -17,6 +17,8 @@ pub struct Opened {
     space: AddressSpace,
     /// `None` once it is released.
     member: RwLock<Option<Member>>,
+    /// Held by whoever releases it, until that is over: the group that the kernel has kept then, as another process has the device.
+    kept: Mutex<Option<u32>>,
     /// What is to be told of that.
     bars: Mutex<Vec<Weak<Bar>>>,
     events: Mutex<Vec<Weak<Event>>>,
@@ -38,8 +40,8 @@ fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: impl IntoIterator<Item = Weak<T>>) {
 
 impl Opened {
     pub fn new(name: &str, space: AddressSpace, member: Member) -> Self {
-        let (bars, events, in_use) = Default::default();
-        Self { name: name.to_owned(), space, member: RwLock::new(Some(member)), bars, events, in_use }
+        let (kept, bars, events, in_use) = Default::default();
+        Self { name: name.to_owned(), space, member: RwLock::new(Some(member)), kept, bars, events, in_use }
     }
 
     pub fn name(&self) -> &str {
@@ -66,6 +68,12 @@ impl Opened {
     pub fn with<T>(&self, calls: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
         let member = self.member.read().unwrap_or_else(PoisonError::into_inner);
         calls(&member.as_ref().ok_or_else(|| self.released())?.file)
+    }
+
+    /// Drops a mapping of registers: a release beside it finds the mapping, or waits until it is gone.
+    pub fn while_not_released(&self, drops: impl FnOnce()) {
+        let _member = self.member.read().unwrap_or_else(PoisonError::into_inner);
+        drops();
     }
 
     /// As [`with`](Self::with), for a mapping of registers.
@@ -99,12 +107,23 @@ impl Opened {
 
     /// Lets go of the device: see [`Device::release`](super::Device::release).
     pub fn release(&self) -> io::Result<()> {
+        let mut kept = locked(&self.kept);
         let mut member = self.member.write().unwrap_or_else(PoisonError::into_inner);
         // A mapping holds the file, so no one can say that it is closed before all of these are gone.
         self.cover()?;
         let gone = member.take();
         drop(member);
-        let gone = gone.map_or(Ok(()), |member| self.space.remove(member));
+        let gone = match (gone, *kept) {
+            (Some(member), _) => {
+                *kept = member.group;
+                self.space.remove(member)
+            }
+            (None, Some(group)) => self.space.remove_again(group),
+            (None, None) => Ok(()),
+        };
+        if gone.is_ok() {
+            *kept = None;
+        }
         locked(&self.events).iter().filter_map(Weak::upgrade).for_each(|event| event.signal());
         gone
     }

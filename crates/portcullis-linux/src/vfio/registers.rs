@@ -1,6 +1,7 @@
 //! The [`Registers`] of a device, which outlive it: when it is let go of, memory takes their place.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -17,9 +18,16 @@ use super::opened::Opened;
 /// all bits set, as those of a device that is not there, and writes change nothing.
 #[derive(Debug)]
 pub struct Registers {
-    bar: Arc<Bar>,
+    bar: ManuallyDrop<Arc<Bar>>,
     /// Dropped after the mapping, which holds the file.
-    _opened: Arc<Opened>,
+    opened: Arc<Opened>,
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it any more.
+        self.opened.while_not_released(|| unsafe { ManuallyDrop::drop(&mut self.bar) });
+    }
 }
 
 /// A mapping of the device's file, or what has taken its place.
@@ -93,7 +101,7 @@ macro_rules! accesses {
 
 impl Registers {
     pub(super) fn new(bar: Arc<Bar>, opened: Arc<Opened>) -> Self {
-        Self { bar, _opened: opened }
+        Self { bar: ManuallyDrop::new(bar), opened }
     }
 
     /// How many bytes there are.

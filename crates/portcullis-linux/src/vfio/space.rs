@@ -127,6 +127,16 @@ impl AddressSpace {
         }
     }
 
+    /// As [`remove`](Self::remove), for a device of this group that it has failed for.
+    pub(super) fn remove_again(&self, group: u32) -> io::Result<()> {
+        let Kernel::Type1(container) = &self.kernel else { return Ok(()) };
+        let mut in_kernel = self.space.while_it_changes();
+        if !container.remove_again(group)? {
+            self.space.is_out(&mut in_kernel);
+        }
+        Ok(())
+    }
+
     /// Asks what the kernel has let go of since a device left that another process had.
     fn find_out(&self, container: &Container, in_kernel: &mut bool) {
         if !container.has_group() {

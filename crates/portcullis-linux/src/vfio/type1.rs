@@ -112,6 +112,19 @@ impl Container {
         Ok(!groups.is_empty())
     }
 
+    /// As [`remove`](Self::remove), for a device that it has failed for.
+    ///
+    /// # Errors
+    /// `EBUSY`, too, where another device of the group is open here: the kernel says only of a whole group that nobody has it.
+    pub fn remove_again(&self, number: u32) -> io::Result<bool> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if groups.get(&number).is_some_and(|group| group.devices > 0) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        Self::without(&mut groups, number)?;
+        Ok(!groups.is_empty())
+    }
+
     /// Tries again to take out groups that the kernel has kept for another process. Returns whether a group is left, as
     /// [`remove`](Self::remove).
     pub fn has_group(&self) -> bool {

@@ -239,10 +239,12 @@ fn a_device_that_another_process_has_goes_on() {
     map(&mapper, 2, Permissions::READ);
     kernel.set(|kernel| kernel.fails = vec![("GROUP_UNSET_CONTAINER", libc::EBUSY)]);
     kernel.asked();
-    assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EBUSY));
-    assert_eq!(kernel.asked(), [UNSET]);
+    for _ in 0..2 {
+        assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        assert_eq!(kernel.asked(), [UNSET]);
+    }
     assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![unmapped(1)]));
-    // It may come back, and go, as the kernel has its group yet. For one that is unplugged the kernel may be the first to take it out, and says so.
+    // It may come back, and go; of the first it is not known meanwhile. As the kernel has its group yet. For one that is unplugged the kernel may be the first to take it out, and says so.
     let mut joined = Device::open_in(NAME, &space).unwrap();
     let [_, _, _, rest @ ..] = &joins(NAME, 7)[..] else { panic!("it sets the container") };
     assert_eq!(kernel.asked(), [&[UNSET.to_owned()], rest].concat());
@@ -281,6 +283,56 @@ fn what_the_kernel_kept_for_another_process_is_asked_for_again() {
         assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![unmapped(1)]));
         drop(joined);
     }
+}
+
+#[test]
+fn a_release_that_failed_is_tried_again() {
+    let kernel = type1();
+    let device = Device::open(NAME).unwrap();
+    let mapper = of_device(&device);
+    map(&mapper, 1, Permissions::READ);
+    kernel.set(|kernel| kernel.fails = vec![("GROUP_UNSET_CONTAINER", libc::EBUSY)]);
+    assert!(device.release().is_err());
+    let beside = Device::open_in(BESIDE, device.space()).unwrap();
+    kernel.set(|kernel| kernel.fails.clear());
+    kernel.asked();
+    // The kernel would say that the other device has the group.
+    assert_eq!(device.release().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    assert_eq!(kernel.asked(), [""; 0]);
+    kernel.set(|kernel| kernel.fails = vec![("GROUP_UNSET_CONTAINER", libc::EBUSY)]);
+    assert!(beside.release().is_err());
+    kernel.set(|kernel| kernel.fails.clear());
+    kernel.asked();
+    device.release().unwrap();
+    assert_eq!(kernel.asked(), [UNSET]);
+    assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![]));
+    device.release().unwrap();
+    beside.release().unwrap();
+    assert_eq!(kernel.asked(), [""; 0]);
+}
+
+/// Who calls it while another thread closes the device waits for that, and is told how it ended.
+#[test]
+fn a_release_waits_for_one_that_is_under_way() {
+    let _kernel = type1();
+    let device = Device::open(NAME).unwrap();
+    let mapper = of_device(&device);
+    let held = mapper.space().while_it_changes();
+    std::thread::scope(|threads| {
+        // These threads have no kernel of the test's: a real one knows no such call of a file.
+        let release = || device.release().unwrap_err().raw_os_error();
+        let first = threads.spawn(release);
+        let released = || device.read_config(0, &mut []).is_err();
+        while !released() {
+            std::thread::yield_now();
+        }
+        let second = threads.spawn(release);
+        // The more time it has here, the surer a release that does not wait is seen to return.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!second.is_finished());
+        drop(held);
+        assert_eq!([first, second].map(|release| release.join().unwrap()), [Some(libc::ENOTTY); 2]);
+    });
 }
 
 #[test]
