@@ -24,8 +24,8 @@ const WARNINGS: [&str; 5] = ["-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 const FOLDER: &str = "crates/portcullis-c";
 
-/// What the shared library is found by when a program starts. A version that breaks programs has another.
-const SONAME: &str = "libportcullis.so.0";
+/// What the shared library is found by when a program starts: a version that breaks programs has another, as each 0.N may.
+const SONAME: &str = "libportcullis.so.0.1";
 
 /// What static programs need besides.
 const SYSTEM: [&str; 4] = ["-lpthread", "-ldl", "-lm", "-lgcc_s"];
@@ -46,7 +46,11 @@ pub fn make(to: &Path) -> Result<(), String> {
     let root = root();
     let failed = |error: std::io::Error| format!("{}: {error}", to.display());
     let mut build = Command::new(cargo());
-    run(build.args(["build", "--locked", "--release", "-p", "portcullis-c"]).current_dir(&root))?;
+    build.args(["build", "--locked", "--release", "-p", "portcullis-c"]).current_dir(&root);
+    let status = build.status().map_err(|error| format!("cargo did not start: {error}"))?;
+    if !status.success() {
+        return Err(format!("cargo build -p portcullis-c: {status}"));
+    }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let version = env!("CARGO_PKG_VERSION");
     let (include, lib) = (to.join("include"), to.join("lib"));
@@ -58,7 +62,15 @@ pub fn make(to: &Path) -> Result<(), String> {
     std::fs::copy(target.join("release/libportcullis_c.a"), &archive).map_err(failed)?;
     let shared = format!("libportcullis.so.{version}");
     let mut link = Command::new("cc");
-    link.args(["-shared", "-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug"]);
+    // Its timer's thread goes on after a `dlclose`: it is not unloaded.
+    link.args([
+        "-shared",
+        "-Wl,--gc-sections",
+        "-Wl,-z,defs",
+        "-Wl,-z,now",
+        "-Wl,-z,nodelete",
+        "-Wl,--strip-debug",
+    ]);
     link.arg(format!("-Wl,-soname,{SONAME}"));
     link.arg(format!("-Wl,--version-script={}", root.join(FOLDER).join("portcullis.map").display()));
     link.arg("-Wl,--whole-archive").arg(&archive).arg("-Wl,--no-whole-archive").args(SYSTEM);
@@ -84,6 +96,12 @@ pub fn command(arguments: &[&str]) -> Result<(), String> {
     };
     make(Path::new(to))?;
     println!("{to}/include/portcullis.h, {to}/lib/libportcullis.a and .so, {to}/lib/pkgconfig/portcullis.pc");
+    println!(
+        "In /usr/local, `ldconfig` comes next. Elsewhere programs are compiled with PKG_CONFIG_PATH={to}/lib/pkgconfig,"
+    );
+    println!(
+        "and started with LD_LIBRARY_PATH={to}/lib; or linked with -l:libportcullis.a in the place of -lportcullis."
+    );
     Ok(())
 }
 

@@ -31,6 +31,8 @@ int main(int argc, char **argv) {
         std::fprintf(stderr, "usage: %s 0000:00:0a.0\n", argv[0]);
         return 2;
     }
+    // Outlive the queue and the device, whatever happens: until then the device may reach them.
+    std::deque<std::unique_ptr<Buffer>> waiting;
     try {
         portcullis_device *opened = nullptr;
         need(portcullis_device_open(argv[1], PORTCULLIS_STRICT, 28, &opened));
@@ -46,20 +48,20 @@ int main(int argc, char **argv) {
         auto set = [&](std::size_t at, std::uint64_t value) {
             *reinterpret_cast<volatile std::uint64_t *>(registers + at) = value;
         };
-        std::deque<std::unique_ptr<Buffer>> waiting;
         std::size_t wrong = 0, back = 0;
         for (std::uint8_t round = 1; round <= 8; round++) {
             auto buffer = std::make_unique<Buffer>();
             buffer->bytes.fill(round);
             std::uint64_t iova = 0, mapping = 0;
-            need(portcullis_queue_map(ring.get(), buffer.get(), page, PORTCULLIS_TO_DEVICE, &iova, &mapping));
+            Buffer *bytes = buffer.get();
+            waiting.push_back(std::move(buffer));
+            need(portcullis_queue_map(ring.get(), bytes, page, PORTCULLIS_TO_DEVICE, &iova, &mapping));
             set(0x80, iova);
             set(0x88, 0x40000);
             set(0x90, page);
             set(0x98, 1);
             while (*reinterpret_cast<volatile std::uint64_t *>(registers + 0x98) & 1) {
             }
-            waiting.push_back(std::move(buffer));
             std::size_t ended = 0;
             need(portcullis_queue_unmap(ring.get(), mapping, &ended));
             back += ended;

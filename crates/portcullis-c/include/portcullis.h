@@ -6,6 +6,8 @@
 // in a sentence, with what to do. What a function is to write to a pointer of the caller's it writes when it succeeds, and leaves alone
 // when it fails. Pointers are null only where that is said.
 //
+// The library has a thread of its own for its timers. A child of fork calls no function but those that open devices.
+//
 // Functions of a device may be called from any number of threads at once, those of a queue from one at a time; none from a handler of signals.
 
 
@@ -64,7 +66,8 @@ typedef enum portcullis_error {
   PORTCULLIS_FULL = 4,
   // The kernel maps no more for this process: its limit of locked memory or of mappings is reached. Nothing has happened.
   PORTCULLIS_LIMIT = 5,
-  // The buffer was refused: it has no bytes, is too long, or is not memory of this process. Nothing has happened.
+  // The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or there are no addresses left for it.
+  // Nothing has happened.
   PORTCULLIS_REFUSED = 6,
   // There is no such mapping, or it is of another length. Nothing has happened.
   PORTCULLIS_NOT_MAPPED = 7,
@@ -72,6 +75,12 @@ typedef enum portcullis_error {
   PORTCULLIS_REACHABLE = 8,
   // A system call failed.
   PORTCULLIS_SYSTEM = 9,
+  // The mapping is over for the driver, but **the device may still reach the memory** until the queue's next commit that succeeds.
+  PORTCULLIS_WAITS = 10,
+  // The mapping has not ended, and can be unmapped again.
+  PORTCULLIS_NOT_ENDED = 11,
+  // The device was let go of, by portcullis_device_release.
+  PORTCULLIS_RELEASED = 12,
 } portcullis_error;
 
 // How a device raises interrupts.
@@ -172,7 +181,9 @@ int portcullis_device_close(struct portcullis_device *device);
 // Writes where the registers behind base address register `number` (0 to 5) are in this process, and how many bytes there are. They are
 // there until the device is closed. Six system calls the first time.
 //
-// Accesses are volatile, of 4 or 8 bytes, and little-endian. One ends the process by SIGBUS while the device does not answer.
+// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing. A device that was
+// pulled out without a warning reads as all bits set; while it does not answer at all, as in a low power state, an access ends the process by SIGBUS. On x86-64 a device
+// that acts on a write sees what the CPU has stored before it; on other machines that takes a barrier of the driver's own, for each write that starts a transfer.
 //
 // The caller promises: `device` is open, and `registers` and `size` may be written.
 int portcullis_bar(const struct portcullis_device *device,
@@ -216,9 +227,19 @@ int portcullis_interrupts(const struct portcullis_device *device,
                           uint32_t count,
                           int *events);
 
+// Waits until interrupt `number` is raised, for `milliseconds` at the most, or without end where they are negative. Writes to `count` how often it was since the
+// last call or read of its file: 0 where the time is over. PORTCULLIS_RELEASED says that the device was let go of, before or meanwhile: each thread that
+// waits is told. Two system calls.
+//
+// The caller promises: `device` is open, and `count` may be written.
+int portcullis_interrupt_wait(const struct portcullis_device *device,
+                              uint32_t number,
+                              int64_t milliseconds,
+                              uint64_t *count);
+
 // Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
 //
-// The caller promises: `device` is open, and nobody uses the files.
+// The caller promises: `device` is open, and nobody uses the files or waits for them.
 int portcullis_interrupts_off(const struct portcullis_device *device);
 
 // Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
@@ -229,14 +250,17 @@ int portcullis_interrupt_unmask(const struct portcullis_device *device,
                                 uint32_t number);
 
 // Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
-// for portcullis_device_release. It is the library's to close, with the device.
+// for portcullis_device_release or portcullis_device_close. It is the library's to close, with the device.
 //
 // The caller promises: `device` is open, and `event` may be written.
 int portcullis_unplug_request(const struct portcullis_device *device,
                               int *event);
 
-// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, its interrupts' files say an
-// error, and the kernel goes on with the unplug. Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. It is closed afterwards.
+// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
+// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
+//
+// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
+// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
 //
 // Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
 //
@@ -281,6 +305,8 @@ int portcullis_map_list(const struct portcullis_device *device,
                         size_t *used);
 
 // Ends the mapping of `len` bytes at `iova`. When it has succeeded the device does not reach the buffer, and the buffer has what the device wrote.
+//
+// It may be called while the device is still working, as after a transfer that failed: the device reaches the buffer no more.
 //
 // PORTCULLIS_NOT_MAPPED says that no such mapping of this device is there, or that it has another length: nothing is changed. After
 // PORTCULLIS_REACHABLE the mapping is over, but the memory must not be used again or freed: the kernel has not taken it back.
@@ -369,8 +395,8 @@ int portcullis_queue_map(struct portcullis_queue *queue,
 // buffers are the driver's again: 0 while this one waits; 1 for it alone, by strategies that do not wait; or its whole batch: all that waited, in the order of
 // their unmaps.
 //
-// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. After PORTCULLIS_REACHABLE the text says which of three holds: it waits for
-// the next commit that succeeds; it has not ended, and can be unmapped again; or its memory must not be used again or freed.
+// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. PORTCULLIS_WAITS: it waits for the next commit that succeeds.
+// PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
 //
 // The caller promises: nobody else uses the queue.
 int portcullis_queue_unmap(struct portcullis_queue *queue,
@@ -379,7 +405,7 @@ int portcullis_queue_unmap(struct portcullis_queue *queue,
 
 // Ends all that waits, for a queue that falls idle. Writes to `ended` how many mappings that were.
 //
-// After PORTCULLIS_REACHABLE all of it goes on waiting, and can be committed again.
+// After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
 //
 // The caller promises: nobody else uses the queue.
 int portcullis_queue_commit(struct portcullis_queue *queue, size_t *ended);

@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{self, CoherentMemory, DmaDomain, DmaMask, DmaOps, DomainBuilder, OpsConfig};
@@ -12,7 +13,9 @@ use portcullis::std_platform::StdPlatform;
 use portcullis_linux::heap::Heap;
 use portcullis_linux::vfio::{self, Interrupt, InterruptKind, KernelMapper, Machine, Registers};
 
-use crate::error::{Failed, PortcullisOpen, PortcullisReachable, PortcullisSystem, Result, code, given};
+use crate::error::{
+    Failed, PortcullisOpen, PortcullisReachable, PortcullisReleased, PortcullisSystem, Result, code, given,
+};
 
 /// How a device is kept from memory that is not mapped for it.
 #[repr(C)]
@@ -42,15 +45,24 @@ pub struct PortcullisDevice {
     pub(crate) attached: dma::Device<Machine>,
     domain: DmaDomain<Machine>,
     bars: Mutex<[Option<Registers>; BARS]>,
-    interrupts: Mutex<Vec<Interrupt>>,
+    interrupts: Mutex<Vec<Arc<Interrupt>>>,
     unplug_request: Mutex<Option<Interrupt>>,
     device: vfio::Device,
 }
 
-fn mask(bits: u32) -> Result<DmaMask> {
-    let fits = (12..=64).contains(&bits);
-    fits.then(|| DmaMask::bits(bits))
-        .ok_or_else(|| Failed::argument("a device has 12 to 64 bits of addresses"))
+/// How a device is protected, and what it reaches, as a caller says.
+fn wanted(policy: u32, address_bits: u32) -> Result<(OpsConfig, DmaMask)> {
+    let threshold = PoolConfig::default().threshold;
+    let config = match policy {
+        0 => OpsConfig::Strict,
+        1 => OpsConfig::Bounce { threshold },
+        2 => OpsConfig::Auto { threshold },
+        _ => return Err(Failed::argument("this is none of the policies that portcullis_policy names")),
+    };
+    if !(12..=64).contains(&address_bits) {
+        return Err(Failed::argument("a device has 12 to 64 bits of addresses"));
+    }
+    Ok((config, DmaMask::bits(address_bits)))
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,16 +71,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl PortcullisDevice {
-    fn new(device: vfio::Device, domain: DmaDomain<Machine>, policy: u32, address_bits: u32) -> Result<Self> {
-        let threshold = PoolConfig::default().threshold;
-        let config = match policy {
-            0 => OpsConfig::Strict,
-            1 => OpsConfig::Bounce { threshold },
-            2 => OpsConfig::Auto { threshold },
-            _ => return Err(Failed::argument("this is none of the policies that portcullis_policy names")),
-        };
+    fn new(
+        device: vfio::Device,
+        domain: DmaDomain<Machine>,
+        (config, mask): (OpsConfig, DmaMask),
+    ) -> Result<Self> {
         let refused = |error| Failed::new(PortcullisOpen, error);
-        let attached = domain.attach(device.id(), mask(address_bits)?).map_err(refused)?;
+        let attached = domain.attach(device.id(), mask).map_err(refused)?;
         let ops = attached.ops(config).map_err(refused)?;
         Ok(Self {
             ops,
@@ -84,6 +93,11 @@ impl PortcullisDevice {
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Vec<Shared>> {
         locked(&self.shared)
+    }
+
+    fn interrupt(&self, number: u32) -> Result<Arc<Interrupt>> {
+        let found = locked(&self.interrupts).get(number as usize).cloned();
+        found.ok_or_else(|| Failed::argument("no interrupt of this number is on"))
     }
 
     fn registers(&self, number: u32) -> io::Result<(*mut u8, usize)> {
@@ -154,13 +168,14 @@ pub unsafe extern "C" fn portcullis_device_open(
     code(|| {
         // SAFETY: the caller's promise.
         let (name, out) = unsafe { (self::name(name)?, place(out)?) };
+        let wanted = wanted(policy, address_bits)?;
         let device = vfio::Device::open(name).map_err(|error| Failed::new(PortcullisOpen, error))?;
         // SAFETY: all memory that the domain is given is this process's: the heap's, and what C programs name by their own addresses.
         let mapper = unsafe { device.space().mapper() };
-        let builder = DomainBuilder::new(mapper)
-            .bounce(Heap, PoolConfig::default().reached_by(mask(address_bits)?.last()));
+        let builder =
+            DomainBuilder::new(mapper).bounce(Heap, PoolConfig::default().reached_by(wanted.1.last()));
         let domain = builder.build(StdPlatform::new()).map_err(|error| Failed::new(PortcullisOpen, error))?;
-        out.put(given(PortcullisDevice::new(device, domain, policy, address_bits)?)?);
+        out.put(given(PortcullisDevice::new(device, domain, wanted)?)?);
         Ok(())
     })
 }
@@ -181,10 +196,11 @@ pub unsafe extern "C" fn portcullis_device_open_in(
     code(|| {
         // SAFETY: the caller's promise.
         let (name, sibling, out) = unsafe { (self::name(name)?, device(sibling)?, place(out)?) };
+        let wanted = wanted(policy, address_bits)?;
         let opened = vfio::Device::open_in(name, sibling.device.space());
         let opened = opened.map_err(|error| Failed::new(PortcullisOpen, error))?;
         let domain = sibling.domain.clone();
-        out.put(given(PortcullisDevice::new(opened, domain, policy, address_bits)?)?);
+        out.put(given(PortcullisDevice::new(opened, domain, wanted)?)?);
         Ok(())
     })
 }
@@ -221,7 +237,9 @@ pub unsafe extern "C" fn portcullis_device_close(device: *mut PortcullisDevice) 
 /// Writes where the registers behind base address register `number` (0 to 5) are in this process, and how many bytes there are. They are
 /// there until the device is closed. Six system calls the first time.
 ///
-/// Accesses are volatile, of 4 or 8 bytes, and little-endian. One ends the process by SIGBUS while the device does not answer.
+/// Accesses are volatile, of 4 or 8 bytes, and little-endian. After portcullis_device_release all reads are 0, and writes change nothing. A device that was
+/// pulled out without a warning reads as all bits set; while it does not answer at all, as in a low power state, an access ends the process by SIGBUS. On x86-64 a device
+/// that acts on a write sees what the CPU has stored before it; on other machines that takes a barrier of the driver's own, for each write that starts a transfer.
 ///
 /// # Safety
 /// `device` is open, and `registers` and `size` may be written.
@@ -379,7 +397,8 @@ pub unsafe extern "C" fn portcullis_interrupts(
         }
         let mut all = locked(&device.interrupts);
         let made = device.device.interrupts(kind, count);
-        *all = made.map_err(|error| Failed::new(PortcullisSystem, error))?;
+        *all =
+            made.map_err(|error| Failed::new(PortcullisSystem, error))?.into_iter().map(Arc::new).collect();
         for (index, interrupt) in all.iter().enumerate() {
             // SAFETY: the caller's promise: there is room for as many as were asked for.
             unsafe { events.0.add(index).write(interrupt.as_fd().as_raw_fd()) };
@@ -388,10 +407,39 @@ pub unsafe extern "C" fn portcullis_interrupts(
     })
 }
 
+/// Waits until interrupt `number` is raised, for `milliseconds` at the most, or without end where they are negative. Writes to `count` how often it was since the
+/// last call or read of its file: 0 where the time is over. PORTCULLIS_RELEASED says that the device was let go of, before or meanwhile: each thread that
+/// waits is told. Two system calls.
+///
+/// # Safety
+/// `device` is open, and `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn portcullis_interrupt_wait(
+    device: *const PortcullisDevice,
+    number: u32,
+    milliseconds: i64,
+    count: *mut u64,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let (device, count) = unsafe { (self::device(device)?, place(count)?) };
+        let one = device.interrupt(number)?;
+        let waited = match u64::try_from(milliseconds) {
+            Ok(milliseconds) => one.wait_timeout(Duration::from_millis(milliseconds)),
+            Err(_) => one.wait(),
+        };
+        count.put(waited.map_err(|error| match error.kind() {
+            io::ErrorKind::NotConnected => Failed::new(PortcullisReleased, error),
+            _ => Failed::system("the interrupt", &error),
+        })?);
+        Ok(())
+    })
+}
+
 /// Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
 ///
 /// # Safety
-/// `device` is open, and nobody uses the files.
+/// `device` is open, and nobody uses the files or waits for them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_interrupts_off(device: *const PortcullisDevice) -> c_int {
     code(|| {
@@ -410,15 +458,13 @@ pub unsafe extern "C" fn portcullis_interrupts_off(device: *const PortcullisDevi
 pub unsafe extern "C" fn portcullis_interrupt_unmask(device: *const PortcullisDevice, number: u32) -> c_int {
     code(|| {
         // SAFETY: the caller's promise.
-        let all = locked(&unsafe { self::device(device) }?.interrupts);
-        let one =
-            all.get(number as usize).ok_or_else(|| Failed::argument("no interrupt of this number is on"))?;
+        let one = unsafe { self::device(device) }?.interrupt(number)?;
         one.unmask().map_err(|error| Failed::system("the interrupt", &error))
     })
 }
 
 /// Writes to `event` an eventfd that can be read when the kernel asks for the device: it is to be unplugged, or unbound from VFIO. The unplug waits
-/// for portcullis_device_release. It is the library's to close, with the device.
+/// for portcullis_device_release or portcullis_device_close. It is the library's to close, with the device.
 ///
 /// # Safety
 /// `device` is open, and `event` may be written.
@@ -440,8 +486,11 @@ pub unsafe extern "C" fn portcullis_unplug_request(
     })
 }
 
-/// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, its interrupts' files say an
-/// error, and the kernel goes on with the unplug. Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. It is closed afterwards.
+/// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
+/// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
+///
+/// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
+/// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
 ///
 /// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
 ///
@@ -519,12 +568,19 @@ pub extern "C" fn portcullis_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
+/// Any number of threads call a device's functions at once.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<PortcullisDevice>();
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_device_has_a_page_of_addresses_or_more() {
-        assert!(mask(11).is_err() && mask(12).is_ok() && mask(64).is_ok() && mask(65).is_err());
+        let of = |bits| wanted(0, bits).is_ok();
+        assert_eq!([11, 12, 64, 65].map(of), [false, true, true, false]);
     }
 }

@@ -132,6 +132,8 @@ pub unsafe extern "C" fn portcullis_map_list(
 
 /// Ends the mapping of `len` bytes at `iova`. When it has succeeded the device does not reach the buffer, and the buffer has what the device wrote.
 ///
+/// It may be called while the device is still working, as after a transfer that failed: the device reaches the buffer no more.
+///
 /// PORTCULLIS_NOT_MAPPED says that no such mapping of this device is there, or that it has another length: nothing is changed. After
 /// PORTCULLIS_REACHABLE the mapping is over, but the memory must not be used again or freed: the kernel has not taken it back.
 ///

@@ -25,7 +25,8 @@ pub enum PortcullisError {
     PortcullisFull = 4,
     /// The kernel maps no more for this process: its limit of locked memory or of mappings is reached. Nothing has happened.
     PortcullisLimit = 5,
-    /// The buffer was refused: it has no bytes, is too long, or is not memory of this process. Nothing has happened.
+    /// The buffer was refused: it has no bytes, is too long, or is to be mapped and is not memory of this process; or there are no addresses left for it.
+    /// Nothing has happened.
     PortcullisRefused = 6,
     /// There is no such mapping, or it is of another length. Nothing has happened.
     PortcullisNotMapped = 7,
@@ -33,6 +34,12 @@ pub enum PortcullisError {
     PortcullisReachable = 8,
     /// A system call failed.
     PortcullisSystem = 9,
+    /// The mapping is over for the driver, but **the device may still reach the memory** until the queue's next commit that succeeds.
+    PortcullisWaits = 10,
+    /// The mapping has not ended, and can be unmapped again.
+    PortcullisNotEnded = 11,
+    /// The device was let go of, by portcullis_device_release.
+    PortcullisReleased = 12,
 }
 
 pub(crate) use PortcullisError::*;

@@ -15,8 +15,8 @@ pub use device::{
     PortcullisDevice, PortcullisInterruptKind, PortcullisPolicy, PortcullisUsage, portcullis_bar,
     portcullis_device_close, portcullis_device_open, portcullis_device_open_in, portcullis_device_release,
     portcullis_device_reset, portcullis_device_set_bus_master, portcullis_device_usage,
-    portcullis_interrupt_unmask, portcullis_interrupts, portcullis_interrupts_off, portcullis_read_config,
-    portcullis_unplug_request, portcullis_version, portcullis_write_config,
+    portcullis_interrupt_unmask, portcullis_interrupt_wait, portcullis_interrupts, portcullis_interrupts_off,
+    portcullis_read_config, portcullis_unplug_request, portcullis_version, portcullis_write_config,
 };
 pub use dma::{
     PortcullisDirection, PortcullisPiece, PortcullisSegment, portcullis_alloc, portcullis_free,

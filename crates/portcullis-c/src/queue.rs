@@ -9,8 +9,8 @@ use portcullis_linux::vfio::Machine;
 use crate::device::{PortcullisDevice, device, place};
 use crate::dma::{direction, segment};
 use crate::error::{
-    Failed, PortcullisMemory, PortcullisNotMapped, PortcullisReachable, PortcullisRefused, Result, code,
-    given,
+    Failed, PortcullisMemory, PortcullisNotEnded, PortcullisNotMapped, PortcullisReachable,
+    PortcullisRefused, PortcullisWaits, Result, code, given,
 };
 
 /// How a queue lets its device reach buffers.
@@ -181,8 +181,8 @@ pub unsafe extern "C" fn portcullis_queue_map(
 /// buffers are the driver's again: 0 while this one waits; 1 for it alone, by strategies that do not wait; or its whole batch: all that waited, in the order of
 /// their unmaps.
 ///
-/// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. After PORTCULLIS_REACHABLE the text says which of three holds: it waits for
-/// the next commit that succeeds; it has not ended, and can be unmapped again; or its memory must not be used again or freed.
+/// PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. PORTCULLIS_WAITS: it waits for the next commit that succeeds.
+/// PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
 ///
 /// # Safety
 /// Nobody else uses the queue.
@@ -207,17 +207,17 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
                 });
             }
             Err(failed) => {
-                let what = match (&failed.mapping, failed.waits) {
-                    (Some(_), _) => "it has not ended",
-                    (None, true) => "it waits for the next commit that succeeds",
-                    (None, false) => "its memory must not be used again",
+                let code = match (&failed.mapping, failed.waits) {
+                    (Some(_), _) => PortcullisNotEnded,
+                    (None, true) => PortcullisWaits,
+                    (None, false) => PortcullisReachable,
                 };
                 let text = failed.error;
                 *found = failed.mapping;
                 if found.is_none() {
                     queue.mappings.free.push(mapping as u32);
                 }
-                return Err(Failed::new(PortcullisReachable, format_args!("{what}: {text}")));
+                return Err(Failed::new(code, text));
             }
         }
         queue.mappings.free.push(mapping as u32);
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
 
 /// Ends all that waits, for a queue that falls idle. Writes to `ended` how many mappings that were.
 ///
-/// After PORTCULLIS_REACHABLE all of it goes on waiting, and can be committed again.
+/// After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
 ///
 /// # Safety
 /// Nobody else uses the queue.
@@ -236,7 +236,8 @@ pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, en
     code(|| {
         // SAFETY: the caller's promise.
         let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
-        ended.put(queue.queue.commit_raw()?);
+        let committed = queue.queue.commit_raw().map_err(|error| Failed::new(PortcullisWaits, error));
+        ended.put(committed?);
         Ok(())
     })
 }
@@ -278,3 +279,9 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_device(
         Ok(queue.queue.sync_raw_for_device(raw, offset, len)?)
     })
 }
+
+/// A queue may be made by one thread and used by another.
+const _: () = {
+    const fn is_sent<T: Send>() {}
+    is_sent::<PortcullisQueue>();
+};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
-use embedded_dma::WriteBuffer;
+use embedded_dma::{ReadBuffer, WriteBuffer};
 use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
 
@@ -13,7 +13,7 @@ pub use file::FileBuffer;
 pub(crate) mod file;
 
 /// A buffer of any kind that stays where it is while it is moved, for a mapping to own: a `Vec<u8>`, a `Box<[u64]>`, a `&'static mut [u8]`, or a type that
-/// implements [`WriteBuffer`] of the crate `embedded-dma`.
+/// implements [`WriteBuffer`] and [`ReadBuffer`] of the crate `embedded-dma`, as devices may do both.
 ///
 /// ```
 /// use portcullis::dma::DmaBuffer;
@@ -27,10 +27,17 @@ pub(crate) mod file;
 /// assert_eq!(vec, [7; 2000]);
 /// ```
 ///
+/// What was never written is no buffer: a device or a copy would read what it is.
+///
+/// ```compile_fail
+/// # use portcullis_linux::buffer::AnyBuffer;
+/// AnyBuffer::new(Box::new(std::mem::MaybeUninit::<[u8; 512]>::uninit()));
+/// ```
+///
 /// Nothing of it can be accessed while it is here, as a device may change it at any time. Such a buffer shares pages with others: a queue
 /// that [copies](portcullis::dma::QueueConfig::bounce), or [chooses](portcullis::dma::QueueConfig::auto), keeps a device from those, and any other queue opens
 /// them to it, as [`AddressSpace::mapper`](crate::vfio::AddressSpace::mapper) says.
-pub struct AnyBuffer<B: WriteBuffer + 'static> {
+pub struct AnyBuffer<B: WriteBuffer + ReadBuffer + 'static> {
     // Held in this way, a box in it is no promise to the compiler that nothing else writes what it leads to.
     buffer: ManuallyDrop<MaybeUninit<B>>,
     segment: PhysSegment,
@@ -40,21 +47,23 @@ pub struct AnyBuffer<B: WriteBuffer + 'static> {
 // 1. The addresses are the process's.
 // 2. `WriteBuffer` returns the same memory until the buffer is used mutably or dropped, which is when this is taken apart or dropped; and it is the
 //    buffer's alone, as it may be written through.
-// 3. Safe code cannot access it: what takes it out is unsafe.
-// 4. As 3.
-unsafe impl<B: WriteBuffer + 'static> DmaBuffer for AnyBuffer<B> {
+// 3. Safe code cannot access it: what takes it out is unsafe. It can drop it, which gives the memory to the allocator: under a policy that is not strict,
+//    over a mapper that goes on, that is the promise of whoever made the domain, as for each buffer that an unmap gives back.
+// 4. Safe code with a reference reaches none of the bytes.
+unsafe impl<B: WriteBuffer + ReadBuffer + 'static> DmaBuffer for AnyBuffer<B> {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(&self.segment)
     }
 }
 
-impl<B: WriteBuffer + 'static> AnyBuffer<B> {
+impl<B: WriteBuffer + ReadBuffer + 'static> AnyBuffer<B> {
     /// Takes a buffer. It may hold no byte: then a map refuses it. O(1); allocates nothing.
     pub fn new(buffer: B) -> Self {
         let mut buffer = MaybeUninit::new(buffer);
         // SAFETY: it was just made, and is used by the pointer alone from now on, until it is taken out.
         let (first, words) = unsafe { buffer.assume_init_mut().write_buffer() };
-        let (start, len) = (first.expose_provenance() as u64, words.saturating_mul(size_of::<B::Word>()));
+        let (start, len) =
+            (first.expose_provenance() as u64, words.saturating_mul(size_of::<<B as WriteBuffer>::Word>()));
         Self {
             buffer: ManuallyDrop::new(buffer),
             segment: PhysSegment { phys: PhysAddr::new(start), len: len as u64 },
@@ -73,14 +82,14 @@ impl<B: WriteBuffer + 'static> AnyBuffer<B> {
     }
 }
 
-impl<B: WriteBuffer + 'static> Drop for AnyBuffer<B> {
+impl<B: WriteBuffer + ReadBuffer + 'static> Drop for AnyBuffer<B> {
     fn drop(&mut self) {
         // SAFETY: it is initialised until now, and dropped once.
         unsafe { self.buffer.assume_init_drop() }
     }
 }
 
-impl<B: WriteBuffer + 'static> fmt::Debug for AnyBuffer<B> {
+impl<B: WriteBuffer + ReadBuffer + 'static> fmt::Debug for AnyBuffer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AnyBuffer").field("segment", &self.segment).finish_non_exhaustive()
     }
@@ -118,6 +127,15 @@ mod tests {
 
         unsafe fn write_buffer(&mut self) -> (*mut u8, usize) {
             (self.0.as_mut_ptr(), self.0.len())
+        }
+    }
+
+    // SAFETY: as above.
+    unsafe impl ReadBuffer for Told {
+        type Word = u8;
+
+        unsafe fn read_buffer(&self) -> (*const u8, usize) {
+            (self.0.as_ptr(), self.0.len())
         }
     }
 

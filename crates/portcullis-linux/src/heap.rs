@@ -78,7 +78,7 @@ pub(crate) fn disown(start: u64, len: usize) {
 fn alloc_block(layout: Layout) -> *mut u8 {
     #[cfg(all(target_os = "linux", not(any(miri, watched))))]
     if let Some(bytes) = large::bytes(layout.size()) {
-        return large::alloc(bytes).map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr);
+        return large::alloc(bytes, layout.align()).map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr);
     }
     // SAFETY: the layout has a size.
     unsafe { alloc_zeroed(layout) }
@@ -102,7 +102,7 @@ fn layout(count: usize) -> Option<Layout> {
     Layout::from_size_align(count.checked_mul(FRAME)?, align).ok().filter(|layout| layout.size() > 0)
 }
 
-// SAFETY: the global allocator gives each block to one owner, zeroed and aligned as the layout says; blocks that end beyond 2^52
+// SAFETY: the global allocator, or the kernel, gives each block to one owner, zeroed and aligned as the layout says; blocks that end beyond 2^52
 // go back at once. An address here is the pointer's own, whose provenance is exposed. The heap exists as long as the process.
 unsafe impl Frames for Heap {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {

@@ -54,8 +54,13 @@ struct Inner {
 }
 
 impl GuestIommu {
-    /// Makes one that translates nothing yet.
-    pub fn new(geometry: Geometry) -> Self {
+    /// Makes one that translates nothing yet. The last page of all 64 bits is left out of the aperture, as the address behind it has 65 bits.
+    pub fn new(mut geometry: Geometry) -> Self {
+        let granule = geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
+        let last = Iova::new(geometry.aperture.last().get().min(u64::MAX - granule));
+        if let Ok(aperture) = IovaRange::from_bounds(geometry.aperture.start(), last) {
+            geometry.aperture = aperture;
+        }
         Self { inner: Arc::new(Inner { geometry, tlb: RwLock::default() }) }
     }
 
@@ -93,7 +98,8 @@ fn misses(tlb: &Iotlb, range: IovaRange) -> Vec<vm_memory::iommu::IovaRange> {
 impl Iommu for GuestIommu {
     type IotlbGuard<'a> = RwLockReadGuard<'a, Iotlb>;
 
-    /// O(log mappings). Holds off every map and unmap until the iterator is dropped: a thread that has one calls neither.
+    /// O(log mappings). Holds off every map and unmap until the iterator is dropped: a thread that has one neither maps nor unmaps, nor asks for another, as that would
+    /// wait behind an unmap that waits for it.
     fn translate(
         &self,
         iova: GuestAddress,
@@ -306,6 +312,33 @@ mod tests {
         let range = |first: u64, pages: u64| IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
         assert_eq!(mapper.unmap(platform, range(10, 20), &mut Gather::new()).bytes, 3 * PAGE);
         assert_eq!(mapper.unmap(platform, range(10, 20), &mut Gather::new()).bytes, 0);
+    }
+
+    #[test]
+    fn the_end_of_all_addresses_is_left_out() {
+        let all = IovaRange::from_bounds(Iova::new(PAGE), Iova::new(u64::MAX)).unwrap();
+        let page_sizes = PageSizes::default().with(PageSize::from_shift(12).unwrap());
+        let iommu = GuestIommu::new(Geometry { aperture: all, page_sizes, reserved: vec![] });
+        // SAFETY: there is no device.
+        let mapper = unsafe { iommu.mapper() };
+        let aperture = mapper.geometry().aperture;
+        assert_eq!((aperture.start(), aperture.last()), (Iova::new(PAGE), Iova::new(u64::MAX - PAGE)));
+        let range = IovaRange::new(Iova::new(u64::MAX - 2 * PAGE + 1), PAGE).unwrap();
+        let platform = StdPlatform::new();
+        // SAFETY: as above.
+        let map = || unsafe {
+            mapper.map(
+                &platform,
+                range,
+                [(PhysAddr::new(0), PAGE)],
+                Permissions::READ.into(),
+                &mut Gather::new(),
+            )
+        };
+        map().unwrap();
+        assert_eq!(map(), Err(MapError::AlreadyMapped { at: range.start() }));
+        assert_eq!(mapper.unmap(&platform, range, &mut Gather::new()).bytes, PAGE);
+        map().unwrap();
     }
 
     /// Each access of a device goes to the page that the driver has mapped, or is refused; none goes to one after its unmap.

@@ -30,7 +30,7 @@
 //! | such a device when it is unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
 //! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |
 //! | the IOMMU of a virtual machine, for devices that a VMM emulates | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
-//! | a device in a program on Linux from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
+//! | a device in a program on Linux from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local`, then `cc driver.c $(pkg-config --cflags --libs portcullis)` | `crates/portcullis-c` |
 //! | to test without hardware | `portcullis-model` | below |
 //!
 //! # From the top

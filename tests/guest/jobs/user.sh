@@ -40,7 +40,8 @@ done
 # The same devices from C, by the best way that the kernel has.
 portcullis-calls "$edu" "$disk" >/tmp/said 2>&1 || bad "the library for C" "it failed: $(tail -n 2 /tmp/said | tr '\n' ' ')"
 cat /tmp/said
-edu "$edu" >/tmp/said 2>&1 && ok "edu.c: $(cat /tmp/said)" || bad edu.c "$(cat /tmp/said)"
+edu "$edu" 3 >/tmp/said 2>&1 && ok "edu.rs: $(cat /tmp/said)" || bad edu.rs "$(cat /tmp/said)"
+edu-c "$edu" 3 >/tmp/said 2>&1 && ok "edu.c: $(cat /tmp/said)" || bad edu.c "$(cat /tmp/said)"
 edu-ring "$edu" >/tmp/said 2>&1 && ok "edu.cpp: $(cat /tmp/said)" || bad edu.cpp "$(cat /tmp/said)"
 was=$(cat $type1/dma_entry_limit)
 put $type1/dma_entry_limit 100

@@ -189,7 +189,7 @@ pub fn user(folder: &Path) -> Result<Vec<PathBuf>, String> {
         "profile.dev.debug=false",
     ];
     let built = by_itself(folder, ".", &words, "building the guest's program with a device")?.join("debug");
-    let mut programs = vec![built.join("portcullis-user")];
+    let mut programs = vec![built.join("portcullis-user"), built.join("examples/edu")];
     programs.extend(programs_in_c(&built)?);
     Ok(programs)
 }
@@ -197,7 +197,7 @@ pub fn user(folder: &Path) -> Result<Vec<PathBuf>, String> {
 /// Programs in C and C++ that drive devices by the library, and what they are called in the guest.
 const IN_C: [(&str, &str); 3] = [
     ("tests/guest/user/c/calls.c", "portcullis-calls"),
-    ("crates/portcullis-c/examples/edu.c", "edu"),
+    ("crates/portcullis-c/examples/edu.c", "edu-c"),
     ("crates/portcullis-c/examples/edu.cpp", "edu-ring"),
 ];
 

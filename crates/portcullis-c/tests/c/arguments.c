@@ -39,6 +39,7 @@ int main(void) {
     int event = 7;
     ARGUMENT(portcullis_interrupts(device, PORTCULLIS_ANY_INTERRUPT, 1, &event), "the device is null");
     ARGUMENT(portcullis_interrupts_off(device), "the device is null");
+    ARGUMENT(portcullis_interrupt_wait(device, 0, 0, &iova), "the device is null");
     ARGUMENT(portcullis_interrupt_unmask(device, 0), "the device is null");
     ARGUMENT(portcullis_unplug_request(device, &event), "the device is null");
     ARGUMENT(portcullis_device_release(device), "the device is null");

@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
-use std::sync::{PoisonError, RwLock};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use memmap2::{MmapOptions, MmapRaw};
 use portcullis::addr::{PhysAddr, PhysSegment};
@@ -13,26 +13,33 @@ use portcullis::platform::words;
 
 /// Files that are mapped into this process: where, and from which offset on.
 static MAPPED: RwLock<Vec<Mapped>> = RwLock::new(Vec::new());
+/// How many there are: most programs have none, and do not take the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 struct Mapped {
     start: u64,
     len: u64,
     offset: u64,
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
 }
 
-/// Calls `f` with the file that has all of the `len` bytes at `address`, and where in the file they are; `None` where there is none.
-pub(crate) fn with_file<R>(address: u64, len: u64, f: impl FnOnce(i32, u64) -> R) -> Option<R> {
+/// The file that has all of the `len` bytes at `address`, and where in the file they are; `None` where there is none. Whoever asks has a buffer there, so
+/// that it is counted.
+pub(crate) fn file_at(address: u64, len: u64) -> Option<(Arc<OwnedFd>, u64)> {
+    // Relaxed: whoever has a buffer got it from the thread that counted it.
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
     let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
     let at = mapped.partition_point(|mapped| mapped.start <= address).checked_sub(1)?;
     let Mapped { start, len: all, offset, file } = mapped.get(at)?;
     let before = address - start;
     let is_inside = before.checked_add(len).is_some_and(|end| end <= *all);
-    is_inside.then(|| f(file.as_raw_fd(), offset + before))
+    is_inside.then(|| (Arc::clone(file), offset + before))
 }
 
-/// Bytes of a memfd, or of another file in memory, that this process shares with others, for a mapping to own. Where the kernel maps files for devices by
-/// themselves (iommufd since Linux 6.13), an [`AddressSpace`](crate::vfio::AddressSpace) does; elsewhere it maps where the file is in this process.
+/// Bytes of a memfd, or of another file in memory, that this process shares with others, for a mapping to own. iommufd since Linux 6.13 maps a file by its
+/// descriptor, and an [`AddressSpace`](crate::vfio::AddressSpace) uses that where it can; elsewhere it maps where the file is in this process.
 ///
 /// Whoever has the file may change the bytes at any time, as may a device, so the CPU copies them in and out by [words].
 #[derive(Debug)]
@@ -66,7 +73,8 @@ impl FileBuffer {
         if len == 0 || !(offset | bytes).is_multiple_of(super::super::heap::FRAME as u64) {
             return Err(invalid("a buffer of a file begins and ends with pages of 4 KiB, and has some"));
         }
-        if offset.checked_add(bytes).is_none_or(|end| file.metadata().is_ok_and(|all| end > all.len())) {
+        let has = file.metadata()?.len();
+        if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(invalid("the file ends before the buffer does"));
         }
         let memory = MmapOptions::new().offset(offset).len(len).map_raw(&file)?;
@@ -75,7 +83,8 @@ impl FileBuffer {
         mapped.try_reserve(1).map_err(|_| io::ErrorKind::OutOfMemory)?;
         crate::heap::adopt(start, len).ok_or(io::ErrorKind::OutOfMemory)?;
         let at = mapped.partition_point(|mapped| mapped.start < start);
-        mapped.insert(at, Mapped { start, len: bytes, offset, file: file.into() });
+        mapped.insert(at, Mapped { start, len: bytes, offset, file: Arc::new(file.into()) });
+        COUNT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, segment: PhysSegment { phys: PhysAddr::new(start), len: bytes } })
     }
 
@@ -115,6 +124,7 @@ impl Drop for FileBuffer {
         // Before its addresses are somebody else's.
         crate::heap::disown(start, self.size());
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).retain(|mapped| mapped.start != start);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -140,7 +150,7 @@ mod tests {
         assert_eq!((one.size(), two.size(), two.read(8190, &mut out)), (4 * 4096, 8192, None));
         assert_eq!(two.segments(), [PhysSegment { phys: two.phys(), len: 8192 }]);
         let at = two.phys().get();
-        let found = |at, len| with_file(at, len, |_, offset| offset);
+        let found = |at, len| file_at(at, len).map(|(_, offset)| offset);
         assert_eq!([found(at, 8192), found(at + 4096, 4096)], [Some(4096), Some(8192)]);
         assert_eq!([found(at + 4096, 4097), found(at.wrapping_sub(1), 1), found(at, u64::MAX)], [None; 3]);
         drop(two);

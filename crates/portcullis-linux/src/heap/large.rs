@@ -10,25 +10,38 @@ pub(super) fn bytes(len: usize) -> Option<usize> {
     if len >= HUGE { len.checked_next_multiple_of(HUGE) } else { None }
 }
 
-/// A zeroed block of `bytes` bytes, whole huge pages of them, that begins with one. Two to four system calls.
-pub(super) fn alloc(bytes: usize) -> Option<NonNull<u8>> {
-    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // Without `MAP_NORESERVE`, so that the pages are there, or this fails.
-    if let Some(block) = map(bytes, how | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
-        return Some(block);
+/// A zeroed block of `bytes` bytes, whole huge pages of them, that begins at a multiple of `align`, a power of two, and with a huge page. Two to five system
+/// calls.
+pub(super) fn alloc(bytes: usize, align: usize) -> Option<NonNull<u8>> {
+    let (align, how) = (align.max(HUGE), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // What the kernel maps of huge pages begins with one.
+    if let Some(block) = within(bytes, align, align - HUGE, how | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
+        // SAFETY: it is the block's. A limit of the system may keep this process from pages that were reserved, and an access would end
+        // it by a signal: so they are made now, or not taken. (Before Linux 5.14 they are not taken.)
+        if unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
+            return Some(block);
+        }
+        // SAFETY: the block from above, which nobody has seen.
+        unsafe { unmap(block, bytes) };
     }
-    let all = map(bytes.checked_add(HUGE)?, how)?;
-    let skip = all.as_ptr().align_offset(HUGE);
-    // SAFETY: it is inside of the block, whose parts before and behind are unmapped: nobody has them.
-    let block = unsafe {
-        let block = all.add(skip);
-        unmap(all, skip);
-        unmap(block.add(bytes), HUGE - skip);
-        block
-    };
+    let block = within(bytes, align, align, how)?;
     // SAFETY: it is the block's. A kernel without transparent huge pages says so, and small ones will do.
     unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
     Some(block)
+}
+
+/// New memory of `bytes` bytes at a multiple of `align`, out of `more` bytes more.
+fn within(bytes: usize, align: usize, more: usize, how: i32) -> Option<NonNull<u8>> {
+    let all = map(bytes.checked_add(more)?, how)?;
+    let skip = all.as_ptr().align_offset(align);
+    // SAFETY: no more is skipped than there is more, as the kernel's memory begins with a page of its kind. The parts before and behind
+    // the block are unmapped: nobody has them.
+    unsafe {
+        let block = all.add(skip);
+        unmap(all, skip);
+        unmap(block.add(bytes), more - skip);
+        Some(block)
+    }
 }
 
 fn map(bytes: usize, how: i32) -> Option<NonNull<u8>> {
@@ -93,9 +106,9 @@ mod tests {
             assert!(out.status.success() && said.contains("1 passed"), "{said}");
             return;
         }
-        let block = alloc(3 * HUGE).unwrap();
+        let block = alloc(3 * HUGE, 4 * HUGE).unwrap();
         let at = block.addr().get();
-        assert_eq!(at % HUGE, 0);
+        assert_eq!(at % (4 * HUGE), 0);
         // SAFETY: it is the test's.
         let all = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), 3 * HUGE) };
         assert!(all.iter().all(|byte| *byte == 0));
@@ -108,6 +121,6 @@ mod tests {
         for part in [0, HUGE, 3 * HUGE - 1] {
             assert_eq!(smaps(at + part, "VmFlags"), None, "{part:#x}");
         }
-        assert!(alloc(usize::MAX - HUGE + 1).is_none());
+        assert!(alloc(usize::MAX - HUGE + 1, HUGE).is_none());
     }
 }

@@ -1,11 +1,12 @@
 //! Why a device could not be opened, and what to do about it.
 
+use std::fmt;
 use std::io;
 
 use super::interrupts::InterruptKind;
 
-/// Why a device could not be opened.
-#[derive(Debug, thiserror::Error)]
+/// Why a device could not be opened. `{:?}` prints the text, too, as `main` does with what it returns.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// There is no such device.
@@ -17,7 +18,7 @@ pub enum OpenError {
     /// No IOMMU is in front of the device.
     #[error(
         "{name} is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and boot Linux with intel_iommu=on where it \
-         is Intel's"
+         is Intel's; give one to a virtual machine (QEMU: -device intel-iommu)"
     )]
     NoGroup {
         /// The device.
@@ -98,14 +99,26 @@ pub enum OpenError {
     },
 }
 
+impl fmt::Debug for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for InterruptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl OpenError {
     pub(super) fn call(call: impl Into<String>, error: io::Error) -> Self {
         Self::Call { call: call.into(), error }
     }
 }
 
-/// Why a device's interrupts could not be turned on.
-#[derive(Debug, thiserror::Error)]
+/// Why a device's interrupts could not be turned on. `{:?}` prints the text, too.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InterruptError {
     /// The device, or the machine, has not as many of a kind.

@@ -186,7 +186,7 @@ impl Interrupt {
     /// that wait, each is told of other times.
     ///
     /// # Errors
-    /// That the device was released, at once or while it waits; or the kernel's.
+    /// Of kind [`NotConnected`](io::ErrorKind::NotConnected): the device was released, before or while it waits. Or the kernel's.
     pub fn wait(&self) -> io::Result<u64> {
         self.wait_until(None)
     }

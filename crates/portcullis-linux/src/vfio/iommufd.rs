@@ -20,7 +20,7 @@ use super::error::OpenError;
 use super::ioctl::{call, code, iommufd, vfio};
 use super::ranges::{Ranges, from_kernel};
 use super::sysfs::{Place, open};
-use crate::buffer::file::with_file;
+use crate::buffer::file::file_at;
 
 pub const PATH: &str = "/dev/iommu";
 
@@ -126,8 +126,8 @@ unsafe impl Calls for Iommufd {
         let readable = if permissions.allows(Permissions::READ) { READABLE } else { 0 };
         let writeable = if permissions.allows(Permissions::WRITE) { WRITEABLE } else { 0 };
         let flags = FIXED | readable | writeable;
-        let by_file =
-            with_file(address, range.len(), |file, start| self.map_file(range, (file, start), flags));
+        let by_file = file_at(address, range.len())
+            .map(|(file, start)| self.map_file(range, (file.as_raw_fd(), start), flags));
         match by_file {
             // The kernel does not know the call, or not this kind of file.
             None | Some(Err(libc::ENOTTY | libc::EOPNOTSUPP | libc::EINVAL | libc::EBADF)) => {}

@@ -4,19 +4,19 @@
 //! [`Mapper`](portcullis::mapper::Mapper) like others: queues, pools and rings stand on it, so that most I/O needs no system call.
 //!
 //! ```no_run
+//! use portcullis::dma::DomainBuilder;
 //! use portcullis::prelude::*;
-//! use portcullis::domain::Domain as Space;
-//! use portcullis::dma::DmaDomain;
 //! use portcullis_linux::heap::{Heap, HeapBuffer};
-//! use portcullis_linux::vfio::{Device, Machine};
+//! use portcullis_linux::vfio;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let disk = Device::open("0000:01:00.0")?;
+//! let disk = vfio::Device::open("0000:01:00.0")?;
+//! let mask = DmaMask::BITS_64;
 //! // SAFETY: all memory is the process's: the heap's, and buffers on it.
 //! let mapper = unsafe { disk.space().mapper() };
-//! let space = Space::new(StdPlatform::new(), mapper, Policy::Strict)?;
-//! let domain = DmaDomain::<Machine>::over(space, Some(Heap))?;
-//! let mut queue = domain.attach(disk.id(), DmaMask::BITS_64)?.queue(QueueConfig::bounce())?;
+//! let pool = PoolConfig::default().reached_by(mask.last());
+//! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::new())?;
+//! let mut queue = domain.attach(disk.id(), mask)?.queue(QueueConfig::bounce())?;
 //! disk.set_bus_master(true)?;
 //!
 //! let buffer = HeapBuffer::new(4096).ok_or("no memory")?;
@@ -59,8 +59,7 @@
 //! **A device that is plugged in** joins an address space that is there, by [`Device::open_in`], and reaches at once what is mapped in it.
 //! A space outlives its devices, and what it has mapped, too: the next device that joins has that.
 //!
-//! A device of 32 bits of addresses, or fewer, does not reach each buffer of a pool that may lie anywhere, and maps for each copy: its domain is made by a
-//! [`DomainBuilder`](portcullis::dma::DomainBuilder) with [`PoolConfig::reached_by`](portcullis::bounce::PoolConfig::reached_by).
+//! The pool of that domain lies where the device reaches it: else each copy for a device of few address bits would take two system calls.
 //!
 //! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
 //! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child

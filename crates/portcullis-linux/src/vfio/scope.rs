@@ -35,7 +35,7 @@ pub struct Scope<'queue, 'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuff
 /// # }
 /// ```
 ///
-/// Costs an unmap for each mapping, and a commit of the queue, with all else that waits in it. The process is **aborted** where the kernel takes a mapping not back,
+/// Costs an unmap for each mapping, and a commit of the queue, with all else that waits in it. The process is **aborted** where the kernel does not remove a mapping,
 /// as the caller's memory would go on being the device's. It does so when `f` panics, too: mappings end then.
 pub fn scope<'buffers, X, B, R>(
     queue: &mut Queue<X, B>,
@@ -79,8 +79,9 @@ impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffe
         self.open.try_reserve(1).map_err(|_| DmaMapError::List(MapError::OutOfMemory.into()))?;
         let list = [PhysSegment { phys: PhysAddr::new(first.expose_provenance() as u64), len: len as u64 }];
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
-        // SAFETY: the memory is borrowed until the scope has ended the mapping, for writes alone where the device may write; it is the process's, and the
-        // mapper takes its addresses. Only this queue ends the mapping.
+        // SAFETY: the memory is borrowed until the scope has ended the mapping, exclusively where the device may write: so nobody touches it while the queue copies,
+        // or others only read what the queue reads, too. It is the process's, and the mapper takes its addresses; an unmap of that mapper takes access away at
+        // once, by every policy. Only this queue ends the mapping.
         let mapped = unsafe { self.queue.map_raw(&list, direction, &mut out) };
         let (mapping, _) = mapped.inspect_err(|error| {
             if error.may_be_reached() {

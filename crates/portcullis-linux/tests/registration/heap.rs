@@ -7,7 +7,7 @@ use portcullis_linux::heap::{Heap, HeapBuffer};
 
 #[test]
 fn frames_are_zeroed_aligned_and_their_words_memory() {
-    for count in [1, 2, 3, 5, 16] {
+    for count in [1, 2, 3, 5, 16, 511, 512, 513, 1024, 1536] {
         let first = Heap.alloc(count).unwrap();
         let align = count.next_power_of_two() as u64 * FRAME_SIZE;
         assert!(first.get().is_multiple_of(align) && first.get() < 1 << 52, "{count} at {first}");

@@ -7,7 +7,7 @@ use portcullis::domain::MapListError;
 use portcullis_linux::registration::{
     AcquireError, ForgetError, RegistrationConfigError, ReleaseRegistrationError,
 };
-use portcullis_linux::vfio::OpenError;
+use portcullis_linux::vfio::{InterruptError, InterruptKind, OpenError};
 
 use crate::said::{assert_said, pair};
 use crate::support::{Bench, KEPT, TIMEOUT, pages};
@@ -74,7 +74,7 @@ fn each_error_of_a_device_says_what_to_do() {
         |driver: Option<&str>| OpenError::NotBound { name: name(), driver: driver.map(str::to_owned) };
     let not_viable =
         OpenError::NotViable { name: name(), other: "0000:01:00.1".into(), driver: "nvme".into() };
-    let error = io::Error::other("no luck");
+    let error = || io::Error::other("no luck");
     let said = [
         pair(
             OpenError::NoDevice { name: name() },
@@ -83,7 +83,7 @@ fn each_error_of_a_device_says_what_to_do() {
         pair(
             OpenError::NoGroup { name: name() },
             "0000:01:00.0 is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and boot Linux with intel_iommu=on where \
-             it is Intel's",
+             it is Intel's; give one to a virtual machine (QEMU: -device intel-iommu)",
         ),
         pair(
             not_bound(Some("nvme")),
@@ -120,7 +120,21 @@ fn each_error_of_a_device_says_what_to_do() {
             OpenError::OtherAddresses { name: name() },
             "0000:01:00.0 cannot use all addresses of the address space that it was to join: open it by itself, or first",
         ),
-        pair(OpenError::Call { call: "ioctl".into(), error }, "ioctl failed: no luck"),
+        pair(OpenError::Call { call: "ioctl".into(), error: error() }, "ioctl failed: no luck"),
+        pair(
+            InterruptError::TooFew {
+                name: name(),
+                kinds: vec![InterruptKind::MsiX, InterruptKind::Intx],
+                wanted: 3,
+                most: 2,
+            },
+            "0000:01:00.0 has 2 interrupts of [MsiX, Intx] at the most, and not 3",
+        ),
+        pair(
+            InterruptError::InUse { name: name() },
+            "0000:01:00.0 has interrupts in use, and one kind may be at a time: drop all that an earlier call returned",
+        ),
+        pair(InterruptError::Call { call: "ioctl", error: error() }, "ioctl failed: no luck"),
     ];
     assert_said(&said, &[include_str!("../../src/vfio/error.rs")]);
     assert_eq!(

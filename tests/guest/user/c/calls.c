@@ -242,8 +242,15 @@ static void interrupts(const char *name) {
     CHECK(before == 0 && after == 1 && took && times == 1, "C: an interrupt of the device's arrives");
     *(volatile uint32_t *)(registers + 0x64) = 5;
     NEED(portcullis_interrupt_unmask(device, 0));
+    NEED(portcullis_interrupt_wait(device, 0, 0, &times));
+    int none = times == 0;
+    *(volatile uint32_t *)(registers + 0x60) = 5;
+    NEED(portcullis_interrupt_wait(device, 0, 10000, &times));
+    CHECK(none && times == 1, "C: the library waits for an interrupt");
+    *(volatile uint32_t *)(registers + 0x64) = 5;
     CHECK(portcullis_interrupt_unmask(device, 1) == PORTCULLIS_ARGUMENT, "C: no other interrupt is on");
     NEED(portcullis_interrupts_off(device));
+    NEED(portcullis_interrupts(device, PORTCULLIS_ANY_INTERRUPT, 1, &event));
     NEED(portcullis_unplug_request(device, &request));
     wait.fd = request;
     CHECK(poll(&wait, 1, 0) == 0, "C: nobody asks for the device");
@@ -251,6 +258,9 @@ static void interrupts(const char *name) {
     uint64_t iova;
     NEED(portcullis_map(device, memory, PAGE, PORTCULLIS_FROM_DEVICE, &iova));
     NEED(portcullis_device_release(device));
+    CHECK(portcullis_interrupt_wait(device, 0, -1, &times) == PORTCULLIS_RELEASED &&
+              portcullis_interrupt_wait(device, 0, -1, &times) == PORTCULLIS_RELEASED,
+          "C: who waits is told that the device was let go of");
     CHECK(*(volatile uint32_t *)registers == 0, "C: a device that was let go of answers no more");
     NEED(portcullis_unmap(device, iova, PAGE));
     NEED(portcullis_device_close(device));

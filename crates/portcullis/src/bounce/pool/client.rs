@@ -7,10 +7,15 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::setup::SetupError;
 
+/// Beside a group: what maps for it has nothing but addresses. So no token of a queue is of a mapping that was ended by its address.
+const BY_NUMBER: u64 = 1 << 33;
+
 /// A device as its pool sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
     pub(super) profile: DeviceProfile,
+    /// Whose mappings and bytes these are.
+    pub(super) group: u64,
     pub(super) reaches_slots: bool,
     /// Bits of an address that are 0 where the device may be given what begins or ends there.
     pub(super) inside: u64,
@@ -24,7 +29,13 @@ impl Client {
 
     #[inline]
     pub(super) fn group(&self) -> u64 {
-        self.profile.group.into()
+        self.group
+    }
+
+    /// The same device, for mappings that are found and ended by their addresses: they are its group's that are mapped so, and no queue's.
+    #[inline]
+    pub(crate) fn by_number(self) -> Self {
+        Self { group: self.group | BY_NUMBER, ..self }
     }
 
     /// Returns the bytes of `list`, whose sums are not checked, and whether the device may be given all of its granules: for
@@ -52,6 +63,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(SetupError::OffsetMask { mask });
         }
         let reaches_slots = self.region.last().get() <= profile.mask;
-        Ok(Client { profile, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
+        let group = profile.group.into();
+        Ok(Client { profile, group, reaches_slots, inside: if profile.untrusted { inside } else { 0 } })
     }
 }

@@ -53,8 +53,8 @@ const MOST_SLOTS_SHIFT: u32 = 28;
 
 impl PoolConfig {
     /// The same, for devices that reach addresses up to `last` ([`DmaMask::last`](crate::dma::DmaMask::last)): all slots lie there, as a device that does not reach one
-    /// gets single-use buffers, each of which is mapped and unmapped. The classes have half of these addresses at the most. Where that is too little for a
-    /// slot of each, the configuration is as it was.
+    /// gets single-use buffers, each of which is mapped and unmapped. Each class has a sixteenth of these addresses at the most. It is returned
+    /// unchanged if a class would hold no slot of the threshold's size.
     ///
     /// ```
     /// # use portcullis::bounce::PoolConfig;
@@ -64,7 +64,7 @@ impl PoolConfig {
     /// ```
     #[must_use]
     pub fn reached_by(self, last: u64) -> Self {
-        let class_bytes = self.class_bytes.min(last / 16 + 1);
+        let class_bytes = self.class_bytes.min(1 << (last / 16 + 1).ilog2());
         let limit = Iova::new(self.limit.get().min(last));
         if class_bytes < self.threshold { self } else { Self { class_bytes, limit, ..self } }
     }
@@ -171,6 +171,8 @@ mod tests {
         assert_eq!(of(below(28)), (16 << 20, below(28)));
         assert_eq!(of(below(21)), (128 << 10, below(21)));
         assert_eq!(of(below(20)), (usual.class_bytes, u64::MAX));
+        assert_eq!(of(0x3000_0000), (32 << 20, 0x3000_0000));
+        assert_eq!(of(0x300_0000), (2 << 20, 0x300_0000));
         let low = PoolConfig { limit: Iova::new(0xffff), ..usual };
         assert_eq!(low.reached_by(below(32)).limit.get(), 0xffff);
     }

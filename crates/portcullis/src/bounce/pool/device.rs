@@ -44,7 +44,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
     pub(crate) fn for_ends(&self) -> Self {
         let offset_mask = self.pool.domain.granule().offset_mask();
         let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.client.profile };
-        let client = Client { profile, reaches_slots: true, inside: self.client.inside };
+        let client = Client { profile, reaches_slots: true, ..self.client };
         Self { pool: self.pool.clone(), client }
     }
 

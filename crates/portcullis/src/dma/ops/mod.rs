@@ -277,7 +277,7 @@ impl<X: Machine> DmaOps<X> {
     #[inline]
     fn client(&self, pool: &PoolOf<X>) -> Option<Client> {
         let (mask, offset_mask) = self.limits();
-        pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok()
+        pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok().map(Client::by_number)
     }
 
     /// What the CPU counts of the handle, or callers without one, and whether it alone does.

@@ -1,7 +1,7 @@
 //! What a driver leaves; addresses that are chosen; hardware that does not confirm.
 
 use portcullis::addr::{Direction, Iova, IovaRange};
-use portcullis::dma::{DmaMapError, DmaUnmapError, Leftover, MapAttributes, OpsConfig};
+use portcullis::dma::{DmaMapError, DmaUnmapError, Ended, Leftover, MapAttributes, OpsConfig, QueueConfig};
 use portcullis::domain::{Policy, UnmapError};
 
 use super::support::{CONFIGS, Calls, Ops, THRESHOLD, buffer, contents, machine, part, whole};
@@ -18,6 +18,40 @@ fn one_of_each(ops: &Ops, memory: &portcullis_model::Buffer) -> Vec<(Iova, u64)>
     let lasting = MapAttributes { lasting: true, ..MapAttributes::default() };
     all.push((ops.maps_as(at(130, 0, PAGE), Direction::Bidirectional, lasting).unwrap(), PAGE));
     all
+}
+
+/// A queue's mappings have tokens, which are ended once: not by their addresses, and not with what a handle leaves.
+#[test]
+fn a_handle_ends_nothing_of_a_queue_of_its_device() {
+    for config in CONFIGS {
+        for (len, drops) in
+            [(100, false), (100, true), (2 * THRESHOLD + 50, false), (2 * THRESHOLD + 50, true)]
+        {
+            let (world, ops) = machine(config);
+            let mut queue = world.nic.queue::<portcullis_model::Buffer>(QueueConfig::bounce()).unwrap();
+            let mapping = queue.map(buffer(&world, len, 7), Direction::FromDevice).unwrap();
+            let iova = mapping.iova();
+            assert!(world.writes(iova, b"from it!"));
+            assert!(matches!(ops.ends(iova, len), Err(DmaUnmapError::NotMapped { .. })), "{config:?} {len}");
+            assert!(ops.syncs_for_cpu(iova, len).is_err() && ops.syncs_for_device(iova, len).is_err());
+            let own = buffer(&world, 64, 1);
+            let left = ops.maps(part(&own, 0, 64), Direction::FromDevice).unwrap();
+            if drops {
+                drop(ops);
+            } else {
+                // SAFETY: nothing else runs for the handle's mappings.
+                assert_eq!(unsafe { ops.unmap_all() }, Ok(Leftover { mappings: 1, bytes: 64 }));
+            }
+            assert!(!world.writes(left, b"too late") || contents(&own) == [1; 64]);
+            // What takes the place of the handle's is no concern of the queue's.
+            let mut other = world.nic.queue::<portcullis_model::Buffer>(QueueConfig::bounce()).unwrap();
+            let others = other.map(buffer(&world, len, 2), Direction::FromDevice).unwrap();
+            assert_ne!(others.iova(), iova);
+            let Ended::Done(back) = queue.unmap(mapping).unwrap() else { panic!("a copy ends at once") };
+            assert_eq!(contents(&back)[..8], *b"from it!");
+            other.unmap(others).unwrap().for_each(drop);
+        }
+    }
 }
 
 #[test]
