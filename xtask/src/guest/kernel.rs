@@ -185,6 +185,8 @@ pub fn user(folder: &Path) -> Result<Vec<PathBuf>, String> {
         "portcullis-c",
         "--lib",
         "--bins",
+        "--example",
+        "edu",
         "--config",
         "profile.dev.debug=false",
     ];
