@@ -63,7 +63,9 @@ pub fn of_edu(way: Way, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Registers of Intel's 82574 (datasheet, 10.2.4): what was raised, what raises it, which of that is let through, and which message each has.
+/// Registers of Intel's 82574 (datasheet, 10.2.4): one whose bit 26 resets the card, what was raised, what raises it, which of that is let
+/// through, and which message each has.
+const CTRL: usize = 0;
 const ICR: usize = 0x00c0;
 const ICS: usize = 0x00c8;
 const IMS: usize = 0x00d0;
@@ -100,5 +102,8 @@ pub fn of_card(way: Way, name: &str) -> Result<()> {
     let kinds: Vec<_> = interrupts.iter().flatten().map(|one| (one.kind(), one.number())).collect();
     let wanted = [0, 1, 2].map(|number| (InterruptKind::MsiX, number));
     check("the card has MSI-X", kinds == wanted, &kinds);
+    // What it would repeat is over with it, while the messages are on. When they are off, it would keep that for who has it next, as VFIO
+    // knows no way to reset this card.
+    write(CTRL, 1 << 26)?;
     Ok(())
 }
