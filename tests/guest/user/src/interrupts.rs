@@ -102,8 +102,8 @@ pub fn of_card(way: Way, name: &str) -> Result<()> {
     let kinds: Vec<_> = interrupts.iter().flatten().map(|one| (one.kind(), one.number())).collect();
     let wanted = [0, 1, 2].map(|number| (InterruptKind::MsiX, number));
     check("the card has MSI-X", kinds == wanted, &kinds);
-    // What it would repeat is over with it, while the messages are on. When they are off, it would keep that for who has it next, as VFIO
-    // knows no way to reset this card.
+    // What it would repeat is over with it, while the messages are on. Once they are off, it would keep that for who has it next, where
+    // the kernel has no way to reset it.
     write(CTRL, 1 << 26)?;
     Ok(())
 }
