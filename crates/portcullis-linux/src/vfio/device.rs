@@ -52,7 +52,7 @@ impl Device {
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
         place.check_bound(&path(IOMMUS))?;
-        if place.cdev().is_some() && path(iommufd::PATH).exists() {
+        if place.cdev()?.is_some() && path(iommufd::PATH).exists() {
             let kernel = Arc::new(Iommufd::open()?);
             let file = bind(&kernel, &place)?;
             kernel.attach(&file).map_err(|error| OpenError::call("VFIO_DEVICE_ATTACH_IOMMUFD_PT", error))?;

@@ -122,7 +122,7 @@ impl OpenError {
 #[non_exhaustive]
 pub enum InterruptError {
     /// The device, or the machine, has not as many of a kind.
-    #[error("{name} has {most} interrupts of {kinds:?} at the most, and not {wanted}")]
+    #[error("{name} has {most} interrupts of {} at the most, and not {wanted}", named(kinds))]
     TooFew {
         /// The device.
         name: String,
@@ -149,6 +149,17 @@ pub enum InterruptError {
         /// Why.
         error: io::Error,
     },
+}
+
+/// Kinds as a sentence has them.
+fn named(kinds: &[InterruptKind]) -> String {
+    let names = kinds.iter().map(|kind| match kind {
+        InterruptKind::MsiX => "MSI-X",
+        InterruptKind::Msi => "MSI",
+        InterruptKind::Intx => "INTx",
+        InterruptKind::UnplugRequest => "the kind for unplug requests",
+    });
+    names.collect::<Vec<_>>().join(" or ")
 }
 
 impl InterruptError {

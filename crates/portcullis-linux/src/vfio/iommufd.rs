@@ -106,7 +106,7 @@ impl Iommufd {
 
 /// Opens a device by its own file, and gives it to this process.
 pub fn bind(kernel: &Iommufd, place: &Place) -> Result<File, OpenError> {
-    let cdev = place.cdev().ok_or(OpenError::NoVfio)?;
+    let cdev = place.cdev()?.ok_or(OpenError::NoVfio)?;
     let file = open(&cdev)?;
     kernel.bind(&file).map_err(|error| match code(&error) {
         libc::EPERM => OpenError::UnsafeInterrupts { parameter: "iommufd.allow_unsafe_interrupts=1" },

@@ -83,9 +83,15 @@ impl Place {
     }
 
     /// The device's own file, where the kernel has one.
-    pub fn cdev(&self) -> Option<String> {
-        let entry = self.folder.join("vfio-dev").read_dir().ok()?.next()?.ok()?;
-        Some(format!("/dev/vfio/devices/{}", entry.file_name().to_string_lossy()))
+    pub fn cdev(&self) -> Result<Option<String>, OpenError> {
+        let folder = self.folder.join("vfio-dev");
+        let failed = |error| OpenError::call(format!("reading {}", folder.display()), error);
+        let mut entries = match folder.read_dir() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            entries => entries.map_err(failed)?,
+        };
+        let entry = entries.next().transpose().map_err(failed)?;
+        Ok(entry.map(|entry| format!("/dev/vfio/devices/{}", entry.file_name().to_string_lossy())))
     }
 
     /// The error of a group that has a driver of the kernel.

@@ -128,7 +128,7 @@ fn each_error_of_a_device_says_what_to_do() {
                 wanted: 3,
                 most: 2,
             },
-            "0000:01:00.0 has 2 interrupts of [MsiX, Intx] at the most, and not 3",
+            "0000:01:00.0 has 2 interrupts of MSI-X or INTx at the most, and not 3",
         ),
         pair(
             InterruptError::InUse { name: name() },

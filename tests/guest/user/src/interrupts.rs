@@ -18,7 +18,7 @@ pub fn of_edu(way: Way, name: &str) -> Result<()> {
     let edu = Edu::new(&device)?;
     let none =
         device.interrupts(InterruptKind::MsiX, 1).map(|all| all.len()).map_err(|error| error.to_string());
-    let says = format!("{name} has 0 interrupts of [MsiX] at the most, and not 1");
+    let says = format!("{name} has 0 interrupts of MSI-X at the most, and not 1");
     check("what a device has not is refused", none.as_ref().is_err_and(|error| *error == says), &none);
 
     let interrupt = device.interrupts(None, 1)?.pop().ok_or("there is one")?;

@@ -406,3 +406,15 @@ fn registers_are_those_of_the_bar_up_to_its_last() {
     }
     assert_eq!(registers.read64(last), Some(0xa4a3_a2a1_0403_0201));
 }
+
+/// Of a folder that cannot be read nobody says that the kernel lacks something, or takes type 1 in its place.
+#[test]
+fn a_folder_that_cannot_be_read_is_told() {
+    let kernel = iommufd();
+    let folder = kernel.path("sys/bus/pci/devices").join(NAME).join("vfio-dev");
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "no folder").unwrap();
+    let told = Device::open(NAME).unwrap_err();
+    assert!(matches!(told, OpenError::Call { .. }), "{told}");
+    assert!(told.to_string().contains("vfio-dev failed: Not a directory"), "{told}");
+}

@@ -154,19 +154,19 @@ fn each_is_turned_off_in_whichever_order_they_go() {
 fn why_there_are_none_is_told() {
     let (kernel, device) = with_irqs();
     let why = |kind: Option<InterruptKind>, count| device.interrupts(kind, count).unwrap_err().to_string();
-    assert_eq!(why(None, 9), "0000:01:00.0 has 8 interrupts of [MsiX, Msi, Intx] at the most, and not 9");
+    assert_eq!(why(None, 9), "0000:01:00.0 has 8 interrupts of MSI-X or MSI or INTx at the most, and not 9");
     assert_eq!(
         why(Some(InterruptKind::Msi), u32::MAX).split(" at ").next(),
-        Some("0000:01:00.0 has 4 interrupts of [Msi]")
+        Some("0000:01:00.0 has 4 interrupts of MSI")
     );
     // What cannot be signalled is none.
     kernel.set(|kernel| kernel.irqs = [(6, 1), (0, 4), (8, 8), (0, 0), (0, 0)]);
-    assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of [MsiX, Msi, Intx] at the most, and not 1");
+    assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of MSI-X or MSI or INTx at the most, and not 1");
     let error = device.unplug_request().unwrap_err().to_string();
-    assert_eq!(error, "0000:01:00.0 has 0 interrupts of [UnplugRequest] at the most, and not 1");
+    assert_eq!(error, "0000:01:00.0 has 0 interrupts of the kind for unplug requests at the most, and not 1");
     // The machine may have fewer than the device. Nothing is on then.
     kernel.set(|kernel| (kernel.irqs, kernel.irqs_left) = ([(7, 1), (9, 2), (9, 8), (0, 0), (9, 1)], 3));
-    assert_eq!(why(None, 4), "0000:01:00.0 has 3 interrupts of [MsiX, Msi, Intx] at the most, and not 4");
+    assert_eq!(why(None, 4), "0000:01:00.0 has 3 interrupts of MSI-X or MSI or INTx at the most, and not 4");
     kernel.set(|kernel| kernel.irqs_left = 0);
     kernel.asked();
     for (call, code) in [("DEVICE_GET_IRQ_INFO", libc::EIO), ("DEVICE_SET_IRQS", libc::ENOTTY)] {
@@ -176,7 +176,7 @@ fn why_there_are_none_is_told() {
     }
     // A kernel that knows no such kind says so, and has none.
     kernel.set(|kernel| kernel.fails = vec![("DEVICE_GET_IRQ_INFO", libc::EINVAL)]);
-    assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of [MsiX, Msi, Intx] at the most, and not 1");
+    assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of MSI-X or MSI or INTx at the most, and not 1");
     kernel.set(|kernel| kernel.fails.clear());
     assert_eq!(device.interrupts(None, 1).unwrap().len(), 1, "after all of these none is in use");
 }
