@@ -233,7 +233,7 @@ impl Device {
     }
 
     /// The kernel's request that the device be [released](Self::release): it is to be unplugged, or somebody unbinds it from VFIO. The
-    /// kernel raises it at once, and every 10 seconds again, and the unplug waits. Without one it only writes a line to its log.
+    /// kernel raises it as soon as it wants the device, and again every 10 seconds, and the unplug waits for the release. Without one it only writes a line to its log.
     ///
     /// # Errors
     /// As [`interrupts`](Self::interrupts).

@@ -56,6 +56,9 @@
 //! # }
 //! ```
 //!
+//! A driver that also waits for interrupts has a thread for the request, which releases the device: waits for interrupts end then, with an error of kind
+//! [`NotConnected`](std::io::ErrorKind::NotConnected). `examples/edu.rs` of this crate is a whole driver of that kind.
+//!
 //! **A device that is plugged in** joins an address space that is there, by [`Device::open_in`], and reaches at once what is mapped in it.
 //! A space outlives its devices, and what it has mapped, too: the next device that joins has that.
 //!

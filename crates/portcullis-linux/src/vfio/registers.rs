@@ -12,7 +12,8 @@ use super::opened::Opened;
 /// The registers of a device, mapped into the process. Each access is one of the device's bus, of the width that is named.
 ///
 /// On x86-64 a device that acts on a write sees what the CPU has stored to memory before it, and a CPU sees after a read what the device
-/// stored before its answer. On other machines it takes barriers of the driver's own.
+/// stored before its answer. On other machines a driver has a barrier of its own before each write that starts a transfer,
+/// and after each read that says one has ended: a map, an unmap and a sync have none for that.
 ///
 /// They hold the device's file open. After [`Device::release`](super::Device::release) no access goes to the device any more: reads have
 /// all bits set, as those of a device that is not there, and writes change nothing.
