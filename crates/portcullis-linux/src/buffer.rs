@@ -12,6 +12,11 @@ pub use file::FileBuffer;
 #[cfg(target_os = "linux")]
 pub(crate) mod file;
 
+/// Memory of this process, as a domain names it that takes the process's addresses: for maps by number. O(1).
+pub fn segment(first: *const u8, len: usize) -> PhysSegment {
+    PhysSegment { phys: PhysAddr::new(first.expose_provenance() as u64), len: len as u64 }
+}
+
 /// A buffer of any kind that stays where it is while it is moved, for a mapping to own: a `Vec<u8>`, a `Box<[u64]>`, a `&'static mut [u8]`, or a type that
 /// implements [`WriteBuffer`] and [`ReadBuffer`] of the crate `embedded-dma`, as devices may do both.
 ///
@@ -62,12 +67,8 @@ impl<B: WriteBuffer + ReadBuffer + 'static> AnyBuffer<B> {
         let mut buffer = MaybeUninit::new(buffer);
         // SAFETY: it was just made, and is used by the pointer alone from now on, until it is taken out.
         let (first, words) = unsafe { buffer.assume_init_mut().write_buffer() };
-        let (start, len) =
-            (first.expose_provenance() as u64, words.saturating_mul(size_of::<<B as WriteBuffer>::Word>()));
-        Self {
-            buffer: ManuallyDrop::new(buffer),
-            segment: PhysSegment { phys: PhysAddr::new(start), len: len as u64 },
-        }
+        let len = words.saturating_mul(size_of::<<B as WriteBuffer>::Word>());
+        Self { buffer: ManuallyDrop::new(buffer), segment: segment(first.cast(), len) }
     }
 
     /// The buffer. O(1).

@@ -11,6 +11,8 @@
 pub mod buffer;
 #[cfg(not(loom))]
 pub mod heap;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod pieces;
 pub mod registration;
 #[cfg(all(target_os = "linux", not(loom)))]
 pub mod vfio;

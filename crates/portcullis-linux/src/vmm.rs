@@ -40,6 +40,8 @@ use portcullis::platform::Platform;
 use vm_memory::iommu::{Error, Iommu, IotlbFails, IotlbIterator};
 use vm_memory::{GuestAddress, Iotlb, Permissions as Access};
 
+use crate::pieces::{self, Piece};
+
 /// Where accesses of a virtual machine's devices go. It can be cloned; a clone is the same.
 #[derive(Debug, Clone)]
 pub struct GuestIommu {
@@ -158,24 +160,13 @@ unsafe impl Mapper for GuestMapper {
         attributes: Attributes,
         _: &mut Gather,
     ) -> Result<(), MapError> {
-        let Geometry { aperture, page_sizes, .. } = &self.inner.geometry;
-        let granule = page_sizes.smallest().map_or(1, |size| size.bytes());
-        if !aperture.contains_range(range) {
-            return Err(MapError::BeyondAperture { range, last: aperture.last() });
-        }
-        let mut pieces = Vec::new();
-        let mut done = 0_u64;
-        for (phys, len) in list {
-            let is_aligned = (phys.get() | len | range.start().get()).is_multiple_of(granule) && len > 0;
-            if !is_aligned || phys.checked_add(len - 1).is_none() {
-                return Err(MapError::Misaligned { range, phys, granule });
-            }
-            pieces.try_reserve(1).map_err(|_| MapError::OutOfMemory)?;
-            pieces.push((phys, len));
-            done = done.saturating_add(len);
-        }
-        if done != range.len() {
-            return Err(MapError::Length { range, list: done });
+        let geometry = &self.inner.geometry;
+        let pieces = pieces::checked(geometry, range, list, attributes.permissions)?;
+        // Of the guest's memory none lies at the end of all addresses and at their beginning.
+        let wraps = |piece: &&Piece| piece.address.checked_add(piece.range.len() - 1).is_none();
+        if let Some(piece) = pieces.iter().find(wraps) {
+            let granule = geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
+            return Err(MapError::Misaligned { range, phys: PhysAddr::new(piece.address), granule });
         }
         let access = match (
             attributes.permissions.allows(Permissions::READ),
@@ -197,11 +188,10 @@ unsafe impl Mapper for GuestMapper {
         if free != range.start().get() + range.len() {
             return Err(MapError::AlreadyMapped { at: Iova::new(free) });
         }
-        let mut at = range.start().get();
-        for (phys, len) in pieces {
+        for Piece { range, address, .. } in pieces {
+            let (at, to) = (GuestAddress(range.start().get()), GuestAddress(address));
             // It refuses nothing today. What it refused would be no translation, and devices would be told so.
-            let _ = tlb.set_mapping(GuestAddress(at), GuestAddress(phys.get()), len as usize, access);
-            at += len;
+            let _ = tlb.set_mapping(at, to, range.len() as usize, access);
         }
         Ok(())
     }

@@ -78,14 +78,15 @@ impl FileBuffer {
             return Err(invalid("the file ends before the buffer does"));
         }
         let memory = MmapOptions::new().offset(offset).len(len).map_raw(&file)?;
-        let start = memory.as_mut_ptr().expose_provenance() as u64;
+        let segment = super::segment(memory.as_mut_ptr(), len);
+        let start = segment.phys.get();
         let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
         mapped.try_reserve(1).map_err(|_| io::ErrorKind::OutOfMemory)?;
         crate::heap::adopt(start, len).ok_or(io::ErrorKind::OutOfMemory)?;
         let at = mapped.partition_point(|mapped| mapped.start < start);
         mapped.insert(at, Mapped { start, len: bytes, offset, file: Arc::new(file.into()) });
         COUNT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { memory, segment: PhysSegment { phys: PhysAddr::new(start), len: bytes } })
+        Ok(Self { memory, segment })
     }
 
     /// The address of the first byte in this process.

@@ -3,19 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use portcullis::addr::{Iova, IovaRange, Permissions};
+use portcullis::addr::{Iova, IovaRange};
 
 use super::ranges::common;
-
-/// A mapping of the kernel's: one contiguous piece of the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    pub range: IovaRange,
-    /// Where it is in the process.
-    pub address: u64,
-    /// What devices may do with it.
-    pub permissions: Permissions,
-}
+use crate::pieces::Piece;
 
 /// The mappings of an address space, which lie apart.
 #[derive(Debug, Default)]

@@ -121,8 +121,8 @@ impl Drop for Vectors {
 /// [`count`](Self::count). It can be sent to another thread, and several may wait for it: each count goes to one of them.
 ///
 /// Dropped, it is turned off, by one system call; what the device raises then is lost. The interrupts of one call may be dropped in any
-/// order, also after the device, whose file they hold open. After [`Device::release`](super::Device::release) each can be read for ever,
-/// and says an error, so that threads which wait for one come to their end.
+/// order, also after the device, whose file they hold open. After [`Device::release`](super::Device::release) `wait` and `count` return an
+/// error for ever, so that threads which wait for one come to their end. An event loop that reads the descriptor itself finds one more count in it.
 #[derive(Debug)]
 pub struct Interrupt {
     event: Arc<Event>,

@@ -4,18 +4,19 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use portcullis::addr::{IovaRange, Permissions, PhysAddr};
+use portcullis::addr::{IovaRange, PhysAddr};
 use portcullis::invalidation::{Costs, Gather, InvalidationError};
 use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::Platform;
 
-use super::book::{Book, Piece, joined};
+use super::book::{Book, joined};
 use super::calls::Calls;
 use super::limits::{locked_too_much, page_size};
 use super::opened::locked;
 use super::ranges::Ranges;
 use super::space::Usage;
+use crate::pieces::{self, Piece};
 
 /// Maps in an [`AddressSpace`](super::AddressSpace). The addresses of memory are the process's own.
 ///
@@ -140,49 +141,6 @@ impl Space {
     fn calls(&self) -> &dyn Calls {
         self.made.fetch_add(1, Ordering::Relaxed);
         &*self.calls
-    }
-
-    /// The pieces of a list, checked. Pieces that lie beside each other in the process are one.
-    fn pieces(
-        &self,
-        range: IovaRange,
-        list: impl IntoIterator<Item = (PhysAddr, u64)>,
-        permissions: Permissions,
-    ) -> Result<Vec<Piece>, MapError> {
-        let granule = self.geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
-        let misaligned = |phys| MapError::Misaligned { range, phys, granule };
-        if !(range.start().get() | range.len()).is_multiple_of(granule) {
-            return Err(misaligned(PhysAddr::new(0)));
-        }
-        if !self.geometry.aperture.contains_range(range) {
-            return Err(MapError::BeyondAperture { range, last: self.geometry.aperture.last() });
-        }
-        let mut pieces: Vec<Piece> = Vec::new();
-        let mut done = 0_u64;
-        for (phys, len) in list {
-            if !(phys.get() | len).is_multiple_of(granule) || len == 0 {
-                return Err(misaligned(phys));
-            }
-            let at = range.start().checked_add(done);
-            done = done.saturating_add(len);
-            let too_long = MapError::Length { range, list: done };
-            let at = at.filter(|_| done <= range.len()).ok_or(too_long)?;
-            match pieces.last_mut() {
-                Some(last) if last.address.checked_add(last.range.len()) == Some(phys.get()) => {
-                    last.range =
-                        IovaRange::new(last.range.start(), last.range.len() + len).map_err(|_| too_long)?;
-                }
-                _ => {
-                    pieces.try_reserve(1).map_err(|_| MapError::OutOfMemory)?;
-                    pieces.push(Piece {
-                        range: IovaRange::new(at, len).map_err(|_| too_long)?,
-                        address: phys.get(),
-                        permissions,
-                    });
-                }
-            }
-        }
-        if done == range.len() { Ok(pieces) } else { Err(MapError::Length { range, list: done }) }
     }
 
     /// Enters all pieces into the book, or none.
@@ -326,7 +284,7 @@ unsafe impl Mapper for KernelMapper {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        let pieces = self.space.pieces(range, list, attributes.permissions)?;
+        let pieces = pieces::checked(&self.space.geometry, range, list, attributes.permissions)?;
         // SAFETY: the caller's promise; the addresses are the process's by the promise of `AddressSpace::mapper`.
         unsafe { self.space.map_pieces(&pieces) }.map_err(|(error, entered)| {
             if entered {

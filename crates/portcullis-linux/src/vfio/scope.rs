@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 
-use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{DmaBuffer, DmaMapError, Machine, Queue, RawMapping};
 use portcullis::pgtable::MapError;
 
 use super::mapper::KernelMapper;
+use crate::buffer::segment;
 
 /// Maps buffers that the caller lends, and ends all of their mappings before [`scope`] returns.
 #[derive(Debug)]
@@ -72,12 +73,12 @@ impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffe
     /// # Errors
     /// As [`map`](Self::map).
     pub fn map_for_read(&mut self, buffer: &'buffers [u8]) -> Result<Iova, DmaMapError> {
-        self.enter(buffer.as_ptr().cast_mut(), buffer.len(), Direction::ToDevice)
+        self.enter(buffer.as_ptr(), buffer.len(), Direction::ToDevice)
     }
 
-    fn enter(&mut self, first: *mut u8, len: usize, direction: Direction) -> Result<Iova, DmaMapError> {
+    fn enter(&mut self, first: *const u8, len: usize, direction: Direction) -> Result<Iova, DmaMapError> {
         self.open.try_reserve(1).map_err(|_| DmaMapError::List(MapError::OutOfMemory.into()))?;
-        let list = [PhysSegment { phys: PhysAddr::new(first.expose_provenance() as u64), len: len as u64 }];
+        let list = [segment(first, len)];
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
         // SAFETY: the memory is borrowed until the scope has ended the mapping, exclusively where the device may write: so nobody touches it while the queue copies,
         // or others only read what the queue reads, too. It is the process's, and the mapper takes its addresses; an unmap of that mapper takes access away at
