@@ -215,6 +215,25 @@ int portcullis_device_set_bus_master(const struct portcullis_device *device,
 // The caller promises: `device` is open.
 int portcullis_device_reset(const struct portcullis_device *device);
 
+// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
+// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
+//
+// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
+// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
+//
+// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
+//
+// The caller promises: `device` is open.
+int portcullis_device_release(const struct portcullis_device *device);
+
+// Writes what the device has mapped and done to `out`. Takes locks, and no system call.
+//
+// The caller promises: `device` is open, and `out` may be written.
+int portcullis_device_usage(const struct portcullis_device *device, struct portcullis_usage *out);
+
+// The library's version, like "0.1.0".
+const char *portcullis_version(void);
+
 // Turns on `count` interrupts of a portcullis_interrupt_kind, numbered from 0 on, and writes to `events` an eventfd for each: it can be read when its interrupt was
 // raised, and a read takes how often that was, in 8 bytes. None of them blocks. They are the library's to close; portcullis_interrupts_off and the device's
 // end turn them off. Two system calls and one for each.
@@ -239,7 +258,7 @@ int portcullis_interrupt_wait(const struct portcullis_device *device,
 
 // Turns off what portcullis_interrupts has turned on, and closes its files. One system call for each.
 //
-// The caller promises: `device` is open, and nobody uses the files or waits for them.
+// The caller promises: `device` is open, and no thread uses the files, or waits for them.
 int portcullis_interrupts_off(const struct portcullis_device *device);
 
 // Lets the wire of an interrupt of PORTCULLIS_INTX raise it again, after the driver has had the device take its wire back. One system call; nothing for
@@ -255,25 +274,6 @@ int portcullis_interrupt_unmask(const struct portcullis_device *device,
 // The caller promises: `device` is open, and `event` may be written.
 int portcullis_unplug_request(const struct portcullis_device *device,
                               int *event);
-
-// Lets go of a device that is to be unplugged, while it is open: it reaches no memory any more, its registers are memory of zeros, and the kernel goes on with the
-// unplug. Each of its interrupts' files can be read once more, as if it was raised: a thread that waits wakes, and finds that calls of the device fail.
-//
-// Its buffers come back as always: by portcullis_unmap, portcullis_unmap_all and the queues' functions. A buffer is unmapped before it is freed: a device that is opened in this
-// address space later reaches all that is still mapped. The device is closed afterwards. Where a child of fork has the device, too, the child's end is its end.
-//
-// Takes up to a second. PORTCULLIS_SYSTEM: the kernel has no memory for that, or another process has the device, too.
-//
-// The caller promises: `device` is open.
-int portcullis_device_release(const struct portcullis_device *device);
-
-// Writes what the device has mapped and done to `out`. Takes locks, and no system call.
-//
-// The caller promises: `device` is open, and `out` may be written.
-int portcullis_device_usage(const struct portcullis_device *device, struct portcullis_usage *out);
-
-// The library's version, like "0.1.0".
-const char *portcullis_version(void);
 
 // Lets the device reach `len` bytes at `buffer`, or a copy of them, and writes the address for the device to `iova`. The device does to them
 // what `direction`, a portcullis_direction, says. A buffer that is mapped and not copied is mapped with the rest of its pages.
@@ -383,7 +383,7 @@ int portcullis_queue_free(struct portcullis_queue *queue);
 //
 // Until a function has said that it is the driver's again the buffer stays where it is, and is not freed.
 //
-// The caller promises: as portcullis_map; and nobody else uses the queue.
+// The caller promises: as portcullis_map; and no other thread uses the queue during the call.
 int portcullis_queue_map(struct portcullis_queue *queue,
                          void *buffer,
                          size_t len,
@@ -398,7 +398,7 @@ int portcullis_queue_map(struct portcullis_queue *queue,
 // PORTCULLIS_NOT_MAPPED: the queue has no such mapping, and nothing is changed. PORTCULLIS_WAITS: it waits for the next commit that succeeds.
 // PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
 //
-// The caller promises: nobody else uses the queue.
+// The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_unmap(struct portcullis_queue *queue,
                            uint64_t mapping,
                            size_t *ended);
@@ -407,17 +407,17 @@ int portcullis_queue_unmap(struct portcullis_queue *queue,
 //
 // After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
 //
-// The caller promises: nobody else uses the queue.
+// The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_commit(struct portcullis_queue *queue, size_t *ended);
 
 // Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
 //
-// The caller promises: nobody else uses the queue.
+// The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_sync_for_cpu(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);
 
 // Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
 //
-// The caller promises: nobody else uses the queue.
+// The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_sync_for_device(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);
 
 #ifdef __cplusplus

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use portcullis::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
+use portcullis::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use portcullis::dma::{CoherentMemory, MapAttributes, UnmapAttributes};
+use portcullis_linux::buffer::segment;
 use portcullis_linux::heap::Heap;
 
 use crate::device::{PortcullisDevice, Shared, device, place};
@@ -29,12 +30,6 @@ pub(crate) fn direction(number: u32) -> Result<Direction> {
         2 => Ok(Direction::Bidirectional),
         _ => Err(Failed::argument("this is none of the directions that portcullis_direction names")),
     }
-}
-
-/// The memory of the caller's at `buffer`, as a domain names it.
-#[inline]
-pub(crate) fn segment(buffer: *const c_void, len: usize) -> PhysSegment {
-    PhysSegment { phys: PhysAddr::new(buffer.expose_provenance() as u64), len: len as u64 }
 }
 
 /// A piece of a list, in memory.
@@ -78,7 +73,8 @@ pub unsafe extern "C" fn portcullis_map(
     code(|| {
         // SAFETY: the caller's promise.
         let (device, place) = unsafe { (self::device(device)?, place(iova)?) };
-        let (direction, PhysSegment { phys, len }) = (self::direction(direction)?, segment(buffer, len));
+        let (direction, PhysSegment { phys, len }) =
+            (self::direction(direction)?, segment(buffer.cast(), len));
         // SAFETY: the caller's promise: it is its memory to open, and nothing else touches it meanwhile.
         let mapped = unsafe { device.ops.map(phys, len, direction, MapAttributes::default()) };
         place.put(mapped?.get());
@@ -111,12 +107,11 @@ pub unsafe extern "C" fn portcullis_map_list(
         }
         let direction = self::direction(direction)?;
         let (mut list, mut found) = (Vec::new(), Vec::new());
-        let no_memory = |error| Failed::new(PortcullisMemory, error);
-        list.try_reserve_exact(count).map_err(no_memory)?;
-        found.try_reserve_exact(count).map_err(no_memory)?;
+        list.try_reserve_exact(count)?;
+        found.try_reserve_exact(count)?;
         // SAFETY: the caller's promise: there are as many.
         let pieces = unsafe { std::slice::from_raw_parts(pieces, count) };
-        list.extend(pieces.iter().map(|piece| segment(piece.memory, piece.len)));
+        list.extend(pieces.iter().map(|piece| segment(piece.memory.cast(), piece.len)));
         found.resize(count, DmaSegment { iova: Iova::new(0), len: 0 });
         // SAFETY: as for `portcullis_map`, for each piece.
         let count = unsafe { device.ops.map_sg(&list, direction, MapAttributes::default(), &mut found) }?;
@@ -218,7 +213,7 @@ pub unsafe extern "C" fn portcullis_alloc(
         let shared = CoherentMemory::new(device.attached.dma(), Heap, len)?;
         let at = shared.as_ptr().ok_or_else(|| Failed::new(PortcullisMemory, "the memory is in pieces"))?;
         let mut all = device.shared();
-        all.try_reserve(1).map_err(|error| Failed::new(PortcullisMemory, error))?;
+        all.try_reserve(1)?;
         iova.put(shared.iova().get());
         memory.put(at.as_ptr().cast());
         all.push(shared);

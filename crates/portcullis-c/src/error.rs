@@ -1,6 +1,7 @@
 //! What a function returns, and the text of the last error.
 
 use std::cell::UnsafeCell;
+use std::collections::TryReserveError;
 use std::ffi::{c_char, c_int};
 use std::fmt::Display;
 use std::io::Write;
@@ -8,6 +9,7 @@ use std::io::Write;
 use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis::domain::{MapListError, UnmapError};
 use portcullis::pgtable::MapError;
+use portcullis_linux::vfio::OpenError;
 
 /// What a function returns.
 #[repr(C)]
@@ -84,6 +86,18 @@ impl Failed {
     }
 }
 
+impl From<TryReserveError> for Failed {
+    fn from(error: TryReserveError) -> Self {
+        Self::new(PortcullisMemory, error)
+    }
+}
+
+impl From<OpenError> for Failed {
+    fn from(error: OpenError) -> Self {
+        Self::new(PortcullisOpen, error)
+    }
+}
+
 impl From<DmaMapError> for Failed {
     fn from(error: DmaMapError) -> Self {
         let code = match error {
@@ -141,7 +155,7 @@ pub(crate) fn code(f: impl FnOnce() -> Result<()>) -> c_int {
 /// Has a value live until C gives it back: `Box::from_raw` ends it.
 pub(crate) fn given<T>(value: T) -> Result<*mut T> {
     let mut one = Vec::new();
-    one.try_reserve_exact(1).map_err(|error| Failed::new(PortcullisMemory, error))?;
+    one.try_reserve_exact(1)?;
     one.push(value);
     // A slice of one is laid out as the one is.
     Ok(Box::into_raw(one.into_boxed_slice()).cast())

@@ -9,14 +9,14 @@
 mod device;
 mod dma;
 mod error;
+mod interrupts;
 mod queue;
 
 pub use device::{
-    PortcullisDevice, PortcullisInterruptKind, PortcullisPolicy, PortcullisUsage, portcullis_bar,
-    portcullis_device_close, portcullis_device_open, portcullis_device_open_in, portcullis_device_release,
-    portcullis_device_reset, portcullis_device_set_bus_master, portcullis_device_usage,
-    portcullis_interrupt_unmask, portcullis_interrupt_wait, portcullis_interrupts, portcullis_interrupts_off,
-    portcullis_read_config, portcullis_unplug_request, portcullis_version, portcullis_write_config,
+    PortcullisDevice, PortcullisPolicy, PortcullisUsage, portcullis_bar, portcullis_device_close,
+    portcullis_device_open, portcullis_device_open_in, portcullis_device_release, portcullis_device_reset,
+    portcullis_device_set_bus_master, portcullis_device_usage, portcullis_read_config, portcullis_version,
+    portcullis_write_config,
 };
 pub use dma::{
     PortcullisDirection, PortcullisPiece, PortcullisSegment, portcullis_alloc, portcullis_free,
@@ -24,6 +24,10 @@ pub use dma::{
     portcullis_unmap, portcullis_unmap_all,
 };
 pub use error::{PortcullisError, portcullis_error_text};
+pub use interrupts::{
+    PortcullisInterruptKind, portcullis_interrupt_unmask, portcullis_interrupt_wait, portcullis_interrupts,
+    portcullis_interrupts_off, portcullis_unplug_request,
+};
 pub use queue::{
     PortcullisQueue, PortcullisStrategy, portcullis_queue_commit, portcullis_queue_free,
     portcullis_queue_map, portcullis_queue_new, portcullis_queue_sync_for_cpu,

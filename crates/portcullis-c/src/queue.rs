@@ -3,14 +3,15 @@
 use std::ffi::{c_int, c_void};
 
 use portcullis::addr::{DmaSegment, Iova};
-use portcullis::dma::{Ended, Queue, QueueConfig, RawMapping};
+use portcullis::dma::{DmaUnmapError, Ended, Queue, QueueConfig, RawMapping};
+use portcullis_linux::buffer::segment;
 use portcullis_linux::vfio::Machine;
 
 use crate::device::{PortcullisDevice, device, place};
-use crate::dma::{direction, segment};
+use crate::dma::direction;
 use crate::error::{
-    Failed, PortcullisMemory, PortcullisNotEnded, PortcullisNotMapped, PortcullisReachable,
-    PortcullisRefused, PortcullisWaits, Result, code, given,
+    Failed, PortcullisNotEnded, PortcullisNotMapped, PortcullisReachable, PortcullisRefused, PortcullisWaits,
+    Result, code, given,
 };
 
 /// How a queue lets its device reach buffers.
@@ -45,13 +46,12 @@ struct Mappings {
 
 impl Mappings {
     fn make_room(&mut self) -> Result<()> {
-        let no_memory = |error| Failed::new(PortcullisMemory, error);
         if self.free.is_empty() {
-            self.places.try_reserve(1).map_err(no_memory)?;
+            self.places.try_reserve(1)?;
         }
         // For when all of them have ended.
         let wanted = self.places.len() + 1 - self.free.len();
-        self.free.try_reserve(wanted).map_err(no_memory)
+        Ok(self.free.try_reserve(wanted)?)
     }
 
     /// Only after [`make_room`](Self::make_room).
@@ -75,7 +75,7 @@ impl Mappings {
 }
 
 /// # Safety
-/// It is null, or of a `portcullis_queue_new` that succeeded, is not freed while the reference lives, and nobody else uses it.
+/// It is null, or `portcullis_queue_new` has made it. While the reference lives the caller does not free it, and no other thread uses it.
 unsafe fn queue<'a>(queue: *mut PortcullisQueue) -> Result<&'a mut PortcullisQueue> {
     // SAFETY: the caller's promise.
     unsafe { queue.as_mut() }.ok_or_else(|| Failed::argument("the queue is null"))
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn portcullis_queue_free(queue: *mut PortcullisQueue) -> c
 /// Until a function has said that it is the driver's again the buffer stays where it is, and is not freed.
 ///
 /// # Safety
-/// As portcullis_map; and nobody else uses the queue.
+/// As portcullis_map; and no other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_map(
     queue: *mut PortcullisQueue,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn portcullis_queue_map(
     code(|| {
         // SAFETY: the caller's promise.
         let (queue, iova, mapping) = unsafe { (self::queue(queue)?, place(iova)?, place(mapping)?) };
-        let (direction, list) = (self::direction(direction)?, [segment(buffer, len)]);
+        let (direction, list) = (self::direction(direction)?, [segment(buffer.cast(), len)]);
         queue.mappings.make_room()?;
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
         // SAFETY: the caller's promise, and that of the later calls.
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn portcullis_queue_map(
 /// PORTCULLIS_NOT_ENDED: it can be unmapped again. PORTCULLIS_REACHABLE: its memory must not be used again or freed.
 ///
 /// # Safety
-/// Nobody else uses the queue.
+/// No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_unmap(
     queue: *mut PortcullisQueue,
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
 /// After PORTCULLIS_WAITS all of it goes on waiting, and can be committed again.
 ///
 /// # Safety
-/// Nobody else uses the queue.
+/// No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, ended: *mut usize) -> c_int {
     code(|| {
@@ -242,10 +242,27 @@ pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, en
     })
 }
 
+/// Syncs a part of a mapping of the queue's, in the direction that `how` says.
+///
+/// # Safety
+/// As [`queue`].
+unsafe fn sync(
+    queue: *mut PortcullisQueue,
+    mapping: u64,
+    how: impl FnOnce(&mut Queue<Machine>, &RawMapping) -> std::result::Result<(), DmaUnmapError>,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's promise.
+        let PortcullisQueue { queue, mappings } = unsafe { self::queue(queue) }?;
+        let Some(raw) = mappings.find(mapping)? else { return Ok(()) };
+        Ok(how(queue, raw)?)
+    })
+}
+
 /// Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
 ///
 /// # Safety
-/// Nobody else uses the queue.
+/// No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
     queue: *mut PortcullisQueue,
@@ -253,18 +270,14 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
     offset: u64,
     len: u64,
 ) -> c_int {
-    code(|| {
-        // SAFETY: the caller's promise.
-        let queue = unsafe { self::queue(queue) }?;
-        let Some(raw) = queue.mappings.find(mapping)? else { return Ok(()) };
-        Ok(queue.queue.sync_raw_for_cpu(raw, offset, len)?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { sync(queue, mapping, |queue, raw| queue.sync_raw_for_cpu(raw, offset, len)) }
 }
 
 /// Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
 ///
 /// # Safety
-/// Nobody else uses the queue.
+/// No other thread uses the queue during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn portcullis_queue_sync_for_device(
     queue: *mut PortcullisQueue,
@@ -272,12 +285,8 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_device(
     offset: u64,
     len: u64,
 ) -> c_int {
-    code(|| {
-        // SAFETY: the caller's promise.
-        let queue = unsafe { self::queue(queue) }?;
-        let Some(raw) = queue.mappings.find(mapping)? else { return Ok(()) };
-        Ok(queue.queue.sync_raw_for_device(raw, offset, len)?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { sync(queue, mapping, |queue, raw| queue.sync_raw_for_device(raw, offset, len)) }
 }
 
 /// A queue may be made by one thread and used by another.

@@ -9,8 +9,8 @@ use std::path::Path;
 fn made() -> String {
     let here = env!("CARGO_MANIFEST_DIR");
     let config = cbindgen::Config::from_file(Path::new(here).join("cbindgen.toml")).expect("cbindgen.toml");
-    let sources =
-        ["error", "device", "dma", "queue"].map(|name| Path::new(here).join(format!("src/{name}.rs")));
+    let sources = ["error", "device", "interrupts", "dma", "queue"]
+        .map(|name| Path::new(here).join(format!("src/{name}.rs")));
     let mut builder = cbindgen::Builder::new().with_config(config);
     for source in sources {
         builder = builder.with_src(source);
