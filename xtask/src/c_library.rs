@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::nightly::output;
-use crate::{cargo, packages, root};
+use crate::{cargo, packages, quietly, root};
 
 /// What it is called where it is run or skipped.
 pub const WHAT: &str = "the library for C";
@@ -29,17 +29,6 @@ const SONAME: &str = "libportcullis.so.0.1";
 
 /// What static programs need besides.
 const SYSTEM: [&str; 4] = ["-lpthread", "-ldl", "-lm", "-lgcc_s"];
-
-/// Runs a command that says something only where it fails.
-fn run(command: &mut Command) -> Result<String, String> {
-    let named = format!("{command:?}");
-    let out = command.output().map_err(|error| format!("{named} did not start: {error}"))?;
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    if out.status.success() {
-        return Ok(said);
-    }
-    Err(format!("{named}: {}\n{said}{}", out.status, String::from_utf8_lossy(&out.stderr)))
-}
 
 /// Makes the libraries, the header and the file for pkg-config below `to`: `include`, `lib`, and `lib/pkgconfig`. They may be moved.
 pub fn make(to: &Path) -> Result<(), String> {
@@ -74,7 +63,7 @@ pub fn make(to: &Path) -> Result<(), String> {
     link.arg(format!("-Wl,-soname,{SONAME}"));
     link.arg(format!("-Wl,--version-script={}", root.join(FOLDER).join("portcullis.map").display()));
     link.arg("-Wl,--whole-archive").arg(&archive).arg("-Wl,--no-whole-archive").args(SYSTEM);
-    run(link.arg("-o").arg(lib.join(&shared)))?;
+    quietly(link.arg("-o").arg(lib.join(&shared)), "linking the shared library")?;
     for name in [SONAME, "libportcullis.so"] {
         // One of an earlier call.
         let _ = std::fs::remove_file(lib.join(name));
@@ -121,33 +110,30 @@ pub fn test() -> Result<(), String> {
     let to = root.join("target/c-library");
     make(&to)?;
     symbols(&to)?;
-    for kind in ["", "--static"] {
+    for is_static in [false, true] {
         let mut query = Command::new("pkg-config");
-        query.args(["--cflags", "--libs"]).args(Some(kind).filter(|kind| !kind.is_empty())).arg("portcullis");
-        let flags = run(query.env("PKG_CONFIG_PATH", to.join("lib/pkgconfig")))?;
+        query.args(["--cflags", "--libs", "portcullis"]).args(is_static.then_some("--static"));
+        let mut flags = quietly(query.env("PKG_CONFIG_PATH", to.join("lib/pkgconfig")), "pkg-config")?;
+        if is_static {
+            // The library alone: the system's own stay shared.
+            flags = flags.replace("-lportcullis", "-l:libportcullis.a");
+        }
         for (source, compiler, standard, says) in PROGRAMS {
             let program = to.join("program");
             let mut compile = Command::new(compiler);
             compile.args(standard).args(WARNINGS).arg(format!("-DVERSION=\"{}\"", env!("CARGO_PKG_VERSION")));
-            compile.arg(root.join(FOLDER).join(source));
-            if kind == "--static" {
-                // The library alone: the system's own stay shared.
-                let flags = flags.replace("-lportcullis", "-l:libportcullis.a");
-                compile.args(flags.split_whitespace());
-            } else {
-                compile.args(flags.split_whitespace());
-            }
-            run(compile.arg("-o").arg(&program))?;
+            compile.arg(root.join(FOLDER).join(source)).args(flags.split_whitespace());
+            quietly(compile.arg("-o").arg(&program), source)?;
             let mut started = Command::new(&program);
             started.env("LD_LIBRARY_PATH", to.join("lib"));
             if says.is_empty() {
-                run(&mut started)?;
+                quietly(&mut started, source)?;
                 continue;
             }
             let out = started.arg("0000:ff:1f.7").output().map_err(|error| error.to_string())?;
             let said = String::from_utf8_lossy(&out.stderr);
             if out.status.code() != Some(1) || !said.contains(says) {
-                return Err(format!("{source} {kind}: {} and {said}", out.status));
+                return Err(format!("{source}, static {is_static}: {} and {said}", out.status));
             }
         }
     }
@@ -170,7 +156,8 @@ fn declared(header: &str) -> Vec<String> {
 fn symbols(to: &Path) -> Result<(), String> {
     let header =
         std::fs::read_to_string(to.join("include/portcullis.h")).map_err(|error| error.to_string())?;
-    let table = run(Command::new("readelf").args(["--dyn-syms", "-W"]).arg(to.join("lib").join(SONAME)))?;
+    let mut query = Command::new("readelf");
+    let table = quietly(query.args(["--dyn-syms", "-W"]).arg(to.join("lib").join(SONAME)), "readelf")?;
     let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let mut found: Vec<String> = rows
         .filter(|row| {

@@ -245,6 +245,16 @@ fn limited(arguments: &[&str]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("cargo {}: {status}", arguments.join(" "))) }
 }
 
+/// Runs a command of which nothing is printed unless it fails. Returns its output.
+fn quietly(command: &mut Command, what: &str) -> Result<String, String> {
+    let out = command.output().map_err(|error| format!("{what}: {error}"))?;
+    let said = String::from_utf8_lossy(&out.stdout);
+    if out.status.success() {
+        return Ok(said.into_owned());
+    }
+    Err(format!("{what}: {}\n{said}{}", out.status, String::from_utf8_lossy(&out.stderr)))
+}
+
 /// The program that runs us.
 fn cargo() -> PathBuf {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::root::Root;
 use crate::nightly::output;
+use crate::quietly;
 
 /// Where the modules of the tests are, and what they are called.
 pub const OWN: [(&str, &str); 4] = [
@@ -101,7 +102,7 @@ impl Kernel {
             copy(&from, &build)?;
             let mut make = self.make(root);
             make.arg("-C").arg(headers).arg(format!("M={}", build.display())).arg("modules");
-            run(&mut make, &format!("building {name} for Linux {}", self.release))?;
+            quietly(&mut make, &format!("building {name} for Linux {}", self.release))?;
             let built = build.join(format!("{name}.ko"));
             std::fs::copy(&built, into.join(format!("{name}.ko")))
                 .map_err(|error| format!("{}: {error}", built.display()))?;
@@ -123,7 +124,7 @@ impl Kernel {
                 .env_remove("RUSTFLAGS")
                 .env_remove("CARGO")
                 .env("CARGO_NET_OFFLINE", "true");
-            run(&mut make, &format!("{doing} {MODULE} for Linux {}", self.release))?;
+            quietly(&mut make, &format!("{doing} {MODULE} for Linux {}", self.release))?;
         }
         let built = source.join(format!("{MODULE}.ko"));
         let copied = std::fs::copy(&built, into.join(format!("{MODULE}.ko")));
@@ -138,16 +139,6 @@ impl Kernel {
         }
         make
     }
-}
-
-/// Runs a command of which nothing is printed unless it fails.
-fn run(command: &mut Command, what: &str) -> Result<(), String> {
-    let out = command.output().map_err(|error| format!("{what}: {error}"))?;
-    if out.status.success() {
-        return Ok(());
-    }
-    let (said, complained) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    Err(format!("{what}: {}\n{said}{complained}", out.status))
 }
 
 /// Copies the files of a folder.
@@ -215,7 +206,7 @@ fn programs_in_c(built: &Path) -> Result<Vec<PathBuf>, String> {
             .arg(root.join("crates/portcullis-c/include"));
         compile.arg(root.join(source)).arg(built.join("libportcullis_c.a"));
         compile.args(["-lpthread", "-ldl", "-lm", "-lgcc_eh", "-o"]).arg(&program);
-        run(&mut compile, "building a program in C for the guest")?;
+        quietly(&mut compile, "building a program in C for the guest")?;
         Ok(program)
     };
     IN_C.iter().map(make).collect()
@@ -238,7 +229,7 @@ fn by_itself(folder: &Path, from: &str, words: &[&str], what: &str) -> Result<Pa
     build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static");
     build.args(["build", "--locked", "--target", TARGET, "--target-dir"]).arg(&target).args(words);
     build.current_dir(crate::root().join(from));
-    run(&mut build, what)?;
+    quietly(&mut build, what)?;
     Ok(target.join(TARGET))
 }
 
@@ -265,8 +256,8 @@ pub fn fetch() -> Result<(), String> {
     let target = ["--target", "x86_64-unknown-none", "-Zbuild-std=core,alloc,compiler_builtins"];
     let fetch = || command("cargo", &["fetch", "--quiet", "--locked"]);
     let what = "fetching the crates of the module's core";
-    run(fetch().args(target).env("RUSTC_BOOTSTRAP", "1"), what)?;
+    quietly(fetch().args(target).env("RUSTC_BOOTSTRAP", "1"), what)?;
     // `make check` reads the core's code with a program of the workspace.
     let host = ["--target", "x86_64-unknown-linux-gnu"];
-    run(fetch().args(host).current_dir(crate::root()), "fetching the crates of the workspace")
+    quietly(fetch().args(host).current_dir(crate::root()), "fetching the crates of the workspace").map(drop)
 }
