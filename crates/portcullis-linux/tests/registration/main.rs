@@ -4,6 +4,9 @@
 #![cfg_attr(watched, allow(dead_code, unused_imports, reason = "the tools run a part of the tests"))]
 
 #[cfg(not(watched))]
+#[path = "../../../portcullis/tests/dice/mod.rs"]
+mod dice;
+#[cfg(not(watched))]
 mod failures;
 #[cfg(not(watched))]
 #[path = "../../../portcullis/tests/golden/mod.rs"]

@@ -6,22 +6,11 @@ use std::fmt::{Display, Write};
 use portcullis::addr::Direction;
 use portcullis_linux::registration::{Registration, ReleaseRegistrationError};
 
+use crate::dice::Random;
 use crate::golden::is_golden;
 use crate::open::OpenCache;
 use crate::rig::PAGE;
 use crate::support::{Bench, HELD, KEPT, bytes};
-
-/// Numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % most
-    }
-}
 
 fn ended<T: std::fmt::Debug, E: Display>(result: Result<T, E>) -> String {
     result.map_or_else(|error| error.to_string(), |done| format!("{done:?}"))

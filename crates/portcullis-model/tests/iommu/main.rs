@@ -5,6 +5,8 @@ mod common;
 
 mod coherence;
 mod device_tlb;
+#[path = "../../../portcullis/tests/dice/mod.rs"]
+mod dice;
 mod exposure;
 mod formats;
 #[path = "../../../portcullis/tests/golden/mod.rs"]

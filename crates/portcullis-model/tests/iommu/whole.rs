@@ -17,6 +17,7 @@ use portcullis_model::{
 };
 
 use crate::common::{DEVICE, DOMAIN, Mapper, PAGE, iova, phys};
+use crate::dice::Random;
 use crate::golden::is_golden;
 
 fn is_as_before(name: &str, text: &str) {
@@ -177,18 +178,6 @@ fn each_bit_of_an_entry_means_what_it_did() {
             }
         }
         is_as_before(&format!("{name}.txt"), &text);
-    }
-}
-
-/// Numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % most
     }
 }
 

@@ -26,6 +26,18 @@ impl Dice {
     }
 }
 
+/// xorshift64, of Marsaglia: files of whole texts tell of lives that were drawn by it.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) % most
+    }
+}
+
 /// As many as `PORTCULLIS_INTEGRITY_OPS` says, else `usual`.
 pub fn operations(usual: u64) -> u64 {
     std::env::var("PORTCULLIS_INTEGRITY_OPS")

@@ -252,27 +252,9 @@ pub fn kinds(way: Way, name: &str) -> Result<()> {
     edu.write(Iova::new(mapping.iova().get() + (63 << 20)), 4096)?;
     mapping.buffer().read(63 << 20, &mut bytes).ok_or("too long")?;
     check("and the device reaches its last MiB", bytes == [0x63; 4096], bytes[0]);
-    println!("64 MiB: {} on huge pages", huge(mapping.buffer().phys().get()).unwrap_or_default());
     queue.unmap(mapping)?.for_each(drop);
     Ok(())
 }
 
 #[repr(align(4096))]
 struct Page([u8; 4096]);
-
-/// What of the mapping at this address of the process is on huge pages, by `/proc/self/smaps`.
-fn huge(address: u64) -> Option<String> {
-    let all = std::fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut inside = false;
-    let mut found = Vec::new();
-    for line in all.lines() {
-        if let Some((start, end)) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')) {
-            let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
-            inside = start.is_ok_and(|start| start <= address) && end.is_ok_and(|end| address < end);
-        }
-        if inside && (line.starts_with("AnonHugePages") || line.starts_with("Private_Hugetlb")) {
-            found.push(line.split_whitespace().collect::<Vec<_>>().join(" "));
-        }
-    }
-    Some(found.join(", "))
-}
