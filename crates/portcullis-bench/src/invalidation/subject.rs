@@ -38,6 +38,13 @@ enum Which {
     AtOnce,
 }
 
+impl Which {
+    /// What a subject says a flush costs, on a machine where one costs `costs`.
+    fn costs(self, costs: Costs) -> Costs {
+        if self == Self::SingleQueue { VERY_EXPENSIVE } else { costs }
+    }
+}
+
 pub(crate) const OURS: &str = "portcullis";
 pub(crate) const SINGLE: &str = "single-queue";
 pub(crate) const GLOBAL: &str = "global-lock";
@@ -193,7 +200,7 @@ impl Maker {
             return Err(Failure::Unsupported("this subject does not do the workload".into()));
         }
         let Self { platform, timer, timing, costs, crowded } = self;
-        let stated = if info.which == Which::SingleQueue { VERY_EXPENSIVE } else { *costs };
+        let stated = info.which.costs(*costs);
         let is_software = matches!(info.which, Which::Driver(_) | Which::SharedDriver(_) | Which::AtOnce);
         let timing = if is_software { Timing::NONE } else { *timing };
         let hardware = Arc::new(Hardware::new(timing, stated, timer, *crowded, watch));
@@ -262,6 +269,10 @@ mod tests {
 
     #[test]
     fn the_single_queue_is_asked_for_by_its_stated_cost() {
-        assert!(VERY_EXPENSIVE.shares_one_queue());
+        assert!(VERY_EXPENSIVE.shares_one_queue() && !Costs::BARE_METAL.shares_one_queue());
+        for subject in SUBJECTS {
+            let one = subject.which.costs(Costs::BARE_METAL).shares_one_queue();
+            assert_eq!(one, subject.name == SINGLE, "{}", subject.name);
+        }
     }
 }

@@ -236,6 +236,12 @@ mod tests {
     use super::super::subject::Promise;
     use super::*;
 
+    #[test]
+    fn a_turn_that_nobody_has_seen_fail_was_refused() {
+        let says = "it failed to map what was free, or to unmap what was mapped";
+        assert!(matches!(cause(None), Failure::Refused(said) if said == says));
+    }
+
     /// Asks its hardware once for a fixed number of unmaps; counts maps and unmaps, and refuses one of each.
     struct Noted {
         hardware: Hardware,

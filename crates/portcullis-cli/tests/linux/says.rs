@@ -115,6 +115,11 @@ fn a_protected_device_is_told_with_what_it_did() {
     );
     assert!(!text.contains("not protected") && !text.contains("0000:00:05.0"), "{text}");
     assert!(self::text(&fake, Some("eth0")).contains("protects none of these"));
+    // A version of many words takes more than a line, each from the margin on.
+    fake.file(&format!("{FOLDER}/version"), &"of the first day ".repeat(8));
+    let text = self::text(&fake, Some("eth0"));
+    let said: Vec<_> = text.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(said.len() > 1 && said.iter().all(|line| !line.starts_with(' ')), "{text}");
     assert!(fake.host().status(&asked(Some("eth9"))).is_err());
 }
 

@@ -112,6 +112,24 @@ impl Structures {
 mod tests {
     use super::*;
 
+    #[test]
+    fn doorbells_lie_apart_by_all_of_the_product() {
+        let of = |multiplier| {
+            let all = Structures {
+                common: 0,
+                notify: 0x1000,
+                notify_bytes: 64,
+                notify_multiplier: multiplier,
+                device: 0,
+            };
+            [0, 1, 2, 15, 16].map(|number| all.doorbell(number))
+        };
+        assert_eq!(of(4), [Some(0x1000), Some(0x1004), Some(0x1008), Some(0x103c), None]);
+        // Of 32 bits nothing is left of twice as much.
+        assert_eq!(of(1 << 31), [Some(0x1000), None, None, None, None]);
+        assert_eq!(of(0), [Some(0x1000); 5]);
+    }
+
     /// A configuration space with these capabilities, each with its place, its kind, where the next
     /// one is and what follows.
     fn space(capabilities: &[(u16, u8, u16, [u32; 4])]) -> impl Fn(u16) -> u32 + '_ {

@@ -315,6 +315,23 @@ mod tests {
         })
     }
 
+    /// A mean stands for eight samples at the most: of an older one an eighth goes with each.
+    #[test]
+    fn older_samples_fade() {
+        let mut mean = Mean::default();
+        (0..3).for_each(|_| _ = mean.add(100));
+        mean.add(140);
+        assert_eq!(mean.ns(), 110, "the fourth is a fourth");
+        let mut mean = Mean::default();
+        (0..100).for_each(|_| _ = mean.add(100));
+        mean.add(180);
+        assert_eq!(mean.ns(), 110, "the hundredth is an eighth");
+        mean.add(110);
+        assert_eq!(mean.ns(), 110);
+        // What an interrupt came in the middle of counts for four times the mean and 64 ns.
+        assert_eq!(mean.add(1_000_000), 16 * (4 * 110 + 64));
+    }
+
     #[test]
     fn it_begins_with_the_cheaper_way_and_with_copying_where_nothing_is_known() {
         let mut cell = Cell::default();
