@@ -260,8 +260,8 @@ fn cargo() -> PathBuf {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
 }
 
-/// The features that tests and lints turn on: the benchmarks of the command, and an adapter.
-const FEATURES: &str = "portcullis-cli/bench,portcullis-linux/vm-memory";
+/// The features that tests and lints turn on: the benchmarks of the command, and adapters.
+const FEATURES: &str = "portcullis-cli/bench,portcullis-linux/virtio-drivers,portcullis-linux/vm-memory";
 
 /// Cargo's arguments for a command on the whole workspace: the same each time, so that one build serves every step.
 macro_rules! workspace {

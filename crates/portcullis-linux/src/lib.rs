@@ -16,5 +16,7 @@ mod pieces;
 pub mod registration;
 #[cfg(all(target_os = "linux", not(loom)))]
 pub mod vfio;
+#[cfg(all(target_os = "linux", feature = "virtio-drivers", not(loom)))]
+pub mod virtio;
 #[cfg(all(target_os = "linux", feature = "vm-memory", not(loom)))]
 pub mod vmm;

@@ -15,7 +15,7 @@
 //! | to map a buffer and unmap it | [`Queue`]; each [`Mapping`] goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
 //! | buffers for a network card's rings | [`Queue`] | `nic.rs` |
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
-//! | to run `virtio-drivers` | its `Hal`, by a [`Queue`] | `hal.rs` |
+//! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | a kernel whose drivers map and unmap by number, from all CPUs | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
@@ -29,6 +29,7 @@
 //! | interrupts of such a device | `vfio::Device::interrupts`: file descriptors, by MSI-X, MSI or INTx | there |
 //! | such a device when it is unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
 //! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |
+//! | to run `virtio-drivers` in a program on Linux | `portcullis_linux::virtio`, with the feature `virtio-drivers` | `crates/portcullis-linux` |
 //! | the IOMMU of a virtual machine, for devices that a VMM emulates | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
 //! | a device in a program on Linux from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local`, then `cc driver.c $(pkg-config --cflags --libs portcullis)` | `crates/portcullis-c` |
 //! | to test without hardware | `portcullis-model` | below |

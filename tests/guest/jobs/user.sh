@@ -1,7 +1,7 @@
 # A process drives devices by itself: `portcullis-user` maps its memory for QEMU's edu by VFIO, over type 1, and over iommufd where the
 # kernel has it.
 load_vfio
-edu=$(dev 0a.0); disk=$(dev 04.0); card=$(dev 05.0)
+edu=$(dev 0a.0); disk=$(dev 04.0); card=$(dev 05.0); virtio=$(dev 08.0)
 # What QEMU has in its port, and calls so.
 hot=$(basename "$(ls -d $PCI/devices/$(dev 0c.0)/0000:??:??.? | head -n 1)"); id=hot
 type1=/sys/module/vfio_iommu_type1/parameters
@@ -21,7 +21,7 @@ tries() {
 
 says "a device that is not there" "no PCI device" portcullis-user open 0000:00:1e.7
 says "a device without VFIO" driver_override portcullis-user open "$edu"
-take "$edu"; take "$disk"; take "$card"; take "$hot"
+take "$edu"; take "$disk"; take "$card"; take "$virtio"; take "$hot"
 if [ "$IOMMU" != vtd ]; then
     says "interrupts that are not checked" allow_unsafe_interrupts=1 portcullis-user open "$edu"
 fi
@@ -33,6 +33,7 @@ for way in $ways; do
     tries $way ends $way "$edu"
     tries $way locked $way "$edu"
     tries $way interrupts $way "$edu" "$card"
+    tries $way virtio $way "$virtio"
     # Its lines are for the host, at once.
     portcullis-user plugs $way "$edu" "$hot" $id next-$way || bad "$way plugs" "it failed"
     id=next-$way

@@ -103,6 +103,8 @@ pub use error::{InterruptError, OpenError};
 pub use interrupts::{Interrupt, InterruptKind};
 pub use mapper::KernelMapper;
 pub use registers::Registers;
+#[cfg(feature = "virtio-drivers")]
+pub(crate) use scope::give_up;
 pub use scope::{Scope, scope};
 pub use space::{AddressSpace, Kind, Usage};
 

@@ -113,7 +113,7 @@ impl<X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Drop for Scope<'_, '_, X, 
 }
 
 #[cold]
-fn give_up(error: &dyn std::error::Error) -> ! {
+pub(crate) fn give_up(error: &dyn std::error::Error) -> ! {
     eprintln!(
         "portcullis: a device may still reach memory that was borrowed for it, so that this process ends: {error}"
     );

@@ -12,5 +12,7 @@ mod mapper;
 mod says;
 #[cfg(not(watched))]
 mod scope;
+#[cfg(all(feature = "virtio-drivers", not(watched)))]
+mod virtio;
 #[cfg(not(any(loom, watched)))]
 mod whole;

@@ -1,7 +1,5 @@
 //! The drivers in `examples`, run.
 
-#[path = "../../examples/hal.rs"]
-mod hal;
 /// The kernel's side, which needs no `std`. `tests/no-std` has none.
 #[path = "../../examples/kernel/machine.rs"]
 mod kernel;
@@ -32,9 +30,4 @@ fn a_network_card() {
 #[test]
 fn an_nvme_disk() {
     prp::main().unwrap();
-}
-
-#[test]
-fn a_driver_of_virtio() {
-    hal::main().unwrap();
 }

@@ -9,6 +9,7 @@ mod limits;
 mod maps;
 mod pairs;
 mod plugs;
+mod virtio;
 
 use std::process::ExitCode;
 
@@ -96,6 +97,7 @@ fn run() -> Result<()> {
             interrupts::of_card(way(by)?, card)?;
         }
         ["plugs", by, edu, hot, id, next] => plugs::plugs(way(by)?, edu, hot, [id, next])?,
+        ["virtio", by, name] => virtio::disk(way(by)?, name)?,
         ["held", by, edu] => ends::hold(way(by)?, edu)?,
         ["pairs", edu, bytes, count] => pairs::pairs(edu, bytes.parse()?, count.parse()?)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
@@ -103,7 +105,8 @@ fn run() -> Result<()> {
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
         _ => {
             return Err(
-                "usage: portcullis-user open|maps|ends|interrupts|plugs|entries|locked|pages|pairs ..".into(),
+                "usage: portcullis-user open|maps|ends|interrupts|plugs|virtio|entries|locked|pages|pairs .."
+                    .into(),
             );
         }
     }

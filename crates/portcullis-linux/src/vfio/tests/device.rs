@@ -14,7 +14,7 @@ use super::kernel::{Kernel, RANGES, State};
 use crate::vfio::{AddressSpace, Device, Kind, OpenError};
 
 pub const NAME: &str = "0000:01:00.0";
-const CDEV: &str = "vfio/devices/vfio3";
+pub const CDEV: &str = "vfio/devices/vfio3";
 
 /// With iommufd, and two devices.
 pub fn iommufd() -> Kernel {
@@ -311,9 +311,9 @@ fn a_device_joins_a_space_of_iommufd_whose_addresses_it_can_use() {
 }
 
 /// Where the configuration space is in the device's file, where BAR 1 is, and bytes of it.
-const CONFIG: u64 = 0x4000;
-const BAR: u64 = 0x8000;
-const BYTES: u64 = 0x2000;
+pub const CONFIG: u64 = 0x4000;
+pub const BAR: u64 = 0x8000;
+pub const BYTES: u64 = 0x2000;
 /// A region may be read, written and mapped.
 const ALL: u32 = 7;
 
