@@ -399,7 +399,11 @@ fn a_unit_that_caches_what_is_absent_is_told_of_what_is_there() {
 fn a_unit_that_does_not_answer_is_an_error() {
     let (unit, _) = started();
     unit.host().unit().feel(Mood::Idle);
-    assert!(matches!(unit.enable(), Err(UnitError::TimedOut { .. })));
+    // All else of the status says nothing.
+    unit.host().unit().set_status(!status::CMD_BUF_RUN & 0x7f_ffff);
+    let said = unit.enable().unwrap_err();
+    assert!(matches!(said, UnitError::TimedOut { what: "turn its command buffer on", .. }), "{said}");
+    unit.host().unit().state.lock().rings[4] = 0;
     unit.host().unit().feel(Mood::Well);
     assert_eq!(unit.enable(), Ok(()), "another call");
     attach(&unit, DEVICE, table(7)).unwrap();

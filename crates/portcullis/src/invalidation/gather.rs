@@ -255,6 +255,12 @@ mod tests {
         (0..10).for_each(|n| gather.add(page(n * 1000)));
         let costs = |refill_ns| Costs { submission_ns: 700, request_ns: 100, refill_ns };
         assert_eq!(ranges(&gather, &costs(1000)).map(|ranges| ranges.len()), Some(10));
+        // Neighbours count once, although they were not joined when they came.
+        (0..6).for_each(|n| gather.add(page(n * 1000 + 1)));
+        assert_eq!(
+            (gather.ranges.len(), ranges(&gather, &costs(1000)).map(|ranges| ranges.len())),
+            (16, Some(10))
+        );
         let requests = gather.requests(DOMAIN, &costs(899));
         assert_eq!(requests.as_slice(), [Request { domain: DOMAIN, invalidation: Invalidation::Domain }]);
     }

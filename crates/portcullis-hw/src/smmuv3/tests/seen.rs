@@ -165,6 +165,21 @@ fn a_unit_acknowledges_each_state_before_it_is_believed() {
     }
     let unit = started(ALL, |state| state.acknowledged = !cr0::SMMUEN).unwrap();
     assert!(matches!(unit.enable(), Err(UnitError::TimedOut { what: "turn translation on", .. })));
+    // Nor does it lose memory that it may still read, or write.
+    for (bit, what) in [
+        (cr0::SMMUEN, "turn translation off"),
+        (cr0::EVENTQEN, "turn its queues off"),
+        (cr0::CMDQEN, "turn its queues off"),
+    ] {
+        let memory = Memory::new(64);
+        let unit = Fake::<12>::start(host_with(&memory, ALL, |_| {})).unwrap();
+        unit.enable().unwrap();
+        change(&unit, |state| state.stuck = bit);
+        let taken = memory.taken();
+        let said = unit.shut_down().unwrap_err();
+        assert!(matches!(said, UnitError::TimedOut { what: found, .. } if found == what), "{bit:#x}: {said}");
+        assert_eq!(memory.taken(), taken, "{bit:#x}");
+    }
 }
 
 /// Section 6.3.15: software writes no GBPA while Update is 1.

@@ -4,8 +4,11 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt::Debug;
+use core::sync::atomic::{AtomicU64, Ordering};
 
+use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::pgtable::{Attributes, Memory as Kind};
+use portcullis::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
 use super::*;
 use crate::transcript::Transcript;
@@ -35,20 +38,58 @@ fn below(fake: &Fake) -> Vec<String> {
     events
 }
 
+/// A platform that counts how often a CPU was lent: whoever has the record's lock has one, so that nobody spins for a task that is
+/// not running.
+struct Lends(StdPlatform, Arc<AtomicU64>);
+
+// SAFETY: all is the ready-made platform's.
+unsafe impl Platform for Lends {
+    fn cpus(&self) -> usize {
+        self.0.cpus()
+    }
+
+    fn number(&self) -> PlatformNumber {
+        self.0.number()
+    }
+
+    fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.with_cpu(f)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+
+    fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
+        self.0.register(events)
+    }
+
+    fn wake_at(&self, deadline_ns: u64) {
+        self.0.wake_at(deadline_ns);
+    }
+}
+
 struct Script {
     said: Transcript,
     fake: Fake,
     unit: Arc<Unit<Fake>>,
     mapper: RequestMapper<Fake>,
-    platform: StdPlatform,
+    platform: Lends,
 }
 
 impl Script {
     fn new(name: &str, change: impl FnOnce(&mut fake::Device)) -> Self {
         let fake = Fake::new();
         change(&mut fake.device());
-        let heard = fake.clone();
-        let mut said = Transcript::new(name, move || below(&heard));
+        let (heard, lends) = (fake.clone(), Arc::new(AtomicU64::new(0)));
+        let platform = Lends(StdPlatform::new(), Arc::clone(&lends));
+        let mut said = Transcript::new(name, move || {
+            let mut events = below(&heard);
+            let lends = lends.swap(0, Ordering::Relaxed);
+            events.extend((lends > 0).then(|| format!("cpu lent {lends}")));
+            events
+        });
         let unit = Arc::new(said.call_as("start", || start(&fake), |_| String::new()).unwrap());
         said.note("aperture", unit.aperture().to_string());
         said.note("domains", unit.domains());
@@ -56,7 +97,7 @@ impl Script {
         let kept = IovaRange::from_bounds(Iova::new(KEPT.0), Iova::new(KEPT.1)).unwrap();
         let mapper = unit.mapper(DomainId(1), alloc::vec![kept]).unwrap();
         said.note("geometry", (mapper.geometry(), mapper.costs()));
-        Self { said, fake, unit, mapper, platform: StdPlatform::new() }
+        Self { said, fake, unit, mapper, platform }
     }
 
     fn attach(&mut self, device: u32) {

@@ -394,6 +394,16 @@ mod tests {
         assert_eq!((cell.against, cell.choice), (0, Choice::Copy));
     }
 
+    /// The next probe, and a change back, come no sooner than for a queue that has begun with that way.
+    #[test]
+    fn after_a_change_all_is_counted_from_the_beginning() {
+        let mut cell = Cell::default();
+        feed(&mut cell, Choice::Copy, (50, 50), 16);
+        cell.turns = PROBE - 1;
+        while feed(&mut cell, Choice::Map, (10, 10), 1) == Choice::Copy {}
+        assert_eq!((cell.against, cell.turns, cell.switches), (0, 0, 1));
+    }
+
     #[test]
     fn one_call_that_was_interrupted_changes_nothing() {
         let mut cell = Cell::default();
