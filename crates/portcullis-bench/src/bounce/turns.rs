@@ -162,6 +162,15 @@ impl Turns {
     }
 }
 
+/// What the halves took, in the mean of all threads' `ops` operations: who had to share a core is in the wall's time.
+fn halves_of(depth: usize, shares: &[Share], ops: u64, timer: &OpTimer) -> Halves {
+    let all = (ops * shares.len() as u64) as f64;
+    let ns = |ticks: fn(&Share) -> u64| {
+        shares.iter().map(|share| timer.sum_ns(ticks(share), share.intervals)).sum::<f64>() / all
+    };
+    Halves { depth, map_ns: ns(|share| share.map), unmap_ns: ns(|share| share.unmap) }
+}
+
 impl Cell for Turns {
     fn repetition(&mut self, team: &Team, ops: u64) -> Result<Timing, Failure> {
         let depth = self.case.depth;
@@ -173,13 +182,7 @@ impl Cell for Turns {
         // Rounds of the whole queue, so that each thread does exactly as many.
         let ops = ops.next_multiple_of(depth as u64);
         let (wall, shares) = self.queues(team, ops)?;
-        // The mean of all threads: who had to share a core is in the wall's time.
-        let all = (ops * shares.len() as u64) as f64;
-        let ns = |ticks: fn(&Share) -> u64| {
-            shares.iter().map(|share| self.timer.sum_ns(ticks(share), share.intervals)).sum::<f64>() / all
-        };
-        let (map_ns, unmap_ns) = (ns(|share| share.map), ns(|share| share.unmap));
-        self.halves = Some(Halves { depth, map_ns, unmap_ns });
+        self.halves = Some(halves_of(depth, &shares, ops, &self.timer));
         Ok(Timing { wall, ops })
     }
 
@@ -216,5 +219,21 @@ impl Cell for Turns {
         // No thread works any more.
         self.lanes = Arc::new([]);
         self.subject.settle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_the_mean_of_all_threads_operations() {
+        let timer = OpTimer::calibrated();
+        let ticks = |ns| timer.in_ticks(ns);
+        let share = |map, unmap, intervals| Share { map: ticks(map), unmap: ticks(unmap), intervals };
+        let shares = [share(6e9, 1e9, 3), share(2e9, 4e9, 5)];
+        let ns = |first, second| (timer.sum_ns(ticks(first), 3) + timer.sum_ns(ticks(second), 5)) / 2000.0;
+        let halves = Halves { depth: 8, map_ns: ns(6e9, 2e9), unmap_ns: ns(1e9, 4e9) };
+        assert_eq!(halves_of(8, &shares, 1000, &timer), halves);
     }
 }

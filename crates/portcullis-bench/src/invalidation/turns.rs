@@ -251,9 +251,17 @@ mod tests {
         /// The number of the map, and of the unmap, that does not work.
         refuses: (u64, u64),
         sleeps: Duration,
+        /// Lanes that there are.
+        lanes: AtomicU64,
     }
 
     struct NotedLane(Arc<Noted>);
+
+    impl Drop for NotedLane {
+        fn drop(&mut self) {
+            self.0.lanes.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 
     /// Of thread 1 it takes long to map; no thread may unmap before all have mapped.
     struct InStep {
@@ -301,6 +309,7 @@ mod tests {
 
     impl Subject for Noted {
         fn lane(self: Arc<Self>, _: usize) -> Result<Box<dyn Lane>, Failure> {
+            self.lanes.fetch_add(1, Ordering::Relaxed);
             Ok(Box::new(NotedLane(self)))
         }
 
@@ -309,7 +318,8 @@ mod tests {
         }
 
         fn settle(&self) -> Result<(), Failure> {
-            Ok(())
+            let is_over = self.lanes.load(Ordering::Relaxed) == 0;
+            is_over.then_some(()).ok_or_else(|| Failure::Broken("a lane is left".into()))
         }
 
         fn hardware(&self) -> &Hardware {
@@ -344,8 +354,8 @@ mod tests {
     fn noted(every: u64, refuses: (u64, u64), sleeps: Duration, threads: usize) -> (Arc<Noted>, Turns) {
         let timer = OpTimer::calibrated();
         let hardware = Hardware::new(Timing::NONE, Costs::BARE_METAL, &timer, true, None);
-        let (maps, unmaps) = Default::default();
-        let noted = Arc::new(Noted { hardware, every, maps, unmaps, refuses, sleeps });
+        let (maps, unmaps, lanes_made) = Default::default();
+        let noted = Arc::new(Noted { hardware, every, maps, unmaps, refuses, sleeps, lanes: lanes_made });
         let subject: Arc<dyn Subject> = Arc::clone(&noted) as _;
         let lanes = lanes(&subject, threads, None).unwrap().into_iter().map(Mutex::new).collect();
         let turns =
@@ -374,6 +384,17 @@ mod tests {
                 assert_eq!(counts(), [of * (done + warm + 512); 2]);
             }
         }
+    }
+
+    /// Lanes may end what has waited; a lane that is somebody else's is left.
+    #[test]
+    fn a_subject_settles_when_its_lanes_are_gone() {
+        let team = Team::new(1).unwrap();
+        let (noted, mut turns) = noted(1, (0, 0), Duration::ZERO, 1);
+        let another = Arc::clone(&noted).lane(1).unwrap();
+        assert_eq!(turns.check(&team), Err(Failure::Broken("a lane is left".into())));
+        drop(another);
+        assert_eq!(turns.check(&team), Ok(()));
     }
 
     #[test]

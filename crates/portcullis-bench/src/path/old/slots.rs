@@ -112,3 +112,23 @@ impl Lane for Copied {
         self.pool.memory.start() + slot as u64 * self.buffers.bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::workload::{Kind, Workload};
+
+    /// Of 64 MiB in two areas each has 8,192 slots of a page, and half of them may be live.
+    #[test]
+    fn a_pool_that_the_threads_fill_by_more_than_half_is_too_small() {
+        for (threads, live, is_made) in
+            [(4, 2048, true), (4, 2049, false), (5, 2048, false), (2, 4096, true), (2, 4097, false)]
+        {
+            let workload = Workload { name: "w", kind: Kind::Swiotlb, pages: 1, live };
+            let case = Case { workload, threads, live, own_domains: false, crowded: false };
+            let made = Slots::new(&case, Order::Newest, 2).map(|made| made.slots);
+            let too_small = Failure::Unsupported("the pool is too small".into());
+            assert_eq!(made, if is_made { Ok(8192) } else { Err(too_small) }, "{threads} {live}");
+        }
+    }
+}
