@@ -149,10 +149,18 @@ pub struct Replay {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(FORMATS))]
     pub format: Option<String>,
 
-    /// CPU time that everything but protection takes for each mapping, such as 50us or 1.5ms; in nanoseconds without
-    /// a unit [default: 1000]
+    /// CPU time that everything but protection takes for each mapping, such as 50us or 1.5ms [default: all that the
+    /// recording's CPUs had]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
     pub work: Option<u64>,
+
+    /// Print what each policy costs at other rates, too: from 500 ns to 1 ms of other CPU time for each mapping
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    pub sweep: bool,
+
+    /// Choose among what can be had there
+    #[arg(long, value_enum, value_name = "WHERE", default_value = "linux")]
+    pub on: On,
 
     /// Only the mappings of this device, named as in the trace (0000:00:03.0)
     #[arg(long, value_name = "NAME")]
@@ -225,8 +233,8 @@ pub struct Scale {
     #[serde(serialize_with = "machine::name")]
     pub calibration: Option<PathBuf>,
 
-    /// CPU time that everything but protection takes for each mapping of a recording, such as 50us or 1.5ms; in
-    /// nanoseconds without a unit. The other workloads have times of their own [default: 1000]
+    /// CPU time that everything but protection takes for each mapping of a recording, such as 50us or 1.5ms. The
+    /// other workloads have times of their own [default: 1us]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
     #[serde(rename = "work_ns")]
     pub work: Option<u64>,
@@ -239,6 +247,22 @@ pub struct Scale {
     #[command(flatten)]
     #[serde(skip)]
     pub memory: Memory,
+}
+
+/// Where protection is to be switched on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum On {
+    /// Drivers that nobody changes: Linux's own modes, and those of the module (docs/linux.md)
+    Linux,
+    /// A driver or a kernel that uses the library: its queues, too
+    Library,
+}
+
+impl On {
+    /// Whether `mode` can be had there.
+    pub fn has(self, mode: Mode) -> bool {
+        self == Self::Library || !matches!(mode, Mode::StrictBatch | Mode::StrictRing)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -255,6 +279,8 @@ pub enum PolicyName {
     Adaptive,
     /// The driver has a buffer back at once, and devices reach it for up to 256 unmaps or 10 ms more
     Lazy,
+    /// Memory is mapped when it is used first and never unmapped, as libraries like SPDK do: devices reach it all the time
+    Registered,
     /// Devices get copies, but no IOMMU keeps them from all other memory: protects nothing
     Swiotlb,
     /// Devices reach all memory: protects nothing
@@ -270,6 +296,7 @@ impl PolicyName {
             Self::Bounce => Mode::Bounce,
             Self::Adaptive => Mode::Adaptive,
             Self::Lazy => Policy::LAZY.into(),
+            Self::Registered => Mode::Registered,
             Self::Swiotlb => Mode::Swiotlb,
             Self::Passthrough => Mode::PASSTHROUGH,
         }
@@ -288,18 +315,17 @@ fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
 /// Units of time, with their nanoseconds. One that ends another stands behind it.
 const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6)];
 
-/// CPU time for each mapping of a recording besides, unless it is said otherwise.
+/// CPU time for each mapping of a recording that is simulated, unless it is said otherwise.
 pub const WORK_NS: u64 = 1_000;
 
 /// The longest time that can be asked for: a second.
-pub const LONGEST_NS: f64 = 1e9;
+const LONGEST_NS: f64 = 1e9;
 
-/// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit.
+/// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit. No time needs no unit.
 fn nanoseconds(text: &str) -> Result<u64, String> {
-    let (number, unit) = UNITS
-        .iter()
-        .find_map(|(name, ns)| Some((text.strip_suffix(name)?.trim_end(), *ns)))
-        .unwrap_or((text, 1.0));
+    let with_unit = UNITS.iter().find_map(|(name, ns)| Some((text.strip_suffix(name)?.trim_end(), *ns)));
+    let no_time = if text == "0" { Some((text, 1.0)) } else { None };
+    let (number, unit) = with_unit.or(no_time).unwrap_or_default();
     let (whole, part) = number.split_once('.').map_or((number, None), |(whole, part)| (whole, Some(part)));
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut groups = whole.split(',');
@@ -309,7 +335,7 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
     let plain = first.filter(|_| is_grouped && part.is_none_or(is_digits)).map(|_| number.replace(',', ""));
     let ns = plain.and_then(|number| number.parse::<f64>().ok()).map(|number| (number * unit).round());
     ns.filter(|ns| *ns <= LONGEST_NS).map(|ns| ns as u64).ok_or_else(|| {
-        "expected a time up to 1000ms, such as 50us, 1.5ms or 96,482 (units are ns, us and ms, and ns without one)".into()
+        "expected a time up to 1000ms with its unit, ns, us or ms: such as 50us, 1.5ms or 96,482ns".into()
     })
 }
 
@@ -401,9 +427,9 @@ mod tests {
     fn times_have_units_and_thousands() {
         let good = [
             ("0", 0),
-            ("1000", 1_000),
-            ("96,482", 96_482),
-            ("1,000,000", 1_000_000),
+            ("1000ns", 1_000),
+            ("96,482 ns", 96_482),
+            ("1,000,000ns", 1_000_000),
             ("250ns", 250),
             ("50us", 50_000),
             ("50 us", 50_000),
@@ -419,6 +445,9 @@ mod tests {
         for text in [
             "",
             "us",
+            "00",
+            "1000",
+            "96,482",
             "-5",
             "+5",
             "5 s",

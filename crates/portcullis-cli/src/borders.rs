@@ -4,12 +4,14 @@ use portcullis_trace::replay::{Profile, Report};
 use portcullis_trace::{Recorded, Warning};
 use serde_json::{Value, json};
 
+use crate::args::On;
 use crate::golden::{benched, body, changes, replayed, runs, scale, summary};
 use crate::look::BOLD;
+use crate::on_linux::Place;
 use crate::report::read;
 use crate::runs::{Runs, cpu_time};
-use crate::verdict::{self, Verdict};
-use crate::{explain, header, legend, look, machine, short, table, warnings};
+use crate::verdict::Verdict;
+use crate::{choice, explain, header, legend, look, machine, short, table, warnings};
 
 #[test]
 fn figures_change_their_form_at_these_borders() {
@@ -105,7 +107,7 @@ fn what_is_open_is_said_in_words() {
     let said = |change: fn(&mut Runs)| {
         let mut runs = runs();
         change(&mut runs);
-        Verdict::of(&runs).sentences.join(" ")
+        Verdict::of(&runs, On::Linux).sentences.join(" ")
     };
     let text = said(|runs| runs.report.policies[2].exposure.stale_byte_s = 0.0);
     assert!(
@@ -121,7 +123,9 @@ fn what_is_open_is_said_in_words() {
         "{text}"
     );
     assert!(
-        text.starts_with("Protection from devices costs this workload 42.0 % of its CPU time, if all else"),
+        text.starts_with(
+            "If 1.2us of other CPU work comes with each mapping (--work), protection from devices takes 42.0 % of the CPU time."
+        ),
         "{text}"
     );
     let text = said(|runs| {
@@ -276,17 +280,25 @@ fn what_a_recording_does_not_tell_is_said() {
     assert!(recorded(&[one(None), one(None)]) && !recorded(&[one(None), one(Some("much"))]));
     // The verdict does not choose a policy whose cost is not known. Nor does it choose `adaptive` once freed memory was open under it.
     let mut runs = runs();
-    assert_eq!(Verdict::of(&runs).choice, Some("adaptive"));
-    assert!(!Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
+    assert_eq!(Verdict::of(&runs, On::Linux).choice, Some("adaptive"));
+    assert!(!Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
     runs.report.policies[1].exposure.stale_byte_s = 0.5;
-    assert_eq!(Verdict::of(&runs).choice, Some("strict"));
+    assert_eq!(Verdict::of(&runs, On::Linux).choice, Some("strict"));
     runs.costs[1].known = false;
-    assert!(Verdict::of(&runs).sentences.iter().any(|said| said == verdict::NO_COPIES));
+    assert!(Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
     // The tables show no cost and no spread for a policy whose cost is not known. They set the chosen policy alone in bold.
-    let parts = short::Parts { format: "vtd-ss", no_work: true, full: false, legend: false, unicode: false };
+    let parts = short::Parts {
+        format: "vtd-ss",
+        on: On::Linux,
+        place: Place::default(),
+        sweep: false,
+        full: false,
+        legend: false,
+        unicode: false,
+    };
     let render = |parts| short::render(&runs, &Profile::load("vtd").unwrap(), &summary(), parts);
-    let text = render(parts);
-    let bold = |name: &str| text.contains(&format!("{BOLD}{name:<13}{BOLD:#}"));
+    let text = render(parts.clone());
+    let bold = |name: &str| text.contains(&format!("{BOLD}{name:<12}{BOLD:#}"));
     assert_eq!(["strict", "adaptive", "lazy", "passthrough"].map(bold), [true, false, false, false]);
     let plain = anstream::adapter::strip_str(&text).to_string();
     let line = plain.lines().find(|line| line.contains("adaptive  ")).unwrap();

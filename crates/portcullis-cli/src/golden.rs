@@ -15,8 +15,9 @@ use portcullis_trace::Summary;
 use portcullis_trace::replay::{Profile, Report};
 use serde_json::{Value, json};
 
-use crate::args::{Arguments, Command};
+use crate::args::{Arguments, Command, On};
 use crate::calibration::Calibration;
+use crate::on_linux::Place;
 use crate::report::{page, read};
 use crate::runs::Runs;
 use crate::scale::report::{self as scaled, Row, Table};
@@ -215,8 +216,26 @@ fn what_replay_prints_is_as_it_was() {
     let (runs, summary) = (runs(), summary());
     let profile = Profile::load("vtd").unwrap();
     let mut text = String::new();
-    let parts = short::Parts { format: "amd-v1", no_work: true, full: false, legend: false, unicode: false };
-    for parts in [parts, short::Parts { no_work: false, full: true, legend: true, unicode: true, ..parts }] {
+    let parts = short::Parts {
+        format: "amd-v1",
+        on: On::Linux,
+        place: Place::default(),
+        sweep: false,
+        full: false,
+        legend: false,
+        unicode: false,
+    };
+    for parts in [
+        parts.clone(),
+        short::Parts {
+            on: On::Library,
+            sweep: true,
+            full: true,
+            legend: true,
+            unicode: true,
+            ..parts.clone()
+        },
+    ] {
         text += &short::render(&runs, &profile, &summary, parts);
     }
     text += &explain::render(&runs.report);
@@ -228,7 +247,7 @@ fn what_replay_prints_is_as_it_was() {
 #[test]
 fn what_is_read_of_a_result_is_what_is_printed_of_it() {
     let arguments =
-        Arguments::replay(&["--work", "1234", "--device", "d", "--limit", "77", "--strict-parse"]);
+        Arguments::replay(&["--work", "1234ns", "--device", "d", "--limit", "77", "--strict-parse"]);
     let runs = runs();
     let printed = machine::json(&runs, &summary(), &arguments, "vtd-ss", &Profile::load("smmuv3").unwrap());
     let printed: Value = serde_json::from_str(&printed.unwrap()).unwrap();

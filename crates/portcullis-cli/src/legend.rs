@@ -8,7 +8,7 @@ use crate::short::spread_sign;
 use crate::table::LINES;
 
 /// The short table's words, in its order. Those with a name in CSV and JSON have it behind them.
-const SHORT: [(&str, &str); 7] = [
+const SHORT: [(&str, &str); 8] = [
     ("policy", "a way to protect memory from devices; `portcullis replay --help` says what each one does"),
     (
         "cost, ns",
@@ -22,9 +22,14 @@ const SHORT: [(&str, &str); 7] = [
     ),
     (
         "CPU time",
-        "the share of the CPU's time that protection takes: cost / (cost + work), with what passthrough costs counted as work \
-         (--work). A workload that the CPU limits loses this share of its throughput. In CSV and JSON it is 1 less \
+        "the share of the CPU's time that protection takes: cost / (cost + work), with what passthrough costs counted as work. \
+         Work is the other CPU time that comes with each mapping: what --work names, or else all that the recording's CPUs had. A \
+         workload that the CPU limits loses this share of its throughput. In CSV and JSON it is 1 less \
          relative_to_passthrough",
+    ),
+    (
+        "< 1 % from",
+        "the work for each mapping from which on that share is less than 1 %. --sweep prints it at other rates",
     ),
     (
         "freed memory open for 1 s",

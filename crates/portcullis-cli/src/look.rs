@@ -115,6 +115,17 @@ pub fn percent(share: f64) -> String {
     if share < 0.0005 { "less than 0.1 %".into() } else { format!("{:.1} %", share * 100.0) }
 }
 
+/// A time with two digits or three, as `--work` takes it: `94us`.
+pub fn short_time(ns: f64) -> String {
+    match ns {
+        _ if ns < 999.5 => format!("{ns:.0}ns"),
+        _ if ns < 9_950.0 => format!("{}us", (ns / 1e2).round() / 10.0),
+        _ if ns < 999_500.0 => format!("{:.0}us", ns / 1e3),
+        _ if ns < 9.95e6 => format!("{}ms", (ns / 1e5).round() / 10.0),
+        _ => format!("{:.0}ms", ns / 1e6),
+    }
+}
+
 /// `text`, lines for a terminal, with its styles, and nothing else that a terminal takes for a command.
 pub fn shown(text: &str) -> String {
     /// What begins a style, which ends with an `m`.
@@ -190,6 +201,16 @@ mod tests {
         assert_eq!(shown(&styled), styled);
         assert_eq!(shown("\x1b[2Jx\x1b]0;t\x07\x1b[1"), r"\u{1b}[2Jx\u{1b}]0;t\u{7}\u{1b}[1");
         assert_eq!(shown("\u{9b}2J\u{202e}"), r"\u{9b}2J\u{202e}");
+    }
+
+    #[test]
+    fn a_time_that_is_said_can_be_asked_for() {
+        for ns in [0.0, 1.0, 480.0, 999.4, 1_250.0, 9_949.0, 92_700.0, 999_499.0, 1.24e6, 9.949e6, 123e6, 1e9]
+        {
+            let work = crate::args::Arguments::replay(&["--work", &short_time(ns)]).work.unwrap() as f64;
+            assert!((work - ns).abs() <= ns * 0.05, "{ns}: {work}");
+        }
+        assert_eq!([93_333.0, 2_000.0, 0.4].map(short_time), ["93us", "2us", "0ns"]);
     }
 
     #[test]

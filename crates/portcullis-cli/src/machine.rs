@@ -11,7 +11,7 @@ use portcullis_trace::replay::{Profile, Report};
 use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
-use crate::args::{Replay, WORK_NS};
+use crate::args::Replay;
 use crate::runs::{Cost, Runs};
 use crate::{header, warnings};
 
@@ -92,7 +92,7 @@ impl Machine {
 struct ReplayOptions<'a> {
     profile: &'a str,
     format: &'a str,
-    work_ns: u64,
+    work_ns: Option<u64>,
     device: Option<&'a str>,
     limit: Option<u64>,
     repeat: usize,
@@ -119,7 +119,7 @@ pub fn json(
     let options = ReplayOptions {
         profile: &arguments.profile,
         format,
-        work_ns: arguments.work.unwrap_or(WORK_NS),
+        work_ns: arguments.work,
         device: arguments.device.as_deref(),
         limit: arguments.limit,
         repeat: runs.number,

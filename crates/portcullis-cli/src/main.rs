@@ -7,6 +7,7 @@ mod bench;
 #[cfg(test)]
 mod borders;
 mod calibration;
+mod choice;
 #[cfg(all(test, feature = "bench"))]
 mod documents;
 mod explain;
@@ -19,6 +20,7 @@ mod legend;
 mod linux;
 mod look;
 mod machine;
+mod on_linux;
 mod replay;
 mod report;
 mod runs;
@@ -26,6 +28,7 @@ mod scale;
 #[cfg(test)]
 mod sentences;
 mod short;
+mod sweep;
 mod table;
 mod verdict;
 mod warnings;

@@ -11,9 +11,10 @@ use portcullis_trace::replay::{
 };
 use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError};
 
-use crate::args::{PolicyName, Replay, WORK_NS};
+use crate::args::{PolicyName, Replay};
 use crate::header::some_of;
 use crate::look::number_of;
+use crate::on_linux::Place;
 use crate::runs::Runs;
 use crate::{explain, interrupt, look, machine, print, short, warnings};
 
@@ -59,7 +60,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     }
     interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
-    options.work_ns = arguments.work.unwrap_or(WORK_NS) as f64;
+    options.work_ns = arguments.work.map(|ns| ns as f64);
     if let Some(format) = &arguments.format {
         options.format.clone_from(format);
     }
@@ -75,9 +76,10 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
                 .map_err(std::io::Error::from)?
         }
         Replay { csv: true, .. } => machine::csv(&runs),
-        Replay { full, legend, .. } => {
-            let (format, no_work) = (&options.format, arguments.work.is_none());
-            let parts = short::Parts { format, no_work, full: *full, legend: *legend, unicode };
+        Replay { full, legend, sweep, on, .. } => {
+            let place = Place::here(&summary.devices);
+            let (format, on, sweep) = (&options.format, *on, *sweep);
+            let parts = short::Parts { format, on, place, sweep, full: *full, legend: *legend, unicode };
             short::render(&runs, &options.profile, &summary, parts)
         }
     };

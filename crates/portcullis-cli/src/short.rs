@@ -4,22 +4,28 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use indicatif::HumanCount;
-use portcullis_trace::replay::{PolicyReport, Profile, TraceReport};
+use portcullis_trace::replay::{PolicyReport, Profile};
 use portcullis_trace::{Printable, Summary};
 
-use crate::args::LONGEST_NS;
-use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, count, wrap};
+use crate::args::On;
+use crate::choice::{Candidate, SMALL};
+use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, short_time, wrap};
+use crate::on_linux::{self, Place};
 use crate::runs::{Cost, Runs, cpu_time};
-use crate::verdict::Verdict;
-use crate::{header, legend, table};
+use crate::verdict::{self, Verdict};
+use crate::{header, legend, sweep, table};
 
 /// What of it is asked for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Parts<'a> {
     /// The format of page tables.
     pub format: &'a str,
-    /// What the rest of a mapping takes was not said.
-    pub no_work: bool,
+    /// What policies are chosen for.
+    pub on: On,
+    /// Which device to name in commands.
+    pub place: Place,
+    /// What each policy costs at other rates, too.
+    pub sweep: bool,
     /// All figures instead of the short table.
     pub full: bool,
     /// What its words mean.
@@ -35,12 +41,15 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         text.push_str(&wrap(&line, "  "));
     }
     if !runs.costs.is_empty() {
-        let verdict = Verdict::of(runs);
+        let verdict = Verdict::of(runs, parts.on);
         if !verdict.sentences.is_empty() {
             text.push('\n');
         }
         for sentence in &verdict.sentences {
             text.push_str(&wrap(sentence, ""));
+        }
+        if let (On::Linux, Some(choice)) = (parts.on, verdict.choice) {
+            text.push_str(&wrap(&on_linux::of_choice(choice, &parts.place), ""));
         }
         // Writing to a string cannot fail.
         let _ = if parts.full {
@@ -50,14 +59,15 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         };
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are those of {} ({}; --profile), page tables {} \
-             (--format).",
+             (--format). What a device loses while the IOMMU walks page tables is in no figure: docs/strict.md has it.",
             Printable(&profile.name),
             Printable(&profile.about),
             parts.format
         );
         text.push_str(&wrap(&conditions, ""));
-        let busy = if parts.no_work { busy(&runs.report.trace, summary.seconds()) } else { None };
-        text.extend(busy.map(|busy| wrap(&busy, "")));
+        if parts.sweep {
+            text.push_str(&sweep::render(runs, parts.on, parts.unicode));
+        }
         if !parts.legend {
             let more = if parts.full { "" } else { "All figures: --full. " };
             let pointers = format!("{more}What they mean: --legend. For scripts: --csv, --json.");
@@ -70,27 +80,6 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
     text
 }
 
-/// Tells the `--work` of CPUs that were busy throughout the recording. `None` for a time that `--work` does not take.
-fn busy(trace: &TraceReport, seconds: f64) -> Option<String> {
-    let ns = trace.cpus as f64 * seconds * 1e9 / trace.maps as f64;
-    let cpus = if trace.cpus == 1 { "CPU".into() } else { format!("{} CPUs", count(trace.cpus)) };
-    (1.0..=LONGEST_NS).contains(&ns).then(|| {
-        let work = to_ask_for(ns);
-        format!("With the recording's {cpus} busy throughout, --work would be {work}.")
-    })
-}
-
-/// A time as `--work` takes it.
-fn to_ask_for(ns: f64) -> String {
-    match ns {
-        _ if ns < 999.5 => format!("{ns:.0}ns"),
-        _ if ns < 9_950.0 => format!("{:.1}us", ns / 1e3),
-        _ if ns < 999_500.0 => format!("{:.0}us", ns / 1e3),
-        _ if ns < 9.95e6 => format!("{:.1}ms", ns / 1e6),
-        _ => format!("{:.0}ms", ns / 1e6),
-    }
-}
-
 /// The sign before a spread.
 pub fn spread_sign(unicode: bool) -> &'static str {
     if unicode { "±" } else { "+-" }
@@ -98,30 +87,34 @@ pub fn spread_sign(unicode: bool) -> &'static str {
 
 fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
     let rule = if unicode { "─" } else { "-" };
+    let rows = verdict::rows(runs);
     writeln!(text)?;
     writeln!(
         text,
-        "{:<13}{:>9}{:>9}{:>10}{:>9}{:>14}{:>14}",
-        "", "cost,", "", "of which", "CPU", "freed memory", "other data"
+        "{:<12}{:>10}{:>6}{:>9}{:>8}{:>8}{:>13}{:>13}",
+        "", "cost,", "", "of which", "CPU", "< 1 %", "freed memory", "other data"
     )?;
     writeln!(
         text,
-        "{BOLD}{:<13}{:>9}{:>9}{:>10}{:>9}{:>14}{:>14}{BOLD:#}",
+        "{BOLD}{:<12}{:>10}{:>6}{:>9}{:>8}{:>8}{:>13}{:>13}{BOLD:#}",
         "policy",
         "ns",
         spread_sign(unicode),
         "wait, ns",
         "time",
+        "from",
         "open for 1 s",
         "open for 1 s"
     )?;
-    writeln!(text, "{}", rule.repeat(78))?;
+    writeln!(text, "{}", rule.repeat(79))?;
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
         let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let row = rows.iter().find(|row| row.mode() == policy.mode);
+        let from = row.map(|row| row.work_ns(SMALL)).filter(|ns| *ns >= 1.0);
         writeln!(
             text,
-            "{name}{:<13}{name:#}{:>9}{:>9}{:>10}{:>9}{a}{stale:>14}{a:#}{b}{neighbour:>14}{b:#}",
+            "{name}{:<12}{name:#}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
             policy.policy,
             if_known(cost, || HumanCount(cost.median_ns.round() as u64).to_string()),
             spread_of(cost, runs.number),
@@ -131,6 +124,7 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
                 "-".into()
             },
             if cost.known { share(policy) } else { "-".into() },
+            from.map_or("-".into(), short_time),
         )?;
     }
     writeln!(text)
@@ -177,7 +171,6 @@ fn open(policy: &PolicyReport, known: bool) -> [(String, Style); 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Arguments;
     use crate::replay::short_run;
 
     #[test]
@@ -188,27 +181,5 @@ mod tests {
         let words = |known| open(policy, known).map(|(word, _)| word);
         assert_eq!(words(true), ["none", "none"]);
         assert_eq!(words(false), ["none", "not known"]);
-    }
-
-    #[test]
-    fn what_cpus_at_work_come_to_can_be_asked_for() {
-        let (runs, _) = short_run();
-        let of = |cpus, seconds, maps| {
-            let trace = TraceReport { cpus, maps, ..runs.report.trace.clone() };
-            busy(&trace, seconds)
-        };
-        let said = |cpus: &str, work: &str| {
-            Some(format!("With the recording's {cpus} busy throughout, --work would be {work}."))
-        };
-        assert_eq!(of(2, 0.7, 15_000), said("2 CPUs", "93us"));
-        assert_eq!(of(1, 10.0, 10), said("CPU", "1000ms"));
-        assert_eq!(of(1, 10.0, 9), None, "more than a second");
-        assert_eq!((of(2, 0.7, 0), of(2, 0.0, 1), of(0, 0.7, 1)), (None, None, None));
-        for ns in
-            [1.0, 480.0, 999.4, 1_250.0, 9_949.0, 92_700.0, 999_499.0, 1.24e6, 9.949e6, 123e6, LONGEST_NS]
-        {
-            let work = Arguments::replay(&["--work", &to_ask_for(ns)]).work.unwrap() as f64;
-            assert!((work / ns - 1.0).abs() < 0.05, "{ns}: {work}");
-        }
     }
 }

@@ -107,7 +107,7 @@ fn wrong_usage_exits_with_2() {
         (["--limit", "0"], "expected a whole number from 1 For more"),
         (
             ["--work", "-5"],
-            "expected a time up to 1000ms, such as 50us, 1.5ms or 96,482 (units are ns, us and ms,",
+            "expected a time up to 1000ms with its unit, ns, us or ms: such as 50us, 1.5ms or 96,482ns",
         ),
         (["--work", "5s"], "expected a time up to 1000ms"),
         (["--profile", "amd"], "portcullis replay TRACE --profile ./amd.toml --format amd-v1"),
@@ -200,14 +200,25 @@ fn json_has_the_documented_fields() {
     let names: Vec<_> = policies.iter().map(|policy| policy["policy"].as_str().unwrap()).collect();
     assert_eq!(
         names,
-        ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"]
+        [
+            "strict",
+            "strict-batch",
+            "strict-ring",
+            "bounce",
+            "adaptive",
+            "lazy",
+            "registered",
+            "swiotlb",
+            "passthrough"
+        ]
     );
     for policy in policies {
         assert_eq!(policy.get("choices").is_some(), policy["policy"] == "adaptive");
         assert_eq!((policy["faults"].as_u64(), policy["violations"].as_u64()), (Some(0), Some(0)));
         assert_eq!(policy["wait_ns_per_op"], 0.0);
     }
-    assert_eq!(policies[7]["relative_to_passthrough"], 1.0);
+    assert_eq!([6, 8].map(|at| policies[at]["relative_to_passthrough"].as_f64()), [Some(1.0); 2]);
+    assert_eq!(json["work"], "asked");
     for policy in policies {
         let copies = ["bounce", "adaptive", "swiotlb"].contains(&policy["policy"].as_str().unwrap());
         assert_eq!(policy["peak_bounce_bytes"].as_u64().unwrap() > 0, copies, "{policy}");
@@ -217,7 +228,7 @@ fn json_has_the_documented_fields() {
         assert_eq!((&exposure["stale_byte_s"], &exposure["neighbour_byte_s"]), (&0.0.into(), &0.0.into()));
     }
     assert!(!policies[4]["choices"][0]["rows"].as_array().unwrap().is_empty());
-    assert_eq!(policies[6]["exposure"], policies[7]["exposure"], "a swiotlb hides nothing from the device");
+    assert_eq!(policies[7]["exposure"], policies[8]["exposure"], "a swiotlb hides nothing from the device");
 }
 
 #[test]
@@ -654,29 +665,41 @@ fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
     let at = |part: &str| sentences.find(part).unwrap_or_else(|| panic!("{part} is not in:\n{text}"));
     let order = [
         "60,000 events",
-        "Protection from devices costs this workload",
+        "At most 94us of other CPU work came with each mapping, if the recording's 2 CPUs never idled",
         "Choose ",
+        "By the other CPU work for each mapping, choose: ",
         "of freed memory for one second",
         "passthrough), a device reads and writes all memory",
+        "On Linux, ",
         "policy ",
-        "With the recording's 2 CPUs busy throughout, --work would be 94us.",
         "--full",
     ];
     assert!(order.map(at).is_sorted(), "{text}");
-    assert!(!looks(&[], &["--limit", "1000", "--work", "1us"]).contains("busy throughout"), "it was given");
-    for policy in
-        ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"]
-    {
+    assert!(!looks(&[], &["--limit", "1000", "--work", "1us"]).contains("never idled"), "it was given");
+    for policy in [
+        "strict",
+        "strict-batch",
+        "strict-ring",
+        "bounce",
+        "adaptive",
+        "lazy",
+        "registered",
+        "swiotlb",
+        "passthrough",
+    ] {
         let mut rows = text.lines().skip_while(|line| !line.starts_with("───"));
         let line = rows.find(|line| line.starts_with(&format!("{policy} "))).unwrap();
-        let open = ["lazy", "swiotlb", "passthrough"].contains(&policy);
+        let open = ["lazy", "registered", "swiotlb", "passthrough"].contains(&policy);
         assert_eq!(!line.contains(" none "), open, "{line}");
     }
     // Where all cost next to nothing, the one to choose is the one that leaves nothing open.
-    let cheap = flat(&looks(&[], &["--policy", "strict-ring,bounce", "--repeat", "1", "--work", "10ms"]));
+    let cheap = flat(&looks(
+        &[],
+        &["--on", "library", "--policy", "strict-ring,bounce", "--repeat", "1", "--work", "10ms"],
+    ));
     let advice =
         "Choose bounce (less than 0.1 %): no device reaches anything but the bytes that are meant for it. ";
-    assert!(cheap.contains("costs this workload less than 0.1 % of its CPU time, if all else"), "{cheap}");
+    assert!(cheap.contains("If 10ms of other CPU work comes with each mapping (--work), protection from devices takes less than 0.1 % of"), "{cheap}");
     assert!(cheap.contains(advice), "{cheap}");
     // One policy alone has no other to be compared with.
     let alone = flat(&looks(&[], &["--policy", "bounce", "--repeat", "1"]));

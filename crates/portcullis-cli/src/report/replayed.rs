@@ -9,8 +9,10 @@ use super::html::{details, element, escape, pairs, table, time};
 use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Shape};
 use super::read::Replayed;
 use super::{machine, warning};
+use crate::args::On;
 use crate::header;
 use crate::look::{NOT_KNOWN, bytes, count, percent};
+use crate::on_linux::{self, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::short::{self, if_known};
 use crate::table::LINES;
@@ -39,7 +41,10 @@ pub fn section(replayed: &Replayed) -> String {
         return html + &about(replayed);
     }
     html += "<div class=\"verdict\">\n";
-    for sentence in &Verdict::of(runs).sentences {
+    let verdict = Verdict::of(runs, On::Linux);
+    // A page is not of the machine that shows it: no group of its.
+    let how = verdict.choice.map(|choice| on_linux::of_choice(choice, &Place::named(&trace.devices)));
+    for sentence in verdict.sentences.iter().chain(&how) {
         html += &element("p", sentence);
     }
     html += "</div>\n";

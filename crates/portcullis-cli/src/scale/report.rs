@@ -10,9 +10,9 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
+use crate::choice::{Candidate, NO_COPIES, advice, choose, depends, range};
 use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
 use crate::machine;
-use crate::verdict::{Candidate, NO_COPIES, advice, choose, depends, range};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -55,10 +55,6 @@ struct Strict<'a> {
 impl Candidate for Strict<'_> {
     fn mode(&self) -> Mode {
         self.mode
-    }
-
-    fn cost(&self) -> f64 {
-        self.lost()
     }
 
     fn lost(&self) -> f64 {

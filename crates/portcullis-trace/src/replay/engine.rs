@@ -21,7 +21,7 @@ use super::ReplayError;
 use super::driver::{Driver, Ground, ReplaySwiotlb, Side};
 use super::format::AnyFormat;
 use super::hostile::{Hostile, Retry};
-use super::live::{Copied, Live, Segments, pages};
+use super::live::{Copied, Live, Segments, pages, to_whole_pages};
 use super::memory::TraceMemory;
 use super::mode::Mode;
 use super::painted::{Paint, Painter};
@@ -372,12 +372,6 @@ fn end_failed(line: u64, error: DmaUnmapError) -> ReplayError {
         error if error.is_of_commit() => ReplayError::Commit { line, error },
         error => ReplayError::Unmap { line, error },
     }
-}
-
-fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
-    let start = part.phys.align_down(page);
-    let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
-    (part.phys, part.len) = (start, len.unwrap_or(part.len));
 }
 
 fn model_device(index: usize) -> ModelDevice {

@@ -12,6 +12,13 @@ use super::memory::is_pool;
 pub(super) type Segments = SmallVec<[PhysSegment; 1]>;
 pub(super) type View = SmallVec<[DmaSegment; 1]>;
 
+/// Makes `part` all of its pages.
+pub(super) fn to_whole_pages(part: &mut PhysSegment, page: PageSize) {
+    let start = part.phys.align_down(page);
+    let len = page.round_up(part.phys.page_offset(page).saturating_add(part.len));
+    (part.phys, part.len) = (start, len.unwrap_or(part.len));
+}
+
 /// Whether the device has the buffer, or a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copied {

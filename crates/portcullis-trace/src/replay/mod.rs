@@ -6,7 +6,8 @@
 //!
 //! What is *measured* is the library's map and unmap calls, in nanoseconds of this machine. What is
 //! *modelled* is the time that hardware would make the CPU wait, by a [`Profile`]. What is *observed* by the
-//! software IOMMU is everything else: misses, faults and exposure. A device transfers a mapping's bytes just
+//! software IOMMU is everything else: misses, faults and exposure. Memory that is registered once, and never unmapped, needs no call
+//! and no model: what it leaves open follows from the recording alone. A device transfers a mapping's bytes just
 //! before the mapping ends (and the part that is synced, before a sync for the CPU); after each unmap a
 //! hostile one tries every page again.
 
@@ -24,6 +25,7 @@ mod platform;
 mod port;
 mod profile;
 mod queue;
+mod registered;
 mod report;
 mod requests;
 mod share;
@@ -38,7 +40,7 @@ pub use mode::{BATCH_UNMAPS, COMMIT_WITHIN_NS, Mode, RING_BATCH, RING_PAGES};
 pub use painted::{Paint, Painted};
 pub use platform::ReplayPlatform;
 pub use profile::{Caches, Cost, Profile, ProfileError, Waits, built_in_names, built_in_text};
-pub use report::{Exposure, Name, PolicyReport, Report, TraceReport};
+pub use report::{Exposure, Name, PolicyReport, Report, TraceReport, Work};
 pub use requests::{RequestMapper, RequestWaits};
 pub use timing::{Figures, INTERRUPTED_NS, Samples, Timer};
 
@@ -49,6 +51,7 @@ use format::AnyFormat;
 use portcullis::SetupError;
 use portcullis::addr::PhysAddr;
 use portcullis::dma::{DmaMapError, DmaUnmapError};
+use registered::Registered;
 use share::Share;
 
 use crate::budget::Over;
@@ -186,8 +189,9 @@ pub struct Options {
     pub policies: Vec<Mode>,
     /// On which hardware.
     pub profile: Profile,
-    /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds.
-    pub work_ns: f64,
+    /// What the driver and the stack above spend per map-and-unmap pair, in nanoseconds. `None`: what the recording itself tells
+    /// of that, as [`Work`] says.
+    pub work_ns: Option<f64>,
     /// With page tables of which format: one of [`FORMATS`].
     pub format: String,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
@@ -203,14 +207,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// All policies, on `profile`, with 1,000 ns of work.
+    /// All policies, on `profile`, with the work that the recording tells.
     pub fn new(profile: Profile) -> Self {
         let policies = Mode::ALL.to_vec();
         let format = profile.format.clone().unwrap_or_else(|| FORMATS[0].into());
         Self {
             policies,
             profile,
-            work_ns: 1000.0,
+            work_ns: None,
             format,
             break_invalidation: false,
             break_copies: false,
@@ -260,7 +264,9 @@ fn replay_telling(
     let cpus = chunk.ops.iter().map(|op| op.cpu as usize + 1).max().unwrap_or(1).max(recorded);
     let share = Share::of(&asked, trace.summary());
     let engine = |mode: &Mode| Engine::new(*mode, &format, &options.profile, &timer, cpus, &share);
-    let mut engines: Vec<Engine> = asked.iter().map(engine).collect();
+    let mut engines: Vec<Engine> = asked.iter().filter(|mode| mode.is_replayed()).map(engine).collect();
+    let at = asked.iter().position(|mode| !mode.is_replayed());
+    let mut registered = at.map(|at| (at, Registered::new(format.granule())));
     if let Some(retry) = options.retry {
         engines.iter_mut().for_each(|engine| engine.retry(retry));
     }
@@ -277,16 +283,24 @@ fn replay_telling(
         for engine in &mut engines {
             engine.run(&chunk)?;
         }
+        if let Some((_, registered)) = &mut registered {
+            registered.run(&chunk);
+        }
         progress(trace);
         more = trace.next_chunk(&mut chunk, CHUNK_EVENTS)?;
     }
-    let end_ns = trace.summary().times_ns.map_or(0, |(_, last)| last);
+    let times_ns = trace.summary().times_ns.unwrap_or_default();
+    let (work_ns, work) = options.work_ns.map_or_else(|| Work::of(trace.summary()), |ns| (ns, Work::Asked));
     let mut policies: Vec<PolicyReport> =
-        engines.into_iter().map(|engine| engine.finish(options.work_ns, end_ns)).collect();
+        engines.into_iter().map(|engine| engine.finish(work_ns, times_ns.1)).collect();
     let passthrough = policies.iter().find(|report| report.policy == Mode::PASSTHROUGH.name());
     let yardstick = passthrough.map(|report| report.ops_per_s).filter(|ops| *ops > 0.0);
     for report in &mut policies {
         report.relative_to_passthrough = yardstick.map(|yardstick| report.ops_per_s / yardstick);
+    }
+    if let Some((at, registered)) = registered {
+        let report = registered.finish(work_ns, times_ns);
+        policies.insert(at, PolicyReport { relative_to_passthrough: yardstick.map(|_| 1.0), ..report });
     }
     if !with_baseline {
         policies.pop();
@@ -294,7 +308,8 @@ fn replay_telling(
     Ok(Report {
         trace: trace.summary().into(),
         profile: options.profile.name.clone(),
-        work_ns: options.work_ns,
+        work_ns,
+        work,
         policies,
         timer_ns: timer.overhead_ns(),
     })

@@ -46,11 +46,26 @@ pub enum Mode {
     Adaptive,
     /// Copied through the buffers of one pool, without translation.
     Swiotlb,
+    /// Memory that is mapped when it is used first, and never unmapped, as libraries do that want it registered.
+    Registered,
 }
 
 impl Mode {
     /// Every mode there is: those first that leave nothing stale, last those that protect nothing.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
+        Self::Each(Policy::Strict),
+        Self::StrictBatch,
+        Self::StrictRing,
+        Self::Bounce,
+        Self::Adaptive,
+        Self::Each(Policy::LAZY),
+        Self::Registered,
+        Self::Swiotlb,
+        Self::PASSTHROUGH,
+    ];
+
+    /// Those of which the library's calls are replayed. What is left is an account of what would be open, and costs nothing.
+    pub const REPLAYED: [Self; 8] = [
         Self::Each(Policy::Strict),
         Self::StrictBatch,
         Self::StrictRing,
@@ -73,6 +88,7 @@ impl Mode {
             Self::Bounce => "bounce",
             Self::Adaptive => "adaptive",
             Self::Swiotlb => "swiotlb",
+            Self::Registered => "registered",
         }
     }
 
@@ -83,7 +99,7 @@ impl Mode {
             Self::Each(Policy::LAZY) => Policy::lazy_for(costs),
             Self::Each(policy) => policy,
             Self::StrictBatch | Self::StrictRing | Self::Bounce | Self::Adaptive => Policy::Strict,
-            Self::Swiotlb => Policy::Passthrough,
+            Self::Swiotlb | Self::Registered => Policy::Passthrough,
         }
     }
 
@@ -93,7 +109,7 @@ impl Mode {
         // A ring has room for what waits besides.
         const DESCRIPTORS: u32 = RING_PAGES - RING_BATCH as u32;
         match self {
-            Self::Each(_) => Strategy::Alone,
+            Self::Each(_) | Self::Registered => Strategy::Alone,
             Self::StrictBatch => Strategy::One(QueueConfig::batched(BATCH_UNMAPS)),
             Self::StrictRing => Strategy::Rings(QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH)),
             Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
@@ -114,6 +130,11 @@ impl Mode {
     /// Whether buffers that are mapped, and not copied, come back in groups.
     pub const fn gives_back_in_batches(self) -> bool {
         self.gives_all_back_in_batches() || matches!(self, Self::Adaptive)
+    }
+
+    /// Whether it is one of [`REPLAYED`](Self::REPLAYED), at any window of lazy protection.
+    pub(super) const fn is_replayed(self) -> bool {
+        !matches!(self, Self::Registered)
     }
 
     /// Whether a device reaches nothing but the bytes of mappings.

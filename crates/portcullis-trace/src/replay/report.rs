@@ -25,12 +25,36 @@ pub struct Report {
     pub profile: String,
     /// What the driver and the stack above it are taken to spend per map-and-unmap pair, in nanoseconds.
     pub work_ns: f64,
+    /// How that is known.
+    #[serde(default)]
+    pub work: Work,
     /// One entry for each policy, in the order asked for.
     #[serde(deserialize_with = "policies")]
     pub policies: Vec<PolicyReport>,
     /// What measuring one call cost; it is taken off.
     #[serde(skip)]
     pub timer_ns: f64,
+}
+
+/// How the CPU time is known that comes with each mapping besides protection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Work {
+    /// The caller named it, as all results before this one.
+    #[default]
+    Asked,
+    /// All time of the recording's CPUs, for each mapping: no more can have come with it.
+    Most,
+    /// The recording does not tell: a microsecond.
+    Assumed,
+}
+
+impl Work {
+    /// What a recording tells of it, in nanoseconds for each mapping.
+    pub(super) fn of(summary: &Summary) -> (f64, Self) {
+        let ns = summary.cpus as f64 * summary.duration_ns() as f64 / summary.mappings() as f64;
+        if ns.is_finite() && ns >= 1.0 { (ns.round(), Self::Most) } else { (1_000.0, Self::Assumed) }
+    }
 }
 
 /// The trace in figures.

@@ -47,16 +47,9 @@ impl Share {
         let copying = modes.iter().filter(|mode| mode.copies()).count().max(1) as u64;
         // The other half is for the account of pages, devices and mappings.
         let bytes = (budget::limit() / 2 / copying).min(MOST_BYTES);
-        let most = PAGES / modes.len().max(1) as u64;
-        Self {
-            name: summary.name.clone(),
-            bytes,
-            pages: 0,
-            most,
-            looks: 0,
-            policies: modes.len() as u64,
-            live: 0,
-        }
+        let policies = modes.iter().filter(|mode| mode.is_replayed()).count().max(1) as u64;
+        let most = PAGES / policies;
+        Self { name: summary.name.clone(), bytes, pages: 0, most, looks: 0, policies, live: 0 }
     }
 
     /// An event comes for which there must be memory.

@@ -1,7 +1,7 @@
 //! Figures of recordings made by hand, each worked out from what the events are.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Mode, Options, PolicyReport, Profile, Report, replay};
+use portcullis_trace::replay::{Mode, Options, PolicyReport, Profile, Report, Work, replay};
 use portcullis_trace::{ReadOptions, Trace};
 
 use crate::common::{on_cpu0, policy, run, trace};
@@ -41,7 +41,7 @@ fn a_recording_in_which_nothing_is_mapped_has_no_figures() {
     let report = run(
         "nothing",
         trace(&[(1, 0, "sched_switch: x"), (1, 5, "sched_switch: y")]).as_bytes(),
-        &options("virtio-iommu", &Mode::ALL),
+        &options("virtio-iommu", &Mode::REPLAYED),
     );
     let traced = &report.trace;
     assert_eq!((traced.events, traced.maps, traced.unmaps, traced.cpus), (2, 0, 0, 1));
@@ -105,9 +105,9 @@ fn operations_per_second_are_those_of_work_calls_and_waits() {
         map("d", "TO_DEVICE", 0x3000, 0x7000, 4096),
         unmap("d", "TO_DEVICE", 0x1000, 4096),
     ];
-    let mut options = options("virtio-iommu", &Mode::ALL);
-    assert_eq!(options.work_ns, 1000.0);
-    options.work_ns = 700.0;
+    let mut options = options("virtio-iommu", &Mode::REPLAYED);
+    assert_eq!(options.work_ns, None);
+    options.work_ns = Some(700.0);
     let report = replayed(&events, &options);
     let passthrough = policy(&report, "passthrough").ops_per_s;
     for policy in &report.policies {
@@ -164,9 +164,9 @@ fn what_two_devices_take_is_what_each_takes() {
     };
     let [a, b] = [of("a", 0x10_0000, 5 << 12), of("b", 0x900_0000, 1 << 20)];
     let both = [a[0].clone(), b[0].clone(), b[1].clone(), a[1].clone()];
-    let options = options("vtd", &Mode::ALL);
+    let options = options("vtd", &Mode::REPLAYED);
     let [a, b, both] = [&a[..], &b[..], &both[..]].map(|events| replayed(events, &options));
-    for (n, mode) in Mode::ALL.into_iter().enumerate() {
+    for (n, mode) in Mode::REPLAYED.into_iter().enumerate() {
         let of = |report: &Report| {
             let policy = &report.policies[n];
             (policy.peak_iova_bytes, policy.peak_table_bytes)
@@ -268,6 +268,53 @@ fn misses_are_those_of_the_profile_s_caches() {
     }
 }
 
+/// What is registered stays open from the recording's beginning to its end: what the driver has back, and what shares a page.
+#[test]
+fn registered_memory_is_open_all_the_time_but_for_what_is_in_use() {
+    let events = [
+        (0, map("d", "TO_DEVICE", 0x1000, 0x5000, 100)),
+        (100_000, unmap("d", "TO_DEVICE", 0x1000, 100)),
+        // It overlaps the first.
+        (200_000, map("d", "TO_DEVICE", 0x2040, 0x5040, 100)),
+        (300_000, unmap("d", "TO_DEVICE", 0x2040, 100)),
+        (400_000, map("e", "TO_DEVICE", 0x9000, 0x5000, 4096)),
+    ];
+    let timed: Vec<_> = events.iter().map(|(at, event)| (0, *at, event.as_str())).collect();
+    let mut options = options("vtd", &[STRICT, Mode::Registered]);
+    options.work_ns = Some(2_000.0);
+    let report = run("by hand", trace(&timed).as_bytes(), &options);
+    let names: Vec<_> = report.policies.iter().map(|policy| policy.policy).collect();
+    assert_eq!(names, ["strict", "registered"], "in the order that was asked for");
+    let registered = policy(&report, "registered");
+    assert_eq!((registered.exposure.stale_byte_s, registered.exposure.neighbour_byte_s), (1684.0, 1572.8));
+    assert_eq!(registered.exposure_counted, Some(registered.exposure));
+    assert_eq!((registered.operations, registered.peak_iova_bytes), (3, 8192));
+    assert_eq!((registered.ops_per_s, registered.relative_to_passthrough), (500_000.0, Some(1.0)));
+    // Rings are whole pages.
+    let ring =
+        ["dma_alloc: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de flags=X attrs=".to_owned()];
+    let registered = only(replayed(&ring, &self::options("vtd", &[Mode::Registered])));
+    assert_eq!(
+        (registered.operations, registered.peak_iova_bytes, registered.exposure.neighbour_byte_s),
+        (1, 4096, 0.0)
+    );
+}
+
+/// Where nobody names the other work, it is all that the recording's CPUs had: no more can have come with each mapping.
+#[test]
+fn the_work_of_a_recording_is_what_its_cpus_had() {
+    let events = [map("d", "TO_DEVICE", 0x1000, 0x5000, 100), map("d", "TO_DEVICE", 0x2000, 0x6000, 100)];
+    let of = |events: &[(u32, u64, &str)]| {
+        let report = run("by hand", trace(events).as_bytes(), &options("vtd", &[STRICT]));
+        (report.work_ns, report.work)
+    };
+    // Three CPUs for 200 us, and two mappings.
+    let three = [(0, 0, events[0].as_str()), (1, 50, "sched_switch: x"), (4, 200, &events[1])];
+    assert_eq!(of(&three), (300_000.0, Work::Most));
+    let at_once = [(0, 7, events[0].as_str()), (1, 7, &events[1])];
+    assert_eq!(of(&at_once), (1_000.0, Work::Assumed));
+}
+
 /// A driver uses what it has allocated: once when it is made, and once when it goes.
 #[test]
 fn allocations_are_used_at_both_ends() {
@@ -275,7 +322,7 @@ fn allocations_are_used_at_both_ends() {
         "dma_alloc: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de flags=X attrs=".to_owned(),
         "dma_free: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de attrs=".to_owned(),
     ];
-    for mode in Mode::ALL {
+    for mode in Mode::REPLAYED {
         // No policy copies it, and where addresses are translated the first use alone misses.
         let policy = only(replayed(&events, &options("vtd", &[mode])));
         let translated = !matches!(mode, Mode::PASSTHROUGH | Mode::Swiotlb);

@@ -433,7 +433,7 @@ fn a_timer_runs_at_its_very_time_before_what_comes_then() {
 #[test]
 fn the_share_of_passthrough_is_there_without_passthrough_being_shown() {
     let mut options = options("vtd");
-    options.policies = vec![Policy::Strict.into()];
+    (options.policies, options.work_ns) = (vec![Policy::Strict.into()], Some(1_000.0));
     let report = run("shipped", SHIPPED, &options);
     assert_eq!(report.policies.len(), 1);
     let share = policy(&report, "strict").relative_to_passthrough.unwrap();

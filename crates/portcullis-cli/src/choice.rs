@@ -1,0 +1,162 @@
+//! Which of several strict policies to choose, and what to say of it: for a replay, and for a simulation.
+
+use portcullis::domain::Policy;
+use portcullis_trace::replay::Mode;
+
+use crate::look::percent;
+
+/// A strict policy, as a verdict may choose it.
+pub trait Candidate: Copy {
+    /// The policy.
+    fn mode(&self) -> Mode;
+
+    /// The share of the CPU's time, or of the throughput, that it costs.
+    fn lost(&self) -> f64;
+
+    /// Other data that it leaves open, in any unit.
+    fn open(&self) -> f64;
+
+    /// [`lost`](Self::lost) as the run tells it that others disturbed least. It decides, since it is the figure that changes least from
+    /// one time to the next.
+    fn least_lost(&self) -> f64 {
+        self.lost()
+    }
+
+    /// How much that is, for people.
+    fn open_in_words(&self) -> Option<String> {
+        None
+    }
+
+    /// What it leaves open is known.
+    fn open_is_known(&self) -> bool {
+        true
+    }
+
+    /// The figures do not tell it from the cheapest.
+    fn is_as_cheap(&self, _cheapest: &Self) -> bool {
+        false
+    }
+}
+
+/// Why policies are not in a verdict.
+pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell the direction of mappings, and so not what they would copy.";
+
+/// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
+pub const SMALL: f64 = 0.01;
+
+/// A policy that saves less than this share is not named for it: a simulation does not resolve it, either.
+const NOTHING: f64 = 0.001;
+
+/// Which of several policies is named where they cost the same and leave the same open: what keeps no buffer back, before what
+/// does; and adaptive before bounce, as it takes the cheaper way for each buffer. So a verdict does not change from run to run.
+pub const PREFERRED: [Mode; 5] =
+    [Mode::Each(Policy::Strict), Mode::StrictBatch, Mode::StrictRing, Mode::Adaptive, Mode::Bounce];
+
+/// The policies that cost no more than the cheapest of `rows`: it, what costs hardly more, and what the figures do not tell from it.
+pub fn tied<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> impl Iterator<Item = C> {
+    let cheapest = rows.clone().min_by(|a, b| a.least_lost().total_cmp(&b.least_lost()));
+    let is_equal = move |row: &C| {
+        cheapest.is_some_and(|cheapest| {
+            row.is_as_cheap(&cheapest) || row.least_lost() - cheapest.least_lost() < SMALL
+        })
+    };
+    rows.filter(is_equal)
+}
+
+/// Of the [tied](tied) policies the one that leaves the least open.
+pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> {
+    let place = |row: &C| PREFERRED.iter().position(|mode| *mode == row.mode());
+    tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
+}
+
+/// What follows a [`range`] of costs, where it is one of several.
+pub fn depends(range: &str) -> &'static str {
+    if range.contains(" to ") || range.contains("at most") { ", depending on the policy" } else { "" }
+}
+
+/// What the cheapest of `strict` costs, and the dearest. (The choice may be neither.)
+pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
+    let lost = || strict.iter().map(Candidate::lost);
+    let (least, most) = (lost().min_by(f64::total_cmp)?, lost().max_by(f64::total_cmp)?);
+    let (least, most) = (percent(least), percent(most));
+    Some(if least == most {
+        least
+    } else if least.ends_with(&most) {
+        // Less than that, up to that.
+        format!("at most {most}")
+    } else {
+        format!("{least} to {most}")
+    })
+}
+
+/// What to choose of `strict` and what that means, in a sentence; and in a second one the others that somebody may prefer.
+pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
+    let mode = choice.mode();
+    let means = match mode {
+        Mode::Adaptive => {
+            "no device reaches anything but the bytes that are meant for it; buffers that it maps, and does not copy, come \
+             back in groups, up to 10 ms after their unmap"
+        }
+        _ if mode.protects_bytes() => "no device reaches anything but the bytes that are meant for it",
+        _ if mode.gives_all_back_in_batches() => {
+            "buffers come back in groups, up to 10 ms after their unmap, and no device reaches them from then on"
+        }
+        _ => "no device reaches a buffer after it is given back",
+    };
+    let open = if mode.protects_bytes() {
+        String::new()
+    } else if choice.open() > 0.0 {
+        format!(
+            "; it leaves open other data in a buffer's page{}",
+            choice.open_in_words().unwrap_or_default()
+        )
+    } else if choice.open_is_known() {
+        "; it leaves nothing open".into()
+    } else {
+        "; what else lies in a buffer's pages is not known".into()
+    };
+    let name = mode.name();
+    let chosen = if strict.len() > 1 {
+        format!("Choose {name} ({}): {means}{open}.", percent(choice.lost()))
+    } else {
+        format!("With {name}, {means}{open}.")
+    };
+    let others = others(choice, strict);
+    if others.is_empty() { chosen } else { format!("{chosen} {}.", capital(&others.join("; "))) }
+}
+
+/// The policies of `strict` that do something better than the choice, each with what that is.
+fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
+    let mut others: Vec<(C, Vec<&str>)> = Vec::new();
+    let mut add = |row: C, does: &'static str| {
+        if let Some((_, all)) = others.iter_mut().find(|(known, _)| known.mode() == row.mode()) {
+            all.push(does);
+        } else {
+            others.push((row, vec![does]));
+        }
+    };
+    let least = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()));
+    if let Some(least) = least.filter(|least| choice.lost() - least.lost() >= NOTHING) {
+        add(*least, if least.is_as_cheap(&choice) { "may cost less" } else { "costs less" });
+    }
+    if choice.open() > 0.0 {
+        let closed = choose(strict.iter().copied().filter(|row| row.open() <= 0.0));
+        closed.into_iter().for_each(|row| add(row, "leaves nothing open"));
+    }
+    if choice.mode().gives_back_in_batches()
+        && let Some(row) = choose(strict.iter().copied().filter(|row| !row.mode().gives_back_in_batches()))
+    {
+        add(row, "gives each buffer back at once");
+    }
+    let told = |(row, mut does): (C, Vec<&str>)| {
+        does.extend((row.open() > choice.open()).then_some("leaves more open"));
+        format!("{} ({}) {}", row.mode().name(), percent(row.lost()), does.join(" and "))
+    };
+    others.into_iter().map(told).collect()
+}
+
+/// `text` as a sentence begins.
+pub fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), letters.as_str()))
+}

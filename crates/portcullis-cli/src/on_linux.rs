@@ -1,0 +1,162 @@
+//! How each policy is switched on under Linux: what to type.
+//!
+//! Linux's own modes are those of its documents `admin-guide/kernel-parameters` and `ABI/testing/sysfs-kernel-iommu_groups`.
+
+use std::path::Path;
+
+use portcullis::domain::Policy;
+use portcullis_trace::Printable;
+use portcullis_trace::replay::Mode;
+
+/// The device that commands name, and its IOMMU group.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// As Linux names it; `None` where the recording has none like it.
+    device: Option<String>,
+    /// `None` where this machine has no such device, or it is in none.
+    group: Option<String>,
+}
+
+impl Place {
+    /// The first of `devices` that is on a PCI bus, with the group that it has on this machine, if it is there.
+    pub fn here(devices: &[String]) -> Self {
+        Self::of(devices, Path::new("/sys"))
+    }
+
+    /// The same, of no machine.
+    pub fn named(devices: &[String]) -> Self {
+        Self { device: devices.iter().find(|name| is_address(name)).cloned(), group: None }
+    }
+
+    fn of(devices: &[String], sys: &Path) -> Self {
+        let Self { device, .. } = Self::named(devices);
+        let link = device.as_ref().and_then(|name| {
+            std::fs::read_link(sys.join("bus/pci/devices").join(name).join("iommu_group")).ok()
+        });
+        let group = link.and_then(|link| Some(link.file_name()?.to_str()?.to_owned()));
+        Self { device, group: group.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit())) }
+    }
+
+    fn device(&self) -> String {
+        self.device.as_ref().map_or("DEVICE".into(), |name| Printable(name).to_string())
+    }
+
+    /// The file that says how a group is protected.
+    fn type_file(&self) -> String {
+        format!("/sys/kernel/iommu_groups/{}/type", self.group.as_deref().unwrap_or("N"))
+    }
+}
+
+/// Whether a name is an address on a PCI bus, such as `0000:00:03.0`.
+fn is_address(name: &str) -> bool {
+    let parts: Vec<&str> = name.split([':', '.']).collect();
+    let digits = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    parts.len() == 4 && parts.iter().all(digits)
+}
+
+/// How `mode` is switched on: a clause.
+pub fn how(mode: Mode, place: &Place) -> String {
+    let device = place.device();
+    let protect =
+        |policy: &str| format!("`sudo portcullis protect {device} --policy {policy}`, with the module");
+    let file = place.type_file();
+    match mode {
+        Mode::Each(Policy::Strict) => format!(
+            "`iommu.strict=1` on the kernel's command line; or for one group, while no driver has its devices, `echo DMA > {file}`"
+        ),
+        Mode::Each(Policy::Passthrough) => format!(
+            "`iommu.passthrough=1` on the kernel's command line; or for one group, while no driver has its devices, `echo identity > {file}`"
+        ),
+        Mode::Each(_) => format!(
+            "`iommu.strict=0` on the kernel's command line; or for one strict group, under its driver, `echo DMA-FQ > {file}`"
+        ),
+        Mode::Bounce => protect("bounce"),
+        Mode::Adaptive => protect("auto"),
+        Mode::Swiotlb => {
+            "`swiotlb=force` on the kernel's command line, with the IOMMU off or passed through".into()
+        }
+        Mode::Registered => {
+            "no setting: an application has it that registers its memory once, by VFIO, iommufd or io_uring"
+                .into()
+        }
+        Mode::StrictBatch | Mode::StrictRing => {
+            "no setting: a driver has it that uses the library's queues (docs/porting.md)".into()
+        }
+    }
+}
+
+/// How the chosen policy is switched on, and Linux's own strict mode, which needs no module.
+pub fn of_choice(choice: &str, place: &Place) -> String {
+    let strict = Mode::Each(Policy::Strict);
+    let chosen = Mode::ALL.into_iter().find(|mode| mode.name() == choice).unwrap_or(strict);
+    let of = |mode: Mode| format!("{}: {}", mode.name(), how(mode, place));
+    if chosen == strict {
+        format!("On Linux, {}.", of(strict))
+    } else {
+        format!("On Linux, {} (docs/linux.md). Without it, {}.", of(chosen), of(strict))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_name_the_device_and_its_group_where_they_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().join("bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        std::os::unix::fs::symlink("../../../kernel/iommu_groups/17", device.join("iommu_group")).unwrap();
+        let named = |names: &[&str]| {
+            Place::of(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), folder.path())
+        };
+        let strict = Mode::Each(Policy::Strict);
+        assert!(
+            how(strict, &named(&["iommu", "0000:01:00.0"]))
+                .ends_with("`echo DMA > /sys/kernel/iommu_groups/17/type`")
+        );
+        assert!(
+            how(strict, &named(&["0000:02:00.0"])).ends_with("`echo DMA > /sys/kernel/iommu_groups/N/type`")
+        );
+        let bounce = |names: &[&str]| how(Mode::Bounce, &named(names));
+        assert!(
+            bounce(&["0000:02:00.0"]).starts_with("`sudo portcullis protect 0000:02:00.0 --policy bounce`")
+        );
+        assert!(
+            bounce(&["iommu", "a:b:c.d.e", "0000:00:.0", "../../x"])
+                .contains(" protect DEVICE --policy bounce")
+        );
+        // What is no number is no group.
+        std::fs::remove_file(device.join("iommu_group")).unwrap();
+        std::os::unix::fs::symlink("x/1; rm", device.join("iommu_group")).unwrap();
+        assert!(how(strict, &named(&["0000:01:00.0"])).ends_with("/N/type`"));
+    }
+
+    #[test]
+    fn each_policy_says_how_it_is_switched_on() {
+        let said: Vec<String> = Mode::ALL.iter().map(|mode| how(*mode, &Place::default())).collect();
+        let has = |at: usize, text: &str| assert!(said[at].contains(text), "{}", said[at]);
+        for (at, text) in [
+            "iommu.strict=1",
+            "docs/porting.md",
+            "docs/porting.md",
+            "--policy bounce",
+            "--policy auto",
+            "DMA-FQ",
+            "registers",
+            "swiotlb=force",
+            "echo identity",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            has(at, text);
+        }
+        let of = |name| of_choice(name, &Place::default());
+        assert!(
+            of("strict").starts_with("On Linux, strict: `iommu.strict=1`")
+                && !of("strict").contains("Without")
+        );
+        assert!(of("bounce").contains("(docs/linux.md). Without it, strict: `iommu.strict=1`"));
+    }
+}
