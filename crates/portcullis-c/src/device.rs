@@ -160,12 +160,14 @@ pub unsafe extern "C" fn portcullis_device_open(
         // SAFETY: the caller's promise.
         let (name, out) = unsafe { (self::name(name)?, place(out)?) };
         let wanted = wanted(policy, address_bits)?;
+        // Before the device is opened, which resets it.
+        let platform = StdPlatform::try_new().map_err(|error| Failed::new(PortcullisOpen, error))?;
         let device = vfio::Device::open(name)?;
         // SAFETY: all memory that the domain is given is this process's: the heap's, and what C programs name by their own addresses.
         let mapper = unsafe { device.space().mapper() };
         let builder =
             DomainBuilder::new(mapper).bounce(Heap, PoolConfig::default().reached_by(wanted.1.last()));
-        let domain = builder.build(StdPlatform::new()).map_err(|error| Failed::new(PortcullisOpen, error))?;
+        let domain = builder.build(platform).map_err(|error| Failed::new(PortcullisOpen, error))?;
         out.put(given(PortcullisDevice::new(device, domain, wanted)?)?);
         Ok(())
     })

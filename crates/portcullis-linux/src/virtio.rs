@@ -22,7 +22,7 @@
 //! // SAFETY: all memory is the process's. The disk is trusted with the rest of pages that buffers begin and end in, where it is not copied.
 //! let mapper = unsafe { device.space().mapper() };
 //! let pool = PoolConfig::default().reached_by(mask.last());
-//! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::new())?;
+//! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::try_new()?)?;
 //! let dma = domain.attach(device.id(), mask)?;
 //! VfioHal::<Disk>::connect(&device, &dma, QueueConfig::bounce())?;
 //! device.set_bus_master(true)?;

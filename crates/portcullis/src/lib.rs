@@ -51,7 +51,7 @@
 //!   protection they may until a flush is confirmed, which begins at the latest when the stated
 //!   window ends; the addresses are not used again before that.
 //! - Where the heap has no memory, a call returns an error, and nothing is lost: neither what makes a domain, a device or a queue,
-//!   nor any call after that, stops the program. ([`StdPlatform::new`](std_platform::StdPlatform::new) does, as it starts a thread.)
+//!   nor any call after that, stops the program. ([`StdPlatform`](std_platform::StdPlatform::try_new) does while it is made, as it starts a thread.)
 //! - Unmapping what was mapped as a whole never allocates memory. No lock is held during a wait for
 //!   hardware, with one exception: a page table splits pages of several entries, and reclaims its
 //!   tables, one after the other.

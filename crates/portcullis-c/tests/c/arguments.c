@@ -1,7 +1,11 @@
 // What every function says where it is given nothing, or what is out of range; no device is needed.
+#define _GNU_SOURCE
 #include <portcullis.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static int failures;
 
@@ -11,6 +15,16 @@ static void says(int line, int code, int wanted, const char *text) {
     failures++;
 }
 #define ARGUMENT(call, text) says(__LINE__, call, PORTCULLIS_ARGUMENT, text)
+
+// Of a user who may have no more threads. Only users with privileges may, and so the child is none.
+static int without_threads(void) {
+    struct rlimit none = {0, 0};
+    portcullis_device *device = NULL;
+    if (setrlimit(RLIMIT_NPROC, &none) || setresuid(65534, 65534, 65534)) return puts("no limit can be set"), 1;
+    says(__LINE__, portcullis_device_open("0000:ff:1f.7", PORTCULLIS_STRICT, 64, &device), PORTCULLIS_OPEN,
+         "the system has no thread to give for the timers (Resource temporarily unavailable (os error 11)): end");
+    return failures || device;
+}
 
 int main(void) {
     portcullis_device *device = NULL;
@@ -58,6 +72,15 @@ int main(void) {
     ARGUMENT(portcullis_queue_commit(queue, &count), "the queue is null");
     ARGUMENT(portcullis_queue_sync_for_cpu(queue, 0, 0, 1), "the queue is null");
     ARGUMENT(portcullis_queue_sync_for_device(queue, 0, 0, 1), "the queue is null");
+    fflush(stdout);
+    pid_t child = fork();
+    int ended = 1;
+    if (!child) {
+        int failed = without_threads();
+        fflush(stdout);
+        _exit(failed);
+    }
+    if (waitpid(child, &ended, 0) != child || ended) failures++, printf("without threads: %#x\n", ended);
     if (portcullis_device_close(NULL) || portcullis_queue_free(NULL)) failures++, puts("null is not nothing");
     if (device || queue || iova != 7 || mapping != 7 || count != 7 || memory || registers || event != 7)
         failures++, puts("a call that failed has written a result");

@@ -15,7 +15,7 @@
 //! // SAFETY: all memory is the process's: the heap's, and buffers on it.
 //! let mapper = unsafe { disk.space().mapper() };
 //! let pool = PoolConfig::default().reached_by(mask.last());
-//! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::new())?;
+//! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::try_new()?)?;
 //! let mut queue = domain.attach(disk.id(), mask)?.queue(QueueConfig::bounce())?;
 //! disk.set_bus_master(true)?;
 //!

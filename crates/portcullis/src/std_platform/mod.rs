@@ -36,6 +36,13 @@ pub struct StdPlatform {
     inner: Arc<Inner>,
 }
 
+/// Why a platform cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the system has no thread to give for the timers ({0}): end threads or processes, or allow more of them (ulimit -u; TasksMax of a service; pids.max of a cgroup)"
+)]
+pub struct NoThread(std::io::Error);
+
 #[derive(Debug)]
 struct Inner {
     number: PlatformNumber,
@@ -81,9 +88,17 @@ impl StdPlatform {
     /// timers.
     ///
     /// # Panics
-    /// If the system has no thread to give: then nothing would end lazy protection's window.
+    /// If the system has no thread to give, for which [`try_new`](Self::try_new) has an error.
     pub fn new() -> Self {
         Self::with_cpus(DEFAULT_CPUS)
+    }
+
+    /// As [`new`](Self::new), for what may not panic.
+    ///
+    /// # Errors
+    /// [`NoThread`]: nothing would end lazy protection's window.
+    pub fn try_new() -> Result<Self, NoThread> {
+        Self::with_fence(DEFAULT_CPUS, barrier::register())
     }
 
     /// Makes a platform with `cpus` CPUs, as [`new`](Self::new) does. With 0, every thread works
@@ -92,11 +107,11 @@ impl StdPlatform {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn with_cpus(cpus: usize) -> Self {
-        Self::with_fence(cpus, barrier::register())
+        Self::with_fence(cpus, barrier::register()).expect("the system starts a thread for the timers")
     }
 
     /// Makes a platform with `cpus` CPUs; `light_fence` says whether [`barrier::all`] works.
-    fn with_fence(cpus: usize, light_fence: bool) -> Self {
+    fn with_fence(cpus: usize, light_fence: bool) -> Result<Self, NoThread> {
         let start = Instant::now();
         let number = PlatformNumber::new();
         let inner = Inner {
@@ -106,9 +121,9 @@ impl StdPlatform {
             cpus,
             start,
             free_cpus: Mutex::new((0..cpus).rev().collect()),
-            timer: Timer::start(start),
+            timer: Timer::start(start).map_err(NoThread)?,
         };
-        Self { inner: Arc::new(inner) }
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Returns what [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other
@@ -262,8 +277,26 @@ mod tests {
     }
 
     #[test]
+    fn a_system_without_a_thread_is_an_error_that_says_what_to_do() {
+        timer::tests::NO_THREADS.set(true);
+        let made = StdPlatform::try_new();
+        timer::tests::NO_THREADS.set(false);
+        let error = format!("{}", made.unwrap_err());
+        assert!(
+            error.starts_with("the system has no thread to give for the timers (")
+                && error.contains("): end"),
+            "{error}"
+        );
+        assert!(
+            error.ends_with("allow more of them (ulimit -u; TasksMax of a service; pids.max of a cgroup)"),
+            "{error}"
+        );
+        StdPlatform::try_new().unwrap();
+    }
+
+    #[test]
     fn owners_pass_a_fence_themselves_where_the_system_has_none_for_all() {
-        let platform = StdPlatform::with_fence(DEFAULT_CPUS, false);
+        let platform = StdPlatform::with_fence(DEFAULT_CPUS, false).unwrap();
         assert!(!platform.with_cpu(|cpu| is_light(cpu.unwrap())));
         assert_eq!(platform.with_cpu_fast(is_light), None);
         platform.fence_all();

@@ -99,15 +99,14 @@ fn survive(f: impl FnOnce()) {
 impl Timer {
     /// Starts the thread that keeps the time. Deadlines count from `start`.
     ///
-    /// # Panics
-    /// If the system has no thread to give: then nothing would end lazy protection's window.
-    pub(super) fn start(start: Instant) -> Self {
+    /// # Errors
+    /// The system's, if it has no thread to give: then nothing would end lazy protection's window.
+    pub(super) fn start(start: Instant) -> io::Result<Self> {
         let state = Mutex::default();
         let shared = Arc::new(Shared { start, state, changed: Condvar::new(), work: Condvar::new() });
         let keeper = Arc::clone(&shared);
-        spawn("portcullis-timer", move || keeper.keep_time())
-            .expect("the system starts a thread for the timers");
-        Self { shared }
+        spawn("portcullis-timer", move || keeper.keep_time())?;
+        Ok(Self { shared })
     }
 
     /// Tells `events` of deadlines from now on. O(listeners). All memory that a deadline needs, but
@@ -288,7 +287,7 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use core::cell::Cell;
     use std::thread_local;
 
@@ -298,7 +297,7 @@ mod tests {
 
     thread_local! {
         /// Whether the system has no thread to give to this one.
-        pub(super) static NO_THREADS: Cell<bool> = const { Cell::new(false) };
+        pub(in crate::std_platform) static NO_THREADS: Cell<bool> = const { Cell::new(false) };
     }
 
     struct Nothing;
