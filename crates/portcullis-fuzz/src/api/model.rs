@@ -223,3 +223,125 @@ pub fn pages(iova: u64, len: u64) -> impl Iterator<Item = u64> {
 pub fn pages_of(list: &[portcullis::addr::PhysSegment]) -> Vec<u64> {
     list.iter().flat_map(|segment| pages(segment.phys.get(), segment.len)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use portcullis_model::{Context, IommuConfig, Memory};
+
+    use super::*;
+
+    const AT: u64 = 0x7000;
+
+    /// An address is given out again only where nobody waits for its end: an oracle that lets more pass finds nothing.
+    #[test]
+    fn an_address_that_is_given_out_too_early_is_noticed() {
+        let all = [End::Flush, End::Unsure, End::Raw, End::Typed, End::Ring];
+        let waits = all.into_iter().flat_map(|end| [State::Until(end), State::Reserved(end)]);
+        for state in waits.chain([State::Live, State::Registered, State::Kept]) {
+            let mut model = Model::new(false);
+            model.open(AT, [0x1000], Permissions::READ, state);
+            let again = || model.map(AT, [0x2000], Permissions::READ);
+            let is_free = matches!(state, State::Registered | State::Until(End::Unsure));
+            assert_eq!(catch_unwind(AssertUnwindSafe(again)).is_ok(), is_free, "{state:?}");
+        }
+    }
+
+    /// What becomes of a page in each state, in this order: live, registered, kept; until and reserved for each end.
+    #[test]
+    fn each_call_does_to_a_page_what_it_promises() {
+        let ends = [End::Flush, End::Unsure, End::Raw, End::Typed, End::Ring];
+        let mut states = vec![State::Live, State::Registered, State::Kept];
+        states.extend(ends.map(State::Until));
+        states.extend(ends.map(State::Reserved));
+        let call = |call: &dyn Fn(&mut Model)| {
+            let after = states.iter().map(|state| {
+                let mut model = Model::new(false);
+                model.open(AT, [0x1000], Permissions::READ, *state);
+                call(&mut model);
+                model.pages.get(&AT).map_or("-".into(), |page| match page.state {
+                    State::Until(end) => format!("until {end:?}"),
+                    State::Reserved(end) => format!("reserved {end:?}"),
+                    state => format!("{state:?}"),
+                })
+            });
+            after.collect::<Vec<_>>().join(", ")
+        };
+        let [closed, waits, committed] = [None, Some(State::Until(End::Flush)), Some(State::Until(End::Raw))]
+            .map(|state| call(&|model: &mut Model| model.unmap(AT + 5, 1, state)));
+        let elsewhere = call(&|model: &mut Model| model.unmap(AT + PAGE, PAGE, None));
+        let rest = "until Flush, until Unsure, until Raw, until Typed, until Ring, reserved Flush, reserved Unsure, reserved Raw, \
+                    reserved Typed, reserved Ring";
+        assert_eq!(closed, format!("-, -, -, {rest}"));
+        assert_eq!(waits, format!("until Flush, until Unsure, until Flush, {rest}"));
+        assert_eq!(committed, format!("until Raw, until Raw, until Raw, {rest}"));
+        assert_eq!(elsewhere, format!("Live, Registered, Kept, {rest}"));
+        let reserved = "reserved Flush, reserved Unsure, reserved Raw, reserved Typed, reserved Ring";
+        assert_eq!(
+            call(&Model::flushed),
+            format!("Live, Registered, Kept, -, -, reserved Raw, reserved Typed, until Ring, {reserved}")
+        );
+        let unsure = rest.replacen("until Flush", "until Unsure", 1);
+        assert_eq!(call(&Model::flushed_meanwhile), format!("Live, Registered, Kept, {unsure}"));
+        let expired = rest.replace("until Flush, until Unsure", "-, -");
+        assert_eq!(call(&Model::expired), format!("Live, Registered, Kept, {expired}"));
+        let raw = rest.replace("until Raw", "-").replace("reserved Raw", "-");
+        assert_eq!(
+            call(&|model: &mut Model| model.committed(End::Raw)),
+            format!("Live, Registered, Kept, {raw}")
+        );
+        let forget = |memory| call(&|model: &mut Model| model.forget(memory));
+        for (memory, is_gone) in [
+            (None, true),
+            (Some((0x1000, PAGE)), true),
+            (Some((0x1000, PAGE - 1)), false),
+            (Some((0x1001, PAGE)), false),
+            (Some((0, 1 << 20)), true),
+        ] {
+            let registered = if is_gone { "-" } else { "Registered" };
+            assert_eq!(forget(memory), format!("Live, {registered}, Kept, {rest}"), "{memory:x?}");
+        }
+        assert_eq!(call(&Model::close), "-, -, Kept".to_owned() + &", -".repeat(10));
+    }
+
+    /// A device that reaches every address finds what the model does not say of it.
+    #[test]
+    fn what_a_device_reaches_is_held_against_the_model() {
+        let iommu = Iommu::new(IommuConfig::new(Memory::new(1 << 20)));
+        iommu.attach(DEVICE, Context::Passthrough);
+        let both = Permissions::READ_WRITE;
+        for (page, is_right) in [
+            (Some((AT, both, State::Live)), true),
+            (Some((AT, both, State::Until(End::Flush))), true),
+            (Some((AT, both, State::Kept)), true),
+            (Some((AT, both, State::Reserved(End::Raw))), false),
+            (Some((AT, Permissions::READ, State::Live)), false),
+            (Some((AT, Permissions::WRITE, State::Until(End::Ring))), false),
+            (Some((AT + PAGE, both, State::Live)), false),
+            (None, false),
+        ] {
+            for is_user in [true, false] {
+                let mut model = Model::new(false);
+                model.met([AT]);
+                if let Some((phys, permissions, state)) = page {
+                    model.open(AT, [phys], permissions, state);
+                }
+                let attack = || model.attack(&iommu, |_| is_user);
+                // What is the library's own is open whatever the model says, but for what is live.
+                let is_live = page.is_some_and(|(.., state)| state == State::Live);
+                let passes = is_right || !is_user && !is_live;
+                assert_eq!(catch_unwind(AssertUnwindSafe(attack)).is_ok(), passes, "{page:x?} {is_user}");
+            }
+        }
+        iommu.detach(DEVICE);
+        for (state, passes) in
+            [(State::Live, false), (State::Registered, true), (State::Until(End::Flush), true)]
+        {
+            let mut model = Model::new(false);
+            model.open(AT, [AT], both, state);
+            let attack = || model.attack(&iommu, |_| true);
+            assert_eq!(catch_unwind(AssertUnwindSafe(attack)).is_ok(), passes, "{state:?}");
+        }
+    }
+}

@@ -55,6 +55,7 @@ fn addresses_outside_are_refused_whole() {
 #[test]
 fn frames_come_zeroed_and_are_counted() {
     let memory = Memory::new(1 << 20);
+    assert_eq!((memory.frames_in_use(), memory.peak_frames(), memory.bad_frees()), (0, 0, 0));
     let frame = memory.alloc(1).unwrap();
     memory.table_at(frame)[17].store(5, Ordering::Relaxed);
     memory.release(frame, 1);

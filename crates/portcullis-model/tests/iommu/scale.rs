@@ -243,6 +243,18 @@ fn made() -> Operations {
     Operations::parse(text).unwrap()
 }
 
+/// One transfer in six was to another socket: what was measured with 60 and 120 ns is 70 ns in the mean.
+#[test]
+fn what_cpus_share_takes_as_long_as_the_machine_s_transfers() {
+    for (near_ns, far_ns, mean) in
+        [(60.0, 120.0, 70.0), (120.0, 120.0, 120.0), (60.0, 600.0, 150.0), (6.0, 0.0, 5.0)]
+    {
+        let machine = Machine { near_ns, far_ns, ..machine(16, 2) };
+        let ns = made().curve("raw", &machine).unwrap().ns[16];
+        assert!((ns - (100.0 + 800.0 * mean / 70.0)).abs() < 1e-6, "{near_ns} {far_ns}: {ns}");
+    }
+}
+
 #[test]
 fn what_is_inferred_of_a_machine_is_said_where_it_matters() {
     let inferred = |name: &str, machine: &Machine| made().curve(name, machine).unwrap().inferred.join("; ");
