@@ -5,6 +5,7 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The most that is read of any file: `/proc/self/mountinfo` of a server with thousands of containers has some megabytes.
 const MOST_BYTES: u64 = 16 << 20;
@@ -71,6 +72,13 @@ impl<'a> Host<'a> {
     }
 }
 
+/// Runs a command; or what it had to say, where it fails.
+fn answer(command: &mut Command) -> io::Result<Result<(), String>> {
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Ok(if output.status.success() { Ok(()) } else { Err(said) })
+}
+
 /// This machine.
 pub struct Here;
 
@@ -89,11 +97,8 @@ impl Outside for Here {
     }
 
     fn load(&self) -> io::Result<Result<(), String>> {
-        let output = std::process::Command::new("modprobe").arg("portcullis").output()?;
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Ok(if output.status.success() { Ok(()) } else { Err(said) })
+        answer(Command::new("modprobe").arg("portcullis"))
     }
-
     #[cfg(unix)]
     fn is_root(&self) -> bool {
         // SAFETY: the call takes nothing, and cannot fail.
@@ -124,5 +129,19 @@ impl Outside for Here {
 
     fn begin(&self) {
         crate::interrupt::ignore();
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_complains_of_is_its_answer_where_it_fails() {
+        let answer = |script| answer(Command::new("sh").args(["-c", script]));
+        assert_eq!(answer("echo done; echo careful >&2").unwrap(), Ok(()));
+        assert_eq!(answer("echo begun; echo ' not found ' >&2; exit 1").unwrap(), Err("not found".into()));
+        let none = super::answer(&mut Command::new("/nowhere/modprobe")).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
     }
 }

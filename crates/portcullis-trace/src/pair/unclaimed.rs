@@ -259,3 +259,24 @@ fn holds(unmap: &Unmapped, region: &Region<'_>) -> bool {
 fn wraps(iova: u64, size: u64) -> (String, String) {
     ("a range that ends below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the times say, a file without end takes no memory without end.
+    #[test]
+    fn so_many_unmaps_wait_at_once() {
+        let (mut pairer, mut summary, mut chunk) = (Pairer::new(None), Summary::default(), Chunk::default());
+        for number in 0..2 * WAITING as u64 {
+            let (iova, size) = (number << 12, 4096);
+            let kind = EventKind::IommuUnmap { device: b"", iova, size, unmapped: size };
+            pairer.event(
+                &Event { line: number, cpu: number as u32 % 7, time_ns: 5, kind },
+                &mut summary,
+                &mut chunk,
+            );
+            assert_eq!(pairer.waiting.len(), (number as usize).min(WAITING) + 1);
+        }
+    }
+}

@@ -131,6 +131,10 @@ unsafe impl Platform for ReplayPlatform {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use portcullis::platform::events_of;
+
     use super::*;
 
     #[test]
@@ -141,5 +145,61 @@ mod tests {
             platform.deadline()
         });
         assert_eq!((asked, ReplayPlatform::new(1).deadline()), ([70, 50, 50, 50, 0], NEVER));
+    }
+
+    /// Asks for the timer again, as long as it wants it.
+    struct Listener {
+        platform: Arc<ReplayPlatform>,
+        again: AtomicU64,
+        every_ns: u64,
+    }
+
+    impl PlatformEvents for Listener {
+        fn timer(&self) {
+            let left = self.again.load(Ordering::Relaxed);
+            if left > 0 {
+                self.again.store(left - 1, Ordering::Relaxed);
+                self.platform.wake_at(self.platform.now_ns() + self.every_ns);
+            }
+        }
+
+        fn cpu_released(&self, _: usize) {}
+    }
+
+    /// Each of two hears of each timer; those of a time that leaps have an end, as has the time in which they have something to do.
+    #[test]
+    fn each_listener_hears_of_each_timer_up_to_a_bound() {
+        for (again, every_ns, to_ns, hears, now_ns) in [
+            (0, 1, 9, 0, &[][..]),
+            (0, 1, 10, 2, &[10]),
+            (2, 5, 14, 2, &[10]),
+            (2, 5, 15, 4, &[10, 15]),
+            (2, 5, 99, 6, &[10, 15, 20]),
+            (2, BUSY_NS - 10, NEVER - 1, 4, &[10, BUSY_NS]),
+            (2, BUSY_NS, NEVER - 1, 2, &[10]),
+        ] {
+            let platform = Arc::new(ReplayPlatform::new(1));
+            let one = |again| {
+                let again = AtomicU64::new(again);
+                Shared::new(Listener { platform: Arc::clone(&platform), again, every_ns }).unwrap()
+            };
+            let listeners = [one(again), one(0)];
+            listeners.iter().for_each(|listener| platform.register(events_of(listener)).unwrap());
+            platform.wake_at(10);
+            let mut times = Vec::new();
+            assert_eq!(
+                platform.at(0, to_ns, |time_ns| times.push(time_ns)),
+                hears,
+                "{again} {every_ns} {to_ns}"
+            );
+            assert_eq!((&times[..], platform.now_ns()), (now_ns, to_ns));
+        }
+        // Eight each, and one set more.
+        let platform = Arc::new(ReplayPlatform::new(1));
+        let again = AtomicU64::new(u64::MAX);
+        let listener = Shared::new(Listener { platform: Arc::clone(&platform), again, every_ns: 1 }).unwrap();
+        platform.register(events_of(&listener)).unwrap();
+        platform.wake_at(10);
+        assert_eq!((platform.at(0, 1 << 20, |_| ()), platform.now_ns()), (17, 1 << 20));
     }
 }
