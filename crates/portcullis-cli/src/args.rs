@@ -162,7 +162,7 @@ pub struct Replay {
     #[arg(long, value_enum, value_name = "WHERE", default_value = "linux")]
     pub on: On,
 
-    /// Only the mappings of this device, named as in the trace (0000:00:03.0)
+    /// Only the mappings of this device, named as in the trace (0000:00:03.0) or by its last parts (03.0)
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
 

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use portcullis_trace::replay::{
     Mode, Options, Profile, ProfileError, ReplayError, Report, built_in_text, replay,
 };
-use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError};
+use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError, is_named};
 
 use crate::args::{PolicyName, Replay};
 use crate::header::some_of;
@@ -40,6 +40,17 @@ pub enum CommandError {
         list(devices)
     )]
     NoSuchDevice { name: String, device: String, devices: Vec<String> },
+    #[error(
+        "standard input is a pipe: `portcullis replay -` reads it, and `portcullis replay < /dev/null` does without it"
+    )]
+    Pipe,
+    #[error(
+        "{}: \"{}\" is the end of several devices' names: {}",
+        Printable(name),
+        Printable(device),
+        some_of(devices)
+    )]
+    SeveralDevices { name: String, device: String, devices: Vec<String> },
     #[error("nothing was replayed")]
     NoRun,
     #[error("{policy}: {failures} calls failed, the first at {first}")]
@@ -57,6 +68,9 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     if let Some(text) = arguments.print_profile.as_deref().and_then(built_in_text) {
         print(text)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.trace.is_none() && Input::stdin_is_pipe() && !pipe_is_over() {
+        return Err(CommandError::Pipe);
     }
     interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
@@ -90,9 +104,6 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     for warning in warnings::of(&runs, &summary) {
         look::tell(&look::wrap(&format!("warning: {warning}"), "  "));
     }
-    if arguments.trace.is_none() && Input::stdin_is_pipe() {
-        look::tell("note: standard input is a pipe, and was not read: `portcullis replay -` reads it\n");
-    }
     check(arguments, &runs.report)?;
     if interrupt::stopped() {
         let of = number_of(runs.number as u64, "run");
@@ -105,6 +116,24 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// Whether nothing comes out of the pipe that standard input is, and nothing will: it is closed at its other end.
+#[cfg(unix)]
+fn pipe_is_over() -> bool {
+    let mut pipe = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the call reads and writes one `pollfd`.
+    let ready = unsafe { libc::poll(&raw mut pipe, 1, PATIENCE_MS) };
+    ready == 1 && pipe.revents & libc::POLLIN == 0
+}
+
+#[cfg(not(unix))]
+fn pipe_is_over() -> bool {
+    false
+}
+
+/// How long the other end of a pipe may take to write or to close it.
+#[cfg(unix)]
+const PATIENCE_MS: libc::c_int = 1_000;
 
 /// A run of the beginning of the trace that ships.
 #[cfg(test)]
@@ -234,12 +263,16 @@ fn progress_bar(trace: &Trace<'_>) -> ProgressBar {
 }
 
 fn check_device(arguments: &Replay, summary: &Summary) -> Result<(), CommandError> {
-    match &arguments.device {
-        Some(device) if summary.maps == 0 && !summary.devices.contains(device) => {
-            let (name, devices) = (summary.name.clone(), summary.devices.clone());
-            Err(CommandError::NoSuchDevice { name, device: device.clone(), devices })
+    let Some(device) = &arguments.device else { return Ok(()) };
+    let (name, device) = (summary.name.clone(), device.clone());
+    let is_meant = |known: &&String| is_named(&device, known);
+    let meant: Vec<String> = summary.devices.iter().filter(is_meant).cloned().collect();
+    match meant.len() {
+        0 if summary.maps == 0 => {
+            Err(CommandError::NoSuchDevice { name, device, devices: summary.devices.clone() })
         }
-        _ => Ok(()),
+        0 | 1 => Ok(()),
+        _ => Err(CommandError::SeveralDevices { name, device, devices: meant }),
     }
 }
 
@@ -297,6 +330,9 @@ mod tests {
             said("c", 0, &["a", "b"]).as_deref(),
             Some(": no mapping of a device \"c\"; the trace has a, b")
         );
+        let several = ": \"03.0\" is the end of several devices' names: 0:03.0, 1:03.0";
+        assert_eq!(said("03.0", 2, &["0:03.0", "x", "1:03.0"]).as_deref(), Some(several));
+        assert_eq!(said("03.0", 2, &["0:03.0", "13.0"]), None);
         let none = ": no mapping of a device \"c\"; the trace has no device at all";
         assert_eq!(said("c", 0, &[]).as_deref(), Some(none));
     }

@@ -83,6 +83,14 @@ fn each_error_of_a_replay_or_a_simulation_says_what_is_wrong() {
             replay::CommandError::NoSuchDevice { name: odd(), device: "d".into(), devices: devices() },
             "ODD: no mapping of a device \"d\"; the trace has b, c",
         ),
+        pair(
+            replay::CommandError::Pipe,
+            "standard input is a pipe: `portcullis replay -` reads it, and `portcullis replay < /dev/null` does without it",
+        ),
+        pair(
+            replay::CommandError::SeveralDevices { name: odd(), device: "d".into(), devices: devices() },
+            "ODD: \"d\" is the end of several devices' names: b, c",
+        ),
         pair(replay::CommandError::NoRun, "nothing was replayed"),
         pair(
             replay::CommandError::Strict { policy: "lazy", failures: 3, first: "line 7".into() },

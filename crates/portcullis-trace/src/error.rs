@@ -18,6 +18,10 @@ const EXCERPT_CHARS: usize = 60;
 const EXPECTED: &str = "Expected is the text of Linux's tracefs, `perf script` or `trace-cmd report`, plain, gzip or zstd: \
     docs/replay.md#recording-a-trace says how to record it";
 
+/// Why a recording may have no event.
+const WHY_EMPTY: &str = "Nothing was mapped meanwhile, or none of the events dma:* and iommu:* was switched on, or the IOMMU was off and \
+    this kernel, before Linux 6.12, records nothing then";
+
 /// Why a trace cannot be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -47,7 +51,7 @@ pub enum TraceError {
         instead: &'static str,
     },
     /// The file holds nothing but blank lines and comments.
-    #[error("{} is empty: it has no trace event in {lines} lines. {EXPECTED}", Printable(name))]
+    #[error("{} is empty: it has no trace event in {lines} lines. {WHY_EMPTY}. {EXPECTED}", Printable(name))]
     Empty {
         /// The file.
         name: String,

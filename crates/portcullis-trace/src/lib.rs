@@ -31,7 +31,7 @@ mod trace;
 
 pub use error::{TraceError, Warning};
 pub use input::{Format, Input};
-pub use pair::{Chunk, DIRECT_DEVICE, DeviceId, MapId, Op, OpKind, Origin, Segment};
+pub use pair::{Chunk, DIRECT_DEVICE, DeviceId, MapId, Op, OpKind, Origin, Segment, is_named};
 pub use printable::Printable;
 pub use recorded::{Era, Recorded};
 pub use summary::Summary;

@@ -18,7 +18,7 @@ const SEGMENTS: usize = 1 << 20;
 pub struct ReadOptions {
     /// The first warning is an error.
     pub strict: bool,
-    /// Only this device's mappings; events of others are counted as filtered.
+    /// Only the mappings of the device that this [names](crate::is_named); events of others are counted as filtered.
     pub device: Option<String>,
     /// Stop after so many events.
     pub limit: Option<u64>,

@@ -216,12 +216,28 @@ fn most(row: &Row) -> String {
     let from = if what.ends_with("queue") {
         format!("; the hardware is busy for {} of the time", percent(row.outcome.queue_busy))
     } else if let (true, Some(line)) = (what.ends_with("share"), row.outcome.lines.first()) {
-        let place = line.source.split(" < ").next().unwrap_or_default();
-        format!("; {} of the transfers are at {place}", percent(line.share))
+        format!("; {} of the transfers are of {}", percent(line.share), structure(&line.source))
     } else {
         String::new()
     };
     format!("with {}, {what} ({} ns{from})", row.policy.name, count(ns.round() as u64))
+}
+
+/// What the line of memory is a part of that CPUs take from each other, by the places in the library's sources that touch it.
+fn structure(source: &str) -> &'static str {
+    const STRUCTURES: [(&str, &str); 8] = [
+        ("invalidation/", "the queue of invalidations"),
+        ("iova/", "the allocator of addresses"),
+        ("bounce/swiotlb", "the swiotlb"),
+        ("bounce/", "the bounce pool"),
+        ("pgtable/", "the page tables"),
+        ("domain/", "the domain's account"),
+        ("dma/", "the driver's queue"),
+        ("mapper", "the page tables"),
+    ];
+    let of =
+        |frame: &str| STRUCTURES.iter().find(|(folder, _)| frame.starts_with(folder)).map(|(_, name)| *name);
+    source.split(" < ").find_map(of).unwrap_or("one structure")
 }
 
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
@@ -229,30 +245,32 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
         Some(_) => None,
         None => choose(table.strict().into_iter()).map(|choice| choice.mode.name()),
     };
-    writeln!(text)?;
-    writeln!(
-        text,
-        "{:<13}{:>11}{:>11}{:>45}",
-        "", "requests", "share of", "ns of each request, in or waiting for:"
-    )?;
-    let heads = ["library", "lines", "queue", "copies", "devices"];
-    write!(text, "{BOLD}{:<13}{:>11}{:>11}", "policy", "in a second", "throughput")?;
-    heads.iter().try_for_each(|head| write!(text, "{head:>9}"))?;
-    writeln!(text, "{BOLD:#}")?;
-    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(COLUMNS))?;
-    for row in &table.rows {
-        let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
+    let figures = |row: &Row| {
         let Outcome { per_s, spent, .. } = &row.outcome;
-        let share = format!("{:.1} %", row.share * 100.0);
-        write!(
-            text,
-            "{style}{:<13}{style:#}{:>11}{share:>11}",
-            row.policy.name,
-            count(per_s.round() as u64)
-        )?;
-        for ns in [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns] {
-            write!(text, "{:>9}", count(ns.round() as u64))?;
-        }
+        let ns = [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns];
+        let count = |figure: f64| count(figure.round() as u64);
+        let ends = [count(*per_s), format!("{:.1} %", row.share * 100.0)];
+        ends.into_iter().chain(ns.map(count)).collect::<Vec<_>>()
+    };
+    let heads = ["in a second", "throughput", "library", "lines", "queue", "copies", "devices"];
+    let least = [11, 11, 9, 9, 9, 9, 9];
+    let rows: Vec<(&Row, Vec<String>)> = table.rows.iter().map(|row| (row, figures(row))).collect();
+    // A figure that fills its column makes that wider.
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|at| rows.iter().map(|(_, figures)| figures[at].len() + 1).max().unwrap_or(0).max(least[at]))
+        .collect();
+    let rest: usize = widths[2..].iter().sum();
+    writeln!(text)?;
+    let over = "ns of each request, in or waiting for:";
+    writeln!(text, "{:<13}{:>3$}{:>4$}{over:>rest$}", "", "requests", "share of", widths[0], widths[1])?;
+    write!(text, "{BOLD}{:<13}", "policy")?;
+    heads.iter().zip(&widths).try_for_each(|(head, width)| write!(text, "{head:>width$}"))?;
+    writeln!(text, "{BOLD:#}")?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(13 + widths.iter().sum::<usize>()))?;
+    for (row, figures) in &rows {
+        let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
+        write!(text, "{style}{:<13}{style:#}", row.policy.name)?;
+        figures.iter().zip(&widths).try_for_each(|(figure, width)| write!(text, "{figure:>width$}"))?;
         writeln!(text)?;
     }
     writeln!(text)

@@ -7,6 +7,11 @@ use super::op::DeviceId;
 /// How many names are compared before the table is asked: traces rarely have more devices.
 const NEAR: usize = 4;
 
+/// Whether `asked` names the device `name`: as it is, or its last parts, such as `03.0` of `0000:00:03.0`.
+pub fn is_named(asked: &str, name: &str) -> bool {
+    name.strip_suffix(asked).is_some_and(|rest| rest.is_empty() || (!asked.is_empty() && rest.ends_with(':')))
+}
+
 /// All devices seen, and whether their mappings are wanted.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
@@ -17,7 +22,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// With `only`, no other device is wanted.
+    /// With `only`, no device is wanted that it does not [name](is_named).
     pub(super) fn new(only: Option<String>) -> Self {
         Self { only, ..Self::default() }
     }
@@ -40,8 +45,25 @@ impl Devices {
         self.names.push(name.into());
         self.ids.insert(name.into(), id);
         let text = String::from_utf8_lossy(name).into_owned();
-        self.wanted.push(self.only.as_ref().is_none_or(|only| *only == text));
+        self.wanted.push(self.only.as_ref().is_none_or(|only| is_named(only, &text)));
         list.push(text);
         id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_by_its_last_parts() {
+        let name = "0000:00:03.0";
+        assert!(["0000:00:03.0", "00:03.0", "03.0"].iter().all(|asked| is_named(asked, name)));
+        assert!(
+            !["", "3.0", ".0", "0", "1:00:03.0", "0000:00:03", "03.1", "x0000:00:03.0"]
+                .iter()
+                .any(|asked| is_named(asked, name))
+        );
+        assert!(is_named("iommu", "iommu") && is_named("", "") && !is_named("mmu", "iommu"));
     }
 }

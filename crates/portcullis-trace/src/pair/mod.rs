@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use crate::event::{Direction, Event, EventKind, Told};
 use crate::summary::{Summary, Unpaired};
 use devices::Devices;
+pub use devices::is_named;
 use direct::Direct;
 use live::{Class, ListKey, Live, Span};
 use op::{At, Out};

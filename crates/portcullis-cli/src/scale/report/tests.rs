@@ -161,3 +161,44 @@ fn machines_are_told_the_same() {
     assert_eq!(old["hottest"], "waits for lines and locks that CPUs share");
     assert!(!old["extrapolated"].as_array().unwrap().is_empty(), "{old}");
 }
+
+#[test]
+fn what_cpus_share_has_a_name_and_no_line_of_a_source() {
+    let said = [
+        "alloc/src/vec/mod.rs:1864 < invalidation/mod.rs:178 < invalidation/device_tlb.rs:199 < mapper.rs:348",
+        "iova/cpu.rs:7",
+        "bounce/swiotlb/slots.rs:1 < bounce/pool/cpu.rs:2",
+        "bounce/pool/depot.rs:1",
+        "core.rs:1 < domain/space/endings.rs:2",
+        "a.rs:1 < b.rs:2",
+        "",
+    ]
+    .map(super::structure);
+    assert_eq!(
+        said,
+        [
+            "the queue of invalidations",
+            "the allocator of addresses",
+            "the swiotlb",
+            "the bounce pool",
+            "the domain's account",
+            "one structure",
+            "one structure"
+        ]
+    );
+}
+
+/// A figure of more digits than its column has room for makes the column wider.
+#[test]
+fn columns_never_touch() {
+    let mut tables = crate::golden::tables();
+    for row in &mut tables[1].rows {
+        row.outcome.spent.shared_ns = 1_106_889_123.0;
+        row.outcome.per_s = 2_731_106_889.0;
+    }
+    let text = super::render(&tables, &Profile::load("vtd").unwrap(), &Calibration::default(), false);
+    let text = anstream::adapter::strip_str(&text).to_string();
+    let row = text.lines().find(|line| line.starts_with("strict-ring")).unwrap();
+    assert_eq!(row.split_whitespace().count(), 9, "{row}");
+    assert!(row.contains(" 2,731,106,889 ") && row.contains(" 1,106,889,123 "), "{row}");
+}
