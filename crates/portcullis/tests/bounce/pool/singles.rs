@@ -117,6 +117,28 @@ fn a_pool_that_ends_asks_once_more_for_what_was_not_confirmed() {
     }
 }
 
+/// Of a slot, and of a mapping by itself whose end is confirmed only then.
+#[test]
+fn a_trim_says_how_much_memory_came_back() {
+    for split in [false, true] {
+        let bench = Bench::new(PoolConfig { split, ..small() });
+        let device = bench.device(1, true);
+        let buffer = bench.memory.buffer(40 * PAGE).unwrap();
+        let lists = [PAGE, 20 * PAGE].map(|len| [piece(buffer.phys(), 9, len)]);
+        let [slot, own] =
+            lists.each_ref().map(|list| map(&device, list, Direction::FromDevice, NONE).unwrap());
+        bench.pool.close(slot.iova(), PAGE).unwrap();
+        bench.iommu.queue().fail_next(1, TIMEOUT);
+        assert_eq!(bench.pool.close(own.iova(), own.len()).is_ok(), !split);
+        let before = bench.memory.frames_in_use();
+        let said = bench.pool.trim(0).unwrap();
+        let came = (before - bench.memory.frames_in_use()) * PAGE;
+        assert_eq!((said, came > 2 * PAGE), (came, true), "split: {split}");
+        drop((buffer, device));
+        bench.finish();
+    }
+}
+
 #[test]
 fn a_pool_that_ends_asks_once_more_for_slots_that_were_not_confirmed() {
     let bench = Bench::new(small());

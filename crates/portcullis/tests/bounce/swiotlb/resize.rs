@@ -319,12 +319,75 @@ fn a_device_of_little_reach_gets_low_memory() {
 
 #[test]
 fn a_cpu_that_goes_leaves_nothing_behind() {
-    let (_, _, pool) = machine(&config());
+    let (platform, _, pool) = machine(&config());
     end(&pool, some(&pool, AREA / 4));
     assert!(pool.usage().kept > 0);
     pool.cpu_released(0);
     assert_eq!(pool.usage().kept, 0);
-    end(&pool, some(&pool, AREA / 4));
+    let kept = || {
+        end(&pool, some(&pool, AREA / 4));
+        pool.usage().kept
+    };
+    // A CPU that has had nothing is no CPU less: the others keep their share, which is that of the CPUs that have.
+    let before = kept();
+    (1..4).for_each(|cpu| pool.cpu_released(cpu));
+    assert_eq!(kept(), before);
+    pool.cpu_released(0);
+    platform.run_on(1);
+    end(&pool, some(&pool, LEN));
+    platform.run_on(0);
+    assert!(kept() < before, "two share");
+}
+
+/// Memory that does not care how far a device reaches.
+struct Careless(Arc<Memory>);
+
+// SAFETY: all is the memory's, but for what is to be found out: `alloc_within` returns what is beyond.
+unsafe impl Frames for Careless {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    fn alloc_within(&self, count: usize, _: PhysAddr) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.0.table_at(frame)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl CopyMemory for Careless {
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.copy(from, to, len) }
+    }
+
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.zero(at, len) }
+    }
+}
+
+/// A device whose reach ends one byte before the last of an area does not get it, whatever the memory says.
+#[test]
+fn an_area_beyond_the_reach_is_given_back() {
+    let frames = (AREA / 4096) as usize;
+    let memory = Memory::new(16 << 20);
+    let base = memory.alloc(frames).unwrap();
+    // SAFETY: nobody has used them.
+    unsafe { memory.free(base, frames) };
+    for (reach, is_made) in [(base.get() + AREA - 2, false), (base.get() + AREA - 1, true)] {
+        let config = SwiotlbConfig { reach: PhysAddr::new(reach), ..config() };
+        let made = Swiotlb::new(Manual::default(), Careless(Arc::clone(&memory)), &config);
+        assert_eq!((made.is_ok(), memory.frames_in_use() > 0), (is_made, is_made));
+    }
 }
 
 #[test]
