@@ -3,15 +3,15 @@
 use std::ffi::{c_int, c_void};
 
 use portcullis::addr::{DmaSegment, Iova};
-use portcullis::dma::{DmaUnmapError, Ended, Queue, QueueConfig, RawMapping};
+use portcullis::dma::{DmaUnmapError, Ended, NotUnmapped, Queue, QueueConfig, RawMapping};
 use portcullis_linux::buffer::segment;
 use portcullis_linux::vfio::Machine;
 
 use crate::device::{PortcullisDevice, device, place};
 use crate::dma::direction;
 use crate::error::{
-    Failed, PortcullisNotEnded, PortcullisNotMapped, PortcullisReachable, PortcullisRefused, PortcullisWaits,
-    Result, code, given,
+    Failed, PortcullisError, PortcullisNotEnded, PortcullisNotMapped, PortcullisReachable, PortcullisRefused,
+    PortcullisWaits, Result, code, given,
 };
 
 /// How a queue lets its device reach buffers.
@@ -71,6 +71,24 @@ impl Mappings {
         let place = place.filter(|(used, mapping)| mapping.is_some() && u64::from(*used) == number >> 32);
         let none = || Failed::new(PortcullisNotMapped, "the queue has no such mapping, or it has ended");
         place.map(|(_, mapping)| mapping).ok_or_else(none)
+    }
+}
+
+/// How many mappings are over by an unmap that has succeeded. `waiting` waited before it.
+fn over(ended: Ended<(), ()>, waiting: usize) -> usize {
+    match ended {
+        Ended::Pending => 0,
+        Ended::Done(()) => 1,
+        Ended::Flushed(()) => waiting + 1,
+    }
+}
+
+/// What holds of a mapping whose unmap has failed.
+fn left_by<T>(failed: &NotUnmapped<T>) -> PortcullisError {
+    match (&failed.mapping, failed.waits) {
+        (Some(_), _) => PortcullisNotEnded,
+        (None, true) => PortcullisWaits,
+        (None, false) => PortcullisReachable,
     }
 }
 
@@ -199,19 +217,9 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
         let found = queue.mappings.find(mapping)?;
         let Some(raw) = found.take() else { return Ok(()) };
         match queue.queue.unmap_raw(raw) {
-            Ok(over) => {
-                ended.put(match over {
-                    Ended::Pending => 0,
-                    Ended::Done(()) => 1,
-                    Ended::Flushed(()) => waiting + 1,
-                });
-            }
+            Ok(done) => ended.put(over(done, waiting)),
             Err(failed) => {
-                let code = match (&failed.mapping, failed.waits) {
-                    (Some(_), _) => PortcullisNotEnded,
-                    (None, true) => PortcullisWaits,
-                    (None, false) => PortcullisReachable,
-                };
+                let code = left_by(&failed);
                 let text = failed.error;
                 *found = failed.mapping;
                 if found.is_none() {
@@ -294,3 +302,71 @@ const _: () = {
     const fn is_sent<T: Send>() {}
     is_sent::<PortcullisQueue>();
 };
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use portcullis::addr::{DeviceId, Direction, DomainId, PhysAddr, PhysSegment};
+    use portcullis::dma::DmaMask;
+    use portcullis::domain::Domain;
+    use portcullis::invalidation::InvalidationError;
+    use portcullis::pgtable::{PageTable, VtdSecondStage};
+    use portcullis::std_platform::StdPlatform;
+    use portcullis_model::{Iommu, IommuConfig, Memory};
+
+    use super::*;
+
+    /// A page that a queue of the software IOMMU has mapped.
+    fn mapped() -> RawMapping {
+        let memory = Memory::new(1 << 20);
+        let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+        let table = PageTable::for_cpus(memory, VtdSecondStage::four_level(), 1).expect("a table");
+        let domain = Domain::builder(table, iommu.queue(), DomainId(1)).build(StdPlatform::with_cpus(1));
+        let device = domain.expect("a domain").attach(DeviceId(1), DmaMask::BITS_64).expect("a device");
+        let mut queue: Queue<_> = device.queue(QueueConfig::direct()).expect("a queue");
+        let list = [PhysSegment { phys: PhysAddr::new(0x1000), len: 0x1000 }];
+        let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
+        // SAFETY: no device reaches anything.
+        unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.expect("a mapping").0
+    }
+
+    #[test]
+    fn a_number_that_is_out_of_date_is_no_other_mapping_s() {
+        let mut mappings = Mappings::default();
+        let add = |mappings: &mut Mappings| {
+            assert!(mappings.make_room().is_ok());
+            mappings.add(mapped())
+        };
+        let numbers = [(); 3].map(|()| add(&mut mappings));
+        assert_eq!(numbers.map(|number| number as u32), [0, 1, 2]);
+        assert!(numbers.iter().all(|number| mappings.find(*number).is_ok()));
+        let (old, mut now) = (numbers[1], numbers[1]);
+        for _ in 0..3 {
+            assert!(mappings.find(now).is_ok_and(|place| place.take().is_some()));
+            mappings.free.push(now as u32);
+            assert!(mappings.find(now).is_err());
+            now = add(&mut mappings);
+            assert_eq!(
+                (now as u32, now == old, mappings.places.len()),
+                (1, false, 3),
+                "the place that was free"
+            );
+            assert!(mappings.find(old).is_err() && mappings.find(now).is_ok());
+        }
+        for none in [0, 3, numbers[0] + (1 << 32), u64::MAX] {
+            assert!(mappings.find(none).is_err(), "{none:#x}");
+        }
+    }
+
+    #[test]
+    fn what_an_unmap_comes_to_is_said_in_numbers() {
+        let ended = [Ended::Pending, Ended::Done(()), Ended::Flushed(())].map(|ended| over(ended, 4));
+        assert_eq!(ended, [0, 1, 5]);
+        let error = DmaUnmapError::Unconfirmed { error: InvalidationError::Rejected { code: 5 } };
+        let left =
+            |mapping: Option<()>, waits| left_by(&NotUnmapped { mapping, waits, error: error.clone() });
+        assert_eq!(left(Some(()), false), PortcullisNotEnded);
+        assert_eq!([left(None, true), left(None, false)], [PortcullisWaits, PortcullisReachable]);
+    }
+}
