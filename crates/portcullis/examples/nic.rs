@@ -34,7 +34,13 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     fn refill(&mut self, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
         while self.posted.len() < POSTED {
             let Some(buffer) = self.free.pop() else { break };
-            let mapping = self.rx.map(buffer, Direction::FromDevice)?;
+            let mapping = match self.rx.map(buffer, Direction::FromDevice) {
+                Ok(mapping) => mapping,
+                Err(refused) => {
+                    self.free.extend(refused.buffer);
+                    return Err(refused.error.into());
+                }
+            };
             hardware.rx.push_back((mapping.iova(), mapping.len()));
             self.posted.push_back(mapping);
         }
@@ -44,11 +50,16 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     /// The card has filled the oldest buffer.
     fn on_received(&mut self) -> Result<(), Box<dyn Error>> {
         let mapping = self.posted.pop_front().ok_or("nothing is posted")?;
-        match self.rx.unmap(mapping)? {
-            Ended::Done(buffer) => self.received.push(buffer),
+        match self.rx.unmap(mapping) {
+            Ok(Ended::Done(buffer)) => self.received.push(buffer),
             // The card can still write to it, so the queue keeps it.
-            Ended::Pending => {}
-            Ended::Flushed(buffers) => self.received.extend(buffers),
+            Ok(Ended::Pending) => {}
+            Ok(Ended::Flushed(buffers)) => self.received.extend(buffers),
+            Err(failed) => {
+                // A mapping that comes back can end later. `unplug.rs` has all cases.
+                self.posted.extend(failed.mapping);
+                return Err(failed.error.into());
+            }
         }
         Ok(())
     }
@@ -63,7 +74,13 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     /// The card has sent the oldest.
     fn on_sent(&mut self) -> Result<(), Box<dyn Error>> {
         let mapping = self.sending.pop_front().ok_or("nothing is being sent")?;
-        self.tx.unmap(mapping)?.for_each(|buffer| self.free.push(buffer));
+        match self.tx.unmap(mapping) {
+            Ok(ended) => ended.for_each(|buffer| self.free.push(buffer)),
+            Err(failed) => {
+                self.sending.extend(failed.mapping);
+                return Err(failed.error.into());
+            }
+        }
         Ok(())
     }
 

@@ -49,21 +49,28 @@ impl<X: Machine, B: DmaBuffer> QueuePair<X, B> {
                 at = (at / PAGE + 1) * PAGE;
             }
         }
-        if prps.iter().skip(1).any(|prp| prp.get() % PAGE != 0) {
-            return Err("a buffer that PRP entries cannot name".into());
-        }
         let len = mapping.len();
         self.commands[id] = Some(mapping);
+        if prps.iter().skip(1).any(|prp| prp.get() % PAGE != 0) {
+            // A mapping that is dropped never ends.
+            self.complete(id)?;
+            return Err("a buffer that PRP entries cannot name".into());
+        }
         Ok(Command { id, writes, block, len, prps })
     }
 
     /// The completion queue says that a command is over.
     fn complete(&mut self, id: usize) -> Result<(), Box<dyn Error>> {
         let mapping = self.commands[id].take().ok_or("no such command")?;
-        match self.queue.unmap(mapping)? {
-            Ended::Done(buffer) => self.done.push(buffer),
-            Ended::Pending => {}
-            Ended::Flushed(buffers) => self.done.extend(buffers),
+        match self.queue.unmap(mapping) {
+            Ok(Ended::Done(buffer)) => self.done.push(buffer),
+            Ok(Ended::Pending) => {}
+            Ok(Ended::Flushed(buffers)) => self.done.extend(buffers),
+            Err(failed) => {
+                // A mapping that comes back can end later. `unplug.rs` has all cases.
+                self.commands[id] = failed.mapping;
+                return Err(failed.error.into());
+            }
         }
         Ok(())
     }

@@ -15,6 +15,7 @@
 //! | to map a buffer and unmap it | [`Queue`]; each [`Mapping`] goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
 //! | buffers for a network card's rings | [`Queue`] | `nic.rs` |
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
+//! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::commit`](dma::Queue::commit) | `unplug.rs` |
 //! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | a kernel whose drivers map and unmap by number, from all CPUs | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |

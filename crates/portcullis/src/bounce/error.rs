@@ -5,6 +5,7 @@ use super::pressure::Pressure;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
+use crate::iova::IovaError;
 
 /// A list that was not mapped. No part of it is, but devices may [reach](Self::may_be_reached) it
 /// after one of these errors.
@@ -75,10 +76,17 @@ pub enum DmaMapError {
 }
 
 impl DmaMapError {
-    /// Returns whether the map can succeed later, once something of the queue (or of the machine's
-    /// pool) has ended.
+    /// Returns whether the map can succeed later, once something of the queue, of its domain's addresses or of the
+    /// machine's pool has ended: a mapping, or what waits for a commit or a flush.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Full | Self::Pressure(_))
+        match self {
+            Self::Full | Self::Pressure(_) => true,
+            // What the device can address at all may be free later.
+            Self::List(MapListError::Iova(IovaError::Exhausted { len, limit, .. })) => {
+                len.checked_sub(1).is_some_and(|last| last <= limit.get())
+            }
+            _ => false,
+        }
     }
 
     /// Returns whether devices may reach the list although it is not mapped.

@@ -9,6 +9,8 @@ mod map;
 mod nic;
 #[path = "../../examples/prp.rs"]
 mod prp;
+#[path = "../../examples/unplug.rs"]
+mod unplug;
 
 #[test]
 fn a_buffer() {
@@ -30,4 +32,9 @@ fn a_network_card() {
 #[test]
 fn an_nvme_disk() {
     prp::main().unwrap();
+}
+
+#[test]
+fn a_device_that_goes() {
+    unplug::main().unwrap();
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::SetupError;
-use portcullis::addr::{DeviceId, Direction, Iova};
+use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use portcullis::dma::{
     DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended, MOST_IN_BATCH, Mapping, Queue, QueueConfig,
     Strategy,
@@ -262,6 +262,35 @@ fn a_full_ring_says_so_and_has_room_after_a_commit() {
     assert!(queue.map(world.frame(), Direction::FromDevice).is_err(), "what waits has its address");
     assert_eq!(queue.commit().unwrap().len(), 1);
     let _mapped = queue.map(world.frame(), Direction::FromDevice).unwrap();
+}
+
+/// Addresses that a device can reach may be all taken for a while: that is full, too. What it can never reach is not.
+#[test]
+fn addresses_that_are_all_taken_are_full_until_some_come_back() {
+    let world = World::new(Policy::Strict);
+    let card = world.nic.domain().attach(DeviceId(8), DmaMask::bits(24)).unwrap();
+    let mut queue = card.queue(QueueConfig::batched(4)).unwrap();
+    let list = |len| [PhysSegment { phys: PhysAddr::new(1 << 30), len }];
+    let mut out = [DmaSegment::default()];
+    // SAFETY: no device uses the memory.
+    let mut map = |queue: &mut Queue<Machine, Frame>, len| unsafe {
+        queue.map_raw(&list(len), Direction::FromDevice, &mut out).map(|(mapping, _)| mapping)
+    };
+    let mut mappings = Vec::new();
+    let full = loop {
+        match map(&mut queue, 1 << 20) {
+            Ok(mapping) => mappings.push(mapping),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, DmaMapError::List(_)) && full.is_full(), "{full}");
+    assert!((8..=16).contains(&mappings.len()));
+    assert!(matches!(queue.unmap_raw(mappings.remove(3)), Ok(Ended::Pending)));
+    assert!(map(&mut queue, 1 << 20).unwrap_err().is_full(), "what waits has its addresses");
+    queue.commit_raw().unwrap();
+    mappings.push(map(&mut queue, 1 << 20).unwrap());
+    let never = map(&mut queue, (1 << 24) + PAGE).unwrap_err();
+    assert!(!never.is_full(), "{never}");
 }
 
 #[test]
