@@ -22,6 +22,9 @@ use super::space::{AddressSpace, Kernel, Member};
 use super::sysfs::{IOMMUS, Place, path};
 use super::type1::{self, Container};
 
+/// Base address registers of a device.
+const BARS: u32 = 6;
+
 const GET_REGION_INFO: u64 = vfio(8);
 const RESET: u64 = vfio(11);
 
@@ -131,13 +134,16 @@ impl Device {
     /// # Errors
     /// Where there are none, or they cannot be mapped.
     pub fn bar(&self, number: u32) -> io::Result<Registers> {
-        let region = self.region(number)?;
-        if number > 5 || region.size == 0 || region.flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
-            return Err(io::Error::new(
+        // Regions beyond are no BARs.
+        let region = if number < BARS { Some(self.region(number)?) } else { None };
+        let has =
+            |region: &vfio_region_info| region.size > 0 && region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0;
+        let region = region.filter(has).ok_or_else(|| {
+            io::Error::new(
                 io::ErrorKind::NotFound,
                 format!("{} has no registers behind BAR {number}", self.name()),
-            ));
-        }
+            )
+        })?;
         let len = usize::try_from(region.size).map_err(io::Error::other)?;
         self.change_command(|command| command | MEMORY)?;
         let map = |file: &File| MmapOptions::new().offset(region.offset).len(len).map_raw(file);

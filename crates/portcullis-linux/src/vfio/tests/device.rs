@@ -377,8 +377,10 @@ fn the_configuration_space_is_where_the_kernel_says() {
 fn registers_are_those_of_the_bar_up_to_its_last() {
     let (kernel, device) = with_regions();
     // Without registers, without memory, and what is no BAR.
-    for number in [0, 2, 3, 6] {
+    for number in [0, 2, 3, 6, 7, u32::MAX] {
         let error = device.bar(number).unwrap_err();
+        let asked = if number < 6 { vec![region(number)] } else { vec![] };
+        assert_eq!(kernel.asked(), asked);
         let expected = format!("{NAME} has no registers behind BAR {number}");
         assert_eq!((error.kind(), error.to_string()), (ErrorKind::NotFound, expected));
     }
