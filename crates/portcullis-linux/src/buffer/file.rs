@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -62,7 +62,7 @@ unsafe impl DmaBuffer for FileBuffer {
 
 impl FileBuffer {
     /// Maps `len` bytes of `file` from `offset` on, both in whole pages of 4 KiB. The file is to be as long, and to stay so: an access of bytes that it has lost ends the
-    /// process by a signal (`SIGBUS`). A memfd with `F_SEAL_SHRINK` stays. Makes two system calls and allocates.
+    /// process by a signal (`SIGBUS`). A memfd with `F_SEAL_SHRINK` stays. Makes a few system calls and allocates.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for what is no whole pages, or ends behind the file's end; `OutOfMemory`.
@@ -77,7 +77,9 @@ impl FileBuffer {
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(invalid("the file ends before the buffer does"));
         }
-        let memory = MmapOptions::new().offset(offset).len(len).map_raw(&file)?;
+        // Of huge pages the kernel maps and unmaps whole ones.
+        let whole = len.checked_next_multiple_of(page_of(&file)?).ok_or(io::ErrorKind::InvalidInput)?;
+        let memory = MmapOptions::new().offset(offset).len(whole).map_raw(&file)?;
         let segment = super::segment(memory.as_mut_ptr(), len);
         let start = segment.phys.get();
         let mut mapped = MAPPED.write().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +98,7 @@ impl FileBuffer {
 
     /// How many bytes it holds.
     pub fn size(&self) -> usize {
-        self.memory.len()
+        self.segment.len as usize
     }
 
     /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, where some of them do not exist. While others write
@@ -119,6 +121,22 @@ impl FileBuffer {
     }
 }
 
+/// Bytes of the pages by which a file is mapped, of hugetlbfs; of others one, as the kernel rounds up by itself.
+fn page_of(file: &File) -> io::Result<usize> {
+    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: it writes the structure.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it was zeroed, and then written.
+    let about = unsafe { about.assume_init() };
+    Ok(if about.f_type == libc::HUGETLBFS_MAGIC {
+        usize::try_from(about.f_bsize).unwrap_or(1).max(1)
+    } else {
+        1
+    })
+}
+
 impl Drop for FileBuffer {
     fn drop(&mut self) {
         let start = self.segment.phys.get();
@@ -131,6 +149,8 @@ impl Drop for FileBuffer {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::os::fd::FromRawFd;
+
     use super::*;
 
     fn file(len: u64) -> File {
@@ -157,6 +177,35 @@ mod tests {
         drop(two);
         assert_eq!(found(at, 4096), None);
         assert_eq!(found(one.phys().get(), 4096), Some(0));
+    }
+
+    /// Pages of the administrator's are set aside for this test where it may; where there are none, the mapping is refused.
+    #[test]
+    fn a_part_of_a_huge_page_goes_as_a_whole() {
+        let pages = "/proc/sys/vm/nr_hugepages";
+        let had: u64 = std::fs::read_to_string(pages).unwrap().trim().parse().unwrap();
+        let is_changed = had == 0 && std::fs::write(pages, "1").is_ok();
+        // SAFETY: it takes a text, and returns a file of this call's.
+        let file = unsafe {
+            let file =
+                libc::memfd_create(c"portcullis-huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+            assert!(file >= 0, "{}", io::Error::last_os_error());
+            File::from_raw_fd(file)
+        };
+        file.set_len(2 << 20).unwrap();
+        let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("memfd:portcullis-huge");
+        match FileBuffer::new(&file, 0, 3 * 4096) {
+            Ok(buffer) => {
+                buffer.write(3 * 4096 - 2, &[1, 2]).unwrap();
+                assert_eq!((buffer.size(), buffer.write(3 * 4096, &[1]), maps()), (3 * 4096, None, true));
+                drop(buffer);
+                assert!(!maps(), "it is still mapped");
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}"),
+        }
+        if is_changed {
+            let _ = std::fs::write(pages, "0");
+        }
     }
 
     #[test]
