@@ -1,6 +1,7 @@
 //! What the documents name is there: files, places in other documents, crates, examples, tests, commands. What they say
 //! of the command `portcullis` is tested where its options are parsed, in `portcullis-cli`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codes::{Document, documents};
@@ -193,6 +194,24 @@ fn every_file_of_tests_is_compiled() {
     let tests = crates.join("portcullis/tests");
     assert!(is_compiled(&tests, &tests.join("dma/kept.rs"), &paths));
     assert!(!is_compiled(&tests, &tests.join("dma/nothing.rs"), &paths));
+}
+
+/// Whoever takes what the README's table names has its crate.
+#[test]
+fn crates_that_the_readme_names_by_path_can_be_added() {
+    let documents = documents(&root());
+    let readme = documents.iter().find(|document| document.name == "README.md").unwrap();
+    let named = readme.pieces.iter().filter_map(|code| Some(code.split_once("::")?.0));
+    let named: BTreeSet<String> =
+        named.filter(|name| name.starts_with("portcullis_")).map(|name| name.replace('_', "-")).collect();
+    let added: Vec<_> = readme
+        .commands("cargo")
+        .filter(|words| words.get(1) == Some(&"add"))
+        .filter_map(|words| words.last()?.rsplit('/').next().map(str::to_owned))
+        .collect();
+    assert!(!named.is_empty());
+    let missing: Vec<_> = named.iter().filter(|name| !added.contains(name)).collect();
+    assert!(missing.is_empty(), "{missing:?} and {added:?}");
 }
 
 /// Where a manifest lists its tests, Cargo passes over a program that is in no list.
