@@ -33,7 +33,9 @@
 
 mod given;
 #[cfg(all(target_os = "linux", not(any(miri, watched))))]
-mod large;
+pub(crate) mod large;
+#[cfg(all(target_os = "linux", not(any(miri, watched))))]
+mod small;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -53,7 +55,8 @@ const END: u64 = 1 << 52;
 ///
 /// An allocation costs what the allocator takes, the zeroing, and a note for each frame. It may wait for the allocator's lock,
 /// never for hardware. On Linux a block of 2 MiB or more is the kernel's own: on huge pages that the administrator has set aside
-/// (`vm.nr_hugepages`), while there are some; else on transparent ones, where the kernel makes them; else on small pages.
+/// (`vm.nr_hugepages`), while there are some; else on transparent ones, where the kernel makes them; else on small pages. Blocks of up to 128 KiB,
+/// as the slots of pools are, are cut out of such blocks of 2 MiB, of which one is kept.
 ///
 /// **Who may access what beside a copy.** In frames that this has given out, [`HeapBuffer`]'s among them, all access of the library
 /// is by [words], so whatever is done there by words at the same time is sound. Of other memory (a list that was mapped by
@@ -74,11 +77,15 @@ pub(crate) fn disown(start: u64, len: usize) {
     given::take_back(start / FRAME_SIZE, len / FRAME);
 }
 
-/// A zeroed block, on huge pages where it is large and the system has some.
+/// A zeroed block, on huge pages where it is large or small and the system has some.
 fn alloc_block(layout: Layout) -> *mut u8 {
     #[cfg(all(target_os = "linux", not(any(miri, watched))))]
     if let Some(bytes) = large::bytes(layout.size()) {
         return large::alloc(bytes, layout.align()).map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr);
+    } else if layout.size() <= small::MOST * FRAME
+        && let Some(block) = small::alloc(layout.size() / FRAME)
+    {
+        return block.as_ptr();
     }
     // SAFETY: the layout has a size.
     unsafe { alloc_zeroed(layout) }
@@ -91,6 +98,11 @@ unsafe fn free_block(block: *mut u8, layout: Layout) {
     if let Some(bytes) = large::bytes(layout.size()) {
         // SAFETY: the caller's promise.
         return unsafe { large::free(block, bytes) };
+    } else if layout.size() <= small::MOST * FRAME {
+        // SAFETY: as above. What came from elsewhere goes there.
+        if unsafe { small::free(block, layout.size() / FRAME) }.is_ok() {
+            return;
+        }
     }
     // SAFETY: the caller's promise.
     unsafe { dealloc(block, layout) };

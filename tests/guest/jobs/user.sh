@@ -38,6 +38,18 @@ for way in $ways; do
     portcullis-user plugs $way "$edu" "$hot" $id next-$way || bad "$way plugs" "it failed"
     id=next-$way
 done
+# On huge pages: set aside, transparent, and where there are none.
+thp=/sys/kernel/mm/transparent_hugepage/enabled
+put /proc/sys/vm/nr_hugepages 24
+tries "${ways##* }" huge "${ways##* }" "$edu" set
+tries "${ways##* }" ends "${ways##* }" "$edu"
+put /proc/sys/vm/nr_hugepages 0
+if [ -e $thp ]; then
+    put $thp madvise
+    tries "${ways##* }" huge "${ways##* }" "$edu" transparent
+    put $thp never
+fi
+tries "${ways##* }" huge "${ways##* }" "$edu" small
 # The same devices from C, by the best way that the kernel has.
 portcullis-calls "$edu" "$disk" >/tmp/said 2>&1 || bad "the library for C" "it failed: $(tail -n 2 /tmp/said | tr '\n' ' ')"
 cat /tmp/said

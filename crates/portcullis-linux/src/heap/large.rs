@@ -69,7 +69,7 @@ pub(super) unsafe fn free(block: *mut u8, bytes: usize) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     /// The line of a field, of the mapping that has this address.
-    fn smaps(at: usize, field: &str) -> Option<String> {
+    pub(crate) fn smaps(at: usize, field: &str) -> Option<String> {
         let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
         all.lines().find_map(|line| {

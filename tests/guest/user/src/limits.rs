@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysSegment};
+use portcullis::dma::QueueConfig;
 use portcullis::domain::{MapListError, Refused};
 use portcullis::invalidation::Gather;
 use portcullis::pgtable::MapError;
@@ -73,6 +74,40 @@ pub fn locked(way: Way, name: &str) -> Result<()> {
     check("and counts", is_named, error);
     space.unmap(less)?;
     Ok(())
+}
+
+/// Where a pool's slots lie: on pages that are set aside (`set`), on transparent ones (`transparent`), or on small ones. A device reads and writes them.
+pub fn huge(way: Way, name: &str, kind: &str) -> Result<()> {
+    let (device, space) = way.domain(name)?;
+    let mut queue = attached(&device, &space)?.queue(QueueConfig::bounce())?;
+    let before = [in_pages("Private_Hugetlb")?, in_pages("AnonHugePages")?];
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        let buffer = HeapBuffer::new(128 << 10).ok_or("no memory")?;
+        let mapping = queue.map(buffer, Direction::Bidirectional);
+        held.push(mapping.map_err(|refused| refused.error)?);
+    }
+    let [set, transparent] =
+        [in_pages("Private_Hugetlb")? - before[0], in_pages("AnonHugePages")? - before[1]];
+    // Each takes 8 MiB for buffers, and as much for slots.
+    const ALL: i64 = 16 << 10;
+    let holds = match kind {
+        "set" => set >= ALL,
+        "transparent" => set == 0 && transparent >= ALL,
+        _ => set == 0 && transparent == 0,
+    };
+    check(&format!("slots of a pool lie on pages of this kind: {kind}"), holds, (set, transparent));
+    for mapping in held {
+        queue.unmap(mapping).map_err(|failed| failed.error)?.for_each(drop);
+    }
+    Ok(())
+}
+
+/// KiB of this process in pages of a kind.
+fn in_pages(kind: &str) -> Result<i64> {
+    let all = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = all.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(':'));
+    Ok(line.ok_or("no such kind of pages")?.trim().trim_end_matches(" kB").parse()?)
 }
 
 /// Bytes that are mapped in different ways, and of a buffer.

@@ -102,10 +102,11 @@ fn run() -> Result<()> {
         ["pairs", edu, bytes, count] => pairs::pairs(edu, bytes.parse()?, count.parse()?)?,
         ["entries", edu, most] => limits::entries(edu, most.parse()?)?,
         ["pages", by, name] => limits::pages(way(by)?, name)?,
+        ["huge", by, edu, kind] => limits::huge(way(by)?, edu, kind)?,
         ["locked", by, edu] => limits::locked(way(by)?, edu)?,
         _ => {
             return Err(
-                "usage: portcullis-user open|maps|ends|interrupts|plugs|virtio|entries|locked|pages|pairs .."
+                "usage: portcullis-user open|maps|ends|interrupts|plugs|virtio|huge|entries|locked|pages|pairs .."
                     .into(),
             );
         }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaDomain, DmaMask, QueueConfig};
+use portcullis::addr::{DeviceId, Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
+use portcullis::dma::{CoherentMemory, DmaDomain, DmaMask, DomainBuilder, QueueConfig};
 use portcullis::domain::{Domain, MapListError, Policy, Refused, UnmapError};
 use portcullis::heap::Shared;
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis::mapper::Mapper;
 use portcullis::pgtable::MapError;
+use portcullis::prelude::PoolConfig;
 use portcullis::std_platform::StdPlatform;
 
 use super::fake::{Fake, PAGE, Way};
@@ -350,4 +351,31 @@ fn queues_and_pools_stand_on_it() {
         drop(queue.commit());
     }
     drop((device, domain));
+}
+
+/// Slots of all sizes, and what driver and device share: on pages that the administrator has set aside (ht), or asked for (hg).
+#[test]
+#[cfg(not(any(miri, watched)))]
+fn slots_and_rings_lie_on_huge_pages() {
+    use crate::heap::large::tests::smaps;
+    let fake = Fake::new(Way::Iommufd);
+    let domain = DomainBuilder::new(fake.mapper()).bounce(Heap, PoolConfig::default());
+    let domain = domain.build(StdPlatform::new()).unwrap();
+    let device = domain.attach(DeviceId(8), DmaMask::BITS_64).unwrap();
+    let mut queue = device.queue(QueueConfig::bounce()).unwrap();
+    let mut held = Vec::new();
+    let is_huge = |iova: Iova| {
+        let (at, _) = fake.reaches(iova.get()).unwrap();
+        smaps(at as usize, "VmFlags").is_some_and(|flags| flags.contains("ht") || flags.contains("hg"))
+    };
+    for len in [4096, 16 << 10, 64 << 10, 128 << 10] {
+        for _ in 0..4 {
+            let mapping = queue.map(HeapBuffer::new(len).unwrap(), Direction::FromDevice).unwrap();
+            assert!(is_huge(mapping.iova()), "{len}");
+            held.push(mapping);
+        }
+    }
+    let ring = CoherentMemory::new(device.dma(), Heap, 4096).unwrap();
+    assert!(is_huge(ring.iova()));
+    held.into_iter().for_each(|mapping| queue.unmap(mapping).unwrap().for_each(drop));
 }
