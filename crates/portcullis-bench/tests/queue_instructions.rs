@@ -121,9 +121,11 @@ fn pairs_of(kind: &str, rounds: u32) {
             let device = domain.attach(DeviceId(0), DmaMask::BITS_64).unwrap();
             let config = match kind {
                 "bounce-1" => QueueConfig::bounce(),
-                _ => QueueConfig::auto(DESCRIPTORS - BATCH as u32, FRAME_SIZE).batch(BATCH),
+                _ => QueueConfig::auto(DESCRIPTORS - BATCH as u32, FRAME_SIZE)
+                    .batch(BATCH)
+                    .measuring(Direction::FromDevice),
             };
-            let mut queue = device.queue(config.measuring(Direction::FromDevice)).unwrap();
+            let mut queue = device.queue(config).unwrap();
             let [page] = list;
             match kind {
                 "auto-1" => pairs(&mut queue, &list, rounds),

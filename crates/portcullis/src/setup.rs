@@ -96,6 +96,14 @@ pub enum SetupError {
         /// The most that there may be.
         most: usize,
     },
+    /// An option of a [`QueueConfig`](crate::dma::QueueConfig) that a queue of this strategy has no use for.
+    #[error("a queue by `{strategy}` has no use for `{option}`: leave it out, or take a strategy that has")]
+    NoEffect {
+        /// The method that set it.
+        option: &'static str,
+        /// The constructor that the configuration is of.
+        strategy: &'static str,
+    },
     /// No ring has these dimensions: one of them is 0, or their product is too large.
     #[error(
         "no ring holds {descriptors} descriptors of {bytes:#x} bytes: a ring has at least one, of at least 1 byte, and at most what \

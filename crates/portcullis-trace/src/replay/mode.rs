@@ -26,7 +26,11 @@ pub(super) enum Strategy {
     /// One for all.
     One(QueueConfig),
     /// One for each direction, made when it is first needed.
-    Rings(QueueConfig),
+    Rings {
+        config: QueueConfig,
+        /// It measures its direction then.
+        measures: bool,
+    },
 }
 
 /// How mappings end.
@@ -111,9 +115,15 @@ impl Mode {
         match self {
             Self::Each(_) | Self::Registered => Strategy::Alone,
             Self::StrictBatch => Strategy::One(QueueConfig::batched(BATCH_UNMAPS)),
-            Self::StrictRing => Strategy::Rings(QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH)),
+            Self::StrictRing => Strategy::Rings {
+                config: QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH),
+                measures: false,
+            },
             Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
-            Self::Adaptive => Strategy::Rings(QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH)),
+            Self::Adaptive => Strategy::Rings {
+                config: QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH),
+                measures: true,
+            },
         }
     }
 

@@ -53,10 +53,11 @@ impl Port {
         origin: Origin,
         colours: &mut u32,
     ) -> Result<(), SetupError> {
-        if let (Some(index), Strategy::Rings(config)) = (self.lane(direction, origin), self.strategy)
+        if let (Some(index), Strategy::Rings { config, measures }) =
+            (self.lane(direction, origin), self.strategy)
             && self.lanes[index].is_none()
         {
-            let config = config.colour(*colours).measuring(direction);
+            let config = if measures { config.measuring(direction) } else { config }.colour(*colours);
             *colours += 1;
             self.driver.open(index, config)?;
             self.lanes[index] = Some(Lane::default());
@@ -73,7 +74,7 @@ impl Port {
             (_, Origin::Direct) if self.copies => None,
             (Strategy::Alone, _) => None,
             (Strategy::One(_), _) => Some(0),
-            (Strategy::Rings(_), _) => Some(direction.index()),
+            (Strategy::Rings { .. }, _) => Some(direction.index()),
         }
     }
 

@@ -20,7 +20,8 @@ pub enum Strategy {
 }
 
 /// What a [`Queue`](super::Queue) is made for. Each strategy has a constructor, and nothing else of
-/// a driver changes with it. A number that cannot be is an error when the queue is [made](super::Device::queue).
+/// a driver changes with it. A number that cannot be, and an option that would have no effect, is an error when the queue is
+/// [made](super::Device::queue).
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -35,7 +36,7 @@ pub struct QueueConfig {
     pub(super) strategy: Strategy,
     pub(super) descriptors: u32,
     pub(super) bytes: u64,
-    pub(super) batch: usize,
+    batch: Option<usize>,
     pub(super) colour: Option<u32>,
     pub(super) attributes: Attributes,
     pub(super) direction: Option<crate::addr::Direction>,
@@ -50,7 +51,7 @@ impl QueueConfig {
             strategy,
             descriptors: 0,
             bytes: 0,
-            batch: BATCH,
+            batch: None,
             colour: None,
             attributes: Attributes { persistent_streaming: false, wipe: false, copy_in: false },
             direction: None,
@@ -101,7 +102,7 @@ impl QueueConfig {
     /// without this call. The larger the batch, the less each mapping costs, and the later its buffer comes back:
     /// **no timer ends a batch**. A driver that goes idle calls [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
-        Self { batch, ..self }
+        Self { batch: Some(batch), ..self }
     }
 
     /// The colour of a ring, by which its first address is moved on: without this call the domain's
@@ -138,9 +139,28 @@ impl QueueConfig {
         Self { direction: Some(direction), ..self }
     }
 
-    /// Checks the numbers that were asked for.
+    /// The same by another strategy, without the options that it has no use for.
+    pub(super) fn by(self, strategy: Strategy) -> Self {
+        let has_ring = matches!(strategy, Strategy::Ring | Strategy::Auto);
+        Self {
+            strategy,
+            batch: self.batch.filter(|_| has_ring || strategy == Strategy::Batch),
+            colour: self.colour.filter(|_| has_ring),
+            direction: self.direction.filter(|_| strategy == Strategy::Auto),
+            ..self
+        }
+    }
+
+    /// The number of mappings that end with one wait.
+    #[inline]
+    pub(super) fn batch_size(&self) -> usize {
+        self.batch.unwrap_or(BATCH)
+    }
+
+    /// Checks the numbers that were asked for, and that each option has an effect.
     pub(super) fn check(&self) -> Result<(), SetupError> {
-        let Self { strategy, descriptors, bytes, batch, .. } = *self;
+        let Self { strategy, descriptors, bytes, .. } = *self;
+        let batch = self.batch_size();
         if !(1..=MOST_IN_BATCH).contains(&batch) {
             return Err(SetupError::Batch { batch, most: MOST_IN_BATCH });
         }
@@ -148,6 +168,20 @@ impl QueueConfig {
         if has_ring && (descriptors == 0 || bytes == 0) {
             return Err(SetupError::NoRing { descriptors, bytes });
         }
-        Ok(())
+        let strategy_name = match strategy {
+            Strategy::Direct => "direct",
+            Strategy::Batch => "batched",
+            Strategy::Ring => "ring",
+            Strategy::Bounce => "bounce",
+            Strategy::Auto => "auto",
+        };
+        let used = self.by(strategy);
+        let unused = |option| Err(SetupError::NoEffect { option, strategy: strategy_name });
+        match self {
+            _ if self.batch != used.batch => unused("batch"),
+            _ if self.colour != used.colour => unused("colour"),
+            _ if self.direction != used.direction => unused("measuring"),
+            _ => Ok(()),
+        }
     }
 }

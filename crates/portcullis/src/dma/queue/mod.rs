@@ -162,7 +162,7 @@ impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     fn new(device: DeviceOf<X>, lane: Lane<X>, config: &QueueConfig) -> Result<Self, OutOfMemory> {
         let room = match lane {
-            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch,
+            Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch_size(),
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
         let number = if let Lane::Ring(ring) = &lane { ring.number() } else { number() };

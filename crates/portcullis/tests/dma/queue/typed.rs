@@ -264,6 +264,37 @@ fn a_full_ring_says_so_and_has_room_after_a_commit() {
     let _mapped = queue.map(world.frame(), Direction::FromDevice).unwrap();
 }
 
+#[test]
+fn an_option_that_would_have_no_effect_is_an_error() {
+    let world = World::new(Policy::Strict);
+    let refused = |config: QueueConfig| match world.nic.queue::<Frame>(config) {
+        Ok(_) => None,
+        Err(SetupError::NoEffect { option, strategy }) => Some((option, strategy)),
+        Err(error) => panic!("{config:?}: {error}"),
+    };
+    let (ring, auto) = (QueueConfig::ring(8, PAGE), QueueConfig::auto(8, PAGE));
+    let (batched, toward) = (QueueConfig::batched(4), Direction::ToDevice);
+    assert_eq!(refused(QueueConfig::direct().batch(8)), Some(("batch", "direct")));
+    assert_eq!(refused(QueueConfig::bounce().batch(32)), Some(("batch", "bounce")));
+    assert_eq!(refused(batched.colour(0)), Some(("colour", "batched")));
+    assert_eq!(refused(QueueConfig::direct().colour(1)), Some(("colour", "direct")));
+    assert_eq!(refused(QueueConfig::bounce().measuring(toward)), Some(("measuring", "bounce")));
+    assert_eq!(refused(ring.measuring(toward)), Some(("measuring", "ring")));
+    for config in [
+        batched,
+        ring.batch(2).colour(1),
+        auto.batch(2).colour(1).measuring(toward),
+        QueueConfig::direct().persistent().wiping().copying_in(),
+    ] {
+        assert_eq!(refused(config), None, "{config:?}");
+    }
+    let said = world.nic.queue::<Frame>(ring.measuring(toward)).map(drop).unwrap_err().to_string();
+    assert_eq!(
+        said,
+        "a queue by `ring` has no use for `measuring`: leave it out, or take a strategy that has"
+    );
+}
+
 /// Addresses that a device can reach may be all taken for a while: that is full, too. What it can never reach is not.
 #[test]
 fn addresses_that_are_all_taken_are_full_until_some_come_back() {

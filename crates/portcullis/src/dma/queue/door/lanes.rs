@@ -40,7 +40,7 @@ impl<X: Machine> Device<X> {
         let translated = self.dma.is_translated();
         Ok(match config.strategy {
             Strategy::Direct => Lane::Direct,
-            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch)?),
+            Strategy::Batch => Lane::Batch(RawBatch::new(&self.dma, config.batch_size())?),
             Strategy::Ring => Lane::Ring(self.ring(config)?),
             Strategy::Bounce if translated => Lane::Bounce(self.pool()?),
             Strategy::Bounce => {
@@ -54,7 +54,7 @@ impl<X: Machine> Device<X> {
     }
 
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
-        let batch = config.batch;
+        let batch = config.batch_size();
         // What waits for a commit has addresses, too.
         let descriptors = config.descriptors.saturating_add(batch as u32);
         StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }

@@ -71,7 +71,7 @@ impl<X: Machine> Device<X> {
             other => Some(other),
         };
         let queue_to_map = |strategy| -> Result<Inner, SetupError> {
-            Ok(boxed(alone.queue::<Infallible>(QueueConfig { strategy, ..*config })?)?)
+            Ok(boxed(alone.queue::<Infallible>(config.by(strategy))?)?)
         };
         let mapped = strategy_to_map.map(queue_to_map).transpose()?;
         Ok(Lane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
