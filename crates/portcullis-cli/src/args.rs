@@ -16,6 +16,8 @@ use serde::Serialize;
 use crate::bench::args::Bench;
 use crate::linux::args as linux;
 use crate::machine;
+#[cfg(target_os = "linux")]
+use crate::record::args as record;
 
 /// DMA remapping: what protection from devices costs, and what it leaves exposed.
 #[derive(Debug, Parser)]
@@ -27,6 +29,12 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Record the DMA of this machine, for `replay`: needs root
+    #[cfg(target_os = "linux")]
+    Record(record::Record),
+    /// Show what each device maps now, and what it may still reach after its unmap: needs root
+    #[cfg(target_os = "linux")]
+    Watch(record::Watch),
     /// Replay recorded DMA under each way to protect memory: what each costs, and what it leaves open to devices
     Replay(Replay),
     /// Remove what is private from a recording: what is left replays to the same figures
@@ -82,6 +90,8 @@ impl Command {
             | Self::Report(ReportOptions { memory, .. }) => Some(*memory),
             Self::Bench(_) | Self::Completions { .. } | Self::Man => None,
             Self::Protect(_) | Self::Unprotect(_) | Self::Status(_) => None,
+            #[cfg(target_os = "linux")]
+            Self::Record(_) | Self::Watch(_) => None,
             #[cfg(feature = "bench")]
             Self::Calibrate => None,
             #[cfg(not(feature = "bench"))]

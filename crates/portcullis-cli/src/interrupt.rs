@@ -12,26 +12,42 @@ pub fn stopped() -> bool {
     STOPPED.load(Ordering::Relaxed)
 }
 
+/// The same as Ctrl-C.
+#[cfg(target_os = "linux")]
+pub fn stop() {
+    STOPPED.store(true, Ordering::Relaxed);
+}
+
 /// Takes the next Ctrl-C as a wish to see the results so far. One that the program was told to ignore stays ignored.
 #[cfg(unix)]
 pub fn listen() {
-    extern "C" fn stop(_: libc::c_int) {
+    listen_to(libc::SIGINT);
+}
+
+/// Takes the end of the terminal, and the wish that the program ends, in the same way.
+#[cfg(target_os = "linux")]
+pub fn listen_to_ends() {
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().for_each(listen_to);
+}
+
+#[cfg(unix)]
+fn listen_to(signal: libc::c_int) {
+    extern "C" fn heard(_: libc::c_int) {
         STOPPED.store(true, Ordering::Relaxed);
     }
     // SAFETY: zeroes are a valid `sigaction` (no flags, an empty mask, the default action); both pointers are to live values;
     // the handler does nothing but store to an atomic, which is safe in a signal handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGINT, std::ptr::null(), &mut action) != 0
-            || action.sa_sigaction == libc::SIG_IGN
+        if libc::sigaction(signal, std::ptr::null(), &mut action) != 0 || action.sa_sigaction == libc::SIG_IGN
         {
             return;
         }
         action = std::mem::zeroed();
-        action.sa_sigaction = stop as *const () as libc::sighandler_t;
+        action.sa_sigaction = heard as *const () as libc::sighandler_t;
         // The second one does what it did before: it ends the program. A read goes on after the first.
         action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
-        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
+        libc::sigaction(signal, &action, std::ptr::null_mut());
     }
 }
 

@@ -21,6 +21,8 @@ mod linux;
 mod look;
 mod machine;
 mod on_linux;
+#[cfg(target_os = "linux")]
+mod record;
 mod replay;
 mod report;
 mod runs;
@@ -32,6 +34,8 @@ mod sweep;
 mod table;
 mod verdict;
 mod warnings;
+#[cfg(target_os = "linux")]
+mod watch;
 
 use std::error::Error;
 use std::io::Write;
@@ -98,6 +102,10 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
         #[cfg(not(feature = "bench"))]
         Some(args::Command::Calibrate(_)) => lacking("calibrate"),
         Some(args::Command::Anonymize { input, output, .. }) => anonymize::run(&input, &output)?,
+        #[cfg(target_os = "linux")]
+        Some(args::Command::Record(asked)) => record::run(&asked)?,
+        #[cfg(target_os = "linux")]
+        Some(args::Command::Watch(asked)) => watch::run(&asked)?,
         Some(args::Command::Scale(scale)) => scale::run_command(&scale)?,
         Some(args::Command::Protect(asked)) => {
             if let Some(why) = asked.misplaced() {

@@ -10,6 +10,7 @@ pub mod hw;
 mod input;
 pub mod iova;
 pub mod profile;
+pub mod ring;
 pub mod trace;
 
 /// A fuzzer.
@@ -22,11 +23,12 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "api", run: api::run },
     Target { name: "iova", run: iova::run },
     Target { name: "trace", run: trace::run },
     Target { name: "profile", run: profile::run },
+    Target { name: "ring", run: ring::run },
     Target { name: "acpi", run: hw::acpi::run },
     Target { name: "units", run: hw::units::run },
 ];

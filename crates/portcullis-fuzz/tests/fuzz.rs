@@ -105,6 +105,11 @@ fn profile() {
 }
 
 #[test]
+fn ring() {
+    run("ring", 40_000);
+}
+
+#[test]
 fn acpi() {
     run("acpi", 40_000);
 }

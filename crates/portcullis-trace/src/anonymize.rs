@@ -76,7 +76,7 @@ pub fn anonymize<'a>(
         first_ns = Some(first_ns.unwrap_or(event.time_ns).min(event.time_ns));
         addresses(&event.kind, |first, last| stretches.add(first >> BLOCK_BITS, last >> BLOCK_BITS));
     })? {}
-    let promised = reader.summary().promised_entries;
+    let (promised, measured) = (reader.summary().promised_entries, reader.summary().measured);
     let mut writer = Writer {
         moved: moved(&stretches),
         first_ns: first_ns.unwrap_or(0) / TICK_NS * TICK_NS,
@@ -84,6 +84,9 @@ pub fn anonymize<'a>(
         lost: 0,
     };
     writeln!(out, "# tracer: nop\n#\n# Written by portcullis anonymize")?;
+    if let Some(measured) = measured {
+        writeln!(out, "{measured}")?;
+    }
     if let Some(promised) = promised {
         writeln!(out, "# entries-in-buffer/entries-written: {promised}/{promised}")?;
     }

@@ -95,6 +95,10 @@ impl<'a> EventReader<'a> {
                     self.summary.promised_entries = Some(entries);
                     continue;
                 }
+                Ok(Line::Measured(measured)) => {
+                    self.summary.measured = Some(measured);
+                    continue;
+                }
                 Ok(Line::Lost(count)) => {
                     self.summary.lost_events = self.summary.lost_events.saturating_add(count.max(1));
                     continue;

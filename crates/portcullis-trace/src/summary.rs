@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{TraceError, Warning, excerpt};
+use crate::measured::Measured;
 use crate::recorded::Recorded;
 
 /// How many warnings are kept in full; the rest are only counted.
@@ -134,6 +135,8 @@ pub struct Summary {
     pub cpus: u64,
     /// Bytes in all mappings made.
     pub bytes_mapped: u64,
+    /// What the machine's CPUs did meanwhile, where the recording has that.
+    pub measured: Option<Measured>,
     /// Entries in the kernel's buffer, as the header has it.
     pub promised_entries: Option<u64>,
     /// Whether the reading stopped before the end of the file, as [`ReadOptions::limit`](crate::ReadOptions::limit)

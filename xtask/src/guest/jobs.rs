@@ -83,7 +83,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 26] = [
+pub const JOBS: [&Job; 27] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -201,6 +201,14 @@ pub const JOBS: [&Job; 26] = [
         name: "commands",
         what: "the command `portcullis`, as a user gives it",
         script: "commands",
+        has_command: true,
+        ..USUAL
+    },
+    &Job {
+        name: "record",
+        what: "`portcullis record` and `watch`: rate, losses, its share of a CPU, and that tracing is left as it was found",
+        script: "record",
+        modes: "",
         has_command: true,
         ..USUAL
     },

@@ -162,7 +162,9 @@ pub fn program(folder: &Path) -> Result<PathBuf, String> {
 
 /// Builds the command `portcullis`. It is not optimised, which takes longer than it runs.
 pub fn command(folder: &Path) -> Result<PathBuf, String> {
-    let words = ["-p", "portcullis-cli", "--config", "profile.dev.debug=false"];
+    // But for what reads pages and events, since how much of a CPU `record` takes is measured.
+    let optimised = "profile.dev.package.portcullis-trace.opt-level=2";
+    let words = ["-p", "portcullis-cli", "--config", "profile.dev.debug=false", "--config", optimised];
     let built = by_itself(folder, ".", &words, "building the command for the guest")?;
     Ok(built.join("debug/portcullis"))
 }

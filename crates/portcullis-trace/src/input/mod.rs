@@ -257,6 +257,14 @@ impl<'a> Input<'a> {
         Self::new(name.into(), Some(bytes.len() as u64), Cursor::new(bytes))
     }
 
+    /// Reads `source`, whatever its compression; messages call it `name`. Its first bytes are read at once.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`] where its first bytes cannot be read, [`TraceError::Binary`] where they are no trace's.
+    pub fn from_reader(name: impl Into<String>, source: impl Read + Send + 'a) -> Result<Self, TraceError> {
+        Self::new(name.into(), None, source)
+    }
+
     fn new(name: String, total: Option<u64>, source: impl Read + Send + 'a) -> Result<Self, TraceError> {
         let gauge = Arc::new(Gauge::default());
         let mut source = Metered { inner: source, gauge: Arc::clone(&gauge) };

@@ -1,6 +1,7 @@
 //! What stands beside events in a recording: comments, headings, notes of losses, and the stacks that led to events.
 
 use super::{Line, number};
+use crate::measured::Measured;
 
 /// Reads `text`, which has no head of an event; `None` where it is none of these.
 pub(super) fn read(text: &[u8]) -> Option<Line<'_>> {
@@ -24,6 +25,9 @@ pub(super) fn read(text: &[u8]) -> Option<Line<'_>> {
 }
 
 fn comment(text: &[u8]) -> Line<'_> {
+    if let Some(measured) = Measured::read(text) {
+        return Line::Measured(measured);
+    }
     text.strip_prefix(b"# entries-in-buffer/entries-written: ")
         .and_then(number::leading_decimal)
         .map_or(Line::Nothing, |(promised, _)| Line::Promise(promised))

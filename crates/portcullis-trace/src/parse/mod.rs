@@ -16,6 +16,7 @@ mod number;
 use memchr::memchr;
 
 use crate::event::{Event, EventKind};
+use crate::measured::Measured;
 use fields::Text;
 
 /// Room for the lists of one line, kept from line to line so that none is allocated twice.
@@ -33,6 +34,8 @@ pub enum Line<'a> {
     Nothing,
     /// The header that tells how many entries the kernel's buffer held.
     Promise(u64),
+    /// What the machine's CPUs did while it was recorded.
+    Measured(Measured),
     /// The kernel's note that it dropped events, at least this many.
     Lost(u64),
     /// perf's note that it has lost this much in all, or more.

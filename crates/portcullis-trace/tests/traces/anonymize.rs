@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use portcullis_trace::anonymize::anonymize;
 use portcullis_trace::replay::{Mode, Options, Profile, Report, replay};
-use portcullis_trace::{Input, ReadOptions, Trace};
+use portcullis_trace::{Chunk, Input, ReadOptions, Trace};
 
 use super::common::{SHIPPED, on_cpu0, read_in, sample, traces};
 
@@ -202,4 +202,22 @@ fn what_is_aligned_stays_so() {
     assert!(maps[0].iter().all(|address| address % 0x1000 == 0x100), "{maps:x?}");
     assert!(maps[1].iter().all(|address| address % (2 << 20) == 0), "{maps:x?}");
     assert!(!written.contains("140200000") && !written.contains("c0200000"), "{written}");
+}
+
+#[test]
+fn how_busy_the_machine_was_is_kept() {
+    let measured = "# portcullis: cpus=2 wall_ns=10 busy_ns=7 own_ns=1";
+    let text = format!(
+        "# tracer: nop\n{measured}\nt-1 [000] 1.5: dma_map_page: nvme dir=TO_DEVICE dma_addr=f000 size=512 phys_addr=1000 attrs=\n"
+    );
+    let mut out = Vec::new();
+    anonymize(|| Input::from_bytes("r", text.as_bytes()), &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.lines().any(|line| line == measured), "{out}");
+    for text in [text, out] {
+        let mut trace = Trace::from_bytes("r", text.as_bytes(), ReadOptions::default()).unwrap();
+        while trace.next_chunk(&mut Chunk::default(), 100).unwrap() {}
+        assert_eq!(trace.summary().measured.unwrap().to_string(), measured);
+        assert_eq!(trace.summary().unrecognised_lines, 0);
+    }
 }

@@ -16,6 +16,7 @@ mod order;
 mod painted;
 mod pairing;
 mod replay;
+mod ring;
 mod robustness;
 #[path = "../../../portcullis/tests/said/mod.rs"]
 mod said;

@@ -1,0 +1,315 @@
+//! Recording on made-up machines: a folder in place of tracefs, whose instances are copies of its `template`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::events::{Events, Kernel, hidden};
+use super::instance::{Hands, Instance, KERNEL};
+use super::progress::So;
+use super::session::Session;
+use super::spool::Spool;
+use super::tracefs::{Tracefs, TracingError};
+use super::{CommandError, said};
+use crate::sentences::{assert_said, odd, pair};
+
+#[path = "../../../portcullis/tests/golden/mod.rs"]
+mod golden;
+
+/// A kernel in a folder fills an instance that is made, and empties it when it is removed, unless one of its files is read.
+const MADE_UP: Hands = Hands {
+    make: |path| copy(&path.join("../../template"), path),
+    remove: |path| {
+        if path.join("busy").exists() {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        fs::remove_dir_all(path)
+    },
+};
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to)?
+        } else {
+            drop(fs::copy(entry.path(), to)?)
+        }
+    }
+    Ok(())
+}
+
+/// What a guest's kernel has said of its events, and what it recorded.
+const GUEST: &str = "../portcullis-trace/tests/ring/6.12";
+
+/// A machine with these events of a guest's, and that guest's buffers.
+struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn with(systems: &[&str]) -> Self {
+        let machine = Self { folder: tempfile::tempdir().unwrap() };
+        let template = machine.tracefs("template");
+        fs::create_dir_all(machine.tracefs("instances")).unwrap();
+        fs::create_dir_all(machine.tracefs("events")).unwrap();
+        for folder in ["events", "per_cpu/cpu0", "per_cpu/cpu1"] {
+            fs::create_dir_all(template.join(folder)).unwrap();
+        }
+        for file in ["tracing_on", "trace_clock", "buffer_size_kb"] {
+            fs::write(template.join(file), "").unwrap();
+        }
+        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join(GUEST);
+        fs::copy(guest.join("header_page"), template.join("events/header_page")).unwrap();
+        for cpu in ["cpu0", "cpu1"] {
+            fs::copy(guest.join(cpu), template.join("per_cpu").join(cpu).join("trace_pipe_raw")).unwrap();
+        }
+        for part in fs::read_to_string(guest.join("formats")).unwrap().split("== ").skip(1) {
+            let (system, format) = part.split_once('\n').unwrap();
+            if systems.contains(&system) {
+                let name = format.lines().next().unwrap().strip_prefix("name: ").unwrap();
+                machine.event(system, name, format);
+            }
+        }
+        machine
+    }
+
+    fn event(&self, system: &str, name: &str, format: &str) {
+        let folder = self.tracefs("template/events").join(system).join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("format"), format).unwrap();
+        fs::write(folder.join("enable"), "").unwrap();
+        fs::write(folder.join("filter"), "").unwrap();
+    }
+
+    fn root(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn tracefs(&self, name: &str) -> PathBuf {
+        self.root().join("sys/kernel/tracing").join(name)
+    }
+
+    fn instance(&self) -> PathBuf {
+        self.tracefs("instances/portcullis")
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        let path = self.root().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn prepare(&self, device: Option<&str>) -> Result<(Session, Vec<String>), TracingError> {
+        Session::prepare(self.root(), MADE_UP, device)
+    }
+
+    /// Why nothing can be recorded, without the folder's name; the instance is gone by then.
+    fn refused(&self) -> String {
+        let why = self.prepare(None).map(drop).unwrap_err().to_string();
+        assert!(!self.instance().exists(), "{why}");
+        why.replace(&self.root().display().to_string(), "")
+    }
+}
+
+#[test]
+fn what_is_recorded_is_what_the_kernel_prints_and_nothing_is_left() {
+    let machine = Machine::with(&["dma", "iommu"]);
+    let (mut session, notes) = machine.prepare(None).unwrap();
+    assert_eq!(notes, Vec::<String>::new());
+    let read = |name: &str| fs::read_to_string(machine.instance().join(name)).unwrap();
+    assert_eq!((read("tracing_on"), read("trace_clock")), ("0".into(), "mono".into()));
+    assert_eq!(read("events/dma/dma_map_sg/enable"), "1");
+    assert_eq!(read("events/dma/dma_map_sg/filter"), "");
+    session.switch(true).unwrap();
+    assert_eq!(read("tracing_on"), "1");
+    let mut spool = Spool::new(machine.root()).unwrap();
+    let round = session.round(|cpu, page| spool.page(cpu, page)).unwrap();
+    spool.round().unwrap();
+    assert!(round.events > 100 && round.lost == 0, "{round:?}");
+    let formats = session.end().unwrap().formats;
+    assert!(!machine.instance().exists());
+    let mut text = Vec::new();
+    assert_eq!(spool.write(formats, &mut text).unwrap(), (round.events, 0));
+    let lines = String::from_utf8(text).unwrap();
+    let kernels =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(GUEST).join("trace.txt")).unwrap();
+    let maps = |text: &str| text.matches(": dma_map_").count();
+    assert_eq!((maps(&lines), lines.lines().count() as u64), (maps(&kernels), round.events));
+}
+
+#[test]
+fn a_device_is_a_filter_of_the_events_that_name_one() {
+    let machine = Machine::with(&["dma", "iommu"]);
+    let single =
+        "name: map_single\nID: 9\n\tfield:__data_loc char[] dev_name;\toffset:8;\tsize:4;\tsigned:0;\n";
+    machine.event("intel_iommu", "map_single", single);
+    machine.event("intel_iommu", "qi_submit", "name: qi_submit\nID: 10\n");
+    let (session, _) = machine.prepare(Some("03.0")).unwrap();
+    let read = |name: &str| fs::read_to_string(machine.instance().join("events").join(name)).unwrap();
+    assert_eq!(read("dma/dma_map_sg/filter"), "device ~ \"*03.0\"");
+    assert_eq!(read("intel_iommu/map_single/filter"), "dev_name ~ \"*03.0\"");
+    assert_eq!((read("iommu/map/filter"), read("iommu/map/enable")), (String::new(), "1".into()));
+    assert_eq!(read("intel_iommu/qi_submit/enable"), "", "it maps nothing");
+    session.end().unwrap();
+}
+
+#[test]
+fn two_runs_do_not_meet_and_what_a_killed_one_has_left_is_removed() {
+    let machine = Machine::with(&["dma", "iommu"]);
+    let (first, _) = machine.prepare(None).unwrap();
+    let second = machine.prepare(None).map(drop).unwrap_err();
+    assert!(matches!(second, TracingError::Busy), "{second}");
+    assert!(machine.instance().exists());
+    first.end().unwrap();
+    // One that was killed.
+    fs::create_dir(machine.instance()).unwrap();
+    fs::write(machine.instance().join("busy"), "").unwrap();
+    let tracefs = Tracefs::find(machine.root()).unwrap();
+    let in_use = Instance::make(&tracefs, MADE_UP).map(drop).unwrap_err();
+    assert!(matches!(in_use, TracingError::LeftInUse(_)), "{in_use}");
+    fs::remove_file(machine.instance().join("busy")).unwrap();
+    let (session, notes) = machine.prepare(None).unwrap();
+    assert_eq!(notes, ["A run before this one was killed: the tracing instance that it left is removed."]);
+    // Whatever happens, it is removed.
+    drop(session);
+    assert!(!machine.instance().exists());
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let nothing = Machine::with(&[]);
+    assert_eq!(nothing.refused(), TracingError::NoEvents.to_string());
+    let machine = Machine::with(&["dma", "iommu"]);
+    let page = machine.tracefs("template/events/header_page");
+    let text = fs::read_to_string(&page).unwrap();
+    fs::remove_file(&page).unwrap();
+    let no_file = "No such file or directory (os error 2)";
+    let path = "/sys/kernel/tracing/instances/portcullis";
+    assert_eq!(machine.refused(), format!("{path}/events/header_page: {no_file}"));
+    fs::write(&page, text.replace("commit", "commat")).unwrap();
+    assert!(machine.refused().starts_with("events/header_page has no field commit: "));
+    fs::write(&page, text).unwrap();
+    let stream = machine.tracefs("template/per_cpu/cpu1/trace_pipe_raw");
+    fs::remove_file(stream).unwrap();
+    assert_eq!(machine.refused(), format!("{path}/per_cpu/cpu1/trace_pipe_raw: {no_file}"));
+    // The kernel's own folders are made without anything in them here.
+    let (tracefs, root) = (Tracefs::find(machine.root()).unwrap(), machine.root().display().to_string());
+    let why = Instance::make(&tracefs, KERNEL).map(drop).unwrap_err().to_string();
+    assert_eq!(why.replace(&root, ""), format!("{path}/tracing_on: {no_file}"));
+    assert!(!machine.instance().exists());
+}
+
+/// What each kernel cannot record, as it is said before it begins.
+#[test]
+fn what_a_kernel_cannot_record_is_said() {
+    let mut text = String::new();
+    let (new, old, vtd) =
+        (Machine::with(&["dma", "iommu"]), Machine::with(&["iommu"]), Machine::with(&["iommu"]));
+    vtd.event("intel_iommu", "map_single", "name: map_single\nID: 9\n");
+    let alone = Machine::with(&["dma"]);
+    let machines = [
+        ("dma:*, iommu:*", &new, &["7.1.0", "7.0.4", "6.18.44-fc", "6.17.0", "6.16.1", "6.12.0"][..]),
+        ("dma:* alone", &alone, &["6.12.0"]),
+        ("iommu:* alone", &old, &["6.12.0", "6.1.0-50-amd64", "4.19.0", "3.16.0"]),
+        ("iommu:*, intel_iommu:*", &vtd, &["5.10.0"]),
+    ];
+    for (events, machine, releases) in machines {
+        for release in releases {
+            for kind in ["DMA-FQ", "identity"] {
+                machine.put("proc/sys/kernel/osrelease", release);
+                machine.put("sys/kernel/iommu_groups/7/type", &format!("{kind}\n"));
+                let (session, notes) = machine.prepare(None).unwrap();
+                session.end().unwrap();
+                let said = if notes.is_empty() { "nothing".to_owned() } else { notes.join(" ") };
+                text.push_str(&format!("Linux {release}, {events}, {kind}: {said}\n"));
+            }
+        }
+    }
+    golden::is_golden(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/record-hidden.txt"), &text);
+}
+
+#[test]
+fn a_kernel_is_known_by_its_release() {
+    let machine = Machine::with(&[]);
+    assert_eq!(Kernel::of(machine.root()), Kernel { version: (0, 0), translates: false });
+    machine.put("proc/sys/kernel/osrelease", "6.17.4-rc1\n");
+    machine.put("sys/kernel/iommu_groups/0/type", "identity\n");
+    assert_eq!(Kernel::of(machine.root()), Kernel { version: (6, 17), translates: false });
+    machine.put("sys/kernel/iommu_groups/1/type", "DMA\n");
+    assert!(Kernel::of(machine.root()).translates);
+    let _: fn(&Events, Kernel) -> Vec<String> = hidden;
+}
+
+#[test]
+fn what_a_recording_came_to_is_said() {
+    let measured = portcullis_trace::Measured {
+        cpus: 2,
+        wall_ns: 2_000_000_000,
+        busy_ns: 1_000_000_000,
+        own_ns: 20_000_000,
+    };
+    let so = So { events: 200_000, lost: 0, bytes: 9 };
+    assert_eq!(
+        said("a.zst", so, Some(1_500_000), Some(measured)),
+        "a.zst, 1.5 MB: 200,000 events in 2.0 s, 100,000/s, none lost. 2 CPUs were 25.0 % busy; to record took 1.0 % of one."
+    );
+    assert_eq!(
+        said("standard output", So { lost: 12, ..so }, None, None),
+        "standard output: 200,000 events, and 12 LOST: the buffers were too small, or this program had too little CPU time."
+    );
+    let nothing = said(&odd(), So::default(), None, None);
+    assert_eq!(
+        nothing,
+        "a\\u{1b}[2J: 0 events, none lost. No driver has mapped memory meanwhile, or this kernel does not record it: `portcullis \
+         doctor` says which."
+    );
+}
+
+#[test]
+fn each_error_of_a_recording_says_what_to_do() {
+    let error = || io::Error::other("no luck");
+    let said = [
+        pair(
+            TracingError::NotRoot { command: odd() },
+            "only root may switch the kernel's events on. Type:\n  sudo ODD",
+        ),
+        pair(
+            TracingError::NoTracefs,
+            "this kernel has no tracefs (CONFIG_TRACING): nothing can be recorded on it",
+        ),
+        pair(
+            TracingError::NotMounted(error()),
+            "tracefs is not mounted, and this program cannot mount it (no luck). Type:\n  mount -t tracefs nodev /sys/kernel/tracing",
+        ),
+        pair(
+            TracingError::LockedDown(error()),
+            "the kernel is locked down: even root may not read its events (no luck)",
+        ),
+        pair(
+            TracingError::Busy,
+            "another `portcullis record` or `portcullis watch` runs on this machine: wait for its end",
+        ),
+        pair(
+            TracingError::LeftInUse("a".into()),
+            "a is a tracing instance that a run before has left, and it is in use: close what reads the files in it, and try again",
+        ),
+        pair(
+            TracingError::NoEvents,
+            "this kernel has no events of DMA: neither `dma:*` (Linux 6.12 and later) nor `iommu:*` (with an IOMMU's driver)",
+        ),
+        pair(TracingError::File { path: odd().into(), source: error() }, "ODD: no luck"),
+        pair(CommandError::Read(error()), "cannot read the kernel's buffers: no luck"),
+        pair(CommandError::Write { name: odd(), source: error() }, "cannot write ODD: no luck"),
+        pair(CommandError::Run { name: odd(), source: error() }, "cannot run ODD: no luck"),
+        pair(
+            CommandError::NoFile,
+            "--replay reads the recording from a file: name one by -o, or type `portcullis record .. | portcullis replay -`",
+        ),
+        pair(crate::watch::CommandError::Output(error()), "standard output: no luck"),
+    ];
+    let sources = [include_str!("tracefs.rs"), include_str!("mod.rs"), include_str!("../watch/mod.rs")];
+    assert_said(&said, &sources);
+}

@@ -1,0 +1,125 @@
+//! `portcullis watch`: what each device maps now, and what it may still reach after its unmap.
+//!
+//! It records as `record` does, and reads that by the same reader as `replay`, while it comes.
+
+mod device;
+mod flush;
+mod live;
+mod table;
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use portcullis_trace::{Chunk, Input, OpKind, ReadOptions, Summary, Trace, TraceError};
+
+use self::device::Devices;
+use self::live::Live;
+use self::table::View;
+use crate::record::args::Watch;
+use crate::record::instance;
+use crate::record::session::Session;
+use crate::record::tracefs::TracingError;
+use crate::{interrupt, look};
+
+/// Why there is nothing to watch.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Tracing(#[from] TracingError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Runs the command.
+pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
+    interrupt::listen_to_ends();
+    let root = Path::new("/");
+    let (session, notes) = Session::prepare(root, instance::KERNEL, asked.device.as_deref())?;
+    notes.iter().for_each(|note| look::tell(&look::wrap(note, "")));
+    session.switch(true)?;
+    let end = asked.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let (live, session) = Live::new(session, end);
+    let outcome = show(live, Duration::from_secs(asked.interval), Devices::new(root));
+    let ended = session.lock().ok().and_then(|mut session| session.take()).map(Session::end);
+    outcome?;
+    ended.transpose()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is shorter makes no view of its own at the end.
+const SHORT_NS: u64 = 500_000_000;
+
+/// Shows what comes until there is no more.
+fn show(live: Live, interval: Duration, mut devices: Devices) -> Result<(), CommandError> {
+    let mut trace = Trace::new(Input::from_reader("this machine", live)?, ReadOptions::default());
+    let (mut chunk, mut view) = (Chunk::default(), Screen::new());
+    let (mut start, mut next) = (None, Instant::now() + interval);
+    let mut shown_ns = None;
+    loop {
+        let more = trace.next_chunk(&mut chunk, 1)?;
+        take(&mut devices, &chunk, trace.summary());
+        let now = trace.summary().times_ns.map_or(0, |(_, last)| last);
+        let began = *start.get_or_insert(now);
+        devices.begin(began);
+        // The last view is of what came after the one before, if that is enough for a rate.
+        let is_new = shown_ns.is_none_or(|shown_ns| now.saturating_sub(shown_ns) > SHORT_NS);
+        if Instant::now() >= next || (!more && is_new) {
+            (next, shown_ns) = (Instant::now() + interval, Some(now));
+            let view_of = View { since_ns: now.saturating_sub(began), lost: trace.summary().lost_events };
+            view.show(&table::text(devices.views(now), view_of, look::is_unicode()))?;
+        }
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// Counts what a piece of the recording did.
+fn take(devices: &mut Devices, chunk: &Chunk, summary: &Summary) {
+    for op in &chunk.ops {
+        match &op.kind {
+            OpKind::Map { id, segments, .. } => {
+                let bytes = chunk
+                    .segments_of(segments)
+                    .iter()
+                    .fold(0, |sum: u64, piece| sum.saturating_add(piece.len));
+                devices.map(op, *id, bytes, &summary.devices);
+            }
+            OpKind::Unmap { id } => devices.unmap(op, *id),
+            OpKind::SyncForCpu { .. } | OpKind::SyncForDevice { .. } => {}
+        }
+    }
+}
+
+/// A table that takes the place of the one before, on a terminal.
+struct Screen {
+    terminal: bool,
+    lines: usize,
+}
+
+impl Screen {
+    fn new() -> Self {
+        Self { terminal: std::io::stdout().is_terminal(), lines: 0 }
+    }
+
+    fn show(&mut self, text: &str) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.terminal && self.lines > 0 {
+            // Up to the table's first line, and nothing below.
+            write!(out, "\x1b[{}A\x1b[J", self.lines)?;
+        }
+        self.lines = text.lines().count();
+        match out.write_all(look::shown(text).as_bytes()).and_then(|()| out.flush()) {
+            // A reader who has seen enough (`| head`) wants no more.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                interrupt::stop();
+                Ok(())
+            }
+            result => result,
+        }
+    }
+}

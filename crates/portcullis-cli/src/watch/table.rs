@@ -1,0 +1,118 @@
+//! The live view: a line for each device.
+
+use comfy_table::CellAlignment;
+use portcullis_trace::Printable;
+
+use super::device::{Mode, Shown};
+use crate::look::{self, bytes, count};
+
+/// What is to be said beside the devices.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    /// Since when it is watched.
+    pub since_ns: u64,
+    /// Events that were lost.
+    pub lost: u64,
+}
+
+/// The text of a view.
+pub fn text(devices: Vec<Shown<'_>>, view: View, unicode: bool) -> String {
+    let seconds = view.since_ns as f64 / 1e9;
+    let lost = match view.lost {
+        0 => "none lost".to_owned(),
+        lost => format!("{} events LOST: the figures are too low", count(lost)),
+    };
+    let head = format!("{seconds:.0} s, {lost}\n");
+    if devices.is_empty() {
+        return head + "no device has mapped anything yet\n";
+    }
+    let mut table = look::table(unicode);
+    table.set_header(["device", "mode", "maps/s", "mapped/s", "mapped now", "open after unmap"]);
+    for device in devices {
+        let open = format!("{} in {}", bytes_of(device.open_bytes as f64), count(device.open));
+        let after = after(&device);
+        table.add_row([
+            Printable(device.name).to_string(),
+            mode(device.mode).to_owned(),
+            count(device.maps.round() as u64),
+            bytes_of(device.bytes),
+            open,
+            after,
+        ]);
+    }
+    for column in 2..5 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!("{head}{table}\n")
+}
+
+fn bytes_of(n: f64) -> String {
+    if n == 0.0 { "0".into() } else { bytes(n) }
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Strict => "strict",
+        Mode::Lazy => "lazy",
+        Mode::Passthrough => "passthrough",
+        Mode::Module => "portcullis",
+        Mode::Unknown => "?",
+    }
+}
+
+/// What devices reach after its unmap.
+fn after(device: &Shown<'_>) -> String {
+    match device.mode {
+        Mode::Strict => "nothing".into(),
+        Mode::Lazy if device.after_ns == 0 => "nothing now".into(),
+        Mode::Lazy => format!("{}, up to {:.1} ms", bytes(device.after_bytes), device.after_ns as f64 / 1e6),
+        Mode::Passthrough => "all memory".into(),
+        Mode::Module => "see status".into(),
+        Mode::Unknown => "not known".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_says_what_is_open_and_how_long() {
+        let shown = |name, mode, maps| Shown {
+            name,
+            mode,
+            maps,
+            bytes: maps * 4096.0,
+            open: 512,
+            open_bytes: 2_097_152,
+            after_bytes: 1_234_567.0,
+            after_ns: 9_950_000,
+        };
+        let devices = || {
+            vec![
+                shown("0000:00:03.0", Mode::Lazy, 123_456.4),
+                shown("0000:00:04.0", Mode::Strict, 10.0),
+                shown("0000:00:05.0", Mode::Passthrough, 0.0),
+                shown("0000:00:06.0", Mode::Module, 1.0),
+                Shown { after_ns: 0, ..shown("0000:00:07.0", Mode::Lazy, 1.0) },
+                shown("a\u{1b}b", Mode::Unknown, 1.0),
+            ]
+        };
+        let view = |lost| text(devices(), View { since_ns: 7_100_000_000, lost }, false);
+        assert_eq!(
+            view(0),
+            "\
+7 s, none lost
++----------------+-------------+---------+----------+---------------+--------------------+
+| device         | mode        |  maps/s | mapped/s |    mapped now | open after unmap   |
++========================================================================================+
+| 0000:00:03.0   | lazy        | 123,456 | 505.7 MB | 2.1 MB in 512 | 1.2 MB, up to 9.9 ms |
+"
+        );
+        assert!(view(1_234).starts_with("7 s, 1,234 events LOST: the figures are too low\n"));
+        let nothing = text(Vec::new(), View { since_ns: 0, lost: 0 }, false);
+        assert_eq!(nothing, "0 s, none lost\nno device has mapped anything yet\n");
+    }
+}
