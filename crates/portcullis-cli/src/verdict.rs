@@ -142,6 +142,9 @@ fn costs(strict: &[Row<'_>], trace: &TraceReport, (work_ns, work): (f64, Work)) 
                 "At most {time} of other CPU work came with each mapping, if the recording's {cpus} never idled: then {takes}{more}."
             )
         }
+        Work::Measured => format!(
+            "The recorded machine took {time} of CPU time for each mapping, its protection included: where that comes with each, {takes}."
+        ),
         Work::Asked => format!("If {time} of other CPU work comes with each mapping (--work), {takes}."),
         Work::Assumed => format!(
             "The recording does not tell how much other CPU work comes with each mapping. If it is {time} (--work), {takes}."
@@ -350,6 +353,11 @@ mod tests {
             first(1e9, Work::Most, 1),
             "At most 1000ms of other CPU work came with each mapping, if the recording's CPU never idled: then protection from \
              devices takes less than 0.1 % of the CPU time."
+        );
+        assert_eq!(
+            first(9_000.0, Work::Measured, 2),
+            "The recorded machine took 9us of CPU time for each mapping, its protection included: where that comes with each, \
+             protection from devices takes 10.0 % of the CPU time."
         );
         assert_eq!(
             first(1e4, Work::Asked, 1),

@@ -46,12 +46,6 @@ impl Measured {
         (measured.cpus > 0 && measured.wall_ns > 0).then_some(measured)
     }
 
-    /// CPU time that others took for each of `mappings`, in nanoseconds: what they do besides, what protection takes, and what the
-    /// kernel takes to record. `None` where there are none.
-    pub fn work_ns(&self, mappings: u64) -> Option<u64> {
-        self.busy_ns.saturating_sub(self.own_ns).checked_div(mappings)
-    }
-
     /// How much of the CPUs' time was in use, from 0 to 1.
     pub fn share(&self) -> f64 {
         (self.busy_ns as f64 / (self.wall_ns as f64 * f64::from(self.cpus))).min(1.0)
@@ -86,11 +80,9 @@ mod tests {
     }
 
     #[test]
-    fn work_is_what_others_took_for_a_mapping() {
+    fn a_share_is_of_all_cpus() {
         let measured = Measured { cpus: 2, wall_ns: 1_000, busy_ns: 500, own_ns: 100 };
-        assert_eq!([measured.work_ns(0), measured.work_ns(8)], [None, Some(50)]);
         assert_eq!(measured.share(), 0.25);
-        assert_eq!(Measured { busy_ns: 50, ..measured }.work_ns(1), Some(0));
         assert_eq!(Measured { busy_ns: 5_000, ..measured }.share(), 1.0);
     }
 }

@@ -9,7 +9,7 @@ R=/sys/module/portcullis_bench/parameters
 # settings FILE: all that is set of tracing, event by event.
 settings() {
     (cd $T && ls instances && head -n 100 tracing_on current_tracer trace_clock buffer_size_kb set_event trace_options saved_cmdlines_size &&
-        find events -name enable -o -name filter -o -name trigger | sort | while read -r file; do echo "$file: $(cat "$file")"; done) >"$1" 2>/dev/null
+        find events -name enable -o -name filter | sort | xargs head -n 3) >"$1" 2>/dev/null
 }
 # as_found NAME: tracing is as it was found.
 as_found() {

@@ -33,9 +33,9 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         let entry = entry?;
         let to = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?
+            copy(&entry.path(), &to)?;
         } else {
-            drop(fs::copy(entry.path(), to)?)
+            fs::copy(entry.path(), to)?;
         }
     }
     Ok(())

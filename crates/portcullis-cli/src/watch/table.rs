@@ -105,10 +105,16 @@ mod tests {
             view(0),
             "\
 7 s, none lost
-+----------------+-------------+---------+----------+---------------+--------------------+
-| device         | mode        |  maps/s | mapped/s |    mapped now | open after unmap   |
++--------------+-------------+---------+----------+---------------+----------------------+
+| device       | mode        |  maps/s | mapped/s |    mapped now | open after unmap     |
 +========================================================================================+
-| 0000:00:03.0   | lazy        | 123,456 | 505.7 MB | 2.1 MB in 512 | 1.2 MB, up to 9.9 ms |
+| 0000:00:03.0 | lazy        | 123,456 | 505.7 MB | 2.1 MB in 512 | 1.2 MB, up to 9.9 ms |
+| 0000:00:04.0 | strict      |      10 |    41 kB | 2.1 MB in 512 | nothing              |
+| 0000:00:05.0 | passthrough |       0 |        0 | 2.1 MB in 512 | all memory           |
+| 0000:00:06.0 | portcullis  |       1 |     4 kB | 2.1 MB in 512 | see status           |
+| 0000:00:07.0 | lazy        |       1 |     4 kB | 2.1 MB in 512 | nothing now          |
+| a\\u{1b}b     | ?           |       1 |     4 kB | 2.1 MB in 512 | not known            |
++--------------+-------------+---------+----------+---------------+----------------------+
 "
         );
         assert!(view(1_234).starts_with("7 s, 1,234 events LOST: the figures are too low\n"));

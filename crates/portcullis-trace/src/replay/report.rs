@@ -43,6 +43,9 @@ pub enum Work {
     /// The caller named it, as all results before this one.
     #[default]
     Asked,
+    /// The recording tells how much CPU time the machine took meanwhile, but for the recorder's ([`Measured`](crate::Measured)). What
+    /// protection took, and the kernel to record, is in it.
+    Measured,
     /// All time of the recording's CPUs, for each mapping: no more can have come with it.
     Most,
     /// The recording does not tell: a microsecond.
@@ -52,9 +55,22 @@ pub enum Work {
 impl Work {
     /// What a recording tells of it, in nanoseconds for each mapping.
     pub(super) fn of(summary: &Summary) -> (f64, Self) {
+        if let Some(ns) = measured(summary) {
+            return (ns, Self::Measured);
+        }
         let ns = summary.cpus as f64 * summary.duration_ns() as f64 / summary.mappings() as f64;
         if ns.is_finite() && ns >= 1.0 { (ns.round(), Self::Most) } else { (1_000.0, Self::Assumed) }
     }
+}
+
+/// The CPU time for each mapping that the machine took; of a recording that was not read to its end, for as long as that was.
+fn measured(summary: &Summary) -> Option<f64> {
+    let measured = summary.measured?;
+    let whole = !summary.limited && !summary.stopped;
+    let part = if whole { 1.0 } else { (summary.duration_ns() as f64 / measured.wall_ns as f64).min(1.0) };
+    let ns =
+        (measured.busy_ns.saturating_sub(measured.own_ns) as f64 * part / summary.mappings() as f64).round();
+    (ns.is_finite() && ns >= 1.0).then_some(ns)
 }
 
 /// The trace in figures.

@@ -311,6 +311,17 @@ fn the_work_of_a_recording_is_what_its_cpus_had() {
     // Three CPUs for 200 us, and two mappings.
     let three = [(0, 0, events[0].as_str()), (1, 50, "sched_switch: x"), (4, 200, &events[1])];
     assert_eq!(of(&three), (300_000.0, Work::Most));
+    // What the recorder has measured is more than a bound: 500 us of all, of which 100 are its own. Of a half that was read, half of it.
+    let measured = "# portcullis: cpus=2 wall_ns=400000 busy_ns=500000 own_ns=100000\n";
+    let text = format!("{measured}{}", trace(&three));
+    let of_text = |limit| {
+        let options = ReadOptions { limit, ..ReadOptions::default() };
+        let mut trace = Trace::from_bytes("by hand", text.as_bytes(), options).unwrap();
+        let report = replay(&mut trace, &self::options("vtd", &[STRICT]), |_| ()).unwrap();
+        (report.work_ns, report.work)
+    };
+    assert_eq!(of_text(None), (200_000.0, Work::Measured));
+    assert_eq!(of_text(Some(2)), (50_000.0, Work::Measured));
     let at_once = [(0, 7, events[0].as_str()), (1, 7, &events[1])];
     assert_eq!(of(&at_once), (1_000.0, Work::Assumed));
 }
