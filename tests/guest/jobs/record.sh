@@ -33,7 +33,7 @@ recorded() { sed -n "s/$1/\\1/p" /tmp/told | tail -n 1 | tr -d ,; }
 settings /tmp/before
 [ -s /tmp/before ] && ok "tracing has $(wc -l </tmp/before) settings" || bad "settings" "none are there"
 working
-for round in 1 2 3; do
+for round in 1 2; do
     file=/tmp/$round.trace.zst
     if portcullis record --seconds 5 -o $file >/tmp/told 2>&1; then ok "recorded"; else bad "recorded" "$(cat /tmp/told)"; fi
     tr '\n' ' ' </tmp/told >/tmp/line; mv /tmp/line /tmp/told; cat /tmp/told; echo

@@ -11,8 +11,8 @@ pub struct Record {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub seconds: Option<u64>,
 
-    /// Only the mappings of devices whose name ends so, such as 03.0: the kernel leaves out the others. Events of the IOMMU
-    /// do not name their device, and are all recorded
+    /// Only the mappings of this device, or of those that end so behind a colon, such as 03.0: the kernel leaves out the
+    /// others, and all events of the IOMMU, which do not name a device
     #[arg(long, value_name = "NAME", value_parser = device)]
     pub device: Option<String>,
 
@@ -44,12 +44,12 @@ pub struct Watch {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub interval: u64,
 
-    /// Only devices whose name ends so, such as 03.0
+    /// Only this device, or those that end so behind a colon, such as 03.0
     #[arg(long, value_name = "NAME", value_parser = device)]
     pub device: Option<String>,
 }
 
-/// The end of a device's name. It becomes a part of a filter of the kernel's, so it is letters, digits and what names have besides.
+/// A device's name, or its end. It becomes a part of a filter of the kernel's, so it is letters, digits and what names have besides.
 fn device(text: &str) -> Result<String, String> {
     let is_one = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-".contains(&byte);
     if !text.is_empty() && text.len() <= 64 && text.bytes().all(is_one) {

@@ -23,11 +23,15 @@ pub struct Events {
 }
 
 impl Events {
-    /// Switches on all events of DMA that this kernel has, in `instance`, with `device` those of devices whose names end so.
+    /// Switches on all events of DMA that this kernel has, in `instance`; with `device`, which names devices as `replay --device` does,
+    /// theirs. The IOMMU's events name no device: others' would be taken for mappings by themselves.
     pub fn switch_on(instance: &Instance, device: Option<&str>) -> Result<Self, TracingError> {
         let mut events =
             Self { formats: Formats::new(&instance.read("events/header_page")?)?, names: Vec::new() };
         for system in ["dma", "iommu", "intel_iommu"] {
+            if system == "iommu" && device.is_some() && events.has_any("dma") {
+                continue;
+            }
             for name in names(&instance.path(&format!("events/{system}"))) {
                 if system == "intel_iommu" && !VTD.contains(&name.as_str()) {
                     continue;
@@ -36,7 +40,10 @@ impl Events {
                 let format = instance.read(&format!("{folder}/format"))?;
                 events.formats.add(system, &format)?;
                 if let Some((device, field)) = device.zip(device_field(&format)) {
-                    instance.write(&format!("{folder}/filter"), &format!("{field} ~ \"*{device}\""))?;
+                    instance.write(
+                        &format!("{folder}/filter"),
+                        &format!("{field} == \"{device}\" || {field} ~ \"*:{device}\""),
+                    )?;
                 }
                 instance.write(&format!("{folder}/enable"), "1")?;
                 events.names.push(format!("{system}:{name}"));
@@ -91,12 +98,27 @@ impl Kernel {
     }
 }
 
-/// What this kernel cannot record, and what that hides; a sentence or two each.
-pub fn hidden(events: &Events, kernel: Kernel) -> Vec<String> {
+/// What is not recorded, and what that hides; a sentence or two each. `one` where one device was asked for.
+pub fn hidden(events: &Events, kernel: Kernel, one: bool) -> Vec<String> {
     let (major, minor) = kernel.version;
     let mut hidden = Vec::new();
     if !events.has_any("dma") {
         hidden.push(before_dma_events(events, kernel));
+        if one && !events.has("intel_iommu:map_single") {
+            hidden.push("Its events do not name devices: those of all are recorded.".into());
+        }
+    } else if one {
+        let linked = if (major, minor) >= (6, 17) {
+            ", and what NVMe maps without a `dma:*` event is missing"
+        } else {
+            ""
+        };
+        hidden.extend(kernel.translates.then(|| {
+            format!(
+                "With --device, `iommu:*` is left out, as it does not name devices: how long the entries of merged lists are is then guessed\
+                 {linked}. To have all, record without --device, and give it to `replay`."
+            )
+        }));
     } else if kernel.translates && !events.has("iommu:map") {
         hidden.push(
             "This kernel has no `iommu:*` events: what is mapped without a `dma:*` event is not recorded."

@@ -31,7 +31,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Gets all ready on the machine below `root`, with events of devices whose names end with `device`. It returns what is to be said
+    /// Gets all ready on the machine below `root`, with events of the devices that `device` names. It returns what is to be said
     /// before it begins, too.
     pub fn prepare(
         root: &Path,
@@ -44,7 +44,7 @@ impl Session {
         let buffer_kib = (ALL_KIB / streams.cpus().max(1) as u64).clamp(LEAST_KIB, MOST_KIB / 8);
         instance.write("buffer_size_kb", &buffer_kib.to_string())?;
         let events = Events::switch_on(&instance, device)?;
-        let mut said = hidden(&events, Kernel::of(root));
+        let mut said = hidden(&events, Kernel::of(root), device.is_some());
         if was_left {
             said.insert(
                 0,

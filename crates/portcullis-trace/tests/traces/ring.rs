@@ -142,18 +142,14 @@ fn a_loss_stands_before_the_page_and_damage_behind_it() {
     assert_eq!(text.lines().last(), Some("CPU:1 [LOST 1 EVENTS]"));
 }
 
-/// Recordings of guests: the same events as pages and as the kernel's text.
-const GUEST: [(&str, &[u8], &[u8], [&[u8]; 2]); 1] = [(
-    include_str!("../ring/6.12/formats"),
-    include_bytes!("../ring/6.12/header_page"),
-    include_bytes!("../ring/6.12/trace.txt"),
-    [include_bytes!("../ring/6.12/cpu0"), include_bytes!("../ring/6.12/cpu1")],
-)];
+/// A recording of a guest with Linux 6.12: the same events as the pages of its CPUs and as the kernel's text.
+const CPUS: [&[u8]; 2] = [include_bytes!("../ring/6.12/cpu0"), include_bytes!("../ring/6.12/cpu1")];
+const TEXT: &[u8] = include_bytes!("../ring/6.12/trace.txt");
 
-/// What a kernel says of its events: a line `== SYSTEM` before each.
-fn described(header: &[u8], text: &str) -> Formats {
-    let mut formats = Formats::new(std::str::from_utf8(header).unwrap()).unwrap();
-    for part in text.split("== ").skip(1) {
+/// What that kernel says of its events: a line `== SYSTEM` before each.
+fn described() -> Formats {
+    let mut formats = Formats::new(include_str!("../ring/6.12/header_page")).unwrap();
+    for part in include_str!("../ring/6.12/formats").split("== ").skip(1) {
         let (system, format) = part.split_once('\n').unwrap();
         formats.add(system, format).unwrap();
     }
@@ -176,31 +172,27 @@ fn events(text: &[u8]) -> Vec<String> {
 
 #[test]
 fn a_kernel_s_pages_say_what_its_text_says() {
-    for (formats, header, text, cpus) in GUEST {
-        let formats = described(header, formats);
-        let mut merge = Merge::new(formats.clone());
-        for (cpu, pages) in (0..).zip(cpus) {
-            pages.chunks(4096).for_each(|page| merge.page(cpu, page));
-        }
-        let mut out = Vec::new();
-        merge.finish(&mut out);
-        let (mut ours, mut kernels) = (events(&out), events(text));
-        assert!(kernels.len() > 100, "{} events", kernels.len());
-        assert_eq!((merge.lost(), merge.events()), (0, kernels.len() as u64));
-        // Those of one microsecond may stand in another order.
-        ours.sort();
-        kernels.sort();
-        for (ours, kernels) in ours.iter().zip(&kernels) {
-            assert_eq!(ours, kernels);
-        }
+    let mut merge = Merge::new(described());
+    for (cpu, pages) in (0..).zip(CPUS) {
+        pages.chunks(4096).for_each(|page| merge.page(cpu, page));
+    }
+    let mut out = Vec::new();
+    merge.finish(&mut out);
+    let (mut ours, mut kernels) = (events(&out), events(TEXT));
+    assert!(kernels.len() > 100, "{} events", kernels.len());
+    assert_eq!((merge.lost(), merge.events()), (0, kernels.len() as u64));
+    // Those of one microsecond may stand in another order.
+    ours.sort();
+    kernels.sort();
+    for (ours, kernels) in ours.iter().zip(&kernels) {
+        assert_eq!(ours, kernels);
     }
 }
 
 #[test]
 fn a_page_may_be_cut_anywhere_and_any_byte_may_be_another() {
-    let (formats, header, _, cpus) = GUEST[0];
-    let formats = described(header, formats);
-    let page = cpus[0].chunks(4096).next().unwrap();
+    let formats = described();
+    let page = CPUS[0].chunks(4096).next().unwrap();
     let whole = formats.events(page, |_| ()).events;
     let lines = |page: &[u8]| {
         let mut merge = Merge::new(formats.clone());
