@@ -423,6 +423,10 @@ fn a_release_to_a_stranger_loses_nothing() {
     assert_eq!(others.range(), failed.arena.range());
     let failed = failed.arena.release(&other, &platform).unwrap_err();
     assert!(matches!(failed.error, ArenaError::Space(IovaError::NotAllocated { .. })), "{failed}");
+    // Whichever of the two spaces is the older one.
+    let refused = others.release(&mine, &platform).unwrap_err();
+    assert!(matches!(refused.error, ArenaError::Space(IovaError::NotAllocated { .. })), "{refused}");
+    let others = refused.arena;
     others.release(&other, &platform).unwrap();
     failed.arena.release(&mine, &platform).unwrap();
     mine.drain_all(&platform);
