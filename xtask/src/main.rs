@@ -4,6 +4,7 @@
 mod borrowed;
 mod browser;
 mod c_library;
+mod changed;
 #[cfg(test)]
 mod circles;
 #[cfg(test)]
@@ -29,6 +30,10 @@ use self::lane::{Lane, Summary};
 const USAGE: &str = "\
 cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance` and `guest`,
                       and `nightly`, beside each other
+cargo xtask test --changed [REVISION]
+                      the tests that see mistakes in the files that differ from a revision (HEAD), and how long they took here
+cargo xtask test --quick
+                      the tests that see the most in the least time
 cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
                       rustup has nightly Rust
 cargo xtask coherence [--help]
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let parts = match arguments[..] {
         ["test"] => return report(test()),
+        ["test", "--changed", ref rest @ ..] => return done(changed::command(rest)),
+        ["test", "--quick"] => return done(changed::quick()),
         [lane::BESIDE] => beside(),
         [limit::COMMAND, ref program @ ..] => return limit::run(program),
         ["limited", ref rest @ ..] => return done(limited(rest)),

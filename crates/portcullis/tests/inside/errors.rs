@@ -116,6 +116,8 @@ sentences::sentences! {
             "a device that is not coherent maps by queues, which know when to clean and when to invalidate";
         CacheLine { line: 3, most: 0x1000 } => "cache lines of 0x3 bytes: a power of two up to 0x1000 is needed";
         Batch { batch: 300, most: 256 } => "batches of 300 mappings: a queue's batch has 1 to 256";
+        NoEffect { option: "batch", strategy: "direct" } =>
+            "a queue by `direct` has no use for `batch`: leave it out, or take a strategy that has";
         NoRing { descriptors: 10, bytes: 0x20 } =>
             "no ring holds 10 descriptors of 0x20 bytes: a ring has at least one, of at least 1 byte, and at most what an address \
              space holds";

@@ -1,0 +1,260 @@
+//! `cargo xtask test --changed`: what a change of some files needs, and `--quick`: the tests that take no longer than a look at mail.
+//!
+//! CI runs everything. These two are for the minutes before: the table says which tests see a mistake in which files first. How long a step
+//! took is kept below `target`, and said before it runs again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use super::{limited, quietly, root};
+
+/// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
+const ROWS: [(&str, &[Tests]); 21] = [
+    ("crates/portcullis/src/dma/", &[UNITS, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])]),
+    ("crates/portcullis/tests/dma/", &[Tests::Unoptimised(&["dma"])]),
+    ("crates/portcullis/examples/", &[Tests::Unoptimised(&["dma"])]),
+    (
+        "crates/portcullis/src/bounce/",
+        &[UNITS, Tests::Programs("portcullis", &["bounce"]), Tests::Unoptimised(&["dma"])],
+    ),
+    ("crates/portcullis/src/iova/", &[UNITS, Tests::Unoptimised(&["iova", "dma", "no_alloc"])]),
+    ("crates/portcullis/src/pgtable/", &[UNITS, Tests::Unoptimised(&["pgtable", "dma"])]),
+    ("crates/portcullis/src/invalidation/", &[UNITS, Tests::Unoptimised(&["domain", "dma"])]),
+    ("crates/portcullis/src/domain/", &[UNITS, Tests::Unoptimised(&["domain", "dma", "registration"])]),
+    ("crates/portcullis/src/std_platform/", &[UNITS, Tests::Unoptimised(&["std_platform"])]),
+    ("crates/portcullis/", &[UNITS, Tests::Unoptimised(&["dma", "domain", "iova", "pgtable", "no_alloc"])]),
+    (
+        "crates/portcullis-hw/",
+        &[Tests::Package("portcullis-hw"), Tests::Unoptimised(&["conformance", "transcripts"])],
+    ),
+    (
+        "crates/portcullis-linux/",
+        &[Tests::Package("portcullis-linux"), Tests::Unoptimised(&["registration"])],
+    ),
+    ("crates/portcullis-model/", &[Tests::Package("portcullis-model"), Tests::Unoptimised(&["dma"])]),
+    ("crates/portcullis-trace/", &[Tests::Package("portcullis-trace")]),
+    ("crates/portcullis-bench/", &[Tests::Package("portcullis-bench")]),
+    ("crates/portcullis-fuzz/", &[Tests::Package("portcullis-fuzz")]),
+    ("crates/portcullis-cli/", &[Tests::Package("portcullis-cli")]),
+    ("crates/portcullis-c/", &[Tests::Package("portcullis-c")]),
+    ("xtask/", &[Tests::Package("xtask")]),
+    ("docs/", &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")]),
+    ("README.md", &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")]),
+];
+
+const UNITS: Tests = Tests::Package("portcullis-units");
+
+/// What runs for files that no row has: each of them says by itself what it is for.
+const OTHERS: [(&str, &str); 4] = [
+    ("kmod/", "`cargo xtask guest --kernel 6.12 --iommu vtd --job all-edu`, and `make check` in `kmod`"),
+    ("tests/guest/", "`cargo xtask guest --job NAME` of the job that you changed"),
+    ("tests/kernel/", "`cargo xtask conformance`"),
+    ("fuzz/", "`cargo xtask test`"),
+];
+
+/// Some tests of one package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tests {
+    /// All.
+    Package(&'static str),
+    /// Those of its binary whose names begin so.
+    Binary(&'static str, &'static str),
+    /// Programs.
+    Programs(&'static str, &'static [&'static str]),
+    /// Programs of the package that compiles them without optimising.
+    Unoptimised(&'static [&'static str]),
+}
+
+impl Tests {
+    /// Cargo's arguments.
+    fn arguments(self) -> Vec<&'static str> {
+        let (package, programs): (_, &[&str]) = match self {
+            Self::Package(package) | Self::Binary(package, _) => (package, &[]),
+            Self::Programs(package, programs) => (package, programs),
+            Self::Unoptimised(programs) => ("portcullis-unoptimised", programs),
+        };
+        let mut arguments = vec!["test", "--locked", "-p", package];
+        match package {
+            "portcullis-cli" => arguments.extend(["--features", "bench"]),
+            "portcullis-linux" => arguments.extend(["--features", "virtio-drivers,vm-memory"]),
+            _ => {}
+        }
+        programs.iter().for_each(|program| arguments.extend(["--test", program]));
+        if let Self::Binary(_, names) = self {
+            arguments.extend(["--bins", names]);
+        }
+        arguments
+    }
+}
+
+/// The tests that `files` need, each once, and what is to be run by hand for the others.
+fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static str>) {
+    let mut programs: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
+    let (mut tests, mut by_hand) = (Vec::new(), Vec::new());
+    for file in files {
+        let row = ROWS.iter().find(|(begin, _)| file.starts_with(begin));
+        for test in row.map_or(&[][..], |(_, tests)| tests) {
+            if !tests.contains(test) {
+                tests.push(*test);
+            }
+        }
+        let other = OTHERS.iter().find(|(begin, _)| file.starts_with(begin)).map(|(_, what)| *what);
+        by_hand.extend(other.filter(|what| !by_hand.contains(what)));
+    }
+    // One build, and one command, for all programs of a package.
+    for test in &tests {
+        if let Tests::Unoptimised(names) = test {
+            let all = programs.entry("portcullis-unoptimised").or_default();
+            all.extend(names.iter().filter(|name| !all.contains(name)).copied().collect::<Vec<_>>());
+        }
+    }
+    tests.retain(|test| !matches!(test, Tests::Unoptimised(_)));
+    tests.extend(programs.into_values().map(|names| Tests::Unoptimised(names.leak())));
+    (tests, by_hand)
+}
+
+/// Files that differ from `revision`, and those that git does not know yet.
+fn files(revision: &str) -> Result<Vec<String>, String> {
+    let git = |arguments: &[&str]| {
+        let said = quietly(Command::new("git").current_dir(root()).args(arguments), "git")?;
+        Ok::<_, String>(said.lines().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let mut all = git(&["diff", "--name-only", revision, "--"])?;
+    all.extend(git(&["ls-files", "--others", "--exclude-standard"])?);
+    Ok(all)
+}
+
+/// Runs what the difference from a revision needs.
+pub fn command(arguments: &[&str]) -> Result<(), String> {
+    let revision = match arguments {
+        [] => "HEAD",
+        [revision] if !revision.starts_with('-') => revision,
+        _ => return Err("`--changed [REVISION]`: what differs from it (HEAD) is tested".into()),
+    };
+    let files = files(revision)?;
+    let (tests, by_hand) = needed(files.iter().map(String::as_str));
+    println!("{} files differ from {revision}", files.len());
+    by_hand.iter().for_each(|what| println!("to be run besides: {what}"));
+    if tests.is_empty() {
+        println!("none of them has tests that are run by this command; `cargo xtask test` runs all");
+        return Ok(());
+    }
+    run(&tests.iter().map(|test| test.arguments()).collect::<Vec<_>>())?;
+    println!("passed; `cargo xtask check` has the lints, and `cargo xtask test` runs everything");
+    Ok(())
+}
+
+/// Test programs that take long, though optimised: the rest are quick.
+const QUICK: [&str; 9] = [
+    "dma",
+    "domain",
+    "iova",
+    "no_alloc",
+    "not_coherent",
+    "pgtable",
+    "registration",
+    "std_platform",
+    "transcripts",
+];
+
+/// Runs the tests that see the most in the least time.
+pub fn quick() -> Result<(), String> {
+    let packages = ["portcullis-units", "portcullis-hw", "portcullis-linux", "portcullis-model", "xtask"];
+    let units = packages.iter().flat_map(|package| ["-p", package]);
+    let units = ["test", "--locked", "--lib", "--bins"].into_iter().chain(units).collect();
+    run(&[units, Tests::Unoptimised(&QUICK).arguments()])
+}
+
+fn times_file() -> PathBuf {
+    root().join("target/xtask-times")
+}
+
+/// Runs commands of Cargo, one after another, and says before how long each took the last time.
+fn run(commands: &[Vec<&str>]) -> Result<(), String> {
+    let text = std::fs::read_to_string(times_file()).unwrap_or_default();
+    let mut times: BTreeMap<String, u64> = text.lines().filter_map(timed).collect();
+    let name = |command: &[&str]| format!("cargo {}", command.join(" "));
+    for command in commands {
+        let last = times.get(&name(command));
+        println!(
+            "{}: {}",
+            name(command),
+            last.map_or("not run here yet".into(), |s| format!("{s} s the last time"))
+        );
+    }
+    for command in commands {
+        let began = Instant::now();
+        limited(command)?;
+        times.insert(name(command), began.elapsed().as_secs());
+        let lines: String = times.iter().map(|(name, seconds)| format!("{seconds} {name}\n")).collect();
+        // Where it cannot be written, the next run says nothing of times.
+        let _ = std::fs::write(times_file(), lines);
+    }
+    Ok(())
+}
+
+/// A line of that file: seconds, and what took them.
+fn timed(line: &str) -> Option<(String, u64)> {
+    let (seconds, name) = line.split_once(' ')?;
+    Some((name.to_owned(), seconds.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_the_tests_of_the_first_row_that_it_fits() {
+        let of = |files: &[&str]| needed(files.iter().copied());
+        assert_eq!(
+            of(&["crates/portcullis/src/dma/ring/mod.rs"]),
+            (vec![UNITS, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![])
+        );
+        let both = of(&[
+            "crates/portcullis/src/iova/space.rs",
+            "crates/portcullis/src/dma/ops/mod.rs",
+            "crates/portcullis/src/addr.rs",
+        ])
+        .0;
+        assert_eq!(both[0], UNITS);
+        let [_, Tests::Unoptimised(programs)] = both[..] else { panic!("{both:?}") };
+        assert_eq!(programs, ["iova", "dma", "no_alloc", "not_coherent", "domain", "pgtable"]);
+        assert_eq!(of(&["kmod/rust/lib.rs", "kmod/README.md", "LICENSE-MIT"]), (vec![], vec![OTHERS[0].1]));
+        assert_eq!(of(&["README.md", "docs/design.md"]).0.len(), 2);
+    }
+
+    /// Each row names folders and programs that are there.
+    #[test]
+    fn what_the_table_names_is_there() {
+        let manifest = std::fs::read_to_string(root().join("tests/unoptimised/Cargo.toml")).unwrap();
+        for (begin, tests) in ROWS {
+            assert!(root().join(begin).exists(), "{begin}");
+            for test in tests {
+                let Tests::Unoptimised(names) = test else { continue };
+                assert!(
+                    names.iter().all(|name| manifest.contains(&format!("name = \"{name}\""))),
+                    "{names:?}"
+                );
+            }
+        }
+        assert!(OTHERS.iter().all(|(begin, _)| root().join(begin).exists()));
+        let features = |package: &str| {
+            let mine = crate::FEATURES
+                .split(',')
+                .filter_map(|feature| feature.strip_prefix(package)?.strip_prefix('/'));
+            mine.collect::<Vec<_>>().join(",")
+        };
+        for package in ["portcullis-cli", "portcullis-linux"] {
+            assert!(Tests::Package(package).arguments().contains(&features(package).as_str()), "{package}");
+        }
+        assert!(QUICK.iter().all(|name| manifest.contains(&format!("name = \"{name}\""))));
+    }
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        assert_eq!(timed("17 cargo test -p x"), Some(("cargo test -p x".into(), 17)));
+        assert_eq!((timed("x y"), timed("7")), (None, None));
+    }
+}
