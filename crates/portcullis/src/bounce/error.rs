@@ -1,6 +1,8 @@
 //! What can go wrong with a mapping: one type for maps, one for their ends. Queues return them, and so do the pools that
 //! queues copy through.
 
+use core::fmt;
+
 use super::pressure::Pressure;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::{MapListError, UnmapError};
@@ -130,7 +132,7 @@ pub enum DmaUnmapError {
         iova: Iova,
     },
     /// Some of the bytes are not the mapping's, or, where it was to end, they are not all of it. Nothing is changed, or copied.
-    #[error("{len:#x} bytes from {offset:#x} on: the mapping at {iova} has {mapped:#x}")]
+    #[error("{len:#x} bytes{from}: the mapping at {iova} has {mapped:#x}", from = Offset(*offset))]
     OutOfRange {
         /// Where the mapping begins.
         iova: Iova,
@@ -160,6 +162,15 @@ impl DmaUnmapError {
 impl From<InvalidationError> for DmaUnmapError {
     fn from(error: InvalidationError) -> Self {
         Self::Unconfirmed { error }
+    }
+}
+
+/// Where bytes begin, for an error's text; nothing where a mapping does.
+struct Offset(u64);
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, " from {:#x} on", self.0) }
     }
 }
 
