@@ -121,6 +121,14 @@ fn plays<const COHERENT: bool, X: Format>(name: &str, format: X) {
         }
         script.unmap(at, size, &[true; 64]);
     }
+    script.said.part("where a table was made for a page in the second part of a large one");
+    for sizes in sizes.windows(2).take(3) {
+        let at = sizes[1] * 24;
+        script.map(at + sizes[0], there, granule, both);
+        script.unmap(at + sizes[0], granule, &[]);
+        script.map(at, there.max(sizes[1]), sizes[1], both);
+        script.unmap(at, sizes[1], &[]);
+    }
     script.said.part("not quite a large page");
     let large =
         sizes.iter().copied().find(|size| *size >= granule * 512).unwrap_or(granule * 512).min(2 << 20);
