@@ -3,10 +3,9 @@
 /// The value that a share of `quantile` (0 to 1) of `values` does not exceed; `None` of no values. Sorts.
 pub(crate) fn quantile(values: &mut [f64], quantile: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    let last = values.len().checked_sub(1)?;
     // Nearest rank: the smallest value with at least that share at or below it.
     let rank = (values.len() as f64 * quantile).ceil() as usize;
-    values.get(rank.saturating_sub(1).min(last)).copied()
+    values.get(rank.saturating_sub(1)).copied()
 }
 
 /// The middle value (of an even number, the lower of the two in the middle). Sorts.

@@ -112,7 +112,7 @@ impl<X: Format> AnyFormat for X {
 
 #[cfg(test)]
 mod tests {
-    use super::{all, formats};
+    use super::*;
 
     #[test]
     fn every_format_exists_and_has_a_name_of_its_own() {
@@ -121,5 +121,35 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all().len());
+    }
+
+    /// Bits of a granule, of a table's index and of an address, and whether the third level has leaves.
+    #[test]
+    fn each_format_is_as_usually_set_up() {
+        let of = |format: &Arc<dyn AnyFormat>| {
+            let geometry = format.geometry();
+            assert_eq!(geometry.last_phys, (1 << 48) - 1, "{}", format.name());
+            (format.name(), geometry.granule, geometry.index, geometry.input, geometry.large[1])
+        };
+        let expected = [
+            ("vtd-ss", 12, 9, 48, true),
+            ("x86-4", 12, 9, 47, true),
+            ("x86-5", 12, 9, 56, true),
+            ("amd-v1", 12, 9, 48, true),
+            ("arm-s1-4k", 12, 9, 48, true),
+            ("arm-s1-16k", 14, 11, 48, false),
+            ("arm-s1-64k", 16, 13, 48, false),
+            ("arm-s2-4k", 12, 9, 48, true),
+            ("arm-s2-16k", 14, 11, 48, false),
+            ("arm-s2-64k", 16, 13, 48, false),
+            ("riscv-sv39", 12, 9, 38, true),
+            ("riscv-sv48", 12, 9, 47, true),
+            ("riscv-sv57", 12, 9, 56, true),
+            ("riscv-sv39x4", 12, 9, 41, true),
+            ("riscv-sv48x4", 12, 9, 50, true),
+        ];
+        let found: Vec<_> = formats().iter().map(of).collect();
+        assert_eq!(found, expected);
+        assert!(formats().iter().all(|format| format.geometry().large[0]));
     }
 }

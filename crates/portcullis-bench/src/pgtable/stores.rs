@@ -122,3 +122,91 @@ impl<F: Frames, X: Format> Drop for Stores<F, X> {
         unsafe { self.frames.free(self.memory, self.count) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use portcullis::pgtable::VtdSecondStage;
+    use portcullis::platform::Table as Frame;
+    use portcullis::std_platform::StdPlatform;
+
+    use super::*;
+    use crate::pgtable::format::AnyFormat;
+    use crate::pgtable::memory::Memory;
+    use crate::pgtable::ours::Tables;
+    use crate::pgtable::work::Shape;
+
+    /// Memory that counts entries that are written back, and of which there is none where the test says so.
+    #[derive(Debug, Clone, Default)]
+    struct Noted {
+        cleaned: Arc<AtomicU64>,
+        none: Arc<AtomicBool>,
+    }
+
+    // SAFETY: all is the process's memory.
+    unsafe impl Frames for Noted {
+        fn alloc(&self, count: usize) -> Option<PhysAddr> {
+            if self.none.load(Ordering::Relaxed) { None } else { Memory::<true>.alloc(count) }
+        }
+
+        unsafe fn free(&self, first: PhysAddr, count: usize) {
+            // SAFETY: the caller's promise.
+            unsafe { Memory::<true>.free(first, count) }
+        }
+
+        const COHERENT: bool = false;
+
+        fn clean(&self, words: &[AtomicU64]) {
+            self.cleaned.fetch_add(words.len() as u64, Ordering::Relaxed);
+        }
+
+        unsafe fn table(&self, frame: PhysAddr) -> &Frame {
+            // SAFETY: the caller's promise.
+            unsafe { Memory::<true>.table(frame) }
+        }
+    }
+
+    fn subjects(frames: &Noted, pattern: &Pattern) -> [Result<Box<dyn Table>, Failure>; 2] {
+        let (format, platform) = (VtdSecondStage::four_level(), StdPlatform::with_cpus(1));
+        let (ours, stores) =
+            (Tables::new(frames.clone(), format, &platform), Stores::new(frames.clone(), format, pattern));
+        [ours.map(|made| Box::new(made) as _), stores.map(|made| Box::new(made) as _)]
+    }
+
+    fn pattern() -> Pattern {
+        let geometry = VtdSecondStage::four_level().geometry();
+        Pattern::new(Shape::Page { level: 1 }, &geometry, 1, None).unwrap()
+    }
+
+    #[test]
+    fn a_subject_for_which_there_is_no_memory_is_refused() {
+        let frames = Noted::default();
+        frames.none.store(true, Ordering::Relaxed);
+        let said = subjects(&frames, &pattern()).map(|made| made.map(drop).unwrap_err());
+        let refused = |said: String| Failure::Refused(said);
+        let ours = portcullis::SetupError::OutOfMemory.to_string();
+        assert_eq!(said, [refused(ours), refused("there is no memory for entries".into())]);
+    }
+
+    #[test]
+    fn each_entry_is_written_back_once() {
+        let (frames, pattern) = (Noted::default(), pattern());
+        for table in subjects(&frames, &pattern).map(Result::unwrap) {
+            // Tables above the lowest are there from now on.
+            assert!(table.map(pattern.first, 0, 4096, 1));
+            let phys = PhysAddr::new(1 << 20);
+            for operation in [
+                &|| table.map(pattern.first + 4096, 0, 4096, 4) as _,
+                &|| table.unmap(pattern.first + 4096, 4096, 4) as _,
+                &|| table.map_list(pattern.first + 4096, 4096, &[(phys, 4096); 4]) as _,
+            ] as [&dyn Fn() -> bool; 3]
+            {
+                frames.cleaned.store(0, Ordering::Relaxed);
+                assert!(operation());
+                assert_eq!(frames.cleaned.load(Ordering::Relaxed), 4);
+            }
+        }
+    }
+}

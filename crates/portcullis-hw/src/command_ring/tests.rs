@@ -8,6 +8,8 @@ struct Unit {
     head: core::cell::Cell<u32>,
     tail: core::cell::Cell<u32>,
     rings: core::cell::Cell<u32>,
+    /// How often it was asked where it stands.
+    looks: core::cell::Cell<u32>,
 }
 
 impl Doorbell for Unit {
@@ -17,6 +19,7 @@ impl Doorbell for Unit {
     }
 
     fn head(&self) -> u32 {
+        self.looks.set(self.looks.get() + 1);
         self.head.get()
     }
 }
@@ -54,6 +57,20 @@ fn many_places_are_not_kept_from_a_cpu_by_others_that_take_one_at_a_time() {
         turns < 1000
     });
     assert_eq!((first, turns), (Some(7), 6));
+}
+
+/// Nothing is gained by a look at a unit that stands still.
+#[test]
+fn a_full_ring_is_looked_at_once_for_each_turn_of_a_wait() {
+    let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
+    let all = ring.reserve(7, &unit, || panic!("there is room")).unwrap();
+    ring.publish(all, 7, &unit);
+    let mut turns = 0;
+    let first = ring.reserve(1, &unit, || {
+        turns += 1;
+        turns < 5
+    });
+    assert_eq!((first, turns, unit.looks.get()), (None, 5, 5));
 }
 
 #[test]

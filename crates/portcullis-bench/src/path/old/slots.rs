@@ -126,7 +126,11 @@ mod tests {
         {
             let workload = Workload { name: "w", kind: Kind::Swiotlb, pages: 1, live };
             let case = Case { workload, threads, live, own_domains: false, crowded: false };
-            let made = Slots::new(&case, Order::Newest, 2).map(|made| made.slots);
+            let made = Slots::new(&case, Order::Newest, 2).map(|made| {
+                let start = made.memory.start();
+                assert_eq!([start - 1, start].map(|address| made.reach(address)), [None, Some(start)]);
+                made.slots
+            });
             let too_small = Failure::Unsupported("the pool is too small".into());
             assert_eq!(made, if is_made { Ok(8192) } else { Err(too_small) }, "{threads} {live}");
         }
