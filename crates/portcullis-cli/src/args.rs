@@ -14,6 +14,7 @@ use serde::Serialize;
 
 #[cfg(feature = "bench")]
 use crate::bench::args::Bench;
+use crate::doctor::args as doctor;
 use crate::linux::args as linux;
 use crate::machine;
 #[cfg(target_os = "linux")]
@@ -69,6 +70,9 @@ pub enum Command {
     Unprotect(linux::Unprotect),
     /// List the protected devices of this machine, what each can reach now, and what its protection has cost
     Status(linux::Status),
+    /// Look for what is wrong with DMA protection on this machine, what it means, and what to type next
+    #[command(after_help = doctor::AFTER_HELP)]
+    Doctor(doctor::Doctor),
     /// Make one page of HTML, with plots, of the results that other commands print with --json
     Report(ReportOptions),
     /// Print a script that completes this command's names and options in a shell
@@ -89,7 +93,7 @@ impl Command {
             | Self::Scale(Scale { memory, .. })
             | Self::Report(ReportOptions { memory, .. }) => Some(*memory),
             Self::Bench(_) | Self::Completions { .. } | Self::Man => None,
-            Self::Protect(_) | Self::Unprotect(_) | Self::Status(_) => None,
+            Self::Protect(_) | Self::Unprotect(_) | Self::Status(_) | Self::Doctor(_) => None,
             #[cfg(target_os = "linux")]
             Self::Record(_) | Self::Watch(_) => None,
             #[cfg(feature = "bench")]

@@ -40,6 +40,26 @@ pub fn number_of(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
+/// How wide lines are: [`COLUMNS`], or as wide as a terminal that is narrower.
+pub fn columns() -> usize {
+    let wide = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    wide.or_else(terminal).map_or(COLUMNS, |columns: usize| columns.clamp(20, COLUMNS))
+}
+
+/// The width of the terminal that standard output is, if it is one.
+#[cfg(unix)]
+fn terminal() -> Option<usize> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call writes a `winsize` where it succeeds.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_col > 0).then(|| size.ws_col.into())
+}
+
+#[cfg(not(unix))]
+fn terminal() -> Option<usize> {
+    None
+}
+
 /// `text` in lines of [`COLUMNS`] at the most, where its words allow it; those after the first begin with `indent`.
 pub fn wrap(text: &str, indent: &str) -> String {
     wrap_at(text, indent, COLUMNS)

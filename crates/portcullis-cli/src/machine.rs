@@ -21,6 +21,8 @@ pub mod schema {
     pub const BENCH: u32 = 1;
     pub const SCALE: u32 = 2;
     pub const STATUS: u32 = 1;
+    #[cfg(unix)]
+    pub const DOCTOR: u32 = 1;
 }
 
 /// A result: a head, which is the same for all commands, and what the command found.

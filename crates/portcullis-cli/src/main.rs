@@ -8,6 +8,7 @@ mod bench;
 mod borders;
 mod calibration;
 mod choice;
+mod doctor;
 #[cfg(all(test, feature = "bench"))]
 mod documents;
 mod explain;
@@ -125,6 +126,7 @@ fn run(arguments: args::Arguments) -> Result<ExitCode, Box<dyn Error>> {
             linux::status(&asked)?;
             ExitCode::SUCCESS
         }
+        Some(args::Command::Doctor(asked)) => doctor::run(&asked)?,
         Some(args::Command::Report(options)) => {
             report::run(&options)?;
             ExitCode::SUCCESS

@@ -60,26 +60,41 @@ pub struct Fault {
     pub code: u32,
 }
 
+/// What the device was not let do: `read`, `read and write`.
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Execute => "execute from",
+            Self::Atomic => "read and write",
+        })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotAttached => "the device is attached to nothing",
+            Self::BadContext => "its context is malformed",
+            Self::BadRequest => "its context does not allow this kind of request",
+            Self::NotMapped => "nothing is mapped there for this",
+            Self::Permission => "the mapping does not allow this",
+            Self::BeyondWidth => "the address is wider than the tables",
+            Self::BadEntry => "an entry of the page table has bits that the unit does not know",
+            Self::Unreadable => "the unit could not read its structures",
+            Self::Other => "the code says why",
+        })
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let access = match self.access {
-            Some(Access::Read) => "read",
-            Some(Access::Write) => "write",
-            Some(Access::Execute) => "execute from",
-            Some(Access::Atomic) => "read and write",
-            None => "access",
+        let access: &dyn fmt::Display = match &self.access {
+            Some(access) => access,
+            None => &"access",
         };
-        let reason = match self.reason {
-            Reason::NotAttached => "the device is attached to nothing",
-            Reason::BadContext => "its context is malformed",
-            Reason::BadRequest => "its context does not allow this kind of request",
-            Reason::NotMapped => "nothing is mapped there for this",
-            Reason::Permission => "the mapping does not allow this",
-            Reason::BeyondWidth => "the address is wider than the tables",
-            Reason::BadEntry => "an entry of the page table has bits that the unit does not know",
-            Reason::Unreadable => "the unit could not read its structures",
-            Reason::Other => "the code says why",
-        };
+        let reason = self.reason;
         write!(f, "device {:#x} was not let {access} ", self.device.0)?;
         match self.address {
             Some(address) => write!(f, "{address}")?,

@@ -198,6 +198,8 @@ mod documents {
     struct Bounce;
     #[doc = include_str!("../../../docs/design.md")]
     struct Design;
+    #[doc = include_str!("../../../docs/doctor.md")]
+    struct Doctor;
     #[doc = include_str!("../../../docs/glossary.md")]
     struct Glossary;
     #[doc = include_str!("../../../docs/linux.md")]

@@ -7,9 +7,9 @@ pub mod args;
 #[cfg(unix)]
 mod change;
 #[cfg(unix)]
-mod device;
+pub mod device;
 #[cfg(unix)]
-mod host;
+pub mod host;
 #[cfg(unix)]
 mod keep;
 #[cfg(unix)]
@@ -19,7 +19,7 @@ mod protect;
 #[cfg(unix)]
 mod refused;
 #[cfg(unix)]
-mod status;
+pub mod status;
 #[cfg(unix)]
 mod stops;
 #[cfg(unix)]

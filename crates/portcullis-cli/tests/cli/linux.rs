@@ -36,3 +36,18 @@ fn a_device_that_is_not_there_is_an_error_and_nothing_else_happens() {
         assert!(stdout(&output).is_empty());
     }
 }
+
+#[test]
+fn doctor_has_the_documented_fields_and_says_by_its_code_whether_there_is_something_to_do() {
+    let output = portcullis(&["doctor", "--json", "--seconds", "0"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shape::documented("doctor.md").wrong_with(&json), [""; 0]);
+    assert_eq!((&json["schema"], &json["options"]["root"]), (&1.into(), &Value::Null));
+    let severities =
+        json["findings"].as_array().unwrap().iter().map(|finding| finding["severity"].as_str().unwrap());
+    let is_more = severities.into_iter().any(|severity| severity != "notice");
+    assert_eq!(output.status.code(), Some(i32::from(is_more)), "{}", stderr(&output));
+    let text = portcullis(&["doctor", "--seconds", "0"]);
+    assert_eq!(text.status.code(), output.status.code());
+    assert!(stdout(&text).starts_with("Kernel: Linux "), "{}", stdout(&text));
+}

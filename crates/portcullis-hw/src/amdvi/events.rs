@@ -66,10 +66,11 @@ impl Log {
     }
 }
 
-/// An event's two words; `None` where it is an error of a command, a counter at zero, or no event.
+/// An event's two words, from the log or from what a kernel prints of them; `None` where it is an error of a command, a counter at zero,
+/// or no event.
 ///
 /// Source: section 2.5, "Event Logging", table of event codes.
-fn decode(first: u64, second: u64) -> Option<Fault> {
+pub fn decode(first: u64, second: u64) -> Option<Fault> {
     let is = |bit: u64| first & bit != 0;
     let number = event::number(first);
     let reason = match number {

@@ -20,4 +20,5 @@ mod race_tests;
 mod tests;
 mod unit;
 
+pub use events::decode as decode_event;
 pub use unit::{Capabilities, Config, Unit};

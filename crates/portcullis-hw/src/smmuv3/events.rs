@@ -90,13 +90,15 @@ fn decode(words: [u64; event::WORDS]) -> Fault {
             _ => None,
         },
         access: of_access.then_some(access),
-        reason: reason(code),
+        reason: reason_of(code),
         code: u32::from(code),
     }
 }
 
+/// What the code of an event, or of a line in a kernel's log, means.
+///
 /// Source: section 7.3, "Event records".
-const fn reason(code: u8) -> Reason {
+pub const fn reason_of(code: u8) -> Reason {
     match code {
         // Entries of the driver's are absent, or as the unit has said that it takes them.
         event::C_BAD_STREAMID | event::C_BAD_STE => Reason::NotAttached,

@@ -24,6 +24,7 @@ mod unit;
 
 use portcullis::pgtable::Arm;
 
+pub use events::reason_of;
 pub use unit::{Capabilities, Unit};
 
 /// A stage of translation.

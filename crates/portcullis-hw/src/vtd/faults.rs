@@ -22,7 +22,7 @@ pub(super) fn decode(low: u64, high: u64) -> Fault {
         // Of an interrupt the record has the index in a table.
         address: (!is_interrupt(code)).then(|| Iova::new(low & !0xfff)),
         access,
-        reason: reason(code),
+        reason: reason_of(code),
         code: u32::from(code),
     }
 }
@@ -32,10 +32,12 @@ const fn is_interrupt(code: u8) -> bool {
     code >> 4 == 2
 }
 
+/// What a fault reason of a record, or of a line in a kernel's log, means.
+///
 /// Source: section 7.1.3, the tables of fault reasons: up to 0x0e legacy mode, from 0x30 on scalable mode, by the structure: root
 /// table 0x3*n*, context 0x4*n*, PASID directory 0x50 to 0x52, PASID table 0x58 to 0x5d, first stage 0x70 to 0x77, 0x90 and
 /// 0x91, second stage 0x78 to 0x7d, the address 0x8*n*.
-const fn reason(code: u8) -> Reason {
+pub const fn reason_of(code: u8) -> Reason {
     match code {
         0x01 | 0x02 | 0x39 | 0x41 | 0x51 | 0x59 => Reason::NotAttached,
         // 0x7c and 0x90: accessed and dirty bits are to be set, and the PASID's entry has walks that do not snoop.

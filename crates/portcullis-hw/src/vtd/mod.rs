@@ -23,5 +23,6 @@ mod tests;
 mod unit;
 
 pub use capabilities::{Capabilities, Mode};
+pub use faults::reason_of;
 pub use first_stage::FirstStage;
 pub use unit::Unit;
