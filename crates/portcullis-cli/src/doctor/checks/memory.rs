@@ -69,7 +69,7 @@ fn growing(facts: &Facts) -> Option<Finding> {
             .means("a driver maps more than it unmaps (a leak), or a load has just begun")
             .costs("a leak ends with no addresses or no memory left, and leaves everything that leaked open to the device")
             .run("look for a minute, while the load is steady: it must not go on growing", "sudo portcullis doctor --seconds 60")
-            .run("which device: maps less unmaps, by device (docs/replay.md)", "sudo perf trace -a -e 'dma:*' --max-events 100000 2>&1 | grep -o 'dma_[a-z_]*(device: \"[^\"]*\"' | sort | uniq -c")
+            .run("which device: its mappings, as they come and go", "sudo portcullis watch")
     })
 }
 
