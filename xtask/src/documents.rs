@@ -81,6 +81,8 @@ fn wrong_with(words: &[&str]) -> Option<String> {
         ["xtask", "guest", ref rest @ ..] => guest::is_request(rest),
         ["xtask", "c-library", ref rest @ ..] => rest.len() <= 1,
         ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
+        ["xtask", "test", "--quick"] => true,
+        ["xtask", "test", "--changed", ref rest @ ..] => rest.len() <= 1,
         ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
         ["fuzz" | "+nightly", ..] => {
             words.contains(&"api") && root().join("fuzz/fuzz_targets/api.rs").is_file()
@@ -352,19 +354,19 @@ fn every_test_that_needs_a_variable_has_its_step() {
     assert_eq!(found, borrowed::ALL.len());
 }
 
-/// The README shows how the tests end where there is no nightly Rust.
+/// CONTRIBUTING shows how the tests end where there is no nightly Rust.
 #[test]
-fn the_readme_says_how_many_tests_are_skipped() {
-    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+fn it_is_said_how_many_tests_are_skipped() {
+    let text = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
     let of_tools = nightly::TOOLS.iter().map(|tool| (tool.what, tool.count()));
     let counts = of_tools.chain([(coherence::WHAT, coherence::BOUNDS.len())]);
     let mut all = borrowed::ALL.len();
     for (what, count) in counts {
         all += count;
         let line = format!("skipped: {what}, {count} tests: rustup has no nightly Rust\n");
-        assert!(readme.contains(&line), "{line}");
+        assert!(text.contains(&line), "{line}");
     }
-    assert!(readme.contains(&format!(" steps done, {all} tests skipped\n")), "{all}");
+    assert!(text.contains(&format!(" steps done, {all} tests skipped\n")), "{all}");
 }
 
 #[test]
@@ -382,6 +384,7 @@ fn what_is_wrong_is_found() {
     assert!(!wrong("cargo xtask coherence raw-1 --cpus 16") && wrong("cargo xtask coherence --cpu 16"));
     assert!(!wrong("cargo xtask guest --iommu vtd --job edu") && wrong("cargo xtask guest --job nothing"));
     assert!(!wrong("cargo xtask c-library /usr/local") && wrong("cargo xtask c-library a b"));
+    assert!(!wrong("cargo xtask test --changed main") && wrong("cargo xtask test --slow"));
     assert!(!wrong("cargo xtask check") && wrong("cargo xtask checks"));
     assert!(!wrong("cargo xtask limited test -p portcullis") && wrong("cargo xtask limited test -p nothing"));
     assert_eq!(not_compiled("```rust\nlet a = 1;\n```\n```text\n    a\n```\n"), [""; 0]);

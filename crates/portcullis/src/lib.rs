@@ -12,13 +12,13 @@
 //!
 //! | you want | take | example |
 //! |---|---|---|
-//! | to map a buffer and unmap it | [`Queue`]; each [`Mapping`] goes to [`unmap`](dma::Queue::unmap), as a dropped one stays open | `map.rs` |
+//! | to map a buffer and unmap it (a [`Mapping`] that is dropped stays open) | [`Queue`] | `map.rs` |
 //! | buffers for a network card's rings | [`Queue`] | `nic.rs` |
 //! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::commit`](dma::Queue::commit) | `unplug.rs` |
 //! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
-//! | a kernel whose drivers map and unmap by number, from all CPUs | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
+//! | a kernel whose drivers map by number | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
@@ -26,13 +26,13 @@
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
 //! | a `Vec`, a slice that is borrowed, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
-//! | a disk in a program on Linux, and what each way to map costs there | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
-//! | interrupts of such a device | `vfio::Device::interrupts`: file descriptors, by MSI-X, MSI or INTx | there |
-//! | such a device when it is unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
-//! | many small buffers for such a device, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of the area that they are in | [there](domain::Pieces) |
+//! | the same from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
+//! | a disk, and what each way to map costs | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |
+//! | its interrupts | `vfio::Device::interrupts` | there |
+//! | such a device unplugged, or plugged in later | `vfio::Device::unplug_request`, `release` and `open_in` | there |
+//! | many small buffers, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of their area | [there](domain::Pieces) |
 //! | to run `virtio-drivers` in a program on Linux | `portcullis_linux::virtio`, with the feature `virtio-drivers` | `crates/portcullis-linux` |
-//! | the IOMMU of a virtual machine, for devices that a VMM emulates | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
-//! | a device in a program on Linux from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local`, then `cc driver.c $(pkg-config --cflags --libs portcullis)` | `crates/portcullis-c` |
+//! | the IOMMU of a virtual machine, in a VMM | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
 //! | to test without hardware | `portcullis-model` | below |
 //!
 //! # From the top
@@ -202,6 +202,8 @@ mod documents {
     struct Doctor;
     #[doc = include_str!("../../../docs/glossary.md")]
     struct Glossary;
+    #[doc = include_str!("../../../docs/library.md")]
+    struct Library;
     #[doc = include_str!("../../../docs/linux.md")]
     struct Linux;
     #[doc = include_str!("../../../docs/replay.md")]
