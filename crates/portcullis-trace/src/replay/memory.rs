@@ -410,6 +410,15 @@ mod tests {
         assert_eq!(memory.strays(), 0);
     }
 
+    /// Bounce buffers have the rest.
+    #[test]
+    fn three_quarters_are_for_the_bytes_of_mappings() {
+        let memory = TraceMemory::new(64 << 12);
+        let could_hold = |pages: u64| memory.could_hold(&[part(FAR & !0xfff, pages << 12)]);
+        assert_eq!([0, 47, 48, 49].map(could_hold), [true, true, true, false]);
+        assert!(!memory.could_hold(&[part(FAR & !0xfff, 47 << 12), part(0x2000, 2 << 12)]));
+    }
+
     #[test]
     fn what_is_let_go_of_is_gone_and_its_room_free_again() {
         let memory = TraceMemory::new(MOST_BYTES);

@@ -23,7 +23,7 @@ pub(super) struct Share {
     /// What bytes of the recording's memory, and bounce buffers, may take.
     pub(super) bytes: u64,
     /// Pages that were followed, and those that may be.
-    pages: u64,
+    pub(super) pages: u64,
     pub(super) most: u64,
     /// Things that were looked at because time went by.
     looks: u64,
@@ -135,6 +135,9 @@ mod tests {
         assert_eq!((name.as_str(), line, devices, mappings), ("t", 7, 3, 5));
         assert_eq!(over, Over { used: budget::used(), wanted: 2 * pages * 74 * 2, limit });
         two.unmap(2 * pages);
+        assert!(two.map(pages, || ALIVE).is_ok());
+        // More than were there leave none.
+        two.unmap(u64::MAX);
         assert!(two.map(pages, || ALIVE).is_ok());
         let mut one = share(&[STRICT]);
         assert!(one.map(pages, || ALIVE).is_ok() && one.map(pages, || ALIVE).is_ok());

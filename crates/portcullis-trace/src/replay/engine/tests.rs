@@ -199,6 +199,17 @@ fn pages_are_followed_when_they_are_mapped_synced_and_unmapped() {
     }
 }
 
+/// Time that goes by with nothing to do costs something, too: eight looks as much as a page.
+#[test]
+fn looks_at_what_is_idle_are_followed() {
+    let events: Events = (0..20)
+        .flat_map(|n| [map(n * 100_000, 0x100_0000, 1), unmap(n * 100_000 + 1, 0x100_0000, 1)])
+        .collect();
+    let pages = |mode| run(mode, "vtd-ss", &events, |_| (), false).0.share.pages;
+    // A window ends after each unmap but the last.
+    assert_eq!((pages(STRICT), pages(Mode::Each(Policy::LAZY))), (40, 42));
+}
+
 /// What was not made is not alive, and what an allocator has rounded up goes as it came.
 #[test]
 fn the_account_of_live_pages_has_what_is_alive() {
