@@ -3,16 +3,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, Iova, Permissions};
+use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysSegment};
 use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
-use portcullis::domain::{Domain, MapListError, Policy};
+use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
 use portcullis_model::Queue;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenRing, Simulated};
 
 use crate::played::Played;
-use crate::rig::{Clocked, Hooked, Mapper, PAGE, Rig, page};
+use crate::rig::{ANYWHERE, Call, Clocked, Hooked, Mapper, Moody, PAGE, Rig, page};
 
 type Driver = Rig<Arc<Clocked>, Hooked<Queue>>;
 
@@ -115,4 +115,35 @@ fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
             assert!(!rig.reaches(start));
         }
     }
+}
+
+/// A part has ended before. When the rest does, the platform panics behind the confirmation: what was removed is lost then, and what was
+/// gone before with the next call.
+#[test]
+fn what_a_panic_loses_of_a_mapping_is_what_was_removed_of_it() {
+    let rig = Rig::new(Moody::new(2), Policy::Strict, Hooked::new);
+    let range =
+        rig.domain.open(&[PhysSegment { len: 4 * PAGE, ..page(1) }], Permissions::READ, ANYWHERE).unwrap();
+    let part = IovaRange::new(range.start(), PAGE).unwrap();
+    rig.domain.unmap(part).unwrap();
+    // Nobody counts what has gone of another's as this one's.
+    let list = [PhysSegment { len: 4 * PAGE, ..page(9) }];
+    let other = rig.domain.open(&list, Permissions::READ, ANYWHERE).unwrap();
+    let others = IovaRange::new(other.start(), 2 * PAGE).unwrap();
+    rig.domain.unmap(others).unwrap();
+    let platform = Arc::clone(&rig.platform);
+    rig.queue.set(move || platform.panic_in(Call::WithCpu));
+    assert!(catch_unwind(AssertUnwindSafe(|| rig.domain.unmap(range))).is_err());
+    rig.queue.clear();
+    let lost = || rig.domain.stats().lost_iova_bytes;
+    assert_eq!(lost(), 3 * PAGE);
+    assert_eq!(rig.domain.unmap(range), Err(UnmapError::NotMapped { range, unmapped: 0 }));
+    for again in [range, part, others] {
+        rig.domain.unmap(again).unwrap_err();
+        assert_eq!(lost(), 4 * PAGE, "{again}");
+    }
+    // What was left of that one ends with it, and its addresses come back.
+    let rest = UnmapError::NotMapped { range: other, unmapped: 2 * PAGE };
+    assert_eq!(rig.domain.unmap(other), Err(rest));
+    assert_eq!(rig.gone(), (4 * PAGE, 4 * PAGE));
 }

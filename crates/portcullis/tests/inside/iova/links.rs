@@ -24,6 +24,12 @@ fn an_array_has_the_levels_that_it_needs() {
         let word = |index| links.leaf(index).map(|leaf| leaf.word(index).load(Ordering::Relaxed));
         assert_eq!(indices.map(word), indices.map(Some), "{len}");
         assert!(word(len).is_none() && links.leaf_or_make(len).unwrap().is_none());
+        // Each that there is is walked to, once, by the index of its first word.
+        let (mut walked, mut there) =
+            (alloc::vec![], indices.map(|index| index - index % WordLeaf::WORDS).to_vec());
+        links.each_leaf(|first, _| walked.push(first));
+        there.dedup();
+        assert_eq!(walked, there);
         let leaves = 1 + (len - 1) / LEAF_WORDS as u64 * 2;
         assert_eq!(links.height, levels);
         assert!(links.bytes() as u64 <= leaves.min(3) * (4096 + u64::from(levels) * 512));
