@@ -364,8 +364,7 @@ mod tests {
         let ended = [Ended::Pending, Ended::Done(()), Ended::Flushed(())].map(|ended| over(ended, 4));
         assert_eq!(ended, [0, 1, 5]);
         let error = DmaUnmapError::Unconfirmed { error: InvalidationError::Rejected { code: 5 } };
-        let left =
-            |mapping: Option<()>, waits| left_by(&NotUnmapped { mapping, waits, error: error.clone() });
+        let left = |mapping: Option<()>, waits| left_by(&NotUnmapped { mapping, waits, error });
         assert_eq!(left(Some(()), false), PortcullisNotEnded);
         assert_eq!([left(None, true), left(None, false)], [PortcullisWaits, PortcullisReachable]);
     }

@@ -33,7 +33,9 @@ fn wrong_with(words: &[&str]) -> Option<String> {
         }
     }
     let options = words.iter().map(|word| word.trim_matches(['[', ']', ',']));
-    let mut options = options.filter_map(|word| word.strip_prefix("--"));
+    // Behind `--` alone is another program's.
+    let mut options =
+        options.filter_map(|word| word.strip_prefix("--")).take_while(|option| !option.is_empty());
     let is_one = |option: &&str| command.get_arguments().any(|known| known.get_long() == Some(option));
     options.find(|option| !is_one(option)).and_then(|option| wrong(format!("no option --{option}")))
 }
