@@ -16,8 +16,9 @@ for way in $ways; do
         bad "$way" "$(tail -n 2 /tmp/said | tr '\n' ' ')"
     fi
     cat /tmp/said
-    # Lines of the table: way, KiB, reads/s, us of half and of 99 %, us of map and unmap (half, mean), CPU time, the kernel's, calls, reads.
-    grep -E '^(direct|ring|pool|auto|cache|advance) ' /tmp/said | while read -r name kib speed half most map mean cpu kernel calls reads; do
+    # Lines of the table: way, KiB, reads/s, us of half and of 99 %, us of map and unmap (half, mean), CPU time, the kernel's, calls, reads,
+    # percent of `advance` in reads/s (half of the rounds, a quarter, three).
+    grep -E '^(direct|ring|pool|auto|cache|advance) ' /tmp/said | while read -r name kib speed half most map mean cpu kernel calls reads part low high; do
         case $name in
         pool | cache | advance)
             if [ "$calls" = 0 ]; then ok "$way: $name of $kib KiB: no system call in $reads reads"; else bad "$way: $name of $kib KiB" "$calls system calls in $reads reads"; fi;;
@@ -25,6 +26,9 @@ for way in $ways; do
         echo "figure us in map and unmap, copies included (half of the reads), $way | $kib KiB | $name: $map"
         echo "figure us in map and unmap, mean, $way | $kib KiB | $name: $mean"
         echo "figure reads per second, $way | $kib KiB | $name: $speed"
+        echo "figure % of the reads per second of advance in the same round, $way | $kib KiB | $name: $part"
+        echo "figure the same in a quarter of the rounds, $way | $kib KiB | $name: $low"
+        echo "figure and in three, $way | $kib KiB | $name: $high"
         echo "figure us of a read (half), $way | $kib KiB | $name: $half"
         echo "figure us of a read (99 %), $way | $kib KiB | $name: $most"
         echo "figure us of CPU time, $way | $kib KiB | $name: $cpu"

@@ -275,7 +275,8 @@ pub const JOBS: [&Job; 27] = [
         what: "the same with a disk: reads of 4 to 128 KiB by each way to map buffers, what these take, and how many system calls they make",
         script: "user-nvme",
         modes: "",
-        settings: "ARGUMENTS='--reads 400 --rounds 5 --depth 8'",
+        settings: "ARGUMENTS=''",
+        time: Duration::from_secs(1500),
         user: Some(kernel::measured),
         ..USUAL
     },

@@ -302,7 +302,7 @@ pub fn measure(
 }
 
 impl Figures {
-    pub const TITLES: &str = "way        KiB  reads/s  us each: 50 %    99 %  map+unmap: 50 %    mean  CPU time  kernel's  calls    of";
+    pub const TITLES: &str = "way        KiB  reads/s  us each: 50 %    99 %  map+unmap: 50 %    mean  CPU time  kernel's  calls    of  % of advance: 50 %   25 %   75 %";
 
     /// Of each figure the middle one; of calls the most.
     pub fn middle(all: &[Self]) -> Self {
@@ -324,10 +324,20 @@ impl Figures {
         }
     }
 
+    /// Reads a second in percent of the bound's in the same round: in half of the rounds at the most, in a quarter, and in three.
+    pub fn part_of(all: &[Self], bound: &[Self]) -> [f64; 3] {
+        let in_round = |(one, bound): (&Self, &Self)| 100.0 * one.per_second / bound.per_second;
+        let mut parts: Vec<f64> = all.iter().zip(bound).map(in_round).collect();
+        parts.sort_unstable_by(f64::total_cmp);
+        [2, 1, 3].map(|quarters| parts.get(parts.len() * quarters / 4).copied().unwrap_or(0.0))
+    }
+
     /// A line of the table.
-    pub fn row(&self, way: &str, kib: u64) -> String {
+    pub fn row(&self, way: &str, kib: u64, part: Option<[f64; 3]>) -> String {
+        let part = part.map_or(["-"; 3].map(str::to_owned), |part| part.map(|part| format!("{part:.1}")));
+        let [half, low, high] = part;
         format!(
-            "{way:9} {kib:4} {:8.0} {:14.1} {:7.1} {:16.2} {:7.2} {:9.1} {:9.1} {:6} {:5}",
+            "{way:9} {kib:4} {:8.0} {:14.1} {:7.1} {:16.2} {:7.2} {:9.1} {:9.1} {:6} {:5} {half:>19} {low:>6} {high:>6}",
             self.per_second,
             self.half,
             self.most,

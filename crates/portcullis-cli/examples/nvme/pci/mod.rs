@@ -30,18 +30,19 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_values_t = [4, 16, 64, 128], requires = "name")]
     kib: Vec<u64>,
     /// Reads that the disk has at once, for each job: 1 to 63.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=63), requires = "name")]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=63), requires = "name")]
     depth: u16,
     /// Threads, each with rings and buffers of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), requires = "name")]
     jobs: u16,
     /// Reads of each job in a round.
-    #[arg(long, default_value_t = 2000, requires = "name")]
+    #[arg(long, default_value_t = 400, requires = "name")]
     reads: usize,
-    /// Rounds, in which all ways take turns; of each figure the middle one is printed.
-    #[arg(long, default_value_t = 5, requires = "name")]
+    /// Rounds, in which all ways take turns, each round in another order; of each figure the middle one is printed. One more comes first, which does
+    /// not count.
+    #[arg(long, default_value_t = 41, requires = "name")]
     rounds: usize,
-    /// Ways to map buffers.
+    /// Ways to map buffers. One that is named twice shows how far two figures of the same differ.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Way::value_variants().to_vec(), requires = "name")]
     ways: Vec<Way>,
     /// Takes VFIO's type 1 where the kernel has iommufd, too.
@@ -166,18 +167,30 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             }
             println!("verified: {} reads of {kib} KiB, each byte", whole.reads * ways.len() * rings.len());
         }
-        for _ in 0..options.rounds {
-            for (_, jobs, figures) in &mut ways {
+        for (_, jobs, _) in &mut ways {
+            load::measure(jobs, &mut rings, &plan, &node)?;
+        }
+        for round in 0..options.rounds {
+            for index in order(round, ways.len()) {
+                let (_, jobs, figures) = &mut ways[index];
                 figures.push(load::measure(jobs, &mut rings, &plan, &node)?);
             }
         }
+        let bound = ways.iter().find(|(way, ..)| *way == Way::Advance).map(|(.., figures)| figures.clone());
         for (way, jobs, figures) in ways {
-            println!("{}", Figures::middle(&figures).row(&way.name(), kib));
+            let part = bound.as_ref().map(|bound| Figures::part_of(&figures, bound));
+            println!("{}", Figures::middle(&figures).row(&way.name(), kib, part));
             jobs.into_iter().try_for_each(|job| job.end())?;
         }
     }
     rings.push(disk.into_ring());
     Ok(nvme.shut_down(rings)?)
+}
+
+/// The order of `count` ways in a round: each is first in turn, and each comes after another one than in the round before.
+fn order(round: usize, count: usize) -> impl Iterator<Item = usize> {
+    let turned = move |place: usize| (place + round / 2) % count;
+    (0..count).map(move |place| turned(if round.is_multiple_of(2) { place } else { count - 1 - place }))
 }
 
 /// Writes the disk's first `bytes`.
