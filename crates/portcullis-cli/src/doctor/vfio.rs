@@ -14,8 +14,8 @@ pub struct Vfio {
     /// Nodes: groups of type 1, devices of iommufd (cdev).
     pub groups: Vec<String>,
     pub cdevs: Vec<String>,
-    /// Devices whose interrupts are not remapped are let through all the same.
-    pub unsafe_interrupts: bool,
+    /// Modules that let devices through whose interrupts are not remapped.
+    pub unsafe_interrupts: Vec<&'static str>,
     /// Devices without an IOMMU are let through.
     pub without_iommu: bool,
 }
@@ -31,7 +31,10 @@ impl Vfio {
             iommufd: host.exists("sys/module/iommufd") || host.exists("dev/iommu"),
             groups: host.list("dev/vfio").into_iter().filter(is_group).collect(),
             cdevs: host.list("dev/vfio/devices"),
-            unsafe_interrupts: is_on("vfio_iommu_type1/parameters/allow_unsafe_interrupts"),
+            unsafe_interrupts: ["vfio_iommu_type1", "iommufd"]
+                .into_iter()
+                .filter(|module| is_on(&format!("{module}/parameters/allow_unsafe_interrupts")))
+                .collect(),
             without_iommu: is_on("vfio/parameters/enable_unsafe_noiommu_mode"),
         }
     }

@@ -25,7 +25,11 @@ pub fn check(facts: &Facts) -> Vec<Finding> {
 }
 
 fn unsafe_interrupts(facts: &Facts) -> Option<Finding> {
-    facts.vfio.unsafe_interrupts.then(|| {
+    let modules = &facts.vfio.unsafe_interrupts;
+    let off = modules
+        .iter()
+        .map(|module| write("N", &format!("/sys/module/{module}/parameters/allow_unsafe_interrupts")));
+    (!modules.is_empty()).then(|| {
         Finding::new(
             "unsafe-interrupts",
             Severity::Warning,
@@ -34,10 +38,7 @@ fn unsafe_interrupts(facts: &Facts) -> Option<Finding> {
         .means("a virtual machine with a device can raise any interrupt of the host by it")
         .costs("a hostile virtual machine can disturb the host, and perhaps take it over")
         .run("where it is set", "grep -rs allow_unsafe_interrupts /etc/modprobe.d /proc/cmdline")
-        .run(
-            "until the next boot",
-            write("N", "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"),
-        )
+        .run_all("until the next boot", off.collect())
     })
 }
 
