@@ -189,7 +189,8 @@ fn what_the_module_says_no_to_becomes_a_sentence() {
             let text = fake
                 .host()
                 .refused(&fake.host().find(DISK).unwrap(), &std::io::Error::from_raw_os_error(error));
-            assert!(text.to_string().contains("drivers have 0000:00:04.0 (nvme)"), "{text}");
+            let first = "drivers have 0000:00:04.0 (nvme), which must be unbound first. ";
+            assert!(text.to_string().contains(first), "{text}");
         }
     }
 }

@@ -68,9 +68,11 @@ fn a_root_that_does_not_tell_its_disks_may_be_on_any() {
     fake.mount("/home", "0:36", "zfs", "rpool/home");
     assert_eq!(stops(&fake, DISK), [("the root file system (zfs) may be on it".to_owned(), true)]);
     assert_eq!(stops(&fake, "0000:00:06.0"), [], "which has no disk");
-    let fake = Fake::new();
-    fake.mount("/", "0:2", "rootfs", "rootfs");
-    assert_eq!(stops(&fake, DISK), [], "which is in memory");
+    for in_memory in ["rootfs", "tmpfs", "ramfs", "overlay"] {
+        let fake = Fake::new();
+        fake.mount("/", "0:2", in_memory, in_memory);
+        assert_eq!(stops(&fake, DISK), [], "which is in memory");
+    }
 }
 
 #[test]
@@ -108,9 +110,12 @@ fn the_interface_of_this_session_is_named() {
     let up = [("the network interface eth0 is up".to_owned(), false)];
     let fake = Fake::new();
     fake.file("proc/net/route", routes);
-    fake.file("proc/net/ipv6_route", &format!(
+    let ipv6 = format!(
         "{:032x} 00 {:032x} 00 {:032x} 00000400 1 0 00000003 eth1\n20010db8{:024x} 20 {:032x} 00 {:032x} 00000100 1 0 00000001 eth0\n\
-         {:032x} 00 {:032x} 00 {:032x} ffffffff 1 0 00200200 lo\n", 0, 0, 0, 0, 0, 0, 0, 0, 0));
+         {:032x} 00 {:032x} 00 {:032x} ffffffff 1 0 00200200 lo\n",
+        0, 0, 0, 0, 0, 0, 0, 0, 0
+    );
+    fake.file("proc/net/ipv6_route", &ipv6);
     fake.in_class("net", "sys/devices/virtual/net/br0");
     fake.link(
         "sys/devices/virtual/net/br0/lower_eth0",
@@ -120,6 +125,20 @@ fn the_interface_of_this_session_is_named() {
         fake.file("proc/self/environ", &format!("A=b\0SSH_CONNECTION={address} 50000 10.0.0.1 22\0"));
         stops(&fake, "eth0")
     };
+    // The longest of the routes that lead there, whatever the interfaces' names.
+    fake.file(
+        "proc/net/route",
+        &routes.replace("eth1 0001A8C0", "br0 0001A8C0").replace("br0 00000000", "eth1 00000000"),
+    );
+    assert_eq!((from("192.168.1.7"), from("203.0.113.9")), (carries.to_vec(), up.to_vec()));
+    fake.file("proc/net/route", routes);
+    // A link's own address names its interface.
+    fake.file(
+        "proc/net/ipv6_route",
+        &format!("fe80{:028x} 0a {:032x} 00 {:032x} 00000100 1 0 00000001 br0\n", 0, 0, 0),
+    );
+    assert_eq!(from("fe80::1%eth1"), carries);
+    fake.file("proc/net/ipv6_route", &ipv6);
     // By the bridge over it; not by another interface, to which a longer route leads; and the same with addresses of IPv6.
     assert_eq!(from("203.0.113.9"), carries);
     assert_eq!(from("192.168.1.7"), up);
