@@ -216,3 +216,43 @@ fn a_page_may_be_cut_anywhere_and_any_byte_may_be_another() {
         }
     }
 }
+
+/// The line of an event of `system`, without what stands before its name.
+fn line(system: &str, format: &str, data: &[u8]) -> String {
+    let mut formats = Formats::new(HEADER).unwrap();
+    formats.add(system, format).unwrap();
+    let mut out = Vec::new();
+    assert!(formats.write_line(0, Entry { time_ns: 0, data }, &mut out));
+    String::from_utf8(out).unwrap().split_once("0.000000000: ").unwrap().1.to_owned()
+}
+
+#[test]
+fn fields_that_this_guest_has_not_recorded_are_read() {
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+    // A place that counts from behind its own field, and what ends a name.
+    let vtd = "name: map_single\nID: 7\n\tfield:__rel_loc char[] dev_name;\toffset:8;\tsize:4;\tsigned:0;\n\
+               \tfield:size_t size;\toffset:16;\tsize:8;\tsigned:0;\n";
+    let data = [words(&[7, 0, 12 | 4 << 16, 0, 4096, 0]), b"d\n2\0".to_vec()].concat();
+    assert_eq!(line("intel_iommu", vtd, &data), "map_single: dev=d?2 size=4096\n");
+    // An allocation that failed, and a direction that the kernel has not written.
+    let alloc = "name: dma_alloc\nID: 7\n\tfield:__data_loc char[] device;\toffset:8;\tsize:4;\tsigned:0;\n\
+                 \tfield:void * virt_addr;\toffset:16;\tsize:8;\tsigned:0;\n\tfield:enum dma_data_direction dir;\toffset:12;\tsize:4;\tsigned:0;\n";
+    let of = |virt_addr| [words(&[7, 0, 24 | 2 << 16, 77, virt_addr, 0]), b"d\0".to_vec()].concat();
+    assert_eq!(line("dma", alloc, &of(0)), "dma_alloc: d dir=0x4d virt_addr=0\n");
+    assert_eq!(line("dma", alloc, &of(5)), "dma_alloc: d dir=0x4d\n", "a kernel's address is private");
+    // A list that the kernel has cut, attributes without a name, and a name that is not where it should be.
+    let list = "name: dma_map_sg\nID: 7\n\tfield:__data_loc char[] device;\toffset:8;\tsize:4;\tsigned:0;\n\
+                \tfield:int full_nents;\toffset:12;\tsize:4;\tsigned:1;\n\tfield:bool truncated;\toffset:16;\tsize:1;\tsigned:0;\n\
+                \tfield:unsigned long attrs;\toffset:24;\tsize:8;\tsigned:0;\n";
+    let data = words(&[7, 0, 999 | 2 << 16, 200, 1, 0, 1 << 8 | 1 << 20, 0]);
+    assert_eq!(line("dma", list, &data), "dma_map_sg: nents=128/200 [TRUNCATED] attrs=NO_WARN|0x100000\n");
+    assert!(!formats().write_line(0, Entry { time_ns: 0, data: &words(&[8]) }, &mut Vec::new()));
+}
+
+#[test]
+fn time_does_not_run_back_on_a_cpu() {
+    let at = |time_ns, iova| page(time_ns, 0, &[entry(4, 0, &event(iova))]);
+    let text = merged(&[&[(0, at(50, 1)), (0, at(40, 2))]]).concat();
+    let times: Vec<&str> = text.lines().map(|line| line.split(' ').nth(2).unwrap()).collect();
+    assert_eq!(times, ["0.000000050:", "0.000000050:"]);
+}
