@@ -78,7 +78,7 @@ portcullis record --seconds 2 --replay -o /tmp/verdict.zst >/tmp/told 2>&1 || ba
 cat /tmp/told
 grep -q "mapping" /tmp/told && ok "the verdict at once" || bad "the verdict at once" "$(cat /tmp/told)"
 portcullis record --seconds 1 2>/tmp/told | portcullis replay - >/tmp/said 2>&1 && ok "record | replay -" || bad "record | replay -" "$(cat /tmp/told /tmp/said)"
-portcullis watch --seconds 3 >/tmp/told 2>&1 || bad "watch" "$(cat /tmp/told)"
+timeout 60 portcullis watch --seconds 3 >/tmp/told 2>&1 || bad "watch" "$(cat /tmp/told)"
 cat /tmp/told
 grep -q "${device#0000:}\|iommu" /tmp/told && ok "watch names the device" || bad "watch names the device" "$(cat /tmp/told)"
 stop

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::tracefs::{Tracefs, TracingError};
 
@@ -34,6 +35,7 @@ pub struct Instance {
     /// Locked until this run ends, however it ends.
     _lock: File,
     there: bool,
+    clock: &'static str,
 }
 
 impl Instance {
@@ -55,17 +57,29 @@ impl Instance {
             })?;
         }
         (hands.make)(&path).map_err(|error| TracingError::of(&path, error))?;
-        let instance = Self { path, hands, _lock: lock, there: true };
+        let mut instance = Self { path, hands, _lock: lock, there: true, clock: "" };
         instance.write("tracing_on", "0")?;
         let mut clocks = CLOCKS.into_iter();
         while let Some(clock) = clocks.next() {
             match instance.write("trace_clock", clock) {
-                Ok(()) => break,
+                Ok(()) => {
+                    instance.clock = clock;
+                    break;
+                }
                 Err(_) if clocks.len() > 0 => {}
                 Err(error) => return Err(error),
             }
         }
         Ok((instance, left))
+    }
+
+    /// Now, on its clock; `None` where that is not one that programs can read.
+    pub fn now_ns(&self) -> Option<u64> {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is to a live value.
+        let is_read = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } == 0;
+        let now = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
+        u64::try_from(now.as_nanos()).ok().filter(|_| is_read && self.clock == "mono")
     }
 
     /// Where its file `name` is.

@@ -63,7 +63,10 @@ impl Session {
     /// Reads all that there is, and shows `take` each page. Where a buffer was half full, it is made larger.
     pub fn round(&mut self, take: impl FnMut(u32, &[u8]) -> io::Result<()>) -> io::Result<Round> {
         let buffer = self.buffer_kib << 10;
-        let round = self.streams.round(&self.events.formats, buffer.saturating_mul(2), take)?;
+        let now_ns = self.instance.now_ns();
+        // Without a clock, what comes meanwhile could go on for ever.
+        let most = if now_ns.is_some() { u64::MAX } else { buffer.saturating_mul(2) };
+        let round = self.streams.round(&self.events.formats, most, now_ns, take)?;
         if round.fullest > buffer / 4 {
             self.wait = (self.wait / 2).max(SOON);
         } else if round.fullest < buffer / 16 {
@@ -82,6 +85,11 @@ impl Session {
     pub fn pause(&self, end: Option<Instant>) {
         let left = end.map_or(self.wait, |end| end.saturating_duration_since(Instant::now()).min(self.wait));
         std::thread::sleep(left);
+    }
+
+    /// Now, on the events' clock; `None` where that is not known.
+    pub fn now_ns(&self) -> Option<u64> {
+        self.instance.now_ns()
     }
 
     /// Leaves tracing as it was found, and says what the events' fields are.

@@ -53,11 +53,13 @@ impl Streams {
         self.cpus.len()
     }
 
-    /// Empties all buffers once, and shows `take` each page. Of one CPU no more than `most` bytes are read, so that it ends.
+    /// Empties all buffers once, and shows `take` each page. What comes meanwhile may stay: of one CPU no more than `most` bytes are read,
+    /// and where `now_ns` tells the time of the events' clock, nothing behind an event that is later.
     pub fn round(
         &mut self,
         formats: &Formats,
         most: u64,
+        now_ns: Option<u64>,
         mut take: impl FnMut(u32, &[u8]) -> io::Result<()>,
     ) -> io::Result<Round> {
         let mut round = Round::default();
@@ -76,10 +78,15 @@ impl Streams {
                 if formats.is_empty(page) {
                     continue;
                 }
-                let found = formats.events(page, |_| ());
+                let mut last_ns = 0;
+                let found = formats.events(page, |entry| last_ns = entry.time_ns);
                 round.events += found.events;
                 round.lost += found.lost;
                 take(*cpu, formats.used(page))?;
+                // Else a busy CPU would hand out a page for every few events.
+                if now_ns.is_some_and(|now_ns| last_ns >= now_ns) {
+                    break;
+                }
             }
             round.fullest = round.fullest.max(bytes);
         }

@@ -4,11 +4,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::events::Kernel;
+use super::events::{Events, Kernel};
 use super::instance::{Hands, Instance, KERNEL};
 use super::progress::So;
 use super::session::Session;
 use super::spool::Spool;
+use super::streams::Streams;
 use super::tracefs::{Tracefs, TracingError};
 use super::{CommandError, said};
 use crate::golden::files::is_golden;
@@ -136,6 +137,30 @@ fn what_is_recorded_is_what_the_kernel_prints_and_nothing_is_left() {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(GUEST).join("trace.txt")).unwrap();
     let maps = |text: &str| text.matches(": dma_map_").count();
     assert_eq!((maps(&lines), lines.lines().count() as u64), (maps(&kernels), round.events));
+}
+
+/// A page that ends later than the round began is the last of its CPU: the rest is the next round's.
+#[test]
+fn a_round_ends_with_what_came_before_it() {
+    let machine = Machine::with(&["dma", "iommu"]);
+    let tracefs = Tracefs::find(machine.root()).unwrap();
+    let (instance, _) = Instance::make(&tracefs, MADE_UP).unwrap();
+    let formats = Events::switch_on(&instance, None).unwrap().formats;
+    let pages = |most, now_ns| {
+        let mut pages = [0; 2];
+        let mut streams = Streams::open(&instance).unwrap();
+        let take = |cpu, _: &[u8]| {
+            pages[cpu as usize] += 1;
+            Ok(())
+        };
+        streams.round(&formats, most, now_ns, take).unwrap();
+        pages
+    };
+    let all = pages(u64::MAX, None);
+    assert!(all.iter().all(|pages| *pages > 2), "{all:?}");
+    assert_eq!(pages(u64::MAX, Some(u64::MAX)), all);
+    assert_eq!(pages(u64::MAX, Some(0)), [1, 1]);
+    assert_eq!(pages(2 * 4096, None), [2, 2]);
 }
 
 #[test]

@@ -21,14 +21,27 @@ pub struct Live {
     /// So much of it was read.
     at: usize,
     ended: bool,
+    /// Since when the text is being read.
+    since: Instant,
 }
+
+/// A reader that takes longer over a text cannot keep up: what has come meanwhile is passed over, and counts as lost.
+const LATE: Duration = Duration::from_millis(500);
 
 impl Live {
     pub fn new(session: Session, end: Option<Instant>) -> (Self, Shared) {
         let merge = Merge::new(session.events.formats.clone());
         let session = Arc::new(Mutex::new(Some(session)));
         let text = b"# tracer: nop\n".to_vec();
-        let live = Self { session: Arc::clone(&session), merge, end, text, at: 0, ended: false };
+        let live = Self {
+            session: Arc::clone(&session),
+            merge,
+            end,
+            text,
+            at: 0,
+            ended: false,
+            since: Instant::now(),
+        };
         (live, session)
     }
 
@@ -39,10 +52,16 @@ impl Live {
             self.ended = true;
             return Ok(());
         };
+        if self.since.elapsed() > LATE {
+            let passed_over = session.round(|_, _| Ok(()))?;
+            self.merge.skip(passed_over.events);
+        }
         session.pause(self.end);
         self.ended = interrupt::stopped() || self.end.is_some_and(|end| Instant::now() >= end);
         let Self { merge, text, .. } = self;
-        merge.tick(now());
+        if let Some(now_ns) = session.now_ns() {
+            merge.tick(now_ns);
+        }
         session.round(|cpu, page| {
             merge.page(cpu, page);
             Ok(())
@@ -65,20 +84,11 @@ impl Read for Live {
             self.text.clear();
             self.at = 0;
             self.more()?;
+            self.since = Instant::now();
         }
         let mut rest = self.text.get(self.at..).unwrap_or(&[]);
         let read = rest.read(buf)?;
         self.at += read;
         Ok(read)
     }
-}
-
-/// The time of the trace clock `mono`.
-fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a live value.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0 {
-        return 0;
-    }
-    u64::try_from(Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos()).unwrap_or(0)
 }

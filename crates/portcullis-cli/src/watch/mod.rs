@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use portcullis_trace::budget;
 use portcullis_trace::{Chunk, Input, OpKind, ReadOptions, Summary, Trace, TraceError};
 
 use self::device::Devices;
@@ -36,6 +37,7 @@ pub enum CommandError {
 
 /// Runs the command.
 pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
+    budget::set_limit(budget::USUAL);
     interrupt::listen_to_ends();
     let root = Path::new("/");
     let (session, notes) = Session::prepare(root, instance::KERNEL, asked.device.as_deref())?;
@@ -43,7 +45,7 @@ pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
     session.switch(true)?;
     let end = asked.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let (live, session) = Live::new(session, end);
-    let outcome = show(live, Duration::from_secs(asked.interval), Devices::new(root));
+    let outcome = show(live, end, Duration::from_secs(asked.interval), Devices::new(root));
     let ended = session.lock().ok().and_then(|mut session| session.take()).map(Session::end);
     outcome?;
     ended.transpose()?;
@@ -54,7 +56,12 @@ pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
 const SHORT_NS: u64 = 500_000_000;
 
 /// Shows what comes until there is no more.
-fn show(live: Live, interval: Duration, mut devices: Devices) -> Result<(), CommandError> {
+fn show(
+    live: Live,
+    end: Option<Instant>,
+    interval: Duration,
+    mut devices: Devices,
+) -> Result<(), CommandError> {
     let mut trace = Trace::new(Input::from_reader("this machine", live)?, ReadOptions::default());
     let (mut chunk, mut view) = (Chunk::default(), Screen::new());
     let (mut start, mut next) = (None, Instant::now() + interval);
@@ -74,6 +81,10 @@ fn show(live: Live, interval: Duration, mut devices: Devices) -> Result<(), Comm
         }
         if !more {
             return Ok(());
+        }
+        // Whatever has come and was not read.
+        if interrupt::stopped() || end.is_some_and(|end| Instant::now() >= end) {
+            trace.stop();
         }
     }
 }

@@ -97,6 +97,16 @@ impl Merge {
         self.latest_ns = self.latest_ns.max(Some(*own_ns));
     }
 
+    /// So many events were read and thrown away.
+    pub fn skip(&mut self, events: u64) {
+        if events > 0 {
+            self.lost = self.lost.saturating_add(events);
+            let (time_ns, start) = (self.latest_ns.unwrap_or(0), self.text.len());
+            loss(0, events, &mut self.text);
+            self.waiting.push(Waiting { time_ns, start, end: self.text.len() });
+        }
+    }
+
     /// Adds an event of no meaning, at `time_ns` of the events' clock, which is now: so that a reader learns that time goes on while
     /// nothing happens.
     pub fn tick(&mut self, time_ns: u64) {

@@ -217,6 +217,24 @@ fn a_page_may_be_cut_anywhere_and_any_byte_may_be_another() {
     }
 }
 
+#[test]
+fn what_is_passed_over_is_a_loss_and_time_goes_on_without_events() {
+    let mut merge = Merge::new(formats());
+    let mut out = Vec::new();
+    merge.page(0, &page(50, 0, &[entry(4, 0, &event(1))]));
+    merge.skip(0);
+    merge.skip(7);
+    merge.tick(60);
+    merge.round(&mut out);
+    assert!(out.is_empty());
+    merge.tick(70);
+    merge.round(&mut out);
+    let text = String::from_utf8(out).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[1..], ["CPU:0 [LOST 7 EVENTS]", "<...>-0 [8191] 0.000000060: tick:"], "{text}");
+    assert_eq!((merge.events(), merge.lost()), (1, 7));
+}
+
 /// The line of an event of `system`, without what stands before its name.
 fn line(system: &str, format: &str, data: &[u8]) -> String {
     let mut formats = Formats::new(HEADER).unwrap();
