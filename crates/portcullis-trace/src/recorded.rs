@@ -168,4 +168,15 @@ mod tests {
             assert_eq!(of(1, hidden, 198), (Era::UnmapsAlone, expected));
         }
     }
+
+    #[test]
+    fn what_a_mixed_recording_hides_is_said_with_what_that_means() {
+        let of = |direct_maps| hidden_where_mixed(&Summary { maps: 1000, direct_maps, ..Summary::default() });
+        let what = "their direction, and which bytes of their pages they are, is not known, so bounce, adaptive and swiotlb copy \
+                    nothing of them";
+        assert_eq!(of(1), format!("{what}; they are too few to matter"));
+        let many = "no verdict names these policies. NVMe behind an IOMMU maps so since Linux 6.17, and VFIO always. Boot with `iommu=pt` \
+                    for the recording: then `dma:*` has all that drivers of the kernel map";
+        assert_eq!(of(500), format!("{what}, and {many}"));
+    }
 }
