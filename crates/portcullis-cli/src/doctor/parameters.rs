@@ -77,7 +77,7 @@ const KNOWN: [Known; 17] = [
     known("arm_smmu_v3.disable_msipolling", On::Only(Maker::Arm), Values::Switch),
 ];
 
-const X86: [&str; 26] = [
+const X86: [&str; 24] = [
     "off",
     "force",
     "noforce",
@@ -101,9 +101,7 @@ const X86: [&str; 26] = [
     "memaper=",
     "fullflush",
     "nofullflush",
-    "allowed",
     "leak",
-    "fullflush=",
 ];
 const INTEL: [&str; 11] = [
     "on",
@@ -236,14 +234,12 @@ impl Known {
 fn instead(name: &str, value: Option<&str>, kernel: &Kernel) -> Option<String> {
     let value = value.unwrap_or_default();
     let has = |word: &str| value.split(',').any(|one| one == word);
-    let (passthrough, strict) = match (kernel.maker, kernel.since((5, 14))) {
-        (Maker::Intel | Maker::Amd, _) if !kernel.since((5, 4)) => ("iommu=pt", "iommu.strict=1"),
-        _ => ("iommu.passthrough=1", "iommu.strict=1"),
-    };
+    let passthrough =
+        if kernel.is_x86() && !kernel.since((5, 4)) { "iommu=pt" } else { "iommu.passthrough=1" };
     let strict = match (kernel.maker, kernel.since((5, 14))) {
         (Maker::Intel, false) => "intel_iommu=strict",
         (Maker::Amd, false) => "amd_iommu=fullflush",
-        _ => strict,
+        _ => "iommu.strict=1",
     };
     match name {
         "iommu.passthrough" => (switched(value)?).then(|| passthrough.into()),

@@ -27,8 +27,9 @@ fn none(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
             .then(format!("take {word} out of the kernel's command line, in the boot loader, and reboot"));
         return Some(finding);
     }
-    if let Some(technique) = facts.kernel.confidential.filter(|_| facts.firmware.describes().is_none()) {
-        return confidential(technique);
+    // There devices reach only what is copied into memory that the guest shares.
+    if facts.kernel.confidential.is_some() && facts.firmware.describes().is_none() {
+        return None;
     }
     let finding = match facts.firmware.describes() {
         Some(table) => {
@@ -46,11 +47,6 @@ fn none(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
             .then(setting(facts)),
     };
     Some(finding)
-}
-
-/// There devices reach only what is copied into memory that the guest shares.
-fn confidential(_: &str) -> Option<Finding> {
-    None
 }
 
 /// What the setting of firmware is called.
