@@ -160,10 +160,17 @@ pub fn program(folder: &Path) -> Result<PathBuf, String> {
     Ok(built.join("release/portcullis-guest"))
 }
 
-/// Builds the command `portcullis`. It is optimised but not linked as a whole: how much of a CPU `record` takes is measured.
+/// Builds the command `portcullis`. What reads and replays recordings is optimised; the rest would take longer than it runs.
 pub fn command(folder: &Path) -> Result<PathBuf, String> {
-    let optimised = "profile.dev.opt-level=2";
-    let words = ["-p", "portcullis-cli", "--config", "profile.dev.debug=false", "--config", optimised];
+    let mut words = vec!["-p", "portcullis-cli", "--config", "profile.dev.debug=false"];
+    for optimised in [
+        "profile.dev.package.portcullis.opt-level=2",
+        "profile.dev.package.portcullis-model.opt-level=2",
+        "profile.dev.package.portcullis-trace.opt-level=2",
+        "profile.dev.package.ruzstd.opt-level=2",
+    ] {
+        words.extend(["--config", optimised]);
+    }
     let built = by_itself(folder, ".", &words, "building the command for the guest")?;
     Ok(built.join("debug/portcullis"))
 }
