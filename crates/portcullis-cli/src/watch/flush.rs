@@ -88,5 +88,11 @@ mod tests {
         // The one that found it full waits by itself.
         flush.until(20_000_000);
         assert_eq!(flush.take(), (10_000_000, 10_000_000));
+        // A flush empties the queues of other CPUs, too.
+        (0..200).for_each(|at| flush.unmap(20_000_000 + at, 2, 1));
+        (0..257).for_each(|at| flush.unmap(20_001_000 + at, 1, 1));
+        flush.take();
+        (0..200).for_each(|at| flush.unmap(20_002_000 + at, 2, 1));
+        assert_eq!(flush.take(), (0, 0));
     }
 }
