@@ -9,9 +9,10 @@ use super::instance::{Hands, Instance};
 use super::streams::{Round, Streams};
 use super::tracefs::{Tracefs, TracingError};
 
-/// Memory for the buffers of all CPUs to begin with, of one at least, and of one at most, in KiB.
+/// Memory for the buffers of all CPUs to begin with, of one at least and at most then, and of one at most later, in KiB.
 const ALL_KIB: u64 = 64 << 10;
 const LEAST_KIB: u64 = 1 << 10;
+const USUAL_KIB: u64 = 16 << 10;
 const MOST_KIB: u64 = 64 << 10;
 
 /// Buffers are read as often as keeps them less than a quarter full, within these limits.
@@ -41,7 +42,7 @@ impl Session {
         let tracefs = Tracefs::find(root)?;
         let (instance, was_left) = Instance::make(&tracefs, hands)?;
         let streams = Streams::open(&instance)?;
-        let buffer_kib = (ALL_KIB / streams.cpus().max(1) as u64).clamp(LEAST_KIB, MOST_KIB / 8);
+        let buffer_kib = (ALL_KIB / streams.cpus().max(1) as u64).clamp(LEAST_KIB, USUAL_KIB);
         instance.write("buffer_size_kb", &buffer_kib.to_string())?;
         let events = Events::switch_on(&instance, device)?;
         let mut said = hidden(&events, Kernel::of(root), device.is_some());

@@ -64,19 +64,19 @@ fn show(
 ) -> Result<(), CommandError> {
     let mut trace = Trace::new(Input::from_reader("this machine", live)?, ReadOptions::default());
     let (mut chunk, mut view) = (Chunk::default(), Screen::new());
-    let (mut start, mut next) = (None, Instant::now() + interval);
-    let mut shown_ns = None;
+    let start = Instant::now();
+    let (mut next, mut shown_ns) = (start + interval, None);
     loop {
         let more = trace.next_chunk(&mut chunk, 1)?;
         take(&mut devices, &chunk, trace.summary());
-        let now = trace.summary().times_ns.map_or(0, |(_, last)| last);
-        let began = *start.get_or_insert(now);
-        devices.begin(began);
+        let times_ns = trace.summary().times_ns;
+        let now = times_ns.map_or(0, |(_, last)| last);
+        times_ns.into_iter().for_each(|(first, _)| devices.begin(first));
         // The last view is of what came after the one before, if that is enough for a rate.
         let is_new = shown_ns.is_none_or(|shown_ns| now.saturating_sub(shown_ns) > SHORT_NS);
         if Instant::now() >= next || (!more && is_new) {
             (next, shown_ns) = (Instant::now() + interval, Some(now));
-            let view_of = View { since_ns: now.saturating_sub(began), lost: trace.summary().lost_events };
+            let view_of = View { time: start.elapsed(), lost: trace.summary().lost_events };
             view.show(&table::text(devices.views(now), view_of, look::is_unicode()))?;
         }
         if !more {

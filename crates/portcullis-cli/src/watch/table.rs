@@ -1,5 +1,7 @@
 //! The live view: a line for each device.
 
+use std::time::Duration;
+
 use comfy_table::CellAlignment;
 use portcullis_trace::Printable;
 
@@ -9,20 +11,19 @@ use crate::look::{self, bytes, count};
 /// What is to be said beside the devices.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
-    /// Since when it is watched.
-    pub since_ns: u64,
+    /// How long it has been watched.
+    pub time: Duration,
     /// Events that were lost.
     pub lost: u64,
 }
 
 /// The text of a view.
 pub fn text(devices: Vec<Shown<'_>>, view: View, unicode: bool) -> String {
-    let seconds = view.since_ns as f64 / 1e9;
     let lost = match view.lost {
         0 => "none lost".to_owned(),
         lost => format!("{} events LOST: the figures are too low", count(lost)),
     };
-    let head = format!("{seconds:.0} s, {lost}\n");
+    let head = format!("{} s, {lost}\n", view.time.as_secs());
     if devices.is_empty() {
         return head + "no device has mapped anything yet\n";
     }
@@ -100,7 +101,7 @@ mod tests {
                 shown("a\u{1b}b", Mode::Unknown, 1.0),
             ]
         };
-        let view = |lost| text(devices(), View { since_ns: 7_100_000_000, lost }, false);
+        let view = |lost| text(devices(), View { time: Duration::from_millis(7_900), lost }, false);
         assert_eq!(
             view(0),
             "\
@@ -118,7 +119,7 @@ mod tests {
 "
         );
         assert!(view(1_234).starts_with("7 s, 1,234 events LOST: the figures are too low\n"));
-        let nothing = text(Vec::new(), View { since_ns: 0, lost: 0 }, false);
+        let nothing = text(Vec::new(), View { time: Duration::ZERO, lost: 0 }, false);
         assert_eq!(nothing, "0 s, none lost\nno device has mapped anything yet\n");
     }
 }
