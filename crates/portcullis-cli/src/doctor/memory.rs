@@ -18,9 +18,12 @@ pub struct Swiotlb {
 
 impl Swiotlb {
     pub fn read(host: &Host<'_>) -> Self {
-        let number = |name: &str| host.number(&format!("sys/kernel/debug/swiotlb/{name}"));
+        let folder = "sys/kernel/debug/swiotlb";
+        let number = |name: &str| host.number(&format!("{folder}/{name}"));
+        // Where there is no pool the folder is empty.
+        let none = || (host.exists(folder) && host.list(folder).is_empty()).then_some(0);
         Self {
-            slots: number("io_tlb_nslabs"),
+            slots: number("io_tlb_nslabs").or_else(none),
             used: number("io_tlb_used"),
             most_used: number("io_tlb_used_hiwater"),
         }

@@ -41,3 +41,17 @@ fn two_looks_are_beside_each_other_by_name() {
     let told: Vec<_> = both.iter().map(|counter| (counter.name, counter.first, counter.second)).collect();
     assert_eq!(told, [("a", 1, None), ("b", 2, Some(5))]);
 }
+
+#[test]
+fn an_empty_folder_is_no_swiotlb_and_none_is_not_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree = Tree::new(folder.path()).unwrap();
+    assert_eq!(Swiotlb::read(&tree.host()).slots, None);
+    let debug = folder.path().join("sys/kernel/debug/swiotlb");
+    std::fs::create_dir_all(&debug).unwrap();
+    assert_eq!(Swiotlb::read(&tree.host()).slots, Some(0));
+    std::fs::write(debug.join("io_tlb_nslabs"), "32768\n").unwrap();
+    assert_eq!(Swiotlb::read(&tree.host()).slots, Some(32_768));
+    std::fs::write(debug.join("io_tlb_nslabs"), "x\n").unwrap();
+    assert_eq!(Swiotlb::read(&tree.host()).slots, None);
+}
