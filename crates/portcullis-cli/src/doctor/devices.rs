@@ -19,6 +19,8 @@ pub struct Device {
     pub external: bool,
     /// A bridge of any kind, which maps nothing itself.
     pub bridge: bool,
+    /// An IOMMU that is a device on PCI itself.
+    pub iommu: bool,
     pub node: Option<u64>,
     /// The policy of Portcullis's module, if it protects the device.
     pub policy: Option<String>,
@@ -55,7 +57,7 @@ impl Devices {
 
     /// Devices that do DMA.
     pub fn endpoints(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().filter(|device| !device.bridge && !device.is_iommu())
+        self.devices.iter().filter(|device| !device.bridge && !device.iommu)
     }
 
     pub fn group_of(&self, device: &Device) -> Option<&Group> {
@@ -87,11 +89,6 @@ impl Devices {
 }
 
 impl Device {
-    /// An IOMMU that is a PCI device itself (class 0806).
-    fn is_iommu(&self) -> bool {
-        self.class.as_ref().is_some_and(|class| class.starts_with("0x0806"))
-    }
-
     /// Its place on a bus, without the function: several functions are one chip.
     pub fn slot(&self) -> &str {
         self.name.rsplit_once('.').map_or(&self.name, |(slot, _)| slot)
@@ -150,9 +147,19 @@ fn device(host: &Host<'_>, place: &Place) -> Device {
         group: host.group(place),
         external: host.is_external(place) || text("untrusted").as_deref() == Some("1"),
         bridge: host.is_of_class(place, &["06"]),
+        iommu: is_iommu(host, place),
         node: text("numa_node").and_then(|node| node.parse().ok()),
         policy: host.text(&host.folder(place).join("policy")),
     }
+}
+
+/// By its class, or as it has one of Linux's below it: QEMU's virtio-iommu has a class of no kind.
+fn is_iommu(host: &Host<'_>, place: &Place) -> bool {
+    let parts = host.names(&place.path).into_iter().filter(|name| name.starts_with("virtio"));
+    let has_unit = |folder: std::path::PathBuf| host.follow(&folder.join("iommu")).is_some();
+    host.is_of_class(place, &["0806"])
+        || has_unit(place.path.clone())
+        || parts.map(|name| place.path.join(name)).any(has_unit)
 }
 
 /// `iommu_dma_protection` of a domain is 0 where firmware does not promise that the IOMMU stands before its ports.

@@ -22,14 +22,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// By the name that its driver gives it.
-    fn of(name: &str) -> Self {
+    /// By the name that its driver gives it, and that of the device that it is a part of: a virtio-iommu is called by its place on PCI.
+    fn of(name: &str, above: &str) -> Self {
         match name {
+            _ if above.starts_with("virtio") => Self::VirtioIommu,
             _ if name.starts_with("dmar") => Self::Vtd,
             _ if name.starts_with("ivhd") => Self::AmdVi,
             _ if name.starts_with("smmu3.") => Self::SmmuV3,
             _ if name.starts_with("smmu.") => Self::SmmuV2,
-            _ if name.starts_with("virtio") => Self::VirtioIommu,
             _ if name.starts_with("riscv") => Self::RiscV,
             _ => Self::Other,
         }
@@ -78,11 +78,11 @@ pub fn read(host: &Host<'_>, kernel: &Kernel, log: &Log) -> Vec<Unit> {
 }
 
 fn unit(host: &Host<'_>, kernel: &Kernel, log: &Log, name: String) -> Unit {
-    let kind = Kind::of(&name);
     let folder = format!("sys/class/iommu/{name}");
     let text = |file: &str| host.file(&format!("{folder}/{file}"));
     let hex = |file: &str| u64::from_str_radix(text(file)?.trim(), 16).ok();
-    let above = host.link(&host.at(&format!("{folder}/device")));
+    let above = host.link(&host.at(&format!("{folder}/device"))).unwrap_or_default();
+    let kind = Kind::of(&name, &above);
     let mut unit = Unit {
         kind,
         address_bits: None,
@@ -102,8 +102,8 @@ fn unit(host: &Host<'_>, kernel: &Kernel, log: &Log, name: String) -> Unit {
             amd(text("amd-iommu/features").as_deref(), kernel, &mut unit);
             unit.caching_mode = hex("amd-iommu/cap").map(|cap| cap >> 26 & 1 != 0);
         }
-        Kind::SmmuV3 | Kind::SmmuV2 => arm(log, &above.unwrap_or_default(), &mut unit),
-        Kind::VirtioIommu => virtio(log, &mut unit),
+        Kind::SmmuV3 | Kind::SmmuV2 => arm(log, &above, &mut unit),
+        Kind::VirtioIommu => virtio(log, &above, &mut unit),
         Kind::RiscV | Kind::Other => {}
     }
     unit
@@ -157,8 +157,8 @@ fn arm(log: &Log, name: &str, unit: &mut Unit) {
 }
 
 /// `virtio_iommu virtio0: input address: 64 bits`, `page mask: 0xfffffffffffff000`.
-fn virtio(log: &Log, unit: &mut Unit) {
-    let own = format!("virtio_iommu {}: ", unit.name);
+fn virtio(log: &Log, name: &str, unit: &mut Unit) {
+    let own = format!("virtio_iommu {name}: ");
     for text in log.lines.iter().filter_map(|line| line.strip_prefix(&own)) {
         if let Some(rest) = text.strip_prefix("input address: ") {
             unit.address_bits = rest.split(' ').next().and_then(|bits| bits.parse().ok());

@@ -207,6 +207,21 @@ fn what_keeps_the_iommu_off_is_named() {
 }
 
 #[test]
+fn a_device_without_a_group_is_told_where_it_should_have_one() {
+    // Behind a virtio-iommu it joins its group with its driver.
+    finds("guest-virtio", &[], "refused dma-api");
+    let bound = |name: &str| {
+        let machine = Machine::read(name);
+        machine.folder("sys/bus/pci/drivers/e1000e");
+        let link = machine.root.join("sys/bus/pci/devices/0000:00:07.0/driver");
+        std::os::unix::fs::symlink("../../../bus/pci/drivers/e1000e", link).unwrap();
+        Found::look(&Tree::new(&machine.root).unwrap(), false, None)
+    };
+    let found = bound("guest-virtio");
+    assert_eq!(found.findings[0].what, "0000:00:07.0 (e1000e) is behind no IOMMU");
+}
+
+#[test]
 fn limits_matter_where_devices_are_given_away() {
     let (limits, pages) = ("proc/self/limits", "sys/kernel/mm/transparent_hugepage/enabled");
     let memlock = |kib: u64| {

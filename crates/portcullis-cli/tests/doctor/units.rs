@@ -2,7 +2,15 @@ use super::*;
 
 fn bare(name: &str) -> Unit {
     let (address_bits, page_sizes, caching_mode, node, devices) = (None, Vec::new(), None, None, 0);
-    Unit { name: name.into(), kind: Kind::of(name), address_bits, page_sizes, caching_mode, node, devices }
+    Unit {
+        name: name.into(),
+        kind: Kind::of(name, ""),
+        address_bits,
+        page_sizes,
+        caching_mode,
+        node,
+        devices,
+    }
 }
 
 const SMALL: u64 = 4 << 10;
@@ -10,18 +18,19 @@ const MIDDLE: u64 = 2 << 20;
 const LARGE: u64 = 1 << 30;
 
 #[test]
-fn a_name_tells_the_kind() {
+fn a_name_tells_the_kind_and_of_virtio_that_of_its_device() {
+    assert_eq!(Kind::of("0000:00:10.0", "virtio5"), Kind::VirtioIommu);
+    assert_eq!(Kind::of("ivhd0", "0000:00:00.2"), Kind::AmdVi);
     for (name, kind) in [
         ("dmar0", Kind::Vtd),
         ("ivhd12", Kind::AmdVi),
         ("smmu3.0x000000002b400000", Kind::SmmuV3),
         ("smmu.0x000000002b400000", Kind::SmmuV2),
-        ("virtio3", Kind::VirtioIommu),
         ("riscv-iommu@3010000", Kind::RiscV),
         ("", Kind::Other),
         ("s390-iommu.00000001", Kind::Other),
     ] {
-        assert_eq!(Kind::of(name), kind, "{name}");
+        assert_eq!(Kind::of(name, ""), kind, "{name}");
     }
 }
 
@@ -84,10 +93,10 @@ fn lines_of_the_log_tell_of_arm_and_virtio() {
     );
     let of = |name: &str, device: &str| {
         let mut unit = bare(name);
-        if unit.kind == Kind::VirtioIommu {
-            virtio(&log, &mut unit)
+        if device.starts_with("virtio") {
+            virtio(&log, device, &mut unit);
         } else {
-            arm(&log, device, &mut unit)
+            arm(&log, device, &mut unit);
         }
         (unit.address_bits, unit.page_sizes)
     };
@@ -96,8 +105,8 @@ fn lines_of_the_log_tell_of_arm_and_virtio() {
     let sizes = [SMALL, 64 << 10, 1 << 20, MIDDLE, 16 << 20, 512 << 20, LARGE];
     let (bits, found) = of("smmu.0x3", "2b400000.iommu");
     assert_eq!((bits, found.iter().all(|size| sizes.contains(size)), found.len()), (Some(48), true, 7));
-    assert_eq!(of("virtio3", ""), (Some(64), vec![SMALL]));
-    assert_eq!(of("virtio4", ""), (None, vec![]));
+    assert_eq!(of("0000:00:10.0", "virtio3"), (Some(64), vec![SMALL]));
+    assert_eq!(of("0000:00:11.0", "virtio4"), (None, vec![]));
 }
 
 #[test]

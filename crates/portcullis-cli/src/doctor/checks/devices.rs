@@ -5,6 +5,7 @@ use crate::doctor::devices::{Device, Group};
 use crate::doctor::facts::Facts;
 use crate::doctor::finding::{Finding, Severity, quoted, write};
 use crate::doctor::kernel::boot_with;
+use crate::doctor::units::Kind;
 use crate::linux::host::Host;
 
 pub fn check(facts: &Facts, host: &Host<'_>) -> Vec<Finding> {
@@ -149,15 +150,26 @@ fn uncovered(facts: &Facts) -> Option<Finding> {
     if facts.devices.groups.is_empty() {
         return None;
     }
-    let is_bare = |device: &&Device| device.group.is_none() && device.class.is_some() && !device.external;
+    // Behind a virtio-iommu a device joins its group when it has a driver.
+    let is_late = facts.units.iter().any(|unit| unit.kind == Kind::VirtioIommu);
+    let is_bare = |device: &&Device| {
+        device.group.is_none()
+            && device.class.is_some()
+            && !device.external
+            && !(is_late && device.driver.is_none())
+    };
     let bare: Vec<&Device> = facts.devices.endpoints().filter(is_bare).collect();
     let titles: Vec<String> = bare.iter().map(|device| device.title()).collect();
     let first = bare.first()?;
-    let (verb, all) = if bare.len() == 1 { ("is", "it") } else { ("are", "they") };
-    let finding = Finding::new("uncovered", Severity::Warning, format!("{} {verb} behind no IOMMU", titles.join(", ")))
+    let (verb, it, they) = if bare.len() == 1 { ("is", "it", "it") } else { ("are", "them", "they") };
+    let finding = Finding::new(
+        "uncovered",
+        Severity::Warning,
+        format!("{} {verb} behind no IOMMU", titles.join(", ")),
+    )
         .of(bare.iter().map(|device| &device.name))
-        .means(format!("Linux uses an IOMMU for other devices, but firmware's tables do not name {all}, or the driver leaves {all} out"))
-        .costs(format!("{all} can reach all memory (docs/linux.md, passthrough)"))
+        .means(format!("Linux uses an IOMMU for other devices, but firmware's tables do not name {it}, or the driver leaves {it} out"))
+        .costs(format!("{they} can reach all memory (docs/linux.md, passthrough)"))
         .run("see what the kernel says of it", format!("sudo dmesg | grep -e {} -i -e iommu", quoted(&first.name)));
     Some(finding)
 }
