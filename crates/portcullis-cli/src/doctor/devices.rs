@@ -156,7 +156,11 @@ fn device(host: &Host<'_>, place: &Place) -> Device {
 /// By its class, or as it has one of Linux's below it: QEMU's virtio-iommu has a class of no kind.
 fn is_iommu(host: &Host<'_>, place: &Place) -> bool {
     let parts = host.names(&place.path).into_iter().filter(|name| name.starts_with("virtio"));
-    let has_unit = |folder: std::path::PathBuf| host.follow(&folder.join("iommu")).is_some();
+    // What is behind a unit has a link of that name to it.
+    let has_unit = |folder: std::path::PathBuf| {
+        let unit = folder.join("iommu");
+        host.link(&unit).is_none() && host.follow(&unit).is_some()
+    };
     host.is_of_class(place, &["0806"])
         || has_unit(place.path.clone())
         || parts.map(|name| place.path.join(name)).any(has_unit)

@@ -27,6 +27,8 @@ pub struct Machine {
     pub root: PathBuf,
     /// The kinds of its findings.
     pub finds: Vec<String>,
+    /// Where its first IOMMU is.
+    unit: Option<String>,
 }
 
 impl Machine {
@@ -34,7 +36,7 @@ impl Machine {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
-        Self { _folder: folder, root, finds: Vec::new() }
+        Self { _folder: folder, root, finds: Vec::new(), unit: None }
     }
 
     pub fn read(name: &str) -> Self {
@@ -96,7 +98,7 @@ impl Machine {
         }
     }
 
-    fn unit(&self, name: &str, device: Option<&str>) {
+    fn unit(&mut self, name: &str, device: Option<&str>) {
         let above = device.map_or("sys/devices/virtual".into(), |path| format!("sys/devices/{path}"));
         let folder = format!("{above}/iommu/{name}");
         self.link(&format!("sys/class/iommu/{name}"), &folder);
@@ -104,6 +106,7 @@ impl Machine {
         if device.is_some() {
             self.link(&format!("{folder}/device"), &above);
         }
+        self.unit.get_or_insert(folder);
     }
 
     fn device(&self, bus: &str, name: &str, words: &[&str]) {
@@ -123,6 +126,9 @@ impl Machine {
                     let group = format!("sys/kernel/iommu_groups/{value}");
                     self.link(&format!("{folder}/iommu_group"), &group);
                     self.link(&format!("{group}/devices/{name}"), &folder);
+                    if let Some(unit) = &self.unit {
+                        self.link(&format!("{folder}/iommu"), unit);
+                    }
                 }
                 "net" | "block" => {
                     let child = format!("{folder}/{key}/{value}");
