@@ -83,7 +83,7 @@ macro_rules! per_gb {
     };
 }
 
-pub const JOBS: [&Job; 27] = [
+pub const JOBS: [&Job; 28] = [
     &Job {
         name: "drivers",
         what: "each driver by each policy, all bytes checked",
@@ -208,6 +208,14 @@ pub const JOBS: [&Job; 27] = [
         name: "record",
         what: "`portcullis record` and `watch`: rate, losses, its share of a CPU, and that tracing is left as it was found",
         script: "record",
+        modes: "",
+        has_command: true,
+        ..USUAL
+    },
+    &Job {
+        name: "doctor",
+        what: "`portcullis doctor` names the IOMMU, the mode of a group as it changes, and a parameter that the kernel ignores",
+        script: "doctor",
         modes: "",
         has_command: true,
         ..USUAL
