@@ -359,7 +359,8 @@ int portcullis_free(const struct portcullis_device *device,
                     void *memory);
 
 // Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
-// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32.
+// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32;
+// PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and take 0 alone.
 //
 // Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
 //
