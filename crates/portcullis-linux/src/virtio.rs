@@ -35,7 +35,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
+
 mod translated;
 
 use std::any::{TypeId, type_name};

@@ -11,12 +11,14 @@ use spin::Mutex;
 use virtio_drivers::device::net::VirtIONetRaw;
 use virtio_drivers::transport::pci::PciTransport;
 use virtio_drivers::transport::pci::bus::{ConfigurationAccess, DeviceFunction, PciRoot};
-use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
-use virtio_drivers::{BufferDirection, Hal, PhysAddr, Result};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
+use self::translated::Translated;
 use crate::firmware::Pci;
 use crate::memory::Memory;
+
+#[path = "../../../crates/portcullis-linux/src/virtio/translated.rs"]
+mod translated;
 
 /// What `Hal`'s functions, which have no `self`, find: the card's queue, what it shares, and where its rings' memory comes from.
 struct Card {
@@ -115,67 +117,6 @@ impl ConfigurationAccess for Ports {
     }
 }
 
-/// A transport whose driver accepts that addresses are translated (VIRTIO_F_ACCESS_PLATFORM), which the crate leaves out.
-struct Translated<T>(T);
-
-impl<T: Transport> Transport for Translated<T> {
-    fn device_type(&self) -> DeviceType {
-        self.0.device_type()
-    }
-    fn read_device_features(&mut self) -> u64 {
-        self.0.read_device_features()
-    }
-    fn write_driver_features(&mut self, features: u64) {
-        self.0.write_driver_features(features | 1 << 33);
-    }
-    fn max_queue_size(&mut self, queue: u16) -> u32 {
-        self.0.max_queue_size(queue)
-    }
-    fn notify(&mut self, queue: u16) {
-        self.0.notify(queue);
-    }
-    fn get_status(&self) -> DeviceStatus {
-        self.0.get_status()
-    }
-    fn set_status(&mut self, status: DeviceStatus) {
-        self.0.set_status(status);
-    }
-    fn set_guest_page_size(&mut self, size: u32) {
-        self.0.set_guest_page_size(size);
-    }
-    fn requires_legacy_layout(&self) -> bool {
-        self.0.requires_legacy_layout()
-    }
-    fn queue_set(
-        &mut self,
-        queue: u16,
-        size: u32,
-        descriptors: PhysAddr,
-        driver: PhysAddr,
-        device: PhysAddr,
-    ) {
-        self.0.queue_set(queue, size, descriptors, driver, device);
-    }
-    fn queue_unset(&mut self, queue: u16) {
-        self.0.queue_unset(queue);
-    }
-    fn queue_used(&mut self, queue: u16) -> bool {
-        self.0.queue_used(queue)
-    }
-    fn ack_interrupt(&mut self) -> InterruptStatus {
-        self.0.ack_interrupt()
-    }
-    fn read_config_generation(&self) -> u32 {
-        self.0.read_config_generation()
-    }
-    fn read_config_space<V: FromBytes + IntoBytes>(&self, offset: usize) -> Result<V> {
-        self.0.read_config_space(offset)
-    }
-    fn write_config_space<V: IntoBytes + Immutable>(&mut self, offset: usize, value: V) -> Result<()> {
-        self.0.write_config_space(offset, value)
-    }
-}
-
 /// Asks for the hardware address of QEMU's router (10.0.2.2) by ARP, and returns it.
 pub fn ask_router<X: Machine<Platform = crate::host::Kernel>>(
     pci: Pci,
@@ -193,7 +134,7 @@ where
     pci.registers();
     let place = DeviceFunction { bus: 0, device: pci.0 >> 3, function: pci.0 & 7 };
     let transport = PciTransport::new::<Mapped, _>(&mut PciRoot::new(Ports), place).ok()?;
-    let mut card: VirtIONetRaw<Mapped, _, 16> = VirtIONetRaw::new(Translated(transport)).ok()?;
+    let mut card: VirtIONetRaw<Mapped, _, 16> = VirtIONetRaw::new(Translated::new(transport).ok()?).ok()?;
     let own = card.mac_address();
 
     let mut received = alloc::vec![0_u8; 2048];

@@ -1,4 +1,4 @@
-//! A transport of a device whose addresses are translated.
+//! A transport of a device whose addresses are translated. (`tests/kernel` takes this file, too, so it needs no `std`.)
 
 use thiserror::Error;
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
@@ -24,7 +24,7 @@ impl<T: Transport> Translated<T> {
     ///
     /// # Errors
     /// [`NotTranslated`]
-    pub fn new(mut transport: T) -> std::result::Result<Self, NotTranslated> {
+    pub fn new(mut transport: T) -> core::result::Result<Self, NotTranslated> {
         if transport.read_device_features() & ACCESS_PLATFORM == 0 {
             return Err(NotTranslated);
         }
