@@ -91,27 +91,27 @@ impl Tests {
 
 /// The tests that `files` need, each once, and what is to be run by hand for the others.
 fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static str>) {
-    let mut programs: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
-    let (mut tests, mut by_hand) = (Vec::new(), Vec::new());
+    let (mut tests, mut by_hand, mut programs) = (Vec::new(), Vec::new(), Vec::new());
     for file in files {
         let row = ROWS.iter().find(|(begin, _)| file.starts_with(begin));
         for test in row.map_or(&[][..], |(_, tests)| tests) {
-            if !tests.contains(test) {
-                tests.push(*test);
+            match test {
+                // One build, and one command, for all programs of that package.
+                Tests::Unoptimised(names) => {
+                    let new =
+                        names.iter().filter(|name| !programs.contains(*name)).copied().collect::<Vec<_>>();
+                    programs.extend(new);
+                }
+                test if !tests.contains(test) => tests.push(*test),
+                _ => {}
             }
         }
         let other = OTHERS.iter().find(|(begin, _)| file.starts_with(begin)).map(|(_, what)| *what);
         by_hand.extend(other.filter(|what| !by_hand.contains(what)));
     }
-    // One build, and one command, for all programs of a package.
-    for test in &tests {
-        if let Tests::Unoptimised(names) = test {
-            let all = programs.entry("portcullis-unoptimised").or_default();
-            all.extend(names.iter().filter(|name| !all.contains(name)).copied().collect::<Vec<_>>());
-        }
+    if !programs.is_empty() {
+        tests.push(Tests::Unoptimised(programs.leak()));
     }
-    tests.retain(|test| !matches!(test, Tests::Unoptimised(_)));
-    tests.extend(programs.into_values().map(|names| Tests::Unoptimised(names.leak())));
     (tests, by_hand)
 }
 
@@ -146,7 +146,7 @@ pub fn command(arguments: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Test programs that take long, though optimised: the rest are quick.
+/// Programs of the package that compiles them without optimising, which take the least time of all.
 const QUICK: [&str; 9] = [
     "dma",
     "domain",
