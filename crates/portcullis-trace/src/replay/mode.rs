@@ -68,18 +68,6 @@ impl Mode {
         Self::PASSTHROUGH,
     ];
 
-    /// Those of which the library's calls are replayed. What is left is an account of what would be open, and costs nothing.
-    pub const REPLAYED: [Self; 8] = [
-        Self::Each(Policy::Strict),
-        Self::StrictBatch,
-        Self::StrictRing,
-        Self::Bounce,
-        Self::Adaptive,
-        Self::Each(Policy::LAZY),
-        Self::Swiotlb,
-        Self::PASSTHROUGH,
-    ];
-
     /// No translation.
     pub const PASSTHROUGH: Self = Self::Each(Policy::Passthrough);
 
@@ -142,8 +130,8 @@ impl Mode {
         self.gives_all_back_in_batches() || matches!(self, Self::Adaptive)
     }
 
-    /// Whether it is one of [`REPLAYED`](Self::REPLAYED), at any window of lazy protection.
-    pub(super) const fn is_replayed(self) -> bool {
+    /// Whether the library's calls are replayed. What is left is an account of what would be open, and costs nothing.
+    pub const fn is_replayed(self) -> bool {
         !matches!(self, Self::Registered)
     }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use portcullis_trace::replay::{Options, PolicyReport, Report, replay};
+use portcullis_trace::replay::{Mode, Options, PolicyReport, Report, replay};
 use portcullis_trace::{Chunk, Op, OpKind, ReadOptions, Segment, Summary, Trace, TraceError};
 
 /// The trace that ships with the command.
@@ -137,4 +137,9 @@ pub fn sample() -> String {
     }
     let events: Vec<&str> = events.iter().map(String::as_str).collect();
     on_cpu0(&events)
+}
+
+/// All modes but those that are an account alone.
+pub fn replayed_modes() -> Vec<Mode> {
+    Mode::ALL.into_iter().filter(|mode| mode.is_replayed()).collect()
 }

@@ -4,7 +4,7 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, Options, PolicyReport, Profile, Report, Work, replay};
 use portcullis_trace::{ReadOptions, Trace};
 
-use crate::common::{on_cpu0, policy, run, trace};
+use crate::common::{on_cpu0, policy, replayed_modes, run, trace};
 
 const STRICT: Mode = Mode::Each(Policy::Strict);
 
@@ -41,7 +41,7 @@ fn a_recording_in_which_nothing_is_mapped_has_no_figures() {
     let report = run(
         "nothing",
         trace(&[(1, 0, "sched_switch: x"), (1, 5, "sched_switch: y")]).as_bytes(),
-        &options("virtio-iommu", &Mode::REPLAYED),
+        &options("virtio-iommu", &replayed_modes()),
     );
     let traced = &report.trace;
     assert_eq!((traced.events, traced.maps, traced.unmaps, traced.cpus), (2, 0, 0, 1));
@@ -105,7 +105,7 @@ fn operations_per_second_are_those_of_work_calls_and_waits() {
         map("d", "TO_DEVICE", 0x3000, 0x7000, 4096),
         unmap("d", "TO_DEVICE", 0x1000, 4096),
     ];
-    let mut options = options("virtio-iommu", &Mode::REPLAYED);
+    let mut options = options("virtio-iommu", &replayed_modes());
     assert_eq!(options.work_ns, None);
     options.work_ns = Some(700.0);
     let report = replayed(&events, &options);
@@ -164,9 +164,9 @@ fn what_two_devices_take_is_what_each_takes() {
     };
     let [a, b] = [of("a", 0x10_0000, 5 << 12), of("b", 0x900_0000, 1 << 20)];
     let both = [a[0].clone(), b[0].clone(), b[1].clone(), a[1].clone()];
-    let options = options("vtd", &Mode::REPLAYED);
+    let options = options("vtd", &replayed_modes());
     let [a, b, both] = [&a[..], &b[..], &both[..]].map(|events| replayed(events, &options));
-    for (n, mode) in Mode::REPLAYED.into_iter().enumerate() {
+    for (n, mode) in replayed_modes().into_iter().enumerate() {
         let of = |report: &Report| {
             let policy = &report.policies[n];
             (policy.peak_iova_bytes, policy.peak_table_bytes)
@@ -333,7 +333,7 @@ fn allocations_are_used_at_both_ends() {
         "dma_alloc: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de flags=X attrs=".to_owned(),
         "dma_free: d dir=BIDIRECTIONAL dma_addr=f000 size=512 virt_addr=c0de attrs=".to_owned(),
     ];
-    for mode in Mode::REPLAYED {
+    for mode in replayed_modes() {
         // No policy copies it, and where addresses are translated the first use alone misses.
         let policy = only(replayed(&events, &options("vtd", &[mode])));
         let translated = !matches!(mode, Mode::PASSTHROUGH | Mode::Swiotlb);

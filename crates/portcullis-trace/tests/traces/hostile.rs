@@ -1,6 +1,6 @@
 //! A device that retries every address it ever saw, over whole traces, while the policies of all domains change.
 
-use crate::common::{SHIPPED, run, trace};
+use crate::common::{SHIPPED, replayed_modes, run, trace};
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{InForce, Mode, Options, PolicyReport, Profile, Promise, Retry, replay};
 use portcullis_trace::{ReadOptions, Trace};
@@ -37,7 +37,7 @@ fn found(report: &PolicyReport) -> InForce {
 #[test]
 fn whatever_is_in_force_keeps_its_promise_while_policies_change() {
     for seed in [1, 2, 3] {
-        let report = run("shipped", SHIPPED, &options(&Mode::REPLAYED, Some(seed), EVERY));
+        let report = run("shipped", SHIPPED, &options(&replayed_modes(), Some(seed), EVERY));
         for policy in &report.policies {
             let found = found(policy);
             assert_eq!(
@@ -67,7 +67,7 @@ fn whatever_is_in_force_keeps_its_promise_while_policies_change() {
 
 #[test]
 fn without_changes_the_policy_asked_for_is_the_one_in_force() {
-    let report = run("shipped", SHIPPED, &options(&Mode::REPLAYED, None, EVERY));
+    let report = run("shipped", SHIPPED, &options(&replayed_modes(), None, EVERY));
     for policy in &report.policies {
         let found = found(policy);
         assert_eq!((policy.violations, found.changes, found.violations()), (0, 0, 0), "{}", policy.policy);
