@@ -266,7 +266,7 @@ pub struct Scale {
 /// Where protection is to be switched on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum On {
-    /// Drivers that nobody changes: Linux's own modes, and those of the module (docs/linux.md)
+    /// Linux's own drivers, unchanged: Linux's modes, and the module's (docs/linux.md)
     Linux,
     /// A driver or a kernel that uses the library: its queues, too
     Library,

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use crate::args::On;
 use crate::golden::{benched, body, changes, replayed, runs, scale, summary};
 use crate::look::BOLD;
-use crate::on_linux::Place;
 use crate::report::read;
 use crate::runs::{Runs, cpu_time};
 use crate::verdict::Verdict;
@@ -287,15 +286,7 @@ fn what_a_recording_does_not_tell_is_said() {
     runs.costs[1].known = false;
     assert!(Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
     // The tables show no cost and no spread for a policy whose cost is not known. They set the chosen policy alone in bold.
-    let parts = short::Parts {
-        format: "vtd-ss",
-        on: On::Linux,
-        place: Place::default(),
-        sweep: false,
-        full: false,
-        legend: false,
-        unicode: false,
-    };
+    let parts = crate::golden::parts("vtd-ss");
     let render = |parts| short::render(&runs, &Profile::load("vtd").unwrap(), &summary(), parts);
     let text = render(parts.clone());
     let bold = |name: &str| text.contains(&format!("{BOLD}{name:<12}{BOLD:#}"));

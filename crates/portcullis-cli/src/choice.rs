@@ -89,7 +89,7 @@ pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
     })
 }
 
-/// What to choose of `strict` and what that means, in a sentence; and in a second one the others that somebody may prefer.
+/// One sentence names the choice and its meaning. A second one names each policy of `strict` that does something better.
 pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
     let mode = choice.mode();
     let means = match mode {
@@ -125,7 +125,7 @@ pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
     if others.is_empty() { chosen } else { format!("{chosen} {}.", capital(&others.join("; "))) }
 }
 
-/// The policies of `strict` that do something better than the choice, each with what that is.
+/// Each policy of `strict` that does something better than the choice, and its advantage.
 fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
     let mut others: Vec<(C, Vec<&str>)> = Vec::new();
     let mut add = |row: C, does: &'static str| {

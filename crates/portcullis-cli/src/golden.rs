@@ -211,20 +211,18 @@ pub fn summary() -> Summary {
     summary
 }
 
+/// The short report, in ASCII.
+pub fn parts(format: &str) -> short::Parts<'_> {
+    let (on, place) = (On::Linux, Place::default());
+    short::Parts { format, on, place, sweep: false, full: false, legend: false, unicode: false }
+}
+
 #[test]
 fn what_replay_prints_is_as_it_was() {
     let (runs, summary) = (runs(), summary());
     let profile = Profile::load("vtd").unwrap();
     let mut text = String::new();
-    let parts = short::Parts {
-        format: "amd-v1",
-        on: On::Linux,
-        place: Place::default(),
-        sweep: false,
-        full: false,
-        legend: false,
-        unicode: false,
-    };
+    let parts = parts("amd-v1");
     for parts in [
         parts.clone(),
         short::Parts {

@@ -138,13 +138,18 @@ pub fn json(
 
 /// The command of these words as it was typed, with quotes where a shell wants them; the first word is where the program lies.
 pub fn command(words: impl Iterator<Item = OsString>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    let quoted = words.skip(1).map(|word| {
-        let word = word.to_string_lossy().into_owned();
-        let is_plain = !word.is_empty() && word.chars().all(plain);
-        if is_plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
-    });
+    let quoted = words.skip(1).map(|word| quoted(&word.to_string_lossy()));
     std::iter::once(env!("CARGO_BIN_NAME").to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it, whatever is in it: names come from devices and files.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 struct Lines {

@@ -8,6 +8,10 @@ mod bench;
 mod borders;
 mod calibration;
 mod choice;
+#[cfg(unix)]
+mod doctor;
+#[cfg(not(unix))]
+#[path = "doctor/elsewhere.rs"]
 mod doctor;
 #[cfg(all(test, feature = "bench"))]
 mod documents;
@@ -18,6 +22,10 @@ mod header;
 mod help;
 mod interrupt;
 mod legend;
+#[cfg(unix)]
+mod linux;
+#[cfg(not(unix))]
+#[path = "linux/elsewhere.rs"]
 mod linux;
 mod look;
 mod machine;

@@ -25,7 +25,7 @@ impl Place {
 
     /// The same, of no machine.
     pub fn named(devices: &[String]) -> Self {
-        Self { device: devices.iter().find(|name| is_address(name)).cloned(), group: None }
+        Self { device: devices.iter().find(|name| is_pci(name)).cloned(), group: None }
     }
 
     fn of(devices: &[String], sys: &Path) -> Self {
@@ -47,11 +47,21 @@ impl Place {
     }
 }
 
-/// Whether a name is an address on a PCI bus, such as `0000:00:03.0`.
-fn is_address(name: &str) -> bool {
-    let parts: Vec<&str> = name.split([':', '.']).collect();
-    let digits = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parts.len() == 4 && parts.iter().all(digits)
+/// A PCI address, with its domain or without.
+pub fn is_pci(name: &str) -> bool {
+    let hex = |text: &str, len: std::ops::RangeInclusive<usize>| {
+        len.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let parts: Vec<&str> = name.split(':').collect();
+    let (domain, bus, rest) = match parts[..] {
+        [bus, rest] => ("0000", bus, rest),
+        [domain, bus, rest] => (domain, bus, rest),
+        _ => return false,
+    };
+    let slot = rest.split_once('.');
+    hex(domain, 4..=8)
+        && hex(bus, 2..=2)
+        && slot.is_some_and(|(at, function)| hex(at, 2..=2) && hex(function, 1..=1))
 }
 
 /// How `mode` is switched on: a clause.

@@ -70,6 +70,19 @@ const GOOD: &str = "\
             fio-1 [001] ..... 1.000002: dma_unmap_page: 0000:00:03.0 dir=FROM_DEVICE dma_addr=f000 size=512 attrs=
 ";
 
+/// All policies, in their order.
+const POLICIES: [&str; 9] = [
+    "strict",
+    "strict-batch",
+    "strict-ring",
+    "bounce",
+    "adaptive",
+    "lazy",
+    "registered",
+    "swiotlb",
+    "passthrough",
+];
+
 #[test]
 fn alone_it_prints_help() {
     let output = portcullis(&[]);
@@ -198,20 +211,7 @@ fn json_has_the_documented_fields() {
     assert_eq!(json["trace"]["devices"].as_array().unwrap().len(), 2);
     let policies = json["policies"].as_array().unwrap();
     let names: Vec<_> = policies.iter().map(|policy| policy["policy"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        [
-            "strict",
-            "strict-batch",
-            "strict-ring",
-            "bounce",
-            "adaptive",
-            "lazy",
-            "registered",
-            "swiotlb",
-            "passthrough"
-        ]
-    );
+    assert_eq!(names, POLICIES);
     for policy in policies {
         assert_eq!(policy.get("choices").is_some(), policy["policy"] == "adaptive");
         assert_eq!((policy["faults"].as_u64(), policy["violations"].as_u64()), (Some(0), Some(0)));
@@ -676,17 +676,7 @@ fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
     ];
     assert!(order.map(at).is_sorted(), "{text}");
     assert!(!looks(&[], &["--limit", "1000", "--work", "1us"]).contains("never idled"), "it was given");
-    for policy in [
-        "strict",
-        "strict-batch",
-        "strict-ring",
-        "bounce",
-        "adaptive",
-        "lazy",
-        "registered",
-        "swiotlb",
-        "passthrough",
-    ] {
+    for policy in POLICIES {
         let mut rows = text.lines().skip_while(|line| !line.starts_with("───"));
         let line = rows.find(|line| line.starts_with(&format!("{policy} "))).unwrap();
         let open = ["lazy", "registered", "swiotlb", "passthrough"].contains(&policy);

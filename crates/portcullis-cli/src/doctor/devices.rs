@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::linux::device::Device as Place;
+use crate::linux::device::{Device as Place, mode_of};
 use crate::linux::host::Host;
 
 /// A device, with what `portcullis status` tells of it and where it is.
@@ -112,16 +112,6 @@ fn group(host: &Host<'_>, number: String) -> Group {
     let folder = format!("sys/kernel/iommu_groups/{number}");
     let mode = host.file(&format!("{folder}/type")).map(|kind| mode_of(&kind));
     Group { mode, devices: host.list(&format!("{folder}/devices")), number }
-}
-
-/// Linux's word for a group's mode, in those of the command line.
-pub fn mode_of(kind: &str) -> String {
-    match kind {
-        "DMA" => "strict".into(),
-        "DMA-FQ" => "lazy".into(),
-        "identity" => "passthrough".into(),
-        _ => kind.into(),
-    }
 }
 
 /// All devices of PCI, and all that have a group.

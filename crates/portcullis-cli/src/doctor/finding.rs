@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::machine::quoted;
+
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -94,14 +96,4 @@ impl Finding {
 /// What writes a word to a file of sysfs.
 pub fn write(word: &str, path: &str) -> String {
     format!("echo {} | sudo tee {}", quoted(word), quoted(path))
-}
-
-/// A word as a shell takes it, whatever is in it: names come from devices and files.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }

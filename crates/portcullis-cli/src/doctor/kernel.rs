@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
-use super::finding::{Step, quoted};
+use super::finding::Step;
 use super::log::Log;
 use crate::linux::host::Host;
+use crate::machine::quoted;
 
 /// Whose processor it is: each maker has an IOMMU of its own, and parameters for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

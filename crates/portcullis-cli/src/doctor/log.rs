@@ -85,7 +85,7 @@ fn ring() -> Result<Vec<u8>, State> {
     let size = usize::try_from(size).unwrap_or(1 << 20).clamp(1 << 16, super::tree::MOST_BYTES as usize);
     let mut bytes = vec![0_u8; size];
     let len = libc::c_int::try_from(bytes.len()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the buffer has that many bytes, which the kernel writes at the most.
+    // SAFETY: the kernel writes up to `len` bytes, and the buffer is at least that long.
     let read = unsafe { libc::klogctl(READ_ALL, bytes.as_mut_ptr().cast(), len) };
     match usize::try_from(read) {
         Ok(read) => {

@@ -1,57 +1,38 @@
-//! `portcullis doctor`: what is wrong with DMA protection on a machine, what that means, and what to type next.
+//! `portcullis doctor` finds faults of DMA protection on a machine. It says what each one means, and which command comes next.
 //!
 //! It reads files only, and changes nothing: first all [facts], each parser by itself, then findings from them ([checks]), then
 //! [text] or JSON. Files may say anything. Reads are bounded, and a look takes as long as the files are many.
 
-#[cfg(unix)]
 mod about;
 pub mod args;
-#[cfg(unix)]
 mod checks;
-#[cfg(unix)]
 mod devices;
-#[cfg(unix)]
 mod facts;
-#[cfg(unix)]
 mod faults;
-#[cfg(unix)]
 mod finding;
-#[cfg(unix)]
 mod firmware;
-#[cfg(unix)]
 mod kernel;
-#[cfg(unix)]
 mod log;
-#[cfg(unix)]
 mod memory;
-#[cfg(unix)]
 mod modes;
-#[cfg(unix)]
 mod parameters;
 #[cfg(all(test, target_os = "linux"))]
 #[path = "../../tests/doctor/mod.rs"]
 mod tests;
-#[cfg(unix)]
 mod text;
-#[cfg(unix)]
 mod tree;
-#[cfg(unix)]
 mod units;
-#[cfg(unix)]
 mod vfio;
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use self::args::Doctor;
+use self::args::{COULD_NOT, Doctor};
 
-/// What it ends with where there is a finding that is more than a notice, and where it could not look.
-#[cfg(unix)]
+/// What it ends with where there is a finding that is more than a notice.
 const FOUND: u8 = 1;
-const COULD_NOT: u8 = 2;
 
 /// Looks, and tells.
-#[cfg(unix)]
 pub fn run(asked: &Doctor) -> Result<ExitCode, Box<dyn Error>> {
     let root = asked.root.as_deref().unwrap_or(std::path::Path::new("/"));
     let tree = match tree::Tree::new(root) {
@@ -75,21 +56,13 @@ pub fn run(asked: &Doctor) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(found.code()))
 }
 
-#[cfg(not(unix))]
-pub fn run(_: &Doctor) -> Result<ExitCode, Box<dyn Error>> {
-    crate::look::tell("portcullis: doctor looks at Linux machines\n");
-    Ok(ExitCode::from(COULD_NOT))
-}
-
 /// What a look found.
-#[cfg(unix)]
 #[derive(serde::Serialize)]
 struct Found {
     findings: Vec<finding::Finding>,
     facts: facts::Facts,
 }
 
-#[cfg(unix)]
 impl Found {
     fn look(tree: &tree::Tree, is_here: bool, wait: Option<&dyn Fn()>) -> Self {
         let facts = facts::Facts::read(tree, is_here, wait);

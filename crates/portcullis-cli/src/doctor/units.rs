@@ -122,7 +122,7 @@ fn vtd(cap: u64, ecap: u64, unit: &mut Unit) {
     unit.caching_mode = Some(has(7));
 }
 
-/// Pages of 4 KiB, 2 MiB and 1 GiB, those that there are.
+/// Which of the sizes 4 KiB, 2 MiB and 1 GiB a unit has.
 fn sizes(has: [bool; 3]) -> Vec<u64> {
     [1 << 12, 1 << 21, 1 << 30].into_iter().zip(has).filter(|(_, has)| *has).map(|(size, _)| size).collect()
 }

@@ -87,6 +87,6 @@ impl Counters {
             events = self.events.iter().take(4).collect();
         }
         let words: Vec<String> = events.iter().map(|event| format!("{}/{event}/", self.name)).collect();
-        format!("sudo perf stat -a -e {} sleep 1", super::finding::quoted(&words.join(",")))
+        format!("sudo perf stat -a -e {} sleep 1", crate::machine::quoted(&words.join(",")))
     }
 }

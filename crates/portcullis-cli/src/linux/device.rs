@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use portcullis_trace::Printable;
 
 use super::host::Host;
+use crate::on_linux::is_pci;
 
 /// How often devices that are made of others are followed.
 const DEEPEST: usize = 16;
@@ -68,21 +69,14 @@ pub fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-/// A PCI address, with its domain or without.
-fn is_pci(name: &str) -> bool {
-    let hex = |text: &str, len: std::ops::RangeInclusive<usize>| {
-        len.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    let parts: Vec<&str> = name.split(':').collect();
-    let (domain, bus, rest) = match parts[..] {
-        [bus, rest] => ("0000", bus, rest),
-        [domain, bus, rest] => (domain, bus, rest),
-        _ => return false,
-    };
-    let slot = rest.split_once('.');
-    hex(domain, 4..=8)
-        && hex(bus, 2..=2)
-        && slot.is_some_and(|(at, function)| hex(at, 2..=2) && hex(function, 1..=1))
+/// Linux's word for the mode of an IOMMU group, in those of the command line.
+pub fn mode_of(kind: &str) -> String {
+    match kind {
+        "DMA" => "strict".into(),
+        "DMA-FQ" => "lazy".into(),
+        "identity" => "passthrough".into(),
+        _ => kind.into(),
+    }
 }
 
 impl Host<'_> {
@@ -228,13 +222,7 @@ impl Host<'_> {
 
     /// How Linux protects memory from it, in the words of the command line.
     pub fn linux_mode(&self, device: &Device) -> Option<String> {
-        let kind = self.text(&device.path.join("iommu_group/type"))?;
-        Some(match kind.as_str() {
-            "DMA" => "strict".into(),
-            "DMA-FQ" => "lazy".into(),
-            "identity" => "passthrough".into(),
-            _ => kind,
-        })
+        Some(mode_of(&self.text(&device.path.join("iommu_group/type"))?))
     }
 
     /// Whether it is behind a port that firmware calls external.

@@ -79,6 +79,12 @@ fn answer(command: &mut Command) -> io::Result<Result<(), String>> {
     Ok(if output.status.success() { Ok(()) } else { Err(said) })
 }
 
+/// Whether this program may do what only root may.
+pub fn is_root() -> bool {
+    // SAFETY: the call takes nothing, and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// This machine.
 pub struct Here;
 
@@ -99,15 +105,9 @@ impl Outside for Here {
     fn load(&self) -> io::Result<Result<(), String>> {
         answer(Command::new("modprobe").arg("portcullis"))
     }
-    #[cfg(unix)]
-    fn is_root(&self) -> bool {
-        // SAFETY: the call takes nothing, and cannot fail.
-        unsafe { libc::geteuid() == 0 }
-    }
 
-    #[cfg(not(unix))]
     fn is_root(&self) -> bool {
-        false
+        is_root()
     }
 
     fn ask(&self, question: &str) -> Option<bool> {

@@ -7,7 +7,7 @@ use portcullis_trace::ring::Formats;
 use super::instance::Instance;
 use super::tracefs::TracingError;
 
-/// Of VT-d's own events those that map, in Linux 5.4 to 5.10.
+/// VT-d's own events of maps and unmaps, in Linux 5.4 to 5.10.
 const VTD: [&str; 6] =
     ["map_single", "map_sg", "bounce_map_single", "unmap_single", "unmap_sg", "bounce_unmap_single"];
 

@@ -22,7 +22,7 @@ const LATE: Duration = Duration::from_millis(100);
 /// Events being recorded. It ends, and leaves tracing as it was found, where it is dropped.
 #[derive(Debug)]
 pub struct Session {
-    // Whoever reads an instance keeps it from being removed: this is dropped first.
+    // An open reader keeps its instance from being removed: this is dropped first.
     streams: Streams,
     instance: Instance,
     pub events: Events,

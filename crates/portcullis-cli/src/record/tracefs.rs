@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::linux::host::is_root;
+
 /// Where tracefs is mounted, most often and on old kernels.
 const PLACES: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 
@@ -54,11 +56,6 @@ fn again() -> String {
     let program = std::env::current_exe().map_or("portcullis".into(), |path| path.display().to_string());
     let words = std::env::args().skip(1);
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-pub fn is_root() -> bool {
-    // SAFETY: the call takes nothing and cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }
 
 /// Tracefs, and what keeps it mounted.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use portcullis_trace::{MapId, Op};
 
 use super::flush::Flush;
+use crate::linux::device::mode_of;
 
 /// How Linux protects memory from a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +33,10 @@ impl Mode {
             return Self::Module;
         }
         let group = root.join("sys/bus/pci/devices").join(device).join("iommu_group/type");
-        match std::fs::read_to_string(group).as_deref().map(str::trim) {
-            Ok("DMA") => Self::Strict,
-            Ok("DMA-FQ") => Self::Lazy,
-            Ok("identity") => Self::Passthrough,
+        match std::fs::read_to_string(group).map(|kind| mode_of(kind.trim())).as_deref() {
+            Ok("strict") => Self::Strict,
+            Ok("lazy") => Self::Lazy,
+            Ok("passthrough") => Self::Passthrough,
             Ok(_) => Self::Unknown,
             // No IOMMU at all, or a device of another bus.
             Err(_) if root.join("sys/bus/pci/devices").join(device).exists() => Self::Passthrough,

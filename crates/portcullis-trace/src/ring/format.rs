@@ -132,7 +132,7 @@ fn field(line: &str) -> Option<Field> {
     Some(Field { name, kind: kind_of, offset, size, relative: kind.starts_with("__rel_loc ") })
 }
 
-/// How many bytes a number of this type has, of those that lists have.
+/// Bytes of a number of this type, where lists have such numbers.
 fn width(kind: &str) -> Option<usize> {
     match kind {
         "u64" | "dma_addr_t" | "phys_addr_t" | "unsigned long" | "size_t" => Some(8),

@@ -15,7 +15,7 @@ const PADDING: u32 = 29;
 const TIME_EXTEND: u32 = 30;
 const TIME_STAMP: u32 = 31;
 
-/// An entry's head has so many bits of time.
+/// Bits of time in an entry's head.
 const TIME_BITS: u32 = 27;
 
 /// Where in a page what is.

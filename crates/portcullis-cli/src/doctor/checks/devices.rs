@@ -3,10 +3,11 @@
 use super::number_of;
 use crate::doctor::devices::{Device, Group};
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::{Finding, Severity, quoted, write};
+use crate::doctor::finding::{Finding, Severity, write};
 use crate::doctor::kernel::boot_with;
 use crate::doctor::units::Kind;
 use crate::linux::host::Host;
+use crate::machine::quoted;
 
 pub fn check(facts: &Facts, host: &Host<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> =

@@ -3,7 +3,8 @@
 use super::number_of;
 use crate::doctor::facts::Facts;
 use crate::doctor::faults::Faults;
-use crate::doctor::finding::{Finding, Severity, quoted};
+use crate::doctor::finding::{Finding, Severity};
+use crate::machine::quoted;
 
 pub fn check(facts: &Facts) -> Vec<Finding> {
     let mut found: Vec<Finding> = stuck(facts).into_iter().collect();

@@ -52,7 +52,7 @@ fn swiotlb(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
 fn growing(facts: &Facts) -> Option<Finding> {
     let by = |counter: &&crate::doctor::memory::Counter| {
         let grown = counter.second.unwrap_or_default().saturating_sub(counter.first);
-        // A load that begins makes a few percent more, a leak goes on: what is small is no finding.
+        // A load that begins adds a few percent once. A leak adds more.
         grown > 1_000 && grown > counter.first / 50
             || counter.first.max(counter.second.unwrap_or_default()) > TOO_MANY
     };

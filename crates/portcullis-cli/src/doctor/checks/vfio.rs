@@ -3,8 +3,9 @@
 use super::number_of;
 use crate::doctor::devices::Device;
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::{Finding, Severity, quoted, write};
+use crate::doctor::finding::{Finding, Severity, write};
 use crate::look;
+use crate::machine::quoted;
 
 /// A process may lock less than this: too little for any virtual machine, and for most programs that drive a device.
 const LITTLE: u64 = 64 << 20;
