@@ -1,13 +1,13 @@
 //! Where a recording goes, and in what form.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Read, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::io::{self, BufWriter, IsTerminal, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use portcullis_trace::anonymize::{AnonymizeError, anonymize};
 use portcullis_trace::ring::Formats;
-use portcullis_trace::{Input, Measured};
+use portcullis_trace::{Input, Measured, TraceError};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use super::spool::Spool;
@@ -166,27 +166,21 @@ impl Recorded {
         }
         let mut plain = tempfile::tempfile_in(folder)?;
         let counts = self.text(&mut BufWriter::new(&mut plain))?;
-        anonymize(|| Input::from_reader("the recording", Placed { file: &plain, at: 0 }), out)?;
+        // It is read twice, one time after the other.
+        let again = || {
+            let wound = (&plain).rewind();
+            wound.map_err(|source| TraceError::Io { path: folder.to_owned(), source })?;
+            Input::from_reader("the recording", &plain)
+        };
+        anonymize(again, out)?;
         Ok(counts)
-    }
-}
-
-/// A file that is read from its beginning, by each that reads it.
-struct Placed<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for Placed<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buf, self.at)?;
-        self.at += read as u64;
-        Ok(read)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]

@@ -4,6 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use portcullis_trace::Input;
+use portcullis_trace::anonymize::anonymize;
+
 use super::events::{Events, Kernel};
 use super::instance::{Hands, Instance, KERNEL};
 use super::progress::So;
@@ -11,7 +14,7 @@ use super::session::Session;
 use super::spool::Spool;
 use super::streams::Streams;
 use super::tracefs::{Tracefs, TracingError};
-use super::{CommandError, said};
+use super::{CommandError, Recorded, said};
 use crate::golden::files::is_golden;
 use crate::sentences::{assert_said, odd, pair};
 
@@ -137,6 +140,28 @@ fn what_is_recorded_is_what_the_kernel_prints_and_nothing_is_left() {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(GUEST).join("trace.txt")).unwrap();
     let maps = |text: &str| text.matches(": dma_map_").count();
     assert_eq!((maps(&lines), lines.lines().count() as u64), (maps(&kernels), round.events));
+}
+
+/// `--anonymize` writes what `portcullis anonymize` makes of the recording.
+#[test]
+fn an_anonymous_recording_is_the_recording_made_anonymous() {
+    let written = |anonymous| {
+        let machine = Machine::with(&["dma", "iommu"]);
+        let (mut session, _) = machine.prepare(None).unwrap();
+        let mut spool = Spool::new(machine.root()).unwrap();
+        let round = session.round(|cpu, page| spool.page(cpu, page)).unwrap();
+        spool.round().unwrap();
+        let (formats, release) = (session.end().unwrap().formats, "6.12".to_owned());
+        let mut text = Vec::new();
+        let recorded = Recorded { spool, formats, measured: None, release };
+        assert_eq!(recorded.write(&mut text, machine.root(), anonymous).unwrap(), (round.events, 0));
+        text
+    };
+    let plain = written(false);
+    let mut anonymous = Vec::new();
+    anonymize(|| Input::from_bytes("plain", plain.as_slice()), &mut anonymous).unwrap();
+    assert!(anonymous.len() > 10_000 && anonymous != plain);
+    assert!(written(true) == anonymous, "the same bytes");
 }
 
 /// A page that ends later than the round began is the last of its CPU: the rest is the next round's.
