@@ -101,7 +101,6 @@ impl From<OpenError> for Failed {
 impl From<DmaMapError> for Failed {
     fn from(error: DmaMapError) -> Self {
         let code = match error {
-            _ if error.may_be_reached() => PortcullisReachable,
             _ if error.is_full() => PortcullisFull,
             DmaMapError::List(list) => return list.into(),
             DmaMapError::NoBuffer { .. } | DmaMapError::OutOfMemory => PortcullisMemory,
