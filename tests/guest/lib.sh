@@ -211,14 +211,22 @@ up() {
     *) ip link set "$2" up;;
     esac
 }
-# use_card NAME DEVICE
+# use_card NAME DEVICE. QEMU 10.0's igb behind its virtio-iommu sends a wrong byte once in some 20 MiB, the last of a fragment, in Linux's strict
+# and lazy modes, too, without our module; not where nothing is translated, and not behind VT-d. There one wrong word is tried again, once.
 use_card() {
-    local at face state
+    local at face state said
     within 10 card "$2" || { echo "no card"; return 1; }
     at=$(net_of "$1"); face=$(card "$2")
     up "$1" "$face" && ip addr replace "$at.15/24" dev "$face" || return 1
-    portcullis-guest echo "$at.2:$ECHO_PORT" --mib "${MIB:-1}" --seed "$RANDOM_SEED"
-    state=$?
+    echoes() { said=$(portcullis-guest echo "$at.2:$ECHO_PORT" --mib "${MIB:-1}" --seed "$RANDOM_SEED"); }
+    echoes; state=$?
+    case $state:$1:$IOMMU:$said in
+    0:*) ;;
+    *:igb:virtio:"WRONG BYTES from "*": 1 words of "*)
+        echo "QEMU's wrong byte ($said); again:"
+        echoes; state=$?;;
+    esac
+    echo "$said"
     ip link set "$face" down; ip addr flush dev "$face"
     return $state
 }

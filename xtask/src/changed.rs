@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::{limited, quietly, root};
 
 /// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
-const ROWS: [(&str, &[Tests]); 21] = [
+const ROWS: [(&str, &[Tests]); 24] = [
     ("crates/portcullis/src/dma/", &[UNITS, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])]),
     ("crates/portcullis/tests/dma/", &[Tests::Unoptimised(&["dma"])]),
     ("crates/portcullis/examples/", &[Tests::Unoptimised(&["dma"])]),
@@ -40,11 +40,23 @@ const ROWS: [(&str, &[Tests]); 21] = [
     ("crates/portcullis-cli/", &[Tests::Package("portcullis-cli")]),
     ("crates/portcullis-c/", &[Tests::Package("portcullis-c")]),
     ("xtask/", &[Tests::Package("xtask")]),
-    ("docs/", &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")]),
-    ("README.md", &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")]),
+    ("docs/", DOCUMENTS),
+    ("CHANGELOG.md", DOCUMENTS),
+    ("CONTRIBUTING.md", DOCUMENTS),
+    ("README.md", DOCUMENTS),
+    ("SECURITY.md", DOCUMENTS),
 ];
 
 const UNITS: Tests = Tests::Package("portcullis-units");
+
+/// What looks at the text of documents.
+const DOCUMENTS: &[Tests] = &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")];
+
+/// The commands of each row, for its files.
+#[cfg(test)]
+pub fn rows() -> impl Iterator<Item = (&'static str, Vec<Vec<&'static str>>)> {
+    ROWS.into_iter().map(|(begin, tests)| (begin, tests.iter().map(|test| test.arguments()).collect()))
+}
 
 /// What runs for files that no row has: each of them says by itself what it is for.
 const OTHERS: [(&str, &str); 4] = [
@@ -225,7 +237,7 @@ mod tests {
         assert_eq!(of(&["README.md", "docs/design.md"]).0.len(), 2);
     }
 
-    /// Each row names folders and programs that are there.
+    /// Each row names folders and programs that are there, and each document has one.
     #[test]
     fn what_the_table_names_is_there() {
         let manifest = std::fs::read_to_string(root().join("tests/unoptimised/Cargo.toml")).unwrap();
@@ -240,6 +252,11 @@ mod tests {
             }
         }
         assert!(OTHERS.iter().all(|(begin, _)| root().join(begin).exists()));
+        let begins = ROWS.iter().map(|(begin, _)| begin).chain(OTHERS.iter().map(|(begin, _)| begin));
+        let mut without = crate::codes::documents(&root());
+        without.retain(|document| !begins.clone().any(|begin| document.name.starts_with(begin)));
+        let without: Vec<_> = without.iter().map(|document| &document.name).collect();
+        assert!(without.is_empty(), "documents in no row: {without:?}");
         let features = |package: &str| {
             let mine = crate::FEATURES
                 .split(',')
@@ -250,6 +267,26 @@ mod tests {
             assert!(Tests::Package(package).arguments().contains(&features(package).as_str()), "{package}");
         }
         assert!(QUICK.iter().all(|name| manifest.contains(&format!("name = \"{name}\""))));
+    }
+
+    /// A row of the table in CONTRIBUTING, but for the times.
+    fn row((begin, tests): (&str, &[Tests])) -> String {
+        let name = |test: &Tests| match test {
+            Tests::Package(package) => (*package).to_owned(),
+            Tests::Binary(package, names) => format!("{package}: {names}"),
+            Tests::Programs(package, programs) => format!("{package}: {}", programs.join(", ")),
+            Tests::Unoptimised(programs) => format!("portcullis-unoptimised: {}", programs.join(", ")),
+        };
+        format!("| `{begin}` | {} |", tests.iter().map(name).collect::<Vec<_>>().join("; "))
+    }
+
+    #[test]
+    fn contributing_has_the_table() {
+        let text = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+        let missing: Vec<_> = ROWS.into_iter().map(row).filter(|row| !text.contains(row)).collect();
+        assert!(missing.is_empty(), "CONTRIBUTING.md lacks\n{}", missing.join("\n"));
+        let rows = text.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, ROWS.len(), "rows in CONTRIBUTING.md");
     }
 
     #[test]

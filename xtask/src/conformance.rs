@@ -183,6 +183,23 @@ fn disk(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// A machine with this IOMMU, a disk and a network card, for the kernel.
+fn machine(unit: &str, program: &Path, image: &Path) -> Command {
+    let mut qemu = Command::new(PROGRAMS[0]);
+    qemu.args(["-display", "none", "-nodefaults", "-no-reboot", "-accel", "tcg"])
+        .args(["-machine", "q35,kernel-irqchip=off", "-smp", "2", "-m", "256", "-serial", "stdio"])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-device", unit])
+        .args(["-device", "nvme,addr=07.0,serial=portcullis,drive=d", "-netdev", "user,id=n"])
+        .args(["-device", "virtio-net-pci,addr=08.0,netdev=n,iommu_platform=on,disable-legacy=on"])
+        .arg("-drive")
+        .arg(format!("file={},if=none,id=d,format=raw", image.display()))
+        .arg("-kernel")
+        .arg(program)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    qemu
+}
+
 /// Builds the kernel, and has QEMU run it behind each IOMMU that it knows, with a disk and a network card.
 fn kernel(root: &Path) -> Result<(), String> {
     let folder = root.join(KERNEL);
@@ -200,20 +217,7 @@ fn kernel(root: &Path) -> Result<(), String> {
     for unit in KERNEL_UNITS {
         let disk = std::fs::File::create(&image).map_err(failed("the disk's image"))?;
         disk.set_len(16 << 20).map_err(failed("the disk's image"))?;
-        let mut qemu = Command::new(PROGRAMS[0])
-            .args(["-display", "none", "-nodefaults", "-no-reboot", "-accel", "tcg"])
-            .args(["-machine", "q35,kernel-irqchip=off", "-smp", "2", "-m", "256", "-serial", "stdio"])
-            .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-device", unit])
-            .args(["-device", "nvme,addr=07.0,serial=portcullis,drive=d", "-netdev", "user,id=n"])
-            .args(["-device", "virtio-net-pci,addr=08.0,netdev=n,iommu_platform=on,disable-legacy=on"])
-            .arg("-drive")
-            .arg(format!("file={},if=none,id=d,format=raw", image.display()))
-            .arg("-kernel")
-            .arg(&program)
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed(PROGRAMS[0]))?;
+        let mut qemu = machine(unit, &program, &image).spawn().map_err(failed(PROGRAMS[0]))?;
         let began = Instant::now();
         let status = loop {
             if let Some(status) = qemu.try_wait().map_err(failed(PROGRAMS[0]))? {
@@ -231,6 +235,12 @@ fn kernel(root: &Path) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The machines that there are.
+#[cfg(test)]
+pub fn machines() -> Vec<Command> {
+    KERNEL_UNITS.iter().map(|unit| machine(unit, Path::new("KERNEL"), Path::new("DISK"))).collect()
 }
 
 #[cfg(test)]

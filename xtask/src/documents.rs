@@ -83,7 +83,9 @@ fn wrong_with(words: &[&str]) -> Option<String> {
         ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
         ["xtask", "test", "--quick"] => true,
         ["xtask", "test", "--changed", ref rest @ ..] => rest.len() <= 1,
-        ["xtask", ref rest @ ..] => matches!(rest, ["test" | "nightly" | "conformance" | "check"]),
+        ["xtask", ref rest @ ..] => {
+            matches!(rest, ["test" | "nightly" | "conformance" | "check" | "picture"])
+        }
         ["fuzz" | "+nightly", ..] => {
             words.contains(&"api") && root().join("fuzz/fuzz_targets/api.rs").is_file()
         }
@@ -308,6 +310,40 @@ fn the_front_page_of_the_core_has_the_readme_s_table() {
         .map(|path| what_to_take(&std::fs::read_to_string(root().join(path)).unwrap()));
     assert!(readme.len() > 10, "{readme:?}");
     assert_eq!(readme, page);
+}
+
+/// Sizes that a sentence shows as hexadecimal numbers.
+fn hexadecimal_sizes(text: &str) -> Vec<String> {
+    const SIZES: [&str; 10] =
+        ["bytes", "len", "size", "free", "used", "held", "kept", "wanted", "capacity", "granule"];
+    let mut pieces = text.split(":#x}").peekable();
+    let mut found = Vec::new();
+    while let (Some(piece), Some(rest)) = (pieces.next(), pieces.peek()) {
+        let name = piece.rsplit('{').next().unwrap();
+        if rest.starts_with(" bytes") || SIZES.iter().any(|size| name.ends_with(size)) {
+            found.push(name.to_owned());
+        }
+    }
+    found
+}
+
+/// Addresses are hexadecimal in what a user reads, and sizes are decimal.
+#[test]
+fn no_size_is_said_in_hexadecimal() {
+    assert_eq!(hexadecimal_sizes("{len:#x} at {at:#x}, {:#x} bytes of {a.kept:#x}"), ["len", "", "a.kept"]);
+    let mut said = 0;
+    for name in ["", "-hw", "-linux", "-c", "-cli", "-model", "-trace"] {
+        for file in sources(&root().join(format!("crates/portcullis{name}/src"))) {
+            if file.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"tests")) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).unwrap();
+            let text = text.split("\nmod tests").next().unwrap();
+            said += text.matches("#[error(").count();
+            assert_eq!(hexadecimal_sizes(text), [""; 0], "{}", file.display());
+        }
+    }
+    assert!(said > 100, "{said} sentences");
 }
 
 #[test]

@@ -20,6 +20,8 @@ mod nightly;
 mod oldest;
 mod packages;
 mod published;
+#[cfg(test)]
+mod whole;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -48,6 +50,7 @@ cargo xtask c-library [FOLDER]
 cargo xtask limited test ..
                       what Cargo would do, with the limit that the tests above have: a program that prints nothing for ten
                       minutes is ended, and the test that hangs is named
+cargo xtask picture   the picture of the README, with Debian's chromium
 cargo xtask check     formatting, lints and documentation, all without a warning, and packages of the crates
 ";
 
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         ["limited", ref rest @ ..] => return done(limited(rest)),
         ["nightly"] => nightly_parts(),
         ["check"] => check_parts(),
+        ["picture"] => return done(browser::picture()),
         ["conformance"] => vec![conformance_part()],
         ["c-library"] => vec![c_part()],
         ["c-library", ref rest @ ..] => return done(c_library::command(rest)),

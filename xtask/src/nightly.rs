@@ -275,9 +275,8 @@ impl Tool {
         self.tests.iter().map(|(_, tests)| tests.len()).sum()
     }
 
-    /// Runs its tests, all of them: one that does not exist is an error.
-    pub fn run(&self, root: &Path) -> Result<(), String> {
-        let host = host()?;
+    /// What runs its tests on `host`, which prints a line for each.
+    pub fn tests_command(&self, root: &Path, host: &str) -> Result<Command, String> {
         let mut command = nightly(&["cargo"]);
         // Miri has Cargo run it instead.
         if self.component != Some(Component::Miri) {
@@ -288,7 +287,7 @@ impl Tool {
             command.args(["-p", name]);
         }
         if self.sanitizes {
-            command.args(["--target", &host]);
+            command.args(["--target", host]);
         }
         for (target, _) in self.tests {
             command.args(["--test", target]);
@@ -298,6 +297,12 @@ impl Tool {
             command.args(*tests);
         }
         command.envs(self.environment.iter().copied()).current_dir(root).stdout(Stdio::piped());
+        Ok(command)
+    }
+
+    /// Runs its tests, all of them: one that does not exist is an error.
+    pub fn run(&self, root: &Path) -> Result<(), String> {
+        let mut command = self.tests_command(root, &host()?)?;
         let failed = |error| format!("rustup run nightly cargo: {error}");
         let mut child = command.spawn().map_err(failed)?;
         let mut passed = 0;

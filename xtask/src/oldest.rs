@@ -12,7 +12,7 @@ pub const WHAT: &str = "the first command on the oldest Rust";
 pub const COUNT: usize = 2;
 
 /// What is built and run. The traces that ship replay in a second.
-const COMMANDS: [&[&str]; COUNT] = [
+pub const COMMANDS: [&[&str]; COUNT] = [
     &["run", "--locked", "--release", "--", "replay", "--limit", "6000"],
     &[
         "check",

@@ -27,7 +27,9 @@ fn install(packages: &[&str], newer: bool) -> Result<(), String> {
         return Err(format!("there is no apt-get to install {named}"));
     }
     eprintln!("== installing {named} of the distribution");
-    let mut arguments = vec!["-qq".to_owned(), "-o".to_owned(), "Dpkg::Use-Pty=0".to_owned()];
+    // A machine that has just started may be installing its own updates: apt waits for it, this many seconds.
+    let options = ["-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300"];
+    let mut arguments = options.map(str::to_owned).to_vec();
     let mut release = Vec::new();
     if newer && codename().as_deref() == Some("bookworm") {
         let list = backports()?;

@@ -20,6 +20,7 @@ use portcullis::mapper::{Geometry, Mapper};
 use portcullis::pgtable::{Attributes, MapError, Unmapped};
 use portcullis::platform::{FRAME_SIZE, Platform};
 use portcullis::std_platform::StdPlatform;
+use portcullis_linux::registration::{Keep, RegistrationCache, RegistrationLimits, Released};
 
 use counted::{COPIED, Heap, Page, ZEROED};
 
@@ -30,7 +31,7 @@ const DESCRIPTORS: u32 = 512;
 
 /// Each kind of work, and the most instructions that a pair of map and unmap may take: today's figure and a few more.
 /// These only go down.
-const BARS: [(&str, u64); 20] = [
+const BARS: [(&str, u64); 24] = [
     ("raw-1", 500),
     ("direct-1", 505),
     ("direct-typed-1", 520),
@@ -41,11 +42,15 @@ const BARS: [(&str, u64); 20] = [
     ("ring-typed-1", 375),
     ("ring-dyn-1", 425),
     ("batch-1", 600),
-    ("ring-list-4", 1640),
+    ("direct-list-4", 1250),
+    ("direct-list-16", 2180),
+    ("ring-list-4", 920),
     ("auto-1", 455),
-    ("auto-list-4", 1770),
+    ("auto-list-4", 1060),
     ("auto-copied-1", 660),
     ("bounce-1", 570),
+    ("mempool-1", 200),
+    ("cache-1", 300),
     ("ops-strict-1", 620),
     ("ops-strict-list-16", 1420),
     ("ops-lazy-1", 770),
@@ -113,6 +118,30 @@ fn pairs_of(kind: &str, rounds: u32) {
                 let _ = queue.unmap_raw(black_box(mapped.unwrap().0)).unwrap();
             }
         }
+        // A buffer of the pool's own.
+        "mempool-1" => {
+            let platform = StdPlatform::new();
+            let builder = DomainBuilder::new(counted::mapper(&platform)).bounce(Heap, PoolConfig::default());
+            let domain = builder.build(platform).unwrap();
+            let pool = domain.attach(DeviceId(0), DmaMask::BITS_64).unwrap().buffers().unwrap();
+            for _ in 0..rounds {
+                drop(black_box(pool.take(FRAME_SIZE as usize, Direction::FromDevice).unwrap()));
+            }
+        }
+        // A buffer that a cache of registrations keeps mapped.
+        "cache-1" => {
+            let limits = RegistrationLimits { entries: 1, bytes: FRAME_SIZE };
+            let cache = RegistrationCache::new(device, limits).unwrap();
+            let [page] = list;
+            for _ in 0..rounds {
+                // SAFETY: no device is behind these tables.
+                let held =
+                    unsafe { cache.acquire(black_box(page), Direction::FromDevice, Keep::UntilForgotten) };
+                let released = cache.release(black_box(held.unwrap())).unwrap();
+                assert_eq!(released, Released::Open);
+            }
+            assert_eq!(cache.usage().misses, 1);
+        }
         "auto-1" | "auto-list-4" | "auto-copied-1" | "bounce-1" => {
             let platform = StdPlatform::new();
             // Here copies alone take time, so that all goes through the ring that may.
@@ -142,9 +171,15 @@ fn pairs_of(kind: &str, rounds: u32) {
             );
         }
         _ if kind.starts_with("ops-") => ops(kind, rounds),
-        "ring-list-4" => {
+        "ring-list-4" | "direct-list-4" => {
             let [page] = list;
             pairs(&mut front.queue(config).unwrap(), &four(page), rounds);
+        }
+        "direct-list-16" => {
+            let [page] = list;
+            let at = |index| PhysAddr::new(page.phys.get() + 2 * index * page.len);
+            let list: [_; 16] = core::array::from_fn(|index| PhysSegment { phys: at(index as u64), ..page });
+            pairs(&mut front.queue(config).unwrap(), &list, rounds);
         }
         _ => {
             let mut queue: Queue<Machine> = front.queue(config).unwrap();
@@ -247,7 +282,7 @@ fn four(page: PhysSegment) -> [PhysSegment; 4] {
 }
 
 fn pairs<X: portcullis::dma::Machine>(queue: &mut Queue<X>, list: &[PhysSegment], rounds: u32) {
-    let mut out = [DmaSegment::default(); 4];
+    let mut out = [DmaSegment::default(); 16];
     for _ in 0..rounds {
         // SAFETY: no device is behind these tables, and `Heap` counts a copy without making it.
         let mapped = unsafe { queue.map_raw(black_box(list), Direction::FromDevice, &mut out) };

@@ -359,7 +359,7 @@ int portcullis_free(const struct portcullis_device *device,
                     void *memory);
 
 // Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
-// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32;
+// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32, and 64 for the strategies with a ring;
 // PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and take 0 alone.
 //
 // Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
@@ -413,10 +413,14 @@ int portcullis_queue_commit(struct portcullis_queue *queue, size_t *ended);
 
 // Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
 //
+// A part that is not of the mapping is an error by every strategy, and nothing is copied.
+//
 // The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_sync_for_cpu(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);
 
 // Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
+//
+// A part that is not of the mapping is an error by every strategy, and nothing is copied.
 //
 // The caller promises: No other thread uses the queue during the call.
 int portcullis_queue_sync_for_device(struct portcullis_queue *queue, uint64_t mapping, uint64_t offset, uint64_t len);

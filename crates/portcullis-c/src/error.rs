@@ -193,8 +193,12 @@ mod tests {
         let error = InvalidationError::Rejected { code: 5 };
         said(DmaMapError::Full, PortcullisFull, "ring is full");
         said(DmaMapError::OutOfMemory, PortcullisMemory, "no memory");
-        said(DmaMapError::NoBuffer { bytes: 1, held: 2 }, PortcullisMemory, "no 0x1 bytes");
-        said(DmaMapError::TooLong { len: 2, most: 1 }, PortcullisRefused, "maps up to 0x1");
+        said(DmaMapError::NoBuffer { bytes: 1, held: 2 }, PortcullisMemory, "no 1 bytes");
+        said(
+            DmaMapError::TooLong { len: 2, most: 1 },
+            PortcullisRefused,
+            "2 bytes in one piece: 1 to 1 can be had",
+        );
         said(DmaMapError::List(MapListError::EmptyList), PortcullisRefused, "no segments");
         said(MapListError::Unconfirmed { error }, PortcullisReachable, "may still reach");
         said(DmaMapError::List(MapListError::Unconfirmed { error }), PortcullisReachable, "may still reach");
@@ -207,7 +211,7 @@ mod tests {
         said(DmaUnmapError::OtherQueue, PortcullisNotMapped, "another queue");
         said(DmaUnmapError::NotMapped { iova: range.start() }, PortcullisNotMapped, "no mapping");
         let part = DmaUnmapError::OutOfRange { iova: range.start(), offset: 0, len: 1, mapped: 2 };
-        said(part, PortcullisNotMapped, "has 0x2");
+        said(part, PortcullisNotMapped, "has 2");
         said(DmaUnmapError::Unconfirmed { error }, PortcullisReachable, "may still reach");
         said(DmaUnmapError::StillMapped { range, kept: 1 }, PortcullisReachable, "still reach");
         said(DmaUnmapError::Busy { iova: range.start() }, PortcullisReachable, "another caller");

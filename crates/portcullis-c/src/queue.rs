@@ -40,8 +40,26 @@ pub struct PortcullisQueue {
 /// What the queue has mapped. A mapping's number has its place, and how often that was used: so a number that is out of date is told.
 #[derive(Debug, Default)]
 struct Mappings {
-    places: Vec<(u32, Option<RawMapping>)>,
+    places: Vec<(u32, Option<Mapped>)>,
     free: Vec<u32>,
+}
+
+/// A mapping that has not ended, and how many bytes it has: a raw one does not keep that.
+#[derive(Debug)]
+struct Mapped {
+    raw: RawMapping,
+    len: u64,
+}
+
+impl Mapped {
+    /// Whether it has this part. A queue that copies nothing does not look.
+    fn has(&self, (offset, len): (u64, u64)) -> std::result::Result<(), DmaUnmapError> {
+        let (iova, mapped) = (self.raw.iova(), self.len);
+        match offset.checked_add(len) {
+            Some(end) if end <= mapped => Ok(()),
+            _ => Err(DmaUnmapError::OutOfRange { iova, offset, len, mapped }),
+        }
+    }
 }
 
 impl Mappings {
@@ -55,7 +73,7 @@ impl Mappings {
     }
 
     /// Only after [`make_room`](Self::make_room).
-    fn add(&mut self, mapping: RawMapping) -> u64 {
+    fn add(&mut self, mapping: Mapped) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push((0, None));
             (self.places.len() - 1) as u32
@@ -66,7 +84,7 @@ impl Mappings {
         u64::from(place.0) << 32 | u64::from(index)
     }
 
-    fn find(&mut self, number: u64) -> Result<&mut Option<RawMapping>> {
+    fn find(&mut self, number: u64) -> Result<&mut Option<Mapped>> {
         let place = self.places.get_mut(number as u32 as usize);
         let place = place.filter(|(used, mapping)| mapping.is_some() && u64::from(*used) == number >> 32);
         let none = || Failed::new(PortcullisNotMapped, "the queue has no such mapping, or it has ended");
@@ -100,7 +118,7 @@ unsafe fn queue<'a>(queue: *mut PortcullisQueue) -> Result<&'a mut PortcullisQue
 }
 
 /// Makes a queue of a device, by a portcullis_strategy. A ring (and PORTCULLIS_CHEAPER) is for up to `descriptors` buffers at once, each of which touches
-/// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32;
+/// pages of `bytes` bytes, 4096 for one within a page; for the other strategies both are 0. `batch` buffers end together: 1 to 256, or 0 for 32, and 64 for the strategies with a ring;
 /// PORTCULLIS_DIRECT and PORTCULLIS_COPIED have no batches, and take 0 alone.
 ///
 /// Writes the queue to `out`: portcullis_queue_free ends it. PORTCULLIS_CHEAPER measures for some milliseconds.
@@ -121,7 +139,7 @@ pub unsafe extern "C" fn portcullis_queue_new(
         let (device, out) = unsafe { (self::device(device)?, place(out)?) };
         let config = match strategy {
             0 => QueueConfig::direct(),
-            1 => QueueConfig::batched(32),
+            1 => QueueConfig::batched(QueueConfig::BATCH),
             2 => QueueConfig::ring(descriptors, bytes),
             3 => QueueConfig::bounce(),
             4 => QueueConfig::auto(descriptors, bytes),
@@ -155,7 +173,7 @@ pub unsafe extern "C" fn portcullis_queue_free(queue: *mut PortcullisQueue) -> c
         let PortcullisQueue { queue, mappings } = &mut *queue;
         let mut ended = Ok(());
         for mapping in mappings.places.drain(..).filter_map(|(_, mapping)| mapping) {
-            if let Err(failed) = queue.unmap_raw(mapping)
+            if let Err(failed) = queue.unmap_raw(mapping.raw)
                 && !failed.waits
             {
                 ended = Err(Failed::from(failed.error));
@@ -191,7 +209,7 @@ pub unsafe extern "C" fn portcullis_queue_map(
         // SAFETY: the caller's promise, and that of the later calls.
         let (mapped, _) = unsafe { queue.queue.map_raw(&list, direction, &mut out) }?;
         iova.put(mapped.iova().get());
-        mapping.put(queue.mappings.add(mapped));
+        mapping.put(queue.mappings.add(Mapped { raw: mapped, len: len as u64 }));
         Ok(())
     })
 }
@@ -216,13 +234,13 @@ pub unsafe extern "C" fn portcullis_queue_unmap(
         let (queue, ended) = unsafe { (self::queue(queue)?, place(ended)?) };
         let waiting = queue.queue.waiting();
         let found = queue.mappings.find(mapping)?;
-        let Some(raw) = found.take() else { return Ok(()) };
+        let Some(Mapped { raw, len }) = found.take() else { return Ok(()) };
         match queue.queue.unmap_raw(raw) {
             Ok(done) => ended.put(over(done, waiting)),
             Err(failed) => {
                 let code = left_by(&failed);
                 let text = failed.error;
-                *found = failed.mapping;
+                *found = failed.mapping.map(|raw| Mapped { raw, len });
                 if found.is_none() {
                     queue.mappings.free.push(mapping as u32);
                 }
@@ -251,24 +269,28 @@ pub unsafe extern "C" fn portcullis_queue_commit(queue: *mut PortcullisQueue, en
     })
 }
 
-/// Syncs a part of a mapping of the queue's, in the direction that `how` says.
+/// Syncs a part of a mapping of the queue's, as `how` does.
 ///
 /// # Safety
 /// As [`queue`].
 unsafe fn sync(
     queue: *mut PortcullisQueue,
     mapping: u64,
-    how: impl FnOnce(&mut Queue<Machine>, &RawMapping) -> std::result::Result<(), DmaUnmapError>,
+    part: (u64, u64),
+    how: fn(&Queue<Machine>, &RawMapping, u64, u64) -> std::result::Result<(), DmaUnmapError>,
 ) -> c_int {
     code(|| {
         // SAFETY: the caller's promise.
         let PortcullisQueue { queue, mappings } = unsafe { self::queue(queue) }?;
-        let Some(raw) = mappings.find(mapping)? else { return Ok(()) };
-        Ok(how(queue, raw)?)
+        let Some(mapped) = mappings.find(mapping)? else { return Ok(()) };
+        mapped.has(part)?;
+        Ok(how(queue, &mapped.raw, part.0, part.1)?)
     })
 }
 
 /// Lets the CPU see what the device has written to `len` bytes of a mapping, from `offset` on.
+///
+/// A part that is not of the mapping is an error by every strategy, and nothing is copied.
 ///
 /// # Safety
 /// No other thread uses the queue during the call.
@@ -280,10 +302,12 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_cpu(
     len: u64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { sync(queue, mapping, |queue, raw| queue.sync_raw_for_cpu(raw, offset, len)) }
+    unsafe { sync(queue, mapping, (offset, len), Queue::sync_raw_for_cpu) }
 }
 
 /// Lets the device see what the CPU has written to `len` bytes of a mapping, from `offset` on.
+///
+/// A part that is not of the mapping is an error by every strategy, and nothing is copied.
 ///
 /// # Safety
 /// No other thread uses the queue during the call.
@@ -295,7 +319,7 @@ pub unsafe extern "C" fn portcullis_queue_sync_for_device(
     len: u64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { sync(queue, mapping, |queue, raw| queue.sync_raw_for_device(raw, offset, len)) }
+    unsafe { sync(queue, mapping, (offset, len), Queue::sync_raw_for_device) }
 }
 
 /// A queue may be made by one thread and used by another.
@@ -319,7 +343,7 @@ mod tests {
     use super::*;
 
     /// A page that a queue of the software IOMMU has mapped.
-    fn mapped() -> RawMapping {
+    fn mapped() -> Mapped {
         let memory = Memory::new(1 << 20);
         let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
         let table = PageTable::for_cpus(memory, VtdSecondStage::four_level(), 1).expect("a table");
@@ -329,7 +353,8 @@ mod tests {
         let list = [PhysSegment { phys: PhysAddr::new(0x1000), len: 0x1000 }];
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
         // SAFETY: no device reaches anything.
-        unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.expect("a mapping").0
+        let (raw, _) = unsafe { queue.map_raw(&list, Direction::ToDevice, &mut out) }.expect("a mapping");
+        Mapped { raw, len: 0x1000 }
     }
 
     #[test]
@@ -357,6 +382,19 @@ mod tests {
         }
         for none in [0, 3, numbers[0] + (1 << 32), u64::MAX] {
             assert!(mappings.find(none).is_err(), "{none:#x}");
+        }
+    }
+
+    #[test]
+    fn a_part_is_of_the_mapping_or_an_error() {
+        let mapped = mapped();
+        for part in [(0, 0), (0, 0x1000), (0xfff, 1), (0x1000, 0)] {
+            assert_eq!(mapped.has(part), Ok(()), "{part:?}");
+        }
+        for part in [(0, 0x1001), (0x1000, 1), (0x1001, 0), (1, u64::MAX), (u64::MAX, 1)] {
+            let (iova, (offset, len)) = (mapped.raw.iova(), part);
+            let wanted = DmaUnmapError::OutOfRange { iova, offset, len, mapped: 0x1000 };
+            assert_eq!(mapped.has(part), Err(wanted), "{part:?}");
         }
     }
 

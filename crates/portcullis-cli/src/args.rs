@@ -10,7 +10,7 @@ use portcullis::domain::Policy;
 use portcullis_model::scale::POLICIES;
 use portcullis_trace::budget;
 use portcullis_trace::replay::{FORMATS, Mode, built_in_names};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "bench")]
 use crate::bench::args::Bench;
@@ -145,6 +145,10 @@ pub struct Replay {
     /// recording of an NVMe disk and a network card that ships with Portcullis
     pub trace: Option<PathBuf>,
 
+    /// The recording is of this machine, as `record --replay` says.
+    #[arg(skip)]
+    pub of_here: bool,
+
     /// Policies to compare, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY,..")]
     pub policy: Vec<PolicyName>,
@@ -248,10 +252,14 @@ pub struct Scale {
     pub calibration: Option<PathBuf>,
 
     /// CPU time that everything but protection takes for each mapping of a recording, such as 50us or 1.5ms. The
-    /// other workloads have times of their own [default: 1us]
+    /// other workloads have times of their own [default: as in `replay`, all that the recording's CPUs had]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
     #[serde(rename = "work_ns")]
     pub work: Option<u64>,
+
+    /// Choose among what can be had there
+    #[arg(long, value_enum, value_name = "WHERE", default_value = "linux")]
+    pub on: On,
 
     /// Print JSON for machines (docs/scaling.md describes it) instead of a table
     #[arg(long)]
@@ -264,9 +272,11 @@ pub struct Scale {
 }
 
 /// Where protection is to be switched on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum On {
     /// Linux's own drivers, unchanged: Linux's modes, and the module's (docs/linux.md)
+    #[default]
     Linux,
     /// A driver or a kernel that uses the library: its queues, too
     Library,
@@ -275,7 +285,8 @@ pub enum On {
 impl On {
     /// Whether `mode` can be had there.
     pub fn has(self, mode: Mode) -> bool {
-        self == Self::Library || !matches!(mode, Mode::StrictBatch | Mode::StrictRing)
+        // The module's `auto` waits for each buffer that it maps; adaptive waits for them in groups.
+        self == Self::Library || !matches!(mode, Mode::StrictBatch | Mode::StrictRing | Mode::Adaptive)
     }
 }
 
@@ -285,11 +296,11 @@ pub enum PolicyName {
     Strict,
     /// 32 unmaps of a device wait together, 10 ms at the most; the driver has none of these buffers back before
     StrictBatch,
-    /// The same for 64 unmaps, of addresses that come in order, so that one command usually ends all
+    /// 64 unmaps of a device wait together; addresses come in order, so that one command usually ends all
     StrictRing,
     /// Devices get copies, in buffers that stay mapped: they reach no byte besides
     Bounce,
-    /// As in bounce or as in strict-ring, for each buffer in the way that measures cheaper
+    /// Copies each buffer as bounce does, or maps it as strict-ring does, whichever measures cheaper
     Adaptive,
     /// The driver has a buffer back at once, and devices reach it for up to 256 unmaps or 10 ms more
     Lazy,
@@ -329,17 +340,14 @@ fn whole<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
 /// Units of time, with their nanoseconds. One that ends another stands behind it.
 const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6)];
 
-/// CPU time for each mapping of a recording that is simulated, unless it is said otherwise.
-pub const WORK_NS: u64 = 1_000;
+/// The shortest time that can be asked for, and the longest: a second. No CPU does nothing but map and unmap, and all shares are of
+/// what it does besides.
+const NS: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 
-/// The longest time that can be asked for: a second.
-const LONGEST_NS: f64 = 1e9;
-
-/// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit. No time needs no unit.
+/// A time in nanoseconds, rounded: a number, whose thousands may be set apart, and its unit.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     let with_unit = UNITS.iter().find_map(|(name, ns)| Some((text.strip_suffix(name)?.trim_end(), *ns)));
-    let no_time = if text == "0" { Some((text, 1.0)) } else { None };
-    let (number, unit) = with_unit.or(no_time).unwrap_or_default();
+    let (number, unit) = with_unit.unwrap_or_default();
     let (whole, part) = number.split_once('.').map_or((number, None), |(whole, part)| (whole, Some(part)));
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut groups = whole.split(',');
@@ -348,8 +356,9 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
         && (groups.next().is_none() || first.is_some_and(|first| first.len() <= 3));
     let plain = first.filter(|_| is_grouped && part.is_none_or(is_digits)).map(|_| number.replace(',', ""));
     let ns = plain.and_then(|number| number.parse::<f64>().ok()).map(|number| (number * unit).round());
-    ns.filter(|ns| *ns <= LONGEST_NS).map(|ns| ns as u64).ok_or_else(|| {
-        "expected a time up to 1000ms with its unit, ns, us or ms: such as 50us, 1.5ms or 96,482ns".into()
+    ns.filter(|ns| NS.contains(ns)).map(|ns| ns as u64).ok_or_else(|| {
+        "expected a time from 1ns to 1000ms with its unit, ns, us or ms: such as 50us, 1.5ms or 96,482ns"
+            .into()
     })
 }
 
@@ -440,7 +449,8 @@ mod tests {
     #[test]
     fn times_have_units_and_thousands() {
         let good = [
-            ("0", 0),
+            ("1ns", 1),
+            ("0.5ns", 1),
             ("1000ns", 1_000),
             ("96,482 ns", 96_482),
             ("1,000,000ns", 1_000_000),
@@ -459,7 +469,11 @@ mod tests {
         for text in [
             "",
             "us",
+            "0",
             "00",
+            "0ns",
+            "0us",
+            "0.0004us",
             "1000",
             "96,482",
             "-5",

@@ -1,6 +1,6 @@
 //! What is said on either side of each border, and of what is missing.
 
-use portcullis_trace::replay::{Profile, Report};
+use portcullis_trace::replay::{Mode, Profile, Report};
 use portcullis_trace::{Recorded, Warning};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use crate::{choice, explain, header, legend, look, machine, short, table, warnin
 #[test]
 fn figures_change_their_form_at_these_borders() {
     let said = [0.99, 1.0, 999.4, 999.5, 999.4e3, 999.5e3, 999.4e6, 999.5e6].map(look::bytes);
-    let expected = ["< 1 byte", "1 bytes", "999 bytes", "1 kB", "999 kB", "1.0 MB", "999.4 MB", "1.0 GB"];
+    let expected = ["< 1 byte", "1 byte", "999 bytes", "1 kB", "999 kB", "1.0 MB", "999.4 MB", "1.0 GB"];
     assert_eq!(said, expected);
     let said = [1023, 1 << 10, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 1 << 30].map(look::size);
     assert_eq!(said, ["1023 B", "1 KiB", "1023 KiB", "1 MiB", "1023 MiB", "1 GiB"]);
@@ -99,6 +99,54 @@ fn what_was_not_replayed_has_no_cost_and_no_share_below_none() {
     assert_eq!(share(Some(0.75)), (0.25, "25.0 %".into()));
     assert_eq!(share(Some(1.2)), (0.0, "0.0 %".into()));
     assert_eq!(share(None), (0.0, "-".into()));
+}
+
+/// Tables, CSV and JSON agree on what a policy leaves open. None of them prints a number for "all memory", or for "not known".
+#[test]
+fn what_is_open_is_the_same_in_each_form() {
+    let said = |tells: bool, open: f64| {
+        let mut runs = runs();
+        runs.report.trace.iommu_only = !tells;
+        runs.report.policies[0].exposure.neighbour_byte_s = open;
+        let forms = |at: usize| {
+            let (policy, cost) = (&runs.report.policies[at], &runs.costs[at]);
+            let full = table::LINES.iter().filter(|line| line.label.ends_with("byte-s"));
+            let full: Vec<String> = full.map(|line| (line.value)(policy, cost, tells)).collect();
+            let csv = machine::csv(&runs);
+            let csv: Vec<String> =
+                csv.lines().nth(at + 1).unwrap().split(',').skip(11).take(2).map(str::to_owned).collect();
+            let json = serde_json::to_value(crate::exposed::for_json(&runs.report)).unwrap();
+            let json = &json["policies"][at]["exposure"];
+            let figures = ["stale_byte_s", "neighbour_byte_s"].map(|name| json[name].as_f64());
+            (full, csv, figures)
+        };
+        [forms(0), forms(3)]
+    };
+    let texts = |texts: [&str; 2]| texts.map(str::to_owned).to_vec();
+    let all = (texts(["all", "all"]), texts(["all", "all"]), [None, None]);
+    let stale = runs().report.policies[0].exposure.stale_byte_s;
+    for (tells, open, full, csv, json) in [
+        (true, 0.0, "0", "0", Some(0.0)),
+        (true, 2.5, "2.500", "2.5", Some(2.5)),
+        (false, 0.0, "not known", "", None),
+        (false, 2.5, "> 2.500", "2.5", Some(2.5)),
+    ] {
+        let [strict, passthrough] = said(tells, open);
+        let stale_csv = stale.to_string();
+        assert_eq!(
+            strict,
+            (texts(["0", full]), texts([&stale_csv, csv]), [Some(stale), json]),
+            "{tells} {open}"
+        );
+        assert_eq!(passthrough, all);
+    }
+    // What is read back is what was.
+    let mut runs = runs();
+    runs.report.trace.iommu_only = true;
+    runs.report.policies[0].exposure.neighbour_byte_s = 0.0;
+    let json = serde_json::to_value(crate::exposed::for_json(&runs.report)).unwrap();
+    let read: Report = serde_json::from_value(json).unwrap();
+    assert_eq!(read.policies[0].exposure, runs.report.policies[0].exposure);
 }
 
 #[test]
@@ -219,10 +267,11 @@ fn parts_of_a_page_that_have_nothing_to_say_are_not_there() {
         one["options"]["repeat"] = before.into();
         after["options"]["repeat"] = after_of.into();
         assert_eq!(
-            changes([&one, &after]).contains("within the noise"),
+            changes([&one, &after]).contains("<td>within the noise</td>"),
             noise,
             "{before} and {after_of} runs"
         );
+        assert_ne!(changes([&one, &after]).contains("cannot tell: one run"), noise);
     }
     // A result without times of a request's parts has no such plot, and no figures in their columns.
     let mut value = scale();
@@ -279,7 +328,9 @@ fn what_a_recording_does_not_tell_is_said() {
     assert!(recorded(&[one(None), one(None)]) && !recorded(&[one(None), one(Some("much"))]));
     // The verdict does not choose a policy whose cost is not known. Nor does it choose `adaptive` once freed memory was open under it.
     let mut runs = runs();
-    assert_eq!(Verdict::of(&runs, On::Linux).choice, Some("adaptive"));
+    assert_eq!(Verdict::of(&runs, On::Library).choice, Some("adaptive"));
+    // Linux's unchanged drivers cannot have it.
+    assert_ne!(Verdict::of(&runs, On::Linux).choice, Some("adaptive"));
     assert!(!Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
     runs.report.policies[1].exposure.stale_byte_s = 0.5;
     assert_eq!(Verdict::of(&runs, On::Linux).choice, Some("strict"));
@@ -309,6 +360,14 @@ fn a_warning_names_the_file_and_the_rest_are_counted() {
         said[..2],
         ["golden.trace: line 7: expected a time, found \"x\"", "golden.trace: 6 more warnings"]
     );
+}
+
+/// One that is not in the order would win each tie.
+#[test]
+fn every_strict_policy_has_its_place_among_those_that_tie() {
+    for mode in Mode::ALL.into_iter().filter(|mode| mode.is_strict()) {
+        assert!(choice::PREFERRED.contains(&mode), "{}", mode.name());
+    }
 }
 
 #[test]

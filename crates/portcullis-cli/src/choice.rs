@@ -1,9 +1,10 @@
 //! Which of several strict policies to choose, and what to say of it: for a replay, and for a simulation.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::Mode;
+use portcullis_trace::replay::{Mode, Work};
 
-use crate::look::percent;
+use crate::args::On;
+use crate::look::{number_of, percent, short_time};
 
 /// A strict policy, as a verdict may choose it.
 pub trait Candidate: Copy {
@@ -39,7 +40,7 @@ pub trait Candidate: Copy {
 }
 
 /// Why policies are not in a verdict.
-pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell the direction of mappings, and so not what they would copy.";
+pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell what they would copy, as it has no directions, or has syncs of buffers that were mapped before it began.";
 
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 pub const SMALL: f64 = 0.01;
@@ -69,9 +70,49 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
-/// What follows a [`range`] of costs, where it is one of several.
-pub fn depends(range: &str) -> &'static str {
-    if range.contains(" to ") || range.contains("at most") { ", depending on the policy" } else { "" }
+/// What follows a [`range`] of costs of what can be had `on` that, where it is one of several.
+pub fn depends(range: &str, on: On) -> &'static str {
+    match on {
+        _ if !range.contains(" to ") && !range.contains("at most") => "",
+        On::Linux => ", depending on the policy (of Linux or our module)",
+        On::Library => ", depending on the policy",
+    }
+}
+
+/// The CPU time that comes with each mapping of a recording, besides protection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Besides {
+    pub ns: f64,
+    /// How that is known.
+    pub work: Work,
+    /// The recording's CPUs.
+    pub cpus: u64,
+}
+
+impl Besides {
+    /// The beginning of a sentence that goes on with what protection takes then.
+    pub fn clause(&self) -> String {
+        let time = short_time(self.ns);
+        let cpus = if self.cpus == 1 { "CPU".into() } else { number_of(self.cpus, "CPU") };
+        match self.work {
+            Work::Most => format!(
+                "At most {time} of other CPU work came with each mapping, if the recording's {cpus} never idled: then"
+            ),
+            Work::Measured => format!(
+                "The recorded machine took {time} of CPU time for each mapping, its protection included: where that comes with each,"
+            ),
+            Work::Asked => format!("If {time} of other CPU work comes with each mapping (--work),"),
+            Work::Assumed => format!(
+                "The recording does not tell how much other CPU work comes with each mapping. If it is {time} (--work),"
+            ),
+        }
+    }
+
+    /// What is behind a `range` of what protection takes.
+    pub fn more(&self, range: &str) -> &'static str {
+        let is_bound = self.work == Work::Most && range != percent(0.0);
+        if is_bound { ", and more if the recording's CPUs idled at times" } else { "" }
+    }
 }
 
 /// What the cheapest of `strict` costs, and the dearest. (The choice may be neither.)

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use clap::error::ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingRequiredArgument};
 use clap::{CommandFactory, Parser};
+use portcullis::dma::QueueConfig;
 
 use self::codes::documents;
 use crate::args::Arguments;
@@ -69,4 +70,32 @@ fn what_cannot_be_asked_for_is_found() {
     assert!(wrong("portcullis replay --depth 64") && wrong("portcullis replay --policy adaptiv"));
     assert!(!wrong("portcullis replay [TRACE] [--policy NAME,..] [--json | --legend]"));
     assert!(wrong("portcullis replay [TRACE] [--json | --legends]") && wrong("portcullis play [TRACE]"));
+}
+
+/// Where a text says how many unmaps end together, in words that have these numbers.
+#[test]
+fn the_texts_have_the_default_batches() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (batch, ring) = (QueueConfig::BATCH, QueueConfig::RING_BATCH);
+    let texts = [
+        ("crates/portcullis-cli/src/args.rs", format!("/// {batch} unmaps of a device wait together")),
+        ("crates/portcullis-cli/src/args.rs", format!("/// {ring} unmaps of a device wait together")),
+        ("docs/library.md", format!("| strict-batch | the same | `QueueConfig::batched({batch})` |")),
+        (
+            "docs/library.md",
+            format!("| strict-ring | the same | `QueueConfig::ring(512, 4096).batch({ring})` |"),
+        ),
+        ("docs/replay.md", format!("a group of {batch} (batch) or {ring} (ring) unmaps")),
+        ("docs/replay.md", format!("with one wait, once there are {batch} |")),
+        ("docs/replay.md", format!("once there are {ring} in it |")),
+        ("docs/scaling.md", format!("  {batch} and {ring} unmaps, and hold")),
+        (
+            "crates/portcullis-c/include/portcullis.h",
+            format!("or 0 for {batch}, and {ring} for the strategies with a ring"),
+        ),
+    ];
+    for (file, text) in texts {
+        let all = std::fs::read_to_string(root.join(file)).expect(file);
+        assert!(all.contains(&text), "{file} does not say \"{text}\"");
+    }
 }

@@ -12,14 +12,16 @@ use portcullis_model::scale::{
     Copies, Device, Line, Machine, Mapping, Outcome, Policy, Request, Spent, Workload,
 };
 use portcullis_trace::Summary;
-use portcullis_trace::replay::{Profile, Report};
+use portcullis_trace::replay::{Profile, Report, Work};
 use serde_json::{Value, json};
 
 use crate::args::{Arguments, Command, On};
 use crate::calibration::Calibration;
+use crate::choice::Besides;
 use crate::on_linux::Place;
 use crate::report::{page, read};
 use crate::runs::Runs;
+use crate::scale::Told;
 use crate::scale::report::{self as scaled, Row, Table};
 use crate::{explain, machine, short, warnings};
 
@@ -103,7 +105,7 @@ pub fn scale() -> Value {
         }
     }
     json!({
-        "schema": 2, "workload": "nic", "about": "links", "profile": "vtd", "verdict": ["Choose <bounce>."],
+        "schema": 2, "workload": "nic", "about": "links", "profile": "vtd", "verdict": ["Choose <bounce>."], "choice": "bounce",
         "calibration": {"machine": "a server"}, "results": results, "command": "portcullis scale --json"
     })
 }
@@ -140,7 +142,9 @@ fn pages_of_changes_are_as_they_were() {
         }
         let policy = &mut after["policies"][at];
         times(policy, "relative_to_passthrough", 1.0 - at as f64 / 100.0);
-        times(&mut policy["exposure"], "stale_byte_s", 2.0);
+        if !policy["exposure_counted"].is_null() {
+            times(&mut policy["exposure"], "stale_byte_s", 2.0);
+        }
         for bucket in policy["unmap_latency"].as_array_mut().unwrap() {
             bucket[0] = (bucket[0].as_f64().unwrap() * factor).into();
         }
@@ -255,9 +259,24 @@ fn what_is_read_of_a_result_is_what_is_printed_of_it() {
     assert_eq!(printed["profiles"][0]["name"], "smmuv3");
     let options = json!({
         "profile": "vtd", "format": "vtd-ss", "work_ns": 1234, "device": "d", "limit": 77, "repeat": 3,
-        "strict_parse": true
+        "strict_parse": true, "on": "linux"
     });
     assert_eq!(printed["options"], options);
+    // The verdict is of what was asked for, in the result and on its page.
+    assert_eq!((&printed["choice"], replayed_choice(&printed)), (&"strict".into(), "strict".into()));
+    let arguments = Arguments::replay(&["--on", "library"]);
+    let printed = machine::json(&runs, &summary(), &arguments, "vtd-ss", &Profile::load("vtd").unwrap());
+    let printed: Value = serde_json::from_str(&printed.unwrap()).unwrap();
+    assert_eq!((&printed["choice"], replayed_choice(&printed)), (&"adaptive".into(), "adaptive".into()));
+    let sentences = printed["verdict"].as_array().unwrap();
+    assert!(sentences.iter().any(|said| said.as_str().unwrap().starts_with("Choose adaptive (")));
+}
+
+/// The policy that a result's page sets apart.
+fn replayed_choice(result: &Value) -> String {
+    let page = body(&[("a", result)], false);
+    let (before, _) = page.split_once(" <i>the choice</i>").unwrap();
+    before.rsplit('>').next().unwrap().to_owned()
 }
 
 #[test]
@@ -380,8 +399,8 @@ pub fn tables() -> Vec<Table> {
             ]
             .map(row)
             .into(),
-            copies_known: true,
-            nothing_told: None,
+            on: On::Library,
+            told: Told::default(),
         }
     };
     vec![table(1, 1, 1.0), table(96, 2, 80.0)]
@@ -404,14 +423,25 @@ fn what_scale_prints_is_as_it_was() {
     for part in ["workload", "about", "profile", "options", "verdict", "results"] {
         text += &format!("{part}: {:#}\n", json[part]);
     }
+    // Of a recording, and of what Linux has alone.
+    let besides = Besides { ns: 1_667.0, work: Work::Most, cpus: 7 };
+    tables[1].told =
+        Told { besides: Some(besides), place: Place::named(&["0000:03:00.0".into()]), ..Told::default() };
+    tables[1].on = On::Linux;
+    text += &scaled::render(&tables[1..], &profile, &calibration, false);
+    let json: Value =
+        serde_json::from_str(&scaled::json(&tables[1..], &profile, &calibration, &options).unwrap()).unwrap();
+    for part in ["work_ns", "work", "choice", "verdict"] {
+        text += &format!("{part}: {:#}\n", json[part]);
+    }
     // The verdict where the policy to choose is the slowest, and where the recording says nothing of copies; then, where there is no figure.
     tables.truncate(1);
     tables[0].rows.retain(|row| ["passthrough", "strict"].contains(&row.policy.name));
-    tables[0].copies_known = false;
+    tables[0].told.copies = false;
     tables[0].workload.device.gb_per_s = 1e3;
     text += &scaled::render(&tables, &profile, &calibration, true);
     tables[0].workload.device.requests_per_s = 1e12;
-    tables[0].nothing_told = Some("It tells nothing.".into());
+    tables[0].told.nothing = Some("It tells nothing.".into());
     text += &scaled::render(&tables, &profile, &calibration, false);
     is_golden("scale.txt", &anstream::adapter::strip_str(&text).to_string());
 }

@@ -1,17 +1,17 @@
-//! Help, and what is said of wrong arguments, in lines of 80 columns, without a library that asks the terminal for its width.
+//! Help, and what is said of wrong arguments, in lines that the terminal has room for, without a library that asks the terminal for its width.
 
 use std::io::Write;
 
 use clap::{Arg, Command};
 
-use crate::look::{COLUMNS, shown, wrap_at, wrap_lines};
+use crate::look::{columns, shown, wrap_at, wrap_lines};
 
 /// What stands before each line of an option's or a command's help.
 const INDENT: usize = 10;
 
 /// `command` with its help, and that of all below it, in lines that fit.
 pub fn fitted(command: Command) -> Command {
-    let about = command.get_about().map(|about| lines(&about.to_string(), COLUMNS - INDENT));
+    let about = command.get_about().map(|about| lines(&about.to_string(), columns() - INDENT));
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let mut command = command.next_line_help(true).mut_args(fitted_argument);
     if let Some(about) = about {
@@ -42,14 +42,14 @@ fn fitted_argument(argument: Arg) -> Arg {
                 let about = value.get_help().map(ToString::to_string).unwrap_or_default();
                 let text = format!("- {}: {about}", value.get_name());
                 list.push('\n');
-                list.push_str(&lines(&text, COLUMNS - INDENT).replace('\n', "\n  "));
+                list.push_str(wrap_at(&text, "  ", columns() - INDENT).trim_end());
             }
         } else if !values.is_empty() {
             let names: Vec<&str> = values.iter().map(|value| value.get_name()).collect();
             help.push_str(&format!(" [possible values: {}]", names.join(", ")));
         }
     }
-    let help = lines(help.trim_start(), COLUMNS - INDENT) + &list;
+    let help = lines(help.trim_start(), columns() - INDENT) + &list;
     argument.help(help).hide_default_value(takes_values).hide_possible_values(takes_values)
 }
 

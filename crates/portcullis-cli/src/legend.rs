@@ -3,7 +3,7 @@
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Profile, built_in_names};
 
-use crate::look::{COLUMNS, wrap, wrap_at};
+use crate::look::{columns, wrap, wrap_at};
 use crate::short::spread_sign;
 use crate::table::LINES;
 
@@ -15,7 +15,11 @@ const SHORT: [(&str, &str); 8] = [
         "what a mapping costs the CPU, in nanoseconds: the library's map and unmap, as measured on this machine, and the wait. \
          Of several runs it is the one in the middle. In CSV cost_median_ns, in JSON median_ns of costs",
     ),
-    ("±", "half of how far the runs lie apart, as a share of the cost; - for a single run, and below 5 ns"),
+    (
+        "±",
+        "half of how far the runs of this command lie apart, as a share of the cost: they follow each other on this machine, so at \
+         another time of day, or on another machine, costs may differ by more. - for a single run, and below 5 ns",
+    ),
     (
         "of which wait, ns",
         "the part of the cost in which the CPU waits for the IOMMU, by the profile's figures. In CSV and JSON wait_ns_per_op",
@@ -34,12 +38,12 @@ const SHORT: [(&str, &str); 8] = [
     (
         "freed memory open for 1 s",
         "bytes of buffers that the driver had got back while a device still reached them, times seconds: 10 bytes open for \
-         0.1 s make 1. `all`: nothing is translated, and a device reaches all memory. In CSV and JSON stale_byte_s",
+         0.1 s make 1. `all`: nothing is translated, and a device reaches all memory. In CSV and JSON stale_byte_s, where `all` is null in JSON",
     ),
     (
         "other data open for 1 s",
         "bytes that are nobody's buffer but share a page with one, so that a device reached them, times seconds. In CSV and \
-         JSON neighbour_byte_s",
+         JSON neighbour_byte_s; what is not known is empty in CSV, and null in JSON",
     ),
 ];
 
@@ -50,7 +54,7 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
         let word = if word == "±" { spread_sign(unicode) } else { word };
         text.push_str(&item(&format!("{word}: {meaning}")));
     }
-    text.push_str("\nWhat each line of the full table means (--full)\n");
+    text.push_str(&wrap("\nWhat each line of the full table means (--full)", ""));
     for line in &LINES {
         text.push_str(&item(&format!("{}: {}", line.label.trim(), line.meaning)));
     }
@@ -79,5 +83,5 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
 }
 
 fn item(text: &str) -> String {
-    format!("  {}", wrap_at(text, "    ", COLUMNS - 2))
+    format!("  {}", wrap_at(text, "    ", columns() - 2))
 }

@@ -9,7 +9,7 @@ use portcullis_trace::printable::{Printable, PrintableLines};
 /// What bars of progress are made of, on terminals of any kind: done, the end of that, and to do.
 pub const BAR: &str = "=> ";
 
-/// No line is longer, but those of the full table.
+/// No line is longer, but those of the full table; sentences are shorter where the terminal is narrower ([`columns`]).
 pub const COLUMNS: usize = 80;
 
 pub const BOLD: Style = Style::new().bold();
@@ -42,6 +42,10 @@ pub fn number_of(n: u64, thing: &str) -> String {
 
 /// How wide lines are: [`COLUMNS`], or as wide as a terminal that is narrower.
 pub fn columns() -> usize {
+    // Unit tests print the same on each terminal.
+    if cfg!(test) {
+        return COLUMNS;
+    }
     let wide = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     wide.or_else(terminal).map_or(COLUMNS, |columns: usize| columns.clamp(20, COLUMNS))
 }
@@ -60,9 +64,9 @@ fn terminal() -> Option<usize> {
     None
 }
 
-/// `text` in lines of [`COLUMNS`] at the most, where its words allow it; those after the first begin with `indent`.
+/// `text` in lines of [`columns`] at the most, where its words allow it; those after the first begin with `indent`.
 pub fn wrap(text: &str, indent: &str) -> String {
-    wrap_at(text, indent, COLUMNS)
+    wrap_at(text, indent, columns())
 }
 
 /// The same, in lines of `columns`.
@@ -88,10 +92,11 @@ pub fn wrap_at(text: &str, indent: &str, columns: usize) -> String {
 
 /// A message of several lines, each wrapped by itself. Excerpts of a file, with a `|` in their margin, stay as they are.
 pub fn wrap_lines(text: &str, indent: &str) -> String {
+    let columns = columns();
     let mut wrapped = String::new();
     for line in text.trim_end().lines() {
         let behind_margin = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
-        if width(line) <= COLUMNS || behind_margin.starts_with('|') {
+        if width(line) <= columns || behind_margin.starts_with('|') {
             wrapped.push_str(line);
             wrapped.push('\n');
             continue;
@@ -99,7 +104,7 @@ pub fn wrap_lines(text: &str, indent: &str) -> String {
         let words = line.trim_start_matches(' ');
         let (margin, _) = line.split_at(line.len() - words.len());
         wrapped.push_str(margin);
-        wrapped.push_str(&wrap_at(words, &format!("{margin}{indent}"), COLUMNS.saturating_sub(margin.len())));
+        wrapped.push_str(&wrap_at(words, &format!("{margin}{indent}"), columns.saturating_sub(margin.len())));
     }
     wrapped
 }
@@ -113,7 +118,7 @@ fn width(text: &str) -> usize {
 pub fn bytes(bytes: f64) -> String {
     match bytes {
         _ if bytes < 1.0 => "< 1 byte".into(),
-        _ if bytes < 999.5 => format!("{bytes:.0} bytes"),
+        _ if bytes < 999.5 => number_of(bytes.round() as u64, "byte"),
         _ if bytes < 999.5e3 => format!("{:.0} kB", bytes / 1e3),
         _ if bytes < 999.5e6 => format!("{:.1} MB", bytes / 1e6),
         _ => format!("{:.1} GB", bytes / 1e9),
@@ -144,6 +149,19 @@ pub fn short_time(ns: f64) -> String {
         _ if ns < 9.95e6 => format!("{}ms", (ns / 1e5).round() / 10.0),
         _ => format!("{:.0}ms", ns / 1e6),
     }
+}
+
+/// How many seconds have gone by since 1970.
+pub fn seconds() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+/// What UTC is `seconds` after 1970 began: `2026-11-28T00:30:05Z`.
+pub fn date(seconds: u64) -> String {
+    // The last second that has a date, of the year 9999.
+    let since = std::time::Duration::from_secs(seconds.min(253_402_300_799));
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
 }
 
 /// `text`, lines for a terminal, with its styles, and nothing else that a terminal takes for a command.
@@ -225,12 +243,22 @@ mod tests {
 
     #[test]
     fn a_time_that_is_said_can_be_asked_for() {
-        for ns in [0.0, 1.0, 480.0, 999.4, 1_250.0, 9_949.0, 92_700.0, 999_499.0, 1.24e6, 9.949e6, 123e6, 1e9]
-        {
+        for ns in [1.0, 480.0, 999.4, 1_250.0, 9_949.0, 92_700.0, 999_499.0, 1.24e6, 9.949e6, 123e6, 1e9] {
             let work = crate::args::Arguments::replay(&["--work", &short_time(ns)]).work.unwrap() as f64;
             assert!((work - ns).abs() <= ns * 0.05, "{ns}: {work}");
         }
         assert_eq!([93_333.0, 2_000.0, 0.4].map(short_time), ["93us", "2us", "0ns"]);
+    }
+
+    #[test]
+    fn days_and_months_are_those_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(date(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(date(1_709_251_200), "2024-03-01T00:00:00Z");
+        assert_eq!(date(1_798_761_600), "2027-01-01T00:00:00Z");
+        assert_eq!(date(4_107_542_400), "2100-03-01T00:00:00Z");
+        assert_eq!(date(u64::MAX), "9999-12-31T23:59:59Z");
     }
 
     #[test]

@@ -11,9 +11,12 @@ use portcullis_trace::replay::{Profile, Report};
 use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
-use crate::args::Replay;
+use crate::args::{On, Replay};
+use crate::exposed::{self, Exposed};
+use crate::on_linux::Place;
 use crate::runs::{Cost, Runs};
-use crate::{header, warnings};
+use crate::verdict::Verdict;
+use crate::{header, look, warnings};
 
 /// The version of each command's form: fields are added without a new one, and never changed.
 pub mod schema {
@@ -30,6 +33,7 @@ pub mod schema {
 struct Document<'a, Options, Found> {
     schema: u32,
     tool: Tool,
+    date: String,
     command: String,
     machine: Machine,
     options: Options,
@@ -48,11 +52,16 @@ pub fn document(
 ) -> serde_json::Result<String> {
     let tool = Tool { name: env!("CARGO_BIN_NAME"), version: env!("CARGO_PKG_VERSION") };
     let (command, machine) = (command(std::env::args_os()), Machine::here());
-    let document = Document { schema, tool, command, machine, options, profiles, found };
+    let document = Document { schema, tool, date: date(), command, machine, options, profiles, found };
     let mut text = Vec::new();
     document.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Lines { depth: 0 }))?;
     text.push(b'\n');
     Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// When this is, of UTC: `2026-11-28 00:30`.
+fn date() -> String {
+    look::date(look::seconds()).chars().take("2026-11-28T00:30".len()).collect::<String>().replace('T', " ")
 }
 
 /// Serialises the name of a file, of which JSON has no more than what is Unicode.
@@ -99,6 +108,7 @@ struct ReplayOptions<'a> {
     limit: Option<u64>,
     repeat: usize,
     strict_parse: bool,
+    on: On,
 }
 
 #[derive(Serialize)]
@@ -106,6 +116,8 @@ struct Replayed<'a> {
     #[serde(flatten)]
     report: &'a Report,
     costs: &'a [Cost],
+    verdict: Vec<String>,
+    choice: Option<&'a str>,
     notes: Vec<String>,
     warnings: Vec<String>,
 }
@@ -126,12 +138,16 @@ pub fn json(
         limit: arguments.limit,
         repeat: runs.number,
         strict_parse: arguments.strict_parse,
+        on: arguments.on,
     };
+    let verdict = Verdict::told(runs, arguments.on, &Place::named(&runs.report.trace.devices));
     let replayed = Replayed {
-        report: &runs.report,
+        report: &exposed::for_json(&runs.report),
         costs: &runs.costs,
+        verdict: verdict.sentences,
+        choice: verdict.choice,
         notes: header::notes(summary),
-        warnings: warnings::of(runs, summary),
+        warnings: warnings::all(runs, summary),
     };
     document(schema::REPLAY, options, std::slice::from_ref(profile), replayed)
 }
@@ -235,16 +251,11 @@ pub fn csv(runs: &Runs) -> String {
             ",,,,,,,".into()
         };
         // Writing to a string cannot fail.
+        let [freed, other] = Exposed::of(policy, runs.report.trace.tells_copies()).map(Exposed::csv);
         let _ = writeln!(
             text,
-            "{},{},{costs},{},{},{},{},{}",
-            policy.policy,
-            policy.operations,
-            policy.invalidations,
-            policy.exposure.stale_byte_s,
-            policy.exposure.neighbour_byte_s,
-            policy.faults,
-            policy.violations,
+            "{},{},{costs},{},{freed},{other},{},{}",
+            policy.policy, policy.operations, policy.invalidations, policy.faults, policy.violations,
         );
     }
     text

@@ -16,6 +16,7 @@ mod doctor;
 #[cfg(all(test, feature = "bench"))]
 mod documents;
 mod explain;
+mod exposed;
 #[cfg(test)]
 mod golden;
 mod header;

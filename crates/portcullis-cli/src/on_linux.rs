@@ -18,7 +18,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The first of `devices` that is on a PCI bus, with the group that it has on this machine, if it is there.
+    /// The first of `devices` that is on a PCI bus, with the group that it has on this machine, of which the recording is.
     pub fn here(devices: &[String]) -> Self {
         Self::of(devices, Path::new("/sys"))
     }
@@ -67,21 +67,35 @@ pub fn is_pci(name: &str) -> bool {
 /// How `mode` is switched on: a clause.
 pub fn how(mode: Mode, place: &Place) -> String {
     let device = place.device();
-    let protect =
-        |policy: &str| format!("`sudo portcullis protect {device} --policy {policy}`, with the module");
-    let file = place.type_file();
+    let group = |word: &str, when: &str| {
+        format!(
+            "or until the next boot for one group, {when}, `echo {word} | sudo tee {}`",
+            place.type_file()
+        )
+    };
+    const UNBOUND: &str = "while no driver has any of its devices";
     match mode {
         Mode::Each(Policy::Strict) => format!(
-            "`iommu.strict=1` on the kernel's command line; or for one group, while no driver has its devices, `echo DMA > {file}`"
+            "`iommu.strict=1 iommu.passthrough=0` on the kernel's command line (`portcullis doctor` says what this machine needs besides, \
+             and what holds now); {}",
+            group("DMA", UNBOUND)
         ),
-        Mode::Each(Policy::Passthrough) => format!(
-            "`iommu.passthrough=1` on the kernel's command line; or for one group, while no driver has its devices, `echo identity > {file}`"
-        ),
+        Mode::Each(Policy::Passthrough) => {
+            format!("`iommu.passthrough=1` on the kernel's command line; {}", group("identity", UNBOUND))
+        }
         Mode::Each(_) => format!(
-            "`iommu.strict=0` on the kernel's command line; or for one strict group, under its driver, `echo DMA-FQ > {file}`"
+            "`iommu.strict=0 iommu.passthrough=0` on the kernel's command line; {}",
+            group("DMA-FQ", "under its driver if it is strict")
         ),
-        Mode::Bounce => protect("bounce"),
-        Mode::Adaptive => protect("auto"),
+        Mode::Bounce => format!(
+            "`sudo portcullis protect {device} --policy bounce`, and so for each other device, with the module, which has run on x86-64 \
+             in QEMU alone so far (on Arm and RISC-V it does not run), copies twice what a device writes where this row copies it once, \
+             and takes the driver away for a moment"
+        ),
+        Mode::Adaptive => {
+            "no setting: the module's policy `auto` copies or maps, too, but waits for each buffer that it maps, and no row has its cost"
+                .into()
+        }
         Mode::Swiotlb => {
             "`swiotlb=force` on the kernel's command line, with the IOMMU off or passed through".into()
         }
@@ -95,15 +109,31 @@ pub fn how(mode: Mode, place: &Place) -> String {
     }
 }
 
+/// What Linux calls `mode`, or who has it there.
+pub fn name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Each(Policy::Strict) => "strict, `iommu.strict=1`, a group's type `DMA`",
+        Mode::Each(Policy::Passthrough) => "passthrough, `iommu.passthrough=1`, a group's type `identity`",
+        Mode::Each(_) => "lazy, its flush queue, `iommu.strict=0`, a group's type `DMA-FQ`",
+        Mode::Bounce => "our module's `--policy bounce`",
+        Mode::Adaptive => {
+            "no setting; our module's `--policy auto` copies or maps, too, but waits for each buffer that it maps"
+        }
+        Mode::Swiotlb => "`swiotlb=force`",
+        Mode::Registered => "no setting; VFIO, iommufd, and io_uring's registered buffers",
+        Mode::StrictBatch | Mode::StrictRing => "no setting; a driver's own, with the library's queues",
+    }
+}
+
 /// How the chosen policy is switched on, and Linux's own strict mode, which needs no module.
 pub fn of_choice(choice: &str, place: &Place) -> String {
     let strict = Mode::Each(Policy::Strict);
-    let chosen = Mode::ALL.into_iter().find(|mode| mode.name() == choice).unwrap_or(strict);
+    let chosen = Mode::named(choice).unwrap_or(strict);
     let of = |mode: Mode| format!("{}: {}", mode.name(), how(mode, place));
     if chosen == strict {
         format!("On Linux, {}.", of(strict))
     } else {
-        format!("On Linux, {} (docs/linux.md). Without it, {}.", of(chosen), of(strict))
+        format!("On Linux, {} (docs/linux.md). Without the module, {}.", of(chosen), of(strict))
     }
 }
 
@@ -123,10 +153,11 @@ mod tests {
         let strict = Mode::Each(Policy::Strict);
         assert!(
             how(strict, &named(&["iommu", "0000:01:00.0"]))
-                .ends_with("`echo DMA > /sys/kernel/iommu_groups/17/type`")
+                .ends_with("`echo DMA | sudo tee /sys/kernel/iommu_groups/17/type`")
         );
         assert!(
-            how(strict, &named(&["0000:02:00.0"])).ends_with("`echo DMA > /sys/kernel/iommu_groups/N/type`")
+            how(strict, &named(&["0000:02:00.0"]))
+                .ends_with("`echo DMA | sudo tee /sys/kernel/iommu_groups/N/type`")
         );
         let bounce = |names: &[&str]| how(Mode::Bounce, &named(names));
         assert!(
@@ -151,11 +182,11 @@ mod tests {
             "docs/porting.md",
             "docs/porting.md",
             "--policy bounce",
-            "--policy auto",
+            "policy `auto`",
             "DMA-FQ",
             "registers",
             "swiotlb=force",
-            "echo identity",
+            "echo identity | sudo tee",
         ]
         .into_iter()
         .enumerate()
@@ -164,9 +195,13 @@ mod tests {
         }
         let of = |name| of_choice(name, &Place::default());
         assert!(
-            of("strict").starts_with("On Linux, strict: `iommu.strict=1`")
+            of("strict").starts_with("On Linux, strict: `iommu.strict=1 iommu.passthrough=0`")
                 && !of("strict").contains("Without")
         );
-        assert!(of("bounce").contains("(docs/linux.md). Without it, strict: `iommu.strict=1`"));
+        assert!(
+            of("bounce").contains(
+                "(docs/linux.md). Without the module, strict: `iommu.strict=1 iommu.passthrough=0`"
+            )
+        );
     }
 }

@@ -53,9 +53,9 @@ pub enum CommandError {
     SeveralDevices { name: String, device: String, devices: Vec<String> },
     #[error("nothing was replayed")]
     NoRun,
-    #[error("{policy}: {failures} calls failed, the first at {first}")]
+    #[error("{policy}: {} failed, the first at {first}", number_of(*failures, "call"))]
     Strict { policy: &'static str, failures: u64, first: String },
-    #[error("{policy}: {violations} violations and {faults} faults: protection did not hold")]
+    #[error("{policy}: {} and {}: protection did not hold", number_of(*violations, "violation"), number_of(*faults, "fault"))]
     Unprotected { policy: &'static str, violations: u64, faults: u64 },
 }
 
@@ -91,7 +91,12 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, sweep, on, .. } => {
-            let place = Place::here(&summary.devices);
+            // Another machine's device of this address is another device.
+            let place = if arguments.of_here {
+                Place::here(&summary.devices)
+            } else {
+                Place::named(&summary.devices)
+            };
             let (format, on, sweep) = (&options.format, *on, *sweep);
             let parts = short::Parts { format, on, place, sweep, full: *full, legend: *legend, unicode };
             short::render(&runs, &options.profile, &summary, parts)
@@ -101,7 +106,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         text.push_str(&explain::render(&runs.report));
     }
     print(&if arguments.json { text } else { look::shown(&text) })?;
-    for warning in warnings::of(&runs, &summary) {
+    for warning in warnings::all(&runs, &summary) {
         look::tell(&look::wrap(&format!("warning: {warning}"), "  "));
     }
     check(arguments, &runs.report)?;
@@ -304,12 +309,12 @@ mod tests {
             policy.first_failure = first.map(str::to_owned);
             check(&Arguments::replay(arguments), &report).err().map(|error| error.to_string())
         };
-        let broken = |violations, faults| {
-            Some(format!("lazy: {violations} violations and {faults} faults: protection did not hold"))
+        let broken = |violations: &str, faults: &str| {
+            Some(format!("lazy: {violations} and {faults}: protection did not hold"))
         };
         assert_eq!(said(&[], 0, 0, None), None);
-        assert_eq!(said(&[], 1, 0, None), broken(1, 0));
-        assert_eq!(said(&[], 0, 1, None), broken(0, 1));
+        assert_eq!(said(&[], 1, 0, None), broken("1 violation", "0 faults"));
+        assert_eq!(said(&[], 0, 1, None), broken("0 violations", "1 fault"));
         assert_eq!(said(&[], 0, 0, Some("line 5")), None);
         let strictly = said(&["--strict-parse"], 0, 0, Some("line 5"));
         assert_eq!(strictly.as_deref(), Some("lazy: 7 calls failed, the first at line 5"));

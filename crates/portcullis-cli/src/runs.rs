@@ -20,6 +20,12 @@ impl Cost {
         self.least_ns <= other.most_ns && other.least_ns <= self.most_ns
     }
 
+    /// Where each run takes `ns` more.
+    pub fn later_by(&self, ns: f64) -> Self {
+        let Self { policy, median_ns, least_ns, most_ns, known } = *self;
+        Self { policy, median_ns: median_ns + ns, least_ns: least_ns + ns, most_ns: most_ns + ns, known }
+    }
+
     /// Neither is the better choice by its cost: the median of each lies among the runs of the other.
     pub fn is_not_told_from(&self, other: &Self) -> bool {
         let among = |one: &Self, other: &Self| (other.least_ns..=other.most_ns).contains(&one.median_ns);

@@ -11,11 +11,13 @@ use std::process::ExitCode;
 use portcullis_model::scale::{
     Copied, Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
 };
-use portcullis_trace::replay::{Profile, ProfileError};
-use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Trace, TraceError};
+use portcullis_trace::replay::{Profile, ProfileError, Work};
+use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, TraceError};
 
-use crate::args::{Scale, WORK_NS};
+use crate::args::Scale;
 use crate::calibration::{Calibration, CalibrationError};
+use crate::choice::Besides;
+use crate::on_linux::Place;
 use crate::verdict::nothing_told;
 use crate::{look, print};
 use report::{Row, Table};
@@ -75,18 +77,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         policies =
             POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
     }
-    let recorded = if NAMES.contains(&arguments.workload.as_str()) {
-        if arguments.work.is_some() {
-            return Err(CommandError::OwnWork { workload: arguments.workload.clone() });
-        }
-        None
-    } else if !Path::new(&arguments.workload).exists() {
-        return Err(CommandError::NoWorkload { workload: arguments.workload.clone() });
-    } else {
-        Some(recording(Path::new(&arguments.workload), arguments.work.unwrap_or(WORK_NS))?)
-    };
-    let (recorded, told) =
-        recorded.map_or((None, Told::default()), |(workload, told)| (Some(workload), told));
+    let (recorded, told) = recorded(arguments)?;
     if !told.copies {
         policies.retain(|policy| policy.copied == Copied::Nothing);
     }
@@ -108,13 +99,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             Ok(Row::new(policy, outcome, &all))
         };
         let rows = policies.iter().map(row).collect::<Result<Vec<Row>, CommandError>>()?;
-        tables.push(Table {
-            machine,
-            workload,
-            rows,
-            copies_known: told.copies,
-            nothing_told: told.nothing.clone(),
-        });
+        tables.push(Table { machine, workload, rows, on: arguments.on, told: told.clone() });
     }
     Ok((tables, profile, calibration))
 }
@@ -144,65 +129,108 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
 }
 
 /// What a recording tells; all of it, where there is none.
-#[derive(Clone)]
-struct Told {
-    /// What policies that copy would copy.
-    copies: bool,
+#[derive(Debug, Clone)]
+pub struct Told {
+    /// What policies that copy would copy; if not, they are not among the rows.
+    pub copies: bool,
     /// Why it tells no cost at all, if so.
-    nothing: Option<String>,
+    pub nothing: Option<String>,
+    /// The CPU time that comes with each mapping; `None` for a workload that says it by itself.
+    pub besides: Option<Besides>,
+    /// Which device to name in commands.
+    pub place: Place,
 }
 
 impl Default for Told {
     fn default() -> Self {
-        Self { copies: true, nothing: None }
+        Self { copies: true, nothing: None, besides: None, place: Place::default() }
     }
 }
 
-/// The mappings of a recording that end in it, each with `work_ns` of work around it, and a device that keeps up.
-fn recording(path: &Path, work_ns: u64) -> Result<(Workload, Told), CommandError> {
+/// The recording that is asked for, if it is one, and what it tells.
+fn recorded(arguments: &Scale) -> Result<(Option<Workload>, Told), CommandError> {
+    let workload = arguments.workload.clone();
+    if !NAMES.contains(&workload.as_str()) {
+        let path = Path::new(&workload);
+        if !path.exists() {
+            return Err(CommandError::NoWorkload { workload });
+        }
+        return recording(path, arguments.work).map(|(workload, told)| (Some(workload), told));
+    }
+    match arguments.work {
+        Some(_) => Err(CommandError::OwnWork { workload }),
+        None => Ok((None, Told::default())),
+    }
+}
+
+/// The mappings of a recording that end in it, each with what `asked` names of work around it, or what the recording tells, and a
+/// device that keeps up.
+fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), CommandError> {
     let mut trace = Trace::open(path, ReadOptions::default())?;
-    let (mut chunk, mut live, mut requests) = (Chunk::default(), HashMap::new(), Vec::new());
+    let mappings = mappings(&mut trace)?;
+    let name = path.display().to_string();
+    let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
+    let device =
+        keeps_up.filter(|_| !mappings.is_empty()).ok_or_else(|| CommandError::Empty(name.clone()))?;
+    let summary = trace.summary();
+    let (ns, work) = asked.map_or_else(|| Work::of(summary), |ns| (ns as f64, Work::Asked));
+    let about = format!(
+        "{} of the recording in turn on each CPU, {} ns of CPU time besides for each ({}), devices that keep up",
+        look::number_of(mappings.len() as u64, "mapping"),
+        look::count(ns as u64),
+        known(work)
+    );
+    let requests =
+        mappings.into_iter().map(|mapping| Request { work_ns: ns, mappings: vec![mapping] }).collect();
+    let nothing = || nothing_told(summary.hidden(), summary.mappings());
+    let told = Told {
+        copies: summary.copies_known(),
+        nothing: (!summary.costs_known()).then(nothing),
+        besides: Some(Besides { ns, work, cpus: summary.cpus }),
+        place: Place::named(&summary.devices),
+    };
+    Ok((Workload { name, about, requests, depth: 32, device }, told))
+}
+
+/// How the work of a recording is known.
+fn known(work: Work) -> &'static str {
+    match work {
+        Work::Asked => "--work",
+        Work::Measured => "what the recorded machine took, its protection included; --work names another",
+        Work::Most => "the most that the recording's CPUs had; --work names another",
+        Work::Assumed => "the recording does not tell; --work names another",
+    }
+}
+
+/// The first mappings that end, of a recording that is read to its end, as that tells how much work there was for each.
+fn mappings(trace: &mut Trace<'_>) -> Result<Vec<Mapping>, CommandError> {
+    let (mut chunk, mut live, mut ended) = (Chunk::default(), HashMap::new(), Vec::new());
     let mut more = true;
-    while more && requests.len() < MAPPINGS {
+    while more {
         more = trace.next_chunk(&mut chunk, 100_000)?;
+        if ended.len() >= MAPPINGS {
+            live = HashMap::new();
+            continue;
+        }
         for op in &chunk.ops {
             match &op.kind {
                 OpKind::Map { id, segments, .. } => {
-                    let segments = chunk.segments_of(segments);
-                    let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
-                    let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
-                    let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
-                    let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
-                    live.insert(*id, Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared });
+                    live.insert(*id, mapping(chunk.segments_of(segments)));
                 }
-                OpKind::Unmap { id } if requests.len() < MAPPINGS => {
-                    let request = |mapping| Request { work_ns: work_ns as f64, mappings: vec![mapping] };
-                    requests.extend(live.remove(id).map(request));
-                }
+                OpKind::Unmap { id } if ended.len() < MAPPINGS => ended.extend(live.remove(id)),
                 _ => {}
             }
         }
     }
-    let name = path.display().to_string();
-    if requests.is_empty() {
-        return Err(CommandError::Empty(name));
-    }
-    let besides = match work_ns {
-        0 => {
-            "no CPU time besides (--work 0): a worst case, as no server does nothing but map and unmap".into()
-        }
-        _ => format!("{} ns of CPU time besides for each (--work)", look::count(work_ns)),
-    };
-    let about = format!(
-        "{} mappings of the recording in turn on each CPU, {besides}, devices that keep up",
-        look::count(requests.len() as u64)
-    );
-    let keeps_up = Workload::named("swiotlb", 1).map(|workload| workload.device);
-    let device = keeps_up.ok_or_else(|| CommandError::Empty(name.clone()))?;
-    let summary = trace.summary();
-    let nothing = || nothing_told(summary.hidden(), summary.mappings());
-    let told = Told { copies: summary.copies_known(), nothing: (!summary.costs_known()).then(nothing) };
-    Ok((Workload { name, about, requests, depth: 32, device }, told))
+    Ok(ended)
+}
+
+fn mapping(segments: &[Segment]) -> Mapping {
+    let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
+    let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
+    let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
+    let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
+    Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared }
 }
 
 #[cfg(test)]
@@ -288,7 +316,8 @@ mod tests {
             mapped(5, whole, 3 * page, true),
         ];
         let file = file(&lines);
-        let (Workload { name, about, requests, depth, device }, told) = recording(file.path(), 700).unwrap();
+        let (Workload { name, about, requests, depth, device }, told) =
+            recording(file.path(), Some(700)).unwrap();
         let mappings: Vec<_> =
             requests.iter().map(|request| (request.work_ns, &request.mappings[..])).collect();
         let mapping = |pages, bytes, shared| [Mapping { pages, bytes, shared }];
@@ -302,22 +331,49 @@ mod tests {
         assert_eq!(mappings, expected.each_ref().map(|mappings| (700.0, &mappings[..])));
         assert_eq!((name, depth), (file.path().display().to_string(), 32));
         assert!(
-            about.starts_with("5 mappings of the recording in turn on each CPU, 700 ns of CPU time"),
+            about.starts_with("5 mappings of the recording in turn on each CPU, 700 ns of CPU time besides for each (--work)"),
             "{about}"
         );
         assert!(device.gb_per_s >= 1e3 && device.requests_per_s >= 1e12, "it keeps up: {device:?}");
         assert_eq!((told.copies, told.nothing), (true, None));
-        let (_, about) = recording(file.path(), 0).map(|(workload, _)| ((), workload.about)).unwrap();
-        assert!(about.contains("a worst case, as no server does nothing but map and unmap"), "{about}");
+        assert_eq!(told.besides, Some(Besides { ns: 700.0, work: Work::Asked, cpus: 1 }));
         let nothing = self::file(&[mapped(0, whole, page, false)]);
-        assert!(matches!(recording(nothing.path(), 0), Err(CommandError::Empty(_))));
+        assert!(matches!(recording(nothing.path(), None), Err(CommandError::Empty(_))));
     }
 
     #[test]
     fn no_more_mappings_of_a_recording_are_repeated_than_cpus_go_through() {
         let lines: Vec<String> = (0..4200).map(|n| mapped(n, 0x10_0000, 64, true)).collect();
-        let (workload, _) = recording(file(&lines).path(), 0).unwrap();
+        let (workload, told) = recording(file(&lines).path(), None).unwrap();
         assert_eq!(workload.requests.len(), 4096);
+        // The work is of all 4,200, in 41,995 us.
+        assert_eq!(told.besides, Some(Besides { ns: 9_999.0, work: Work::Most, cpus: 1 }));
+    }
+
+    /// As a replay has it, so that the two agree.
+    #[test]
+    fn a_recording_s_own_work_comes_with_each_mapping_unless_another_is_asked_for() {
+        let shipped = Path::new("traces/mixed-nvme-e1000e.trace.zst");
+        let (workload, told) = recording(shipped, None).unwrap();
+        let besides = told.besides.unwrap();
+        assert_eq!((besides.ns, besides.work), (94_301.0, Work::Most));
+        assert!(workload.requests.iter().all(|request| request.work_ns == besides.ns));
+        let two = [mapped(0, 0x10_0000, 64, true), mapped(1, 0x10_0000, 64, true)].concat();
+        let measured = "# portcullis: cpus=4 wall_ns=15000 busy_ns=9000 own_ns=1000\n";
+        let at_once = two
+            .replace("1.000005", "1.000000")
+            .replace("1.000010", "1.000000")
+            .replace("1.000015", "1.000000");
+        for (text, asked, said, work) in [
+            (two.clone(), None, "7,500 ns of CPU time besides for each (the most", Work::Most),
+            (measured.to_owned() + &two, None, "4,000 ns of CPU time besides for each (what", Work::Measured),
+            (measured.to_owned() + &two, Some(5), "5 ns of CPU time besides for each (--work)", Work::Asked),
+            (at_once, None, "1,000 ns of CPU time besides for each (the recording does not", Work::Assumed),
+        ] {
+            let (workload, told) = recording(file(&[text]).path(), asked).unwrap();
+            assert!(workload.about.contains(said), "{}", workload.about);
+            assert_eq!(told.besides.map(|besides| besides.work), Some(work));
+        }
     }
 
     #[test]
@@ -345,7 +401,7 @@ mod tests {
             of(&[&["--workload", path, "--cpus", "1"], words].concat()).unwrap()[0].workload.requests[0]
                 .work_ns
         };
-        assert_eq!((work(&[]), work(&["--work", "5us"])), (WORK_NS as f64, 5000.0));
+        assert_eq!((work(&[]), work(&["--work", "3us"])), (5_000.0, 3_000.0));
         assert!(matches!(of(&["--workload", "nvme", "--work", "5us"]), Err(CommandError::OwnWork { .. })));
         assert!(matches!(of(&["--workload", "nowhere.trace"]), Err(CommandError::NoWorkload { .. })));
     }
@@ -360,6 +416,6 @@ mod tests {
         let left = ["passthrough", "strict", "strict-batch", "strict-ring", "lazy"];
         let old = ["lazy-2015", "tree-2008", "bitmap-2008", "smmu-2017", "vtd-2024"];
         assert_eq!(names(&tables[0]), [&left[..], &old[..]].concat());
-        assert!(!tables[0].copies_known && tables[0].nothing_told.is_none());
+        assert!(!tables[0].told.copies && tables[0].told.nothing.is_none());
     }
 }

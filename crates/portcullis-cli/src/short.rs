@@ -8,9 +8,9 @@ use portcullis_trace::replay::{PolicyReport, Profile};
 use portcullis_trace::{Printable, Summary};
 
 use crate::args::On;
-use crate::choice::{Candidate, SMALL};
-use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, short_time, wrap};
-use crate::on_linux::{self, Place};
+use crate::exposed::Exposed;
+use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, columns, number_of, short_time, wrap};
+use crate::on_linux::Place;
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::{self, Verdict};
 use crate::{header, legend, sweep, table};
@@ -41,30 +41,37 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         text.push_str(&wrap(&line, "  "));
     }
     if !runs.costs.is_empty() {
-        let verdict = Verdict::of(runs, parts.on);
+        let verdict = Verdict::told(runs, parts.on, &parts.place);
         if !verdict.sentences.is_empty() {
             text.push('\n');
         }
         for sentence in &verdict.sentences {
             text.push_str(&wrap(sentence, ""));
         }
-        if let (On::Linux, Some(choice)) = (parts.on, verdict.choice) {
-            text.push_str(&wrap(&on_linux::of_choice(choice, &parts.place), ""));
-        }
         // Writing to a string cannot fail.
         let _ = if parts.full {
             table::write(&mut text, runs, parts.unicode)
+        } else if columns() < WIDE {
+            write_narrow(&mut text, runs, verdict.choice, parts.unicode)
         } else {
             write_table(&mut text, runs, verdict.choice, parts.unicode)
         };
         let conditions = format!(
-            "Costs and waits are per mapping (its map and its unmap); waits are those of {} ({}; --profile), page tables {} \
-             (--format). What a device loses while the IOMMU walks page tables is in no figure: docs/strict.md has it.",
+            "Costs and waits are per mapping (its map and its unmap); waits are assumed, those of {} ({}; --profile), page tables {} \
+             (--format). docs/strict.md models what devices lose to page walks, `portcullis scale` many CPUs.",
             Printable(&profile.name),
             Printable(&profile.about),
             parts.format
         );
         text.push_str(&wrap(&conditions, ""));
+        if !parts.full && columns() >= WIDE && runs.number > 1 {
+            let spread = format!(
+                "{} is half of the spread of {} in a row on this machine: at another time, or elsewhere, costs may differ by more.",
+                spread_sign(parts.unicode),
+                number_of(runs.number as u64, "run")
+            );
+            text.push_str(&wrap(&spread, ""));
+        }
         if parts.sweep {
             text.push_str(&sweep::render(runs, parts.on, parts.unicode));
         }
@@ -83,6 +90,28 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
 /// The sign before a spread.
 pub fn spread_sign(unicode: bool) -> &'static str {
     if unicode { "±" } else { "+-" }
+}
+
+/// How wide the short table is.
+const WIDE: usize = 79;
+
+/// What there is room for in 40 columns: the share of the CPU's time, and what is open.
+fn write_narrow(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
+    writeln!(text, "\n{:<12}{:>9}{:>9}{:>10}", "", "CPU", "freed", "other")?;
+    writeln!(text, "{BOLD}{:<12}{:>9}{:>9}{:>10}{BOLD:#}", "policy", "time", "memory", "data")?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(40))?;
+    for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
+        let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
+        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let share = if_known(cost, || share(policy));
+        writeln!(
+            text,
+            "{name}{:<12}{name:#}{share:>9}{a}{stale:>9}{a:#}{b}{neighbour:>10}{b:#}",
+            policy.policy
+        )?;
+    }
+    let words = "Freed memory and other data: how much is open for 1 s. A terminal of 79 columns shows costs in nanoseconds, too.";
+    write!(text, "\n{}", wrap(words, ""))
 }
 
 fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
@@ -106,18 +135,17 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
         "open for 1 s",
         "open for 1 s"
     )?;
-    writeln!(text, "{}", rule.repeat(79))?;
+    writeln!(text, "{}", rule.repeat(WIDE))?;
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
         let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
-        let row = rows.iter().find(|row| row.mode() == policy.mode);
-        let from = row.map(|row| row.work_ns(SMALL)).filter(|ns| *ns >= 1.0);
+        let from = verdict::small_from(&rows, policy);
         writeln!(
             text,
             "{name}{:<12}{name:#}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
             policy.policy,
             if_known(cost, || HumanCount(cost.median_ns.round() as u64).to_string()),
-            spread_of(cost, runs.number),
+            spread_of(cost, runs.number).unwrap_or("-".into()),
             if cost.known {
                 HumanCount(policy.wait_ns_per_op.round() as u64).to_string()
             } else {
@@ -141,31 +169,20 @@ pub fn share(policy: &PolicyReport) -> String {
 }
 
 /// Half of how far the runs lie apart, as a share of the median, where that is more than the timer's own error.
-fn spread_of(cost: &Cost, runs: usize) -> String {
-    if runs < 2 || cost.median_ns < 5.0 || !cost.known {
-        return "-".into();
-    }
-    format!("{:.0} %", (cost.most_ns - cost.least_ns) / 2.0 / cost.median_ns * 100.0)
+pub fn spread_of(cost: &Cost, runs: usize) -> Option<String> {
+    let is_told = runs >= 2 && cost.median_ns >= 5.0 && cost.known;
+    is_told.then(|| format!("{:.0} %", (cost.most_ns - cost.least_ns) / 2.0 / cost.median_ns * 100.0))
 }
 
 /// What a policy leaves open of freed memory, and of other data, where the latter is `known`.
 fn open(policy: &PolicyReport, known: bool) -> [(String, Style); 2] {
-    if policy.exposure_counted.is_none() {
-        // The figures are of the memory that the recording names; the device has all the rest, too.
-        return [("all".into(), BAD), ("all".into(), BAD)];
-    }
-    let exposure = &policy.exposure;
-    let word = |open| match open {
-        0.0 => ("none".into(), GOOD),
-        _ => (bytes(open), BAD),
-    };
-    let neighbour = match exposure.neighbour_byte_s {
-        open if known => word(open),
-        0.0 => (NOT_KNOWN.into(), Style::new()),
-        // That much is of the mappings of which the bytes are known.
-        open => (format!("> {}", bytes(open)), BAD),
-    };
-    [word(exposure.stale_byte_s), neighbour]
+    Exposed::of(policy, known).map(|exposed| match exposed {
+        Exposed::All => ("all".into(), BAD),
+        Exposed::NotKnown => (NOT_KNOWN.into(), Style::new()),
+        Exposed::Sum(0.0) => ("none".into(), GOOD),
+        Exposed::Sum(open) => (bytes(open), BAD),
+        Exposed::AtLeast(open) => (format!("> {}", bytes(open)), BAD),
+    })
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub fn render(runs: &Runs, on: On, unicode: bool) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{BOLD}{head}{BOLD:#}");
     let _ = writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(head.len()));
-    for ns in verdict::steps() {
+    for ns in verdict::STEPS {
         let choice = choose(strict.iter().map(|row| row.at(ns))).map(|row| row.mode());
         let _ = write!(text, "{:<7}", short_time(ns));
         for row in &rows {

@@ -6,6 +6,7 @@ use comfy_table::CellAlignment;
 use indicatif::HumanBytes;
 use portcullis_trace::replay::PolicyReport;
 
+use crate::exposed::Exposed;
 use crate::look::{self, NOT_KNOWN, count};
 use crate::runs::{Cost, Runs};
 use crate::short::{if_known, share};
@@ -124,28 +125,25 @@ pub const LINES: [Line; 26] = [
     Line {
         label: "freed memory, byte-s",
         meaning: "bytes of unmapped buffers that a device still reached, times seconds, for each device by itself: what \
-                  another device has mapped there is open all the same. Without translation: until the trace ends or the bytes \
-                  are mapped again, of memory that the trace names; the rest of memory is not counted",
-        value: |p, _, _| byte_s(p.exposure.stale_byte_s),
+                  another device has mapped there is open all the same. `all`: nothing is translated, and a device reaches all memory",
+        value: |p, _, known| exposed(Exposed::of(p, known)[0]),
     },
     Line {
         label: "  as the domains counted",
         meaning: "the same by the library's own account at run time: what devices could have reached, had the IOTLB \
                   forgotten nothing by itself",
-        value: |p, _, _| p.exposure_counted.map_or("-".into(), |counted| byte_s(counted.stale_byte_s)),
+        value: |p, _, known| Exposed::counted(p, known).map_or("-".into(), |[freed, _]| exposed(freed)),
     },
     Line {
         label: "other data, byte-s",
         meaning: "bytes that no mapping covers but that a device reached because they share a page with a \
-                  buffer, times seconds. Without translation this goes on after the unmap, as with the buffer's own bytes",
-        value: |p, _, known| neighbours(p.exposure.neighbour_byte_s, known),
+                  buffer, times seconds",
+        value: |p, _, known| exposed(Exposed::of(p, known)[1]),
     },
     Line {
         label: "  as the domains counted",
         meaning: "the same by the library's own account; a page that several buffers share counts for each of them",
-        value: |p, _, known| {
-            p.exposure_counted.map_or("-".into(), |counted| neighbours(counted.neighbour_byte_s, known))
-        },
+        value: |p, _, known| Exposed::counted(p, known).map_or("-".into(), |[_, other]| exposed(other)),
     },
     Line {
         label: "faults",
@@ -187,12 +185,12 @@ fn ns(value: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { count(value.round() as u64) }
 }
 
-/// Other data that is open: all of it, or where the bytes of some mappings are not known, at least this much.
-fn neighbours(value: f64, known: bool) -> String {
-    match value {
-        _ if known => byte_s(value),
-        0.0 => NOT_KNOWN.into(),
-        _ => format!("> {}", byte_s(value)),
+fn exposed(exposed: Exposed) -> String {
+    match exposed {
+        Exposed::All => "all".into(),
+        Exposed::NotKnown => NOT_KNOWN.into(),
+        Exposed::AtLeast(open) => format!("> {}", byte_s(open)),
+        Exposed::Sum(open) => byte_s(open),
     }
 }
 

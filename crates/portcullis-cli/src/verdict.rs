@@ -2,11 +2,12 @@
 //! that changes, and what it leaves open.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Mode, PolicyReport, TraceReport, Work};
+use portcullis_trace::replay::{Mode, PolicyReport};
 
 use crate::args::On;
-use crate::choice::{Candidate, NO_COPIES, SMALL, advice, capital, choose, depends, range, tied};
+use crate::choice::{Besides, Candidate, NO_COPIES, SMALL, advice, capital, choose, depends, range, tied};
 use crate::look::{bytes, count, number_of, percent, short_time};
+use crate::on_linux::{self, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 
 /// A policy at a rate of mappings.
@@ -21,11 +22,19 @@ pub struct Row<'a> {
     /// The CPU time that comes with each mapping besides; `None` for the report's own, whose share the report has.
     work_ns: Option<f64>,
     own_ns: f64,
+    /// What waits take longer than the profile has it, for each mapping.
+    longer_ns: f64,
 }
 
 impl Row<'_> {
     pub fn at(self, work_ns: f64) -> Self {
         Self { work_ns: Some(work_ns), ..self }
+    }
+
+    /// Where each wait takes `times` what the profile has.
+    fn with_waits(self, times: f64) -> Self {
+        let longer_ns = self.policy.wait_ns_per_op * (times - 1.0);
+        Self { longer_ns, ..self.at(self.work_ns.unwrap_or(self.own_ns)) }
     }
 
     /// The other CPU work for each mapping, in nanoseconds, from which on it takes less than `share` of the CPU's time.
@@ -35,6 +44,7 @@ impl Row<'_> {
 
     /// The share of the CPU's time that a cost of `ns` is.
     fn share(&self, ns: f64) -> f64 {
+        let ns = ns + self.longer_ns;
         let all = self.work_ns.unwrap_or(self.own_ns) + ns;
         if all > 0.0 { ((ns - self.base_ns) / all).max(0.0) } else { 0.0 }
     }
@@ -70,7 +80,7 @@ impl Candidate for Row<'_> {
     }
 
     fn is_as_cheap(&self, cheapest: &Self) -> bool {
-        self.cost.is_not_told_from(cheapest.cost)
+        self.cost.later_by(self.longer_ns).is_not_told_from(&cheapest.cost.later_by(cheapest.longer_ns))
     }
 }
 
@@ -84,8 +94,15 @@ pub fn rows(runs: &Runs) -> Vec<Row<'_>> {
         Some(policy.relative_to_passthrough? * (work_ns + cost.median_ns) - work_ns)
     });
     let base_ns = base.unwrap_or(0.0).max(0.0);
-    let row = |(policy, cost)| Row { policy, cost, known, base_ns, work_ns: None, own_ns: work_ns };
+    let row =
+        |(policy, cost)| Row { policy, cost, known, base_ns, work_ns: None, own_ns: work_ns, longer_ns: 0.0 };
     all().filter(|(_, cost)| cost.known).map(row).collect()
+}
+
+/// The other CPU work for each mapping, in nanoseconds, from which on `policy` is [`SMALL`]; `None` where it always is.
+pub fn small_from(rows: &[Row<'_>], policy: &PolicyReport) -> Option<f64> {
+    let row = rows.iter().find(|row| row.mode() == policy.mode && row.mode() != Mode::PASSTHROUGH)?;
+    Some(row.work_ns(SMALL)).filter(|ns| *ns >= 1.0)
 }
 
 /// The strict ones of `rows` that can be had `on` what is asked for.
@@ -101,6 +118,18 @@ pub struct Verdict<'a> {
 }
 
 impl<'a> Verdict<'a> {
+    /// With what to type, where Linux is asked for. Empty where nothing is mapped.
+    pub fn told(runs: &'a Runs, on: On, place: &Place) -> Self {
+        if runs.costs.is_empty() {
+            return Self { sentences: Vec::new(), choice: None };
+        }
+        let mut verdict = Self::of(runs, on);
+        if on == On::Linux {
+            verdict.sentences.extend(verdict.choice.map(|choice| on_linux::of_choice(choice, place)));
+        }
+        verdict
+    }
+
     pub fn of(runs: &'a Runs, on: On) -> Self {
         let trace = &runs.report.trace;
         if !trace.costs_known {
@@ -110,15 +139,22 @@ impl<'a> Verdict<'a> {
         let strict = strict(&rows, on);
         let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
-        sentences.extend(costs(&strict, trace, (runs.report.work_ns, runs.report.work)));
+        let besides = Besides { ns: runs.report.work_ns, work: runs.report.work, cpus: trace.cpus };
+        sentences.extend(costs(&strict, besides, on));
+        sentences.push(SCOPE.to_owned());
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(choice.and_then(|choice| ties(choice, &strict)));
         sentences.extend(rates(&strict));
+        sentences.extend(choice.and_then(|choice| waits(choice, &strict)));
         sentences.extend(rest(&rows));
         sentences.extend((rows.len() < runs.costs.len()).then(|| NO_COPIES.to_owned()));
         Self { sentences, choice: choice.map(|row| row.policy.policy) }
     }
 }
+
+/// What the figures are of.
+const SCOPE: &str = "That is the time of one CPU in Portcullis's own code, and waits that are assumed, not measured. Not in it: latency, \
+                     throughput that devices lose while the IOMMU walks page tables, and CPUs that wait for one IOMMU together.";
 
 /// Said in place of a verdict on a recording that has some mappings, and of `hidden` others not enough.
 pub fn nothing_told(hidden: u64, maps: u64) -> String {
@@ -129,27 +165,10 @@ pub fn nothing_told(hidden: u64, maps: u64) -> String {
     )
 }
 
-fn costs(strict: &[Row<'_>], trace: &TraceReport, (work_ns, work): (f64, Work)) -> Option<String> {
+fn costs(strict: &[Row<'_>], besides: Besides, on: On) -> Option<String> {
     let range = range(strict)?;
-    let depends = depends(&range);
-    let time = short_time(work_ns);
-    let cpus = if trace.cpus == 1 { "CPU".into() } else { format!("{} CPUs", count(trace.cpus)) };
-    let takes = format!("protection from devices takes {range} of the CPU time{depends}");
-    Some(match work {
-        Work::Most => {
-            let more = if range == percent(0.0) { "" } else { ", and more where they were idle at times" };
-            format!(
-                "At most {time} of other CPU work came with each mapping, if the recording's {cpus} never idled: then {takes}{more}."
-            )
-        }
-        Work::Measured => format!(
-            "The recorded machine took {time} of CPU time for each mapping, its protection included: where that comes with each, {takes}."
-        ),
-        Work::Asked => format!("If {time} of other CPU work comes with each mapping (--work), {takes}."),
-        Work::Assumed => format!(
-            "The recording does not tell how much other CPU work comes with each mapping. If it is {time} (--work), {takes}."
-        ),
-    })
+    let (clause, depends, more) = (besides.clause(), depends(&range, on), besides.more(&range));
+    Some(format!("{clause} protection from devices takes {range} of the CPU time{depends}{more}."))
 }
 
 /// Which policies cost the same as the choice.
@@ -162,7 +181,9 @@ fn ties(choice: Row<'_>, strict: &[Row<'_>]) -> Option<String> {
     let (last, before) = others.split_last()?;
     let names =
         if before.is_empty() { (*last).to_owned() } else { format!("{} and {last}", before.join(", ")) };
-    Some(format!("Tied with it, within {} of the CPU time or what runs differ by: {names}.", share(SMALL)))
+    Some(format!(
+        "Tied with it, within one percentage point of the CPU time or what runs differ by: {names}."
+    ))
 }
 
 fn share(share: f64) -> String {
@@ -171,14 +192,15 @@ fn share(share: f64) -> String {
 
 /// The rates at which a choice is looked for, in nanoseconds of other CPU work for each mapping: 1, 2 and 5 of each power of ten, from
 /// about what a mapping itself takes to what hides any cost. Borders are no finer, so that they stay where they are from run to run.
-pub fn steps() -> impl DoubleEndedIterator<Item = f64> {
-    [500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6].into_iter()
-}
+pub const STEPS: [f64; 14] = [500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 
 /// Which policy to choose at which rate, from the lowest rate on.
 fn rates(strict: &[Row<'_>]) -> Option<String> {
     let mut parts: Vec<(f64, Row<'_>)> = Vec::new();
-    for ns in steps().rev() {
+    // The recording's own rate is one of them, so that no border contradicts its choice.
+    let mut all: Vec<f64> = STEPS.into_iter().chain(strict.first().map(|row| row.own_ns)).collect();
+    all.sort_by(|a, b| b.total_cmp(a));
+    for ns in all {
         let choice = choose(strict.iter().map(|row| row.at(ns)))?;
         match parts.last_mut() {
             Some((from, last)) if last.mode() == choice.mode() => *from = ns,
@@ -204,16 +226,34 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
         .collect();
     let alone = strict.iter().find(|row| row.mode() == Mode::Each(Policy::Strict));
     let alone = alone.map_or(String::new(), |row| {
-        let rounded = rounded_up(row.work_ns(SMALL));
-        format!(" Strict costs less than {} from {} on.", share(SMALL), short_time(rounded))
+        format!(" Strict costs less than {} from {} on.", share(SMALL), short_time(row.work_ns(SMALL)))
     });
     Some(format!("By the other CPU work for each mapping, choose: {}.{alone}", said.join("; ")))
 }
 
-/// To one digit.
-fn rounded_up(ns: f64) -> f64 {
-    let unit = 10_f64.powf(ns.max(1.0).log10().floor());
-    (ns / unit).ceil() * unit
+/// What the choice is where hardware takes a quarter of the time that the profile assumes, and where it takes four times as long: about
+/// as far as published figures for one kind of IOMMU lie apart.
+fn waits(choice: Row<'_>, strict: &[Row<'_>]) -> Option<String> {
+    let waits = |row: &Row<'_>| row.policy.wait_ns_per_op > 0.0;
+    if strict.len() < 2 || !strict.iter().any(waits) {
+        return None;
+    }
+    let chosen = |times| choose(strict.iter().map(|row| row.with_waits(times)));
+    let (short, long) = (chosen(0.25)?, chosen(4.0)?);
+    let named = |row: Row<'_>| format!("{} ({})", row.mode().name(), percent(row.lost()));
+    Some(if [short, long].iter().all(|row| row.mode() == choice.mode()) {
+        format!(
+            "The choice is the same if the IOMMU's waits are a quarter as long ({}) or four times as long ({}) as assumed.",
+            percent(short.lost()),
+            percent(long.lost())
+        )
+    } else {
+        format!(
+            "If the IOMMU's waits are a quarter as long as assumed, choose {}; if four times as long, {}.",
+            named(short),
+            named(long)
+        )
+    })
 }
 
 /// What the policies leave open that protect less.
@@ -250,6 +290,8 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use portcullis_trace::replay::Work;
+
     use super::*;
     use crate::replay::short_run;
 
@@ -319,6 +361,54 @@ mod tests {
     }
 
     #[test]
+    fn the_recording_s_own_rate_is_among_those_that_are_said() {
+        // Beyond a border that the steps have not, and beyond all of them.
+        for (work_ns, from) in [(1.93e6, "1.9ms"), (50e6, "2ms")] {
+            let costs = [(Mode::Each(Policy::Strict), 1e3, 1.0, 9e3), (Mode::Bounce, 20e3, 1.0, 0.0)];
+            let mut runs = runs(&costs);
+            runs.report.work_ns = work_ns;
+            let verdict = Verdict::of(&runs, On::Linux);
+            let rates = verdict.sentences.iter().find(|said| said.starts_with("By the other")).unwrap();
+            assert_eq!(verdict.choice, Some("bounce"), "{rates}");
+            assert!(rates.contains(&format!("bounce from {from} on")), "{rates}");
+            assert!(rates.contains(&format!("below {from} strict")), "{rates}");
+        }
+    }
+
+    #[test]
+    fn other_waits_may_change_the_choice() {
+        let strict = Mode::Each(Policy::Strict);
+        let said = |costs: &[(Mode, f64, f64, f64)], waits: &[f64]| {
+            let mut runs = runs(costs);
+            for (policy, wait) in runs.report.policies.iter_mut().zip(waits) {
+                policy.wait_ns_per_op = *wait;
+            }
+            let said = Verdict::of(&runs, On::Library).sentences;
+            said.into_iter().find(|text| text.contains("IOMMU's waits"))
+        };
+        // At 1 us of other work: (900 - 750 of waits) / 1150, and (900 + 3000) / 4900.
+        let costs = [(strict, 900.0, 1.0, 0.0), (Mode::Bounce, 500.0, 1.0, 0.0)];
+        assert_eq!(
+            said(&costs, &[1000.0, 0.0]).as_deref(),
+            Some(
+                "If the IOMMU's waits are a quarter as long as assumed, choose strict (13.0 %); if four times as long, bounce (33.3 %)."
+            )
+        );
+        assert_eq!(
+            said(&costs, &[40.0, 0.0]).as_deref(),
+            Some(
+                "The choice is the same if the IOMMU's waits are a quarter as long (33.3 %) or four times as long (33.3 %) as assumed."
+            )
+        );
+        // Without waits, and with one policy alone, there is nothing to say.
+        assert_eq!(said(&costs, &[0.0, 0.0]), None);
+        assert_eq!(said(&costs[..1], &[700.0]), None);
+        // Runs that differ by less than their spread do so wherever the waits put them.
+        let costs = [(strict, 700.0, 90.0, 0.0), (Mode::Bounce, 660.0, 90.0, 0.0)];
+        assert!(said(&costs, &[30.0, 30.0]).unwrap().starts_with("The choice is the same"));
+    }
+
+    #[test]
     fn what_a_recording_of_the_iommu_alone_would_copy_is_not_guessed() {
         let strict = Mode::Each(Policy::Strict);
         let costs =
@@ -347,7 +437,7 @@ mod tests {
         assert_eq!(
             first(99_000.0, Work::Most, 2),
             "At most 99us of other CPU work came with each mapping, if the recording's 2 CPUs never idled: then protection from \
-             devices takes 1.0 % of the CPU time, and more where they were idle at times."
+             devices takes 1.0 % of the CPU time, and more if the recording's CPUs idled at times."
         );
         assert_eq!(
             first(1e9, Work::Most, 1),
@@ -383,11 +473,11 @@ mod tests {
         assert_eq!(
             said(&all, On::Library),
             "By the other CPU work for each mapping, choose: bounce from 50us on (0.9 % at 50us); below 50us strict-ring (5.7 % at \
-             1us). Strict costs less than 1 % from 80us on."
+             1us). Strict costs less than 1 % from 77us on."
         );
         assert_eq!(
             said(&all, On::Linux),
-            "By the other CPU work for each mapping, choose: bounce at any rate (30.1 % at 1us). Strict costs less than 1 % from 80us on."
+            "By the other CPU work for each mapping, choose: bounce at any rate (30.1 % at 1us). Strict costs less than 1 % from 77us on."
         );
         let three = [
             (Mode::StrictRing, 10.0, 1.0, 9e3),
@@ -410,7 +500,9 @@ mod tests {
         };
         let ring = (Mode::StrictRing, 40.0, 1.0, 9e3);
         let tied = |names: &str| {
-            Some(format!("Tied with it, within 1 % of the CPU time or what runs differ by: {names}."))
+            Some(format!(
+                "Tied with it, within one percentage point of the CPU time or what runs differ by: {names}."
+            ))
         };
         assert_eq!(said(&[ring, (strict, 700.0, 1.0, 9e3)]), None);
         assert_eq!(said(&[ring, (strict, 50.0, 1.0, 9e3)]), tied("strict-ring"));
@@ -448,7 +540,7 @@ mod tests {
                 said.insert(Verdict::of(&runs, on).choice.map(str::to_owned));
             }
         }
-        assert_eq!(said, [Some("adaptive".to_owned())].into());
+        assert_eq!(said, [Some("adaptive".to_owned()), Some("bounce".to_owned())].into());
     }
 
     #[test]

@@ -13,7 +13,17 @@ const FEW: u64 = 1_000;
 /// How many names of events a warning lists.
 const NAMES: usize = 4;
 
-/// The warnings, a sentence or two each.
+/// What a build for tests measures is of no use to anybody else.
+const UNOPTIMISED: &str = "This program was built without optimisation, so its own code costs ten to twenty times what it does when it is \
+                           built with `--release`.";
+
+/// All warnings of this program, a sentence or two each.
+pub fn all(runs: &Runs, summary: &Summary) -> Vec<String> {
+    let build = cfg!(debug_assertions).then(|| UNOPTIMISED.to_owned());
+    build.into_iter().chain(of(runs, summary)).collect()
+}
+
+/// Those of the figures, whatever the build is.
 pub fn of(runs: &Runs, summary: &Summary) -> Vec<String> {
     let name = Printable(&summary.name);
     let mut all: Vec<String> =
@@ -78,10 +88,11 @@ fn unused(summary: &Summary) -> Option<String> {
         ""
     };
     Some(format!(
-        "most of {} cannot be replayed: {} of its {} events are not used ({}).{advice}",
+        "most of {} cannot be replayed: {} of its {} {} not used ({}).{advice}",
         Printable(&summary.name),
         HumanCount(unused),
-        HumanCount(all),
+        number_of(all, "event"),
+        if unused == 1 { "is" } else { "are" },
         parts.join(", ")
     ))
 }

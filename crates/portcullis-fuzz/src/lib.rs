@@ -10,6 +10,7 @@ pub mod hw;
 mod input;
 pub mod iova;
 pub mod profile;
+pub mod reached;
 pub mod ring;
 pub mod trace;
 

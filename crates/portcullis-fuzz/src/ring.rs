@@ -3,6 +3,8 @@
 use portcullis_trace::parse::{Line, Lists, parse_line};
 use portcullis_trace::ring::{Formats, Merge};
 
+use crate::reached::note;
+
 /// A page's head, as all kernels of 64 bits have it.
 const HEADER: &str = "field: u64 timestamp; offset:0; size:8; signed:0;\n\
                       field: local_t commit; offset:8; size:8; signed:1;\n\
@@ -48,6 +50,7 @@ pub fn run(bytes: &[u8]) {
     assert!(merge.events() <= bytes.len() as u64 / 4, "an event has four bytes at least");
     let (mut lists, mut events) = (Lists::default(), 0);
     for line in text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        note(String::from_utf8_lossy(line));
         match parse_line(1, line, &mut lists) {
             Ok(Line::Event(_)) => events += 1,
             Ok(Line::Lost(lost)) => assert!(lost > 0),

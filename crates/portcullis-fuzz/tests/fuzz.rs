@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+#[path = "../../portcullis/tests/golden/mod.rs"]
+mod golden;
 mod seeds;
 
 use portcullis_fuzz::api::{FORMATS, on_format};
+use portcullis_fuzz::reached::counted;
 use portcullis_fuzz::{TARGETS, Target};
 
 /// The longest that changes make of it.
@@ -87,6 +90,20 @@ fn the_corpus_of_api_on_every_format() {
             (target.run)(&bytes);
         }
     }
+}
+
+/// What the seeds come to. A seed that no longer does what it was written for, and a target that tries less of it, fail in no other test.
+#[test]
+fn the_seeds_reach_what_they_did() {
+    let mut text = String::new();
+    for target in TARGETS.iter().filter(|target| ["ring", "acpi", "units"].contains(&target.name)) {
+        for (path, bytes) in corpus(target) {
+            text += &format!("{}/{}\n", target.name, path.file_name().unwrap().to_str().unwrap());
+            let reached = counted(|| (target.run)(&bytes));
+            reached.iter().for_each(|(what, count)| text += &format!("{count:8} {what}\n"));
+        }
+    }
+    golden::is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reached.txt"), &text);
 }
 
 #[test]

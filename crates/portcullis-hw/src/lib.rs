@@ -2,7 +2,8 @@
 //!
 //! A driver brings its unit up, makes domains ([`Iommu::domain`]), leads devices to the page tables of these, carries out the invalidations that
 //! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all
-//! by one trait, [`Iommu`]. It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
+//! by one trait, [`Iommu`], but for [`virtio`], whose [`Unit`](virtio::Unit) has no page tables, and such calls as methods of its own.
+//! It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
 //!
 //! | module | IOMMU | page tables |
 //! |---|---|---|

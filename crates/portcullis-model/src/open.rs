@@ -17,8 +17,10 @@ use portcullis::addr::{
 use portcullis::bounce::pool::BouncePool;
 use portcullis::dma::{DmaDevice, DmaUnmapError, RingError, RingMapping, StrictRing};
 use portcullis::domain::{Domain, Linked, MapListError, Refused, Reserved};
+use portcullis::heap::Shared;
 use portcullis::invalidation::{Gather, InvalidationError, InvalidationQueue};
 use portcullis::mapper::{Mapper, TableMapper};
+use portcullis::percpu::{Marks, Turn};
 use portcullis::pgtable::{Attributes, Format, MapError, PageTable, Unmapped};
 use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform};
 
@@ -73,6 +75,15 @@ pub trait OpenTable {
         platform: &P,
         range: IovaRange,
         phys: PhysAddr,
+        attributes: impl Into<Attributes>,
+    ) -> bool;
+
+    /// [`PageTable::map_list_in`], in a turn of the caller's CPU; `false` where it has none.
+    fn open_list_fast<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
         attributes: impl Into<Attributes>,
     ) -> bool;
 
@@ -138,6 +149,21 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     }
 
     #[inline]
+    fn open_list_fast<P: Platform>(
+        &self,
+        platform: &P,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: impl Into<Attributes>,
+    ) -> bool {
+        let attributes = attributes.into();
+        in_turn(platform, self.marks_for(platform), |turn| {
+            // SAFETY: as for `open`.
+            unsafe { self.map_list_in(turn, range, list, attributes) }
+        })
+    }
+
+    #[inline]
     fn close<P: Platform>(
         &self,
         platform: &P,
@@ -190,6 +216,20 @@ impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> OpenTlbs for TableM
     }
 }
 
+/// Has `map` work in a turn of the caller's CPU, by the marks that a table or a mapper has for `platform`; `false` where there is none.
+#[inline]
+fn in_turn<P: Platform>(
+    platform: &P,
+    marks: Option<&Shared<Marks>>,
+    map: impl FnOnce(&Turn<'_>) -> bool,
+) -> bool {
+    platform.with_cpu(|cpu| {
+        // SAFETY: the platform has just lent the CPU, and is the one that the marks are for.
+        let turn = cpu.zip(marks).and_then(|(cpu, marks)| unsafe { marks.turn(cpu) });
+        turn.is_some_and(|turn| map(&turn))
+    })
+}
+
 /// [`Mapper`], of simulated devices.
 pub trait OpenMapper: Mapper + Simulated {
     /// [`Mapper::map`].
@@ -218,11 +258,9 @@ pub trait OpenMapper: Mapper + Simulated {
         phys: PhysAddr,
         permissions: Permissions,
     ) -> bool {
-        platform.with_cpu(|cpu| {
-            // SAFETY: the platform has just lent the CPU, and is the one that the marks are for.
-            let turn = cpu.zip(self.marks(platform)).and_then(|(cpu, marks)| unsafe { marks.turn(cpu) });
+        in_turn(platform, self.marks(platform), |turn| {
             // SAFETY: as for `open`.
-            turn.is_some_and(|turn| unsafe { self.map_fast(&turn, range, phys, permissions.into()) })
+            unsafe { self.map_fast(turn, range, phys, permissions.into()) }
         })
     }
 }

@@ -133,10 +133,11 @@ fn no_verdict(summary: &Summary) -> &'static str {
 fn hidden_where_unmaps_alone(summary: &Summary) -> String {
     let what = "as Linux 7.0 has, and later stable versions have not. Which memory lies behind an allocation, and how long the entries \
                 of merged lists are, is guessed";
+    let are = if summary.hidden() == 1 { "unmap is" } else { "unmaps are" };
     match summary.hidden() {
         0 => what.into(),
         hidden => format!(
-            "{what}. {hidden} unmaps are of mappings that are not there at all, such as NVMe's. {}Boot with `iommu=pt` for the recording: \
+            "{what}. {hidden} {are} of mappings that are not there at all, such as NVMe's. {}Boot with `iommu=pt` for the recording: \
              then `dma:*` has all that drivers of the kernel map",
             no_verdict(summary)
         ),

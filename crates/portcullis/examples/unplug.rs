@@ -37,8 +37,8 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
                         Some(buffer) => self.free.push(buffer),
                         None => self.lost += 1,
                     }
-                    // A full queue has room again when mappings have ended: no error.
-                    return if matches!(error, DmaMapError::Full) { Ok(()) } else { Err(error) };
+                    // A full queue, or addresses that are all taken, have room again when mappings have ended: no error.
+                    return if error.is_full() { Ok(()) } else { Err(error) };
                 }
             }
         }

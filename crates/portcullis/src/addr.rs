@@ -342,7 +342,8 @@ pub struct DmaSegment {
     pub len: u64,
 }
 
-/// The number by which the hardware's caches tell address spaces apart.
+/// The number by which the hardware's caches tell address spaces apart. Most IOMMUs have 16 bits for it; a [`DeviceId`] has 32, for a PCI
+/// segment before a requester ID, or a stream ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(pub u16);
 

@@ -117,11 +117,9 @@ pub(crate) fn slice_in<T>(
     len: usize,
     mut make: impl for<'a> FnMut(usize, &'a mut MaybeUninit<T>) -> Result<&'a mut T, OutOfMemory>,
 ) -> Result<Box<[T]>, OutOfMemory> {
-    if len == 0 {
-        return Ok(Box::default());
-    }
     let memory = memory_for::<T>(len)?;
-    // SAFETY: the memory came from the global allocator just now, with the layout of `len` values; none of them is there.
+    // SAFETY: the memory came from the global allocator just now, with the layout of `len` values, or they have no bytes; none of
+    // them is there.
     let mut values = unsafe { Vec::from_raw_parts(memory.as_ptr(), 0, len) };
     for number in 0..len {
         made_in(&mut values.spare_capacity_mut()[0], |place| make(number, place))?;

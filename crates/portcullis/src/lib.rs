@@ -7,24 +7,25 @@
 //! [ready-made one](std_platform::StdPlatform) is included.
 //!
 //! # What to take
-//! [`prelude`] has the names that a driver's author needs. The files are in `examples`; `cargo run -p portcullis --example map` runs
+//! [`prelude::driver`] has the names that a driver's author needs, [`prelude::kernel`] those of an embedder, and [`prelude`] both. The files are in `examples`; `cargo run -p portcullis --example map` runs
 //! the first.
 //!
 //! | you want | take | example |
 //! |---|---|---|
 //! | to map a buffer and unmap it (a [`Mapping`] that is dropped stays open) | [`Queue`] | `map.rs` |
-//! | buffers for a network card's rings | [`Queue`] | `nic.rs` |
-//! | lists of pages for a disk | [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
+//! | buffers for a network card's rings | [`Queue`], [`Tagged`](dma::Tagged) | `nic.rs` |
+//! | lists of pages for a disk | [`BufferList`](dma::BufferList), [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
 //! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::commit`](dma::Queue::commit) | `unplug.rs` |
 //! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | a kernel whose drivers map by number | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
 //! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
+//! | I/O buffers, mapped already | [`Device::buffers`](dma::Device::buffers) | its [`BufferPool`](dma::BufferPool) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
 //! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
-//! | a `Vec`, a slice that is borrowed, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
+//! | a `Vec`, a borrowed slice, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
 //! | the same from C or C++ | `portcullis.h`, by `cargo xtask c-library /usr/local` | `crates/portcullis-c` |
 //! | a disk, and what each way to map costs | the same, and a [`Queue`], or `portcullis_linux::registration` | `cargo run --release --example nvme -- --pci 0000:01:00.0` |

@@ -37,14 +37,15 @@ pub struct Geometry {
 /// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
 ///
 /// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
-///   [`map_fast`](Self::map_fast)) of just that memory to that address is in force: from the call on until it is
-///   confirmed that it was removed.
+///   [`map_fast`](Self::map_fast), or [`map_list_fast`](Self::map_list_fast)) of just that memory to that address is in force: from
+///   the call on until it is confirmed that it was removed.
 /// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
 ///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
 ///   translation that was there before the removal, and every access that used one is complete. A gather of
 ///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
 /// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
-///   may have used meanwhile. A `map_fast` that returns `false` has changed nothing.
+///   may have used meanwhile. A `map_fast` or a `map_list_fast`
+///   that returns `false` has changed nothing.
 /// - `unmap` removes all translations of the range except what it reports as kept, adds what it
 ///   removed to the gather, and leaves what is beside the range as it was. An
 ///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
@@ -57,7 +58,8 @@ pub struct Geometry {
 /// - A call that panics may have done any part of its work, and nothing else.
 /// - [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
-    /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). Where it does not, they are not called,
+    /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). Where it does not, they and
+    /// [`map_list_fast`](Self::map_list_fast) are not called,
     /// and no address is taken for them in vain.
     const IS_QUICK: bool = false;
 
@@ -132,6 +134,23 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         attributes: Attributes,
     ) -> bool {
         let _ = (turn, range, phys, attributes);
+        false
+    }
+
+    /// As [`map_fast`](Self::map_fast), to the pieces of memory in `list`, each with its length, one after the other.
+    /// May go through a clone of `list` before. A mapper that is quick for one piece alone need not implement it.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map); and a clone of `list` has what `list` has.
+    #[inline]
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        let _ = (turn, range, list, attributes);
         false
     }
 
@@ -383,6 +402,18 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         // Where absent entries are cached, `map` makes the hardware see the new one.
         // SAFETY: the caller's promise.
         !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, attributes) }
+    }
+
+    #[inline]
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        // As above. SAFETY: the caller's promise.
+        !self.caches_absent && unsafe { self.table.map_list_in(turn, range, list, attributes) }
     }
 
     #[inline]

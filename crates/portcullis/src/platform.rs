@@ -1,13 +1,14 @@
 //! The embedder's side of the library: [`Platform`] supplies CPUs, a clock and a timer,
-//! [`Frames`] supplies memory for page tables, and [`CopyMemory`] copies for bounce buffers. A CPU
-//! is lent to one caller at a time, and a frame has one owner until it is freed. Memory safety
-//! rests on both, so these traits are `unsafe`.
+//! [`Frames`] supplies memory for page tables, [`CopyMemory`] copies for bounce buffers, and
+//! [`CacheMaintenance`] keeps the CPUs' caches in order for devices that are not coherent. A CPU is
+//! lent to one caller at a time, and a frame has one owner until it is freed. Memory safety rests on
+//! both, so these traits are `unsafe`.
 //!
 //! A *CPU* of a platform is a number below [`Platform::cpus`], for which the library keeps values
 //! such as lists of addresses. A kernel lends the number of the processor that the caller runs on,
 //! a program ([`StdPlatform`](crate::std_platform::StdPlatform)) one that belongs to the thread.
 //!
-//! The three traits are separate because they have different users: an IOMMU that maps by request
+//! The four traits are separate because they have different users: an IOMMU that maps by request
 //! (iommufd, virtio-iommu) needs CPUs and a clock, but no table memory.
 
 pub mod words;
@@ -378,7 +379,7 @@ pub unsafe trait CopyMemory: Frames {
     ///
     /// # Safety
     /// As for [`copy`](Self::copy). Since the buffer was allocated, CPUs have stored to its cache
-    /// lines by [`copy_in`](Self::copy_in) and [`zero`](Self::zero) alone.
+    /// lines by [`copy_in`](Self::copy_in) and [`zero`](Self::zero) alone, and, in a pool of coherent devices alone, by [words].
     #[inline(always)]
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         // SAFETY: the caller's promise.

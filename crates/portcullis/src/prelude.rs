@@ -1,13 +1,29 @@
-//! The names that the author of a driver needs, in one line: `use portcullis::prelude::*`.
+//! Names by audience: `use portcullis::prelude::*` has all of them, [`driver`] what a driver's author needs, and [`kernel`]
+//! what it takes to give drivers a domain: in a kernel, a VMM, or a program in user space.
 
-pub use crate::SetupError;
-pub use crate::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
-pub use crate::bounce::PoolConfig;
-pub use crate::dma::{
-    AnyQueue, CoherentMemory, Device, DmaBuffer, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, Ended,
-    Machine, Mapping, Queue, QueueConfig, RawMapping,
-};
-pub use crate::domain::{Domain, Policy};
-pub use crate::pgtable::{AmdV1, Arm, PageTable, Riscv, VtdSecondStage, X86FirstStage};
-#[cfg(feature = "std")]
-pub use crate::std_platform::StdPlatform;
+pub use self::driver::*;
+pub use self::kernel::*;
+
+/// For authors of drivers, who are given a [`Device`].
+pub mod driver {
+    pub use crate::SetupError;
+    pub use crate::addr::{Direction, DmaSegment, Iova};
+    pub use crate::dma::{
+        BufferList, BufferPool, CoherentMemory, Device, DmaBuffer, DmaMapError, DmaMask, DmaUnmapError,
+        Ended, Machine, Mapping, NotMapped, NotUnmapped, PoolBuffer, Queue, QueueConfig, Tagged,
+    };
+    pub use crate::domain::Policy;
+}
+
+/// For embedders, who make domains, and map by number.
+pub mod kernel {
+    pub use crate::SetupError;
+    pub use crate::addr::{DeviceId, DomainId, IovaRange, PhysAddr, PhysSegment};
+    pub use crate::bounce::PoolConfig;
+    pub use crate::dma::{AnyQueue, DmaDomain, DmaMask, Machine, RawMapping};
+    pub use crate::domain::{Domain, Policy};
+    pub use crate::pgtable::{AmdV1, Arm, PageTable, Riscv, VtdSecondStage, X86FirstStage};
+    pub use crate::platform::{CopyMemory, Frames, Platform};
+    #[cfg(feature = "std")]
+    pub use crate::std_platform::StdPlatform;
+}

@@ -66,22 +66,38 @@ pub enum SetupError {
         /// The first that the domain hands out.
         first: Iova,
     },
-    /// A queue was to copy, and its domain has nothing to copy through: see
+    /// A device is to take [buffers of its domain's pool](crate::dma::BufferPool), and does not reach all of them:
+    /// [`PoolConfig::reached_by`](crate::bounce::PoolConfig::reached_by) makes a pool that it reaches.
+    #[error(
+        "the device reaches addresses up to {last:#x}, and the pool's buffers lie up to {end}: `PoolConfig::limit` has them lie lower"
+    )]
+    PoolBeyondReach {
+        /// The highest address that the device can put on the bus.
+        last: u64,
+        /// The last of the pool.
+        end: Iova,
+    },
+    /// A queue was to copy, or buffers were to come from a pool, and the domain has no memory for it: see
     /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
     #[error(
-        "the queue is to copy, but its domain has no memory to copy through: its builder was given none (`bounce` or `swiotlb`)"
+        "the domain has no memory for a pool of buffers: its builder was given none (`bounce` or `swiotlb`)"
     )]
     NoCopyMemory,
     /// A device is not coherent, and its domain has no [cache
     /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
-    #[error("a device that is not coherent, of a domain without cache maintenance")]
+    #[error(
+        "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder"
+    )]
     NoCacheMaintenance,
-    /// A device that is not coherent was to have mappings [by number](crate::dma::DmaOps): they know nothing of caches.
-    #[error("a device that is not coherent maps by queues, which know when to clean and when to invalidate")]
+    /// A device that is not coherent was to have mappings [by number](crate::dma::DmaOps), or [buffers of a pool](crate::dma::BufferPool): they
+    /// know nothing of caches.
+    #[error(
+        "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate"
+    )]
     NotCoherent,
     /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or
     /// than a slot of the pool that a queue copies through.
-    #[error("cache lines of {line:#x} bytes: a power of two up to {most:#x} is needed")]
+    #[error("cache lines of {line} bytes: a power of two up to {most} is needed")]
     CacheLine {
         /// Bytes of a line.
         line: u64,
@@ -106,7 +122,7 @@ pub enum SetupError {
     },
     /// No ring has these dimensions: one of them is 0, or their product is too large.
     #[error(
-        "no ring holds {descriptors} descriptors of {bytes:#x} bytes: a ring has at least one, of at least 1 byte, and at most what \
+        "no ring holds {descriptors} descriptors of {bytes} bytes: a ring has at least one, of at least 1 byte, and at most what \
          an address space holds"
     )]
     NoRing {
@@ -119,7 +135,7 @@ pub enum SetupError {
     #[error("a domain without translation has no rings, and no bounce pool")]
     NotTranslated,
     /// The threshold is larger than the largest class that there can be.
-    #[error("mappings of up to {threshold:#x} bytes are to be bounced, and the largest slot has {most:#x}")]
+    #[error("mappings of up to {threshold} bytes are to be bounced, and the largest slot has {most}")]
     Threshold {
         /// What was asked for, in bytes.
         threshold: u64,
@@ -128,9 +144,7 @@ pub enum SetupError {
     },
     /// The addresses for a class are no power of two, have no room for a slot, or are too many: 2^28 granules, or fewer
     /// where those are huge.
-    #[error(
-        "{bytes:#x} bytes of addresses for each class: a power of two from {least:#x} to {most:#x} is needed"
-    )]
+    #[error("{bytes} bytes of addresses for each class: a power of two from {least} to {most} is needed")]
     ClassBytes {
         /// What was asked for.
         bytes: u64,
@@ -148,13 +162,13 @@ pub enum SetupError {
         mask: u64,
     },
     /// The slots of a swiotlb are a power of two, from 64 bytes up.
-    #[error("slots of {slot_bytes:#x} bytes: a power of two of at least 64 is needed")]
+    #[error("slots of {slot_bytes} bytes: a power of two of at least 64 is needed")]
     Slot {
         /// The size asked for.
         slot_bytes: u64,
     },
     /// The areas of a swiotlb are a power of two of at least 64 slots and a frame, at most 256 MiB.
-    #[error("areas of {area_bytes:#x} bytes: a power of two from {least:#x} to {most:#x} is needed")]
+    #[error("areas of {area_bytes} bytes: a power of two from {least} to {most} is needed")]
     Area {
         /// The size asked for.
         area_bytes: u64,
@@ -165,9 +179,7 @@ pub enum SetupError {
     },
     /// There is no whole area of a swiotlb below the upper limit, the limits are the wrong way round, or there are more than
     /// 65,536 areas.
-    #[error(
-        "the limits of {min_bytes:#x} to {max_bytes:#x} bytes hold no area of {area_bytes:#x} bytes, or too many"
-    )]
+    #[error("the limits of {min_bytes} to {max_bytes} bytes hold no area of {area_bytes} bytes, or too many")]
     Limits {
         /// The lower limit.
         min_bytes: u64,
@@ -177,7 +189,7 @@ pub enum SetupError {
         area_bytes: u64,
     },
     /// There was no memory for the least size of a swiotlb, or none that the devices reach.
-    #[error("there is no memory up to {reach} for an area of {area_bytes:#x} bytes")]
+    #[error("there is no memory up to {reach} for an area of {area_bytes} bytes")]
     NoArea {
         /// The size of an area.
         area_bytes: u64,

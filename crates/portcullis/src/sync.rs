@@ -1,5 +1,6 @@
-//! The one place that names atomics and locks: all of the crate but `std_platform` takes them from
-//! here, so that the model checker's can take their place (`--cfg loom`).
+//! The one place that names atomics and locks, so that the model checker's can take their place
+//! (`--cfg loom`). Three modules take what the model checker need not see from elsewhere: `heap` (the
+//! counts of a `Shared`'s owners), `platform` (a fence for the compiler alone) and `std_platform`.
 //!
 //! With `std` a lock sleeps when it must wait. Without, it spins, and the embedder decides through
 //! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off

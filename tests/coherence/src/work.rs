@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use portcullis::invalidation::QUEUE_ENTRIES;
 use portcullis_bench::path::old::Design;
-use portcullis_bench::path::{Kind, Lane, Lanes, Workload, workloads};
+use portcullis_bench::path::{Kind, Lane, Lanes, Workload, designs, workloads};
 
 use crate::platform::Simulated;
 use crate::simulator::{Figures, Simulator};
@@ -105,9 +105,8 @@ impl Work {
         ];
         let found = prefixes.iter().find_map(|(prefix, how)| Some((name.strip_prefix(prefix)?, *how)));
         let (rest, how) = found.unwrap_or((name, How::Alone));
-        let designs = Design::ALL.iter();
-        let old = designs.copied().find_map(|design| {
-            let size = rest.strip_prefix(design.name())?.strip_prefix('-')?;
+        let old = designs().find_map(|(subject, design)| {
+            let size = rest.strip_prefix(subject.name)?.strip_prefix('-')?;
             let any = size.split_once("-any").map(|(size, live)| (size, live, How::AnyOrder));
             let (size, live, how) = any.unwrap_or_else(|| {
                 let (size, live) = size.split_once("-live").unwrap_or((size, "1"));

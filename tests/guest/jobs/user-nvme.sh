@@ -6,35 +6,53 @@ take "$disk"
 allow_interrupts
 ways=$(vfio_ways "$disk")
 case $ways in *iommufd*) ;; *) echo "skip iommufd: this kernel has none (--guest-kernel takes one that has)";; esac
+# figures BY: lines of the example's table: way, KiB, reads/s, us of half and of 99 %, us of map and unmap (half, mean), CPU time, the kernel's, calls,
+# reads, percent of `advance` in reads/s (half of the rounds, a quarter, three), reads/s of the fastest tenth of the rounds, and in percent of its. A second line of `advance` shows what noise is left.
+figures() {
+    grep -E '^(direct|ring|pool|mempool|auto|cache|advance) ' | while read -r name kib speed half most map mean cpu kernel calls reads part low high fastest fast; do
+        case $name in
+        pool | mempool | cache | advance)
+            if [ "$calls" = 0 ]; then ok "$1: $name of $kib KiB: no system call in $reads reads"; else bad "$1: $name of $kib KiB" "$calls system calls in $reads reads"; fi;;
+        esac
+        [ "$name $kib" != "$before" ] || name="$name again"
+        before="$name $kib"
+        echo "figure us in map and unmap, copies included (half of the reads), $1 | $kib KiB | $name: $map"
+        echo "figure us in map and unmap, mean, $1 | $kib KiB | $name: $mean"
+        echo "figure reads per second, $1 | $kib KiB | $name: $speed"
+        echo "figure % of the reads per second of advance in the same round: a quarter of the rounds, half, three quarters, $1 | $kib KiB | $name: $low / $part / $high"
+        echo "figure reads per second of the fastest tenth of the rounds, and % of advance's, $1 | $kib KiB | $name: $fastest / $fast"
+        echo "figure us of a read (half), $1 | $kib KiB | $name: $half"
+        echo "figure us of a read (99 %), $1 | $kib KiB | $name: $most"
+        echo "figure us of CPU time, $1 | $kib KiB | $name: $cpu"
+        echo "figure system calls in $reads reads, $1 | $kib KiB | $name: $calls"
+    done
+}
 for way in $ways; do
     portcullis-user pages $way "$disk" || bad "$way pages" "it failed"
     by=; [ $way = iommufd ] || by=--type1
     # shellcheck disable=SC2086
-    if nvme --pci "$disk" $by --overwrite $ARGUMENTS >/tmp/said 2>&1; then
+    if nvme --pci "$disk" $by --overwrite --ways direct,ring,pool,mempool,auto,cache,advance,advance $ARGUMENTS >/tmp/said 2>&1; then
         ok "$way: each read has what was written"
     else
         bad "$way" "$(tail -n 2 /tmp/said | tr '\n' ' ')"
     fi
     cat /tmp/said
-    # Lines of the table: way, KiB, reads/s, us of half and of 99 %, us of map and unmap (half, mean), CPU time, the kernel's, calls, reads,
-    # percent of `advance` in reads/s (half of the rounds, a quarter, three).
-    grep -E '^(direct|ring|pool|auto|cache|advance) ' /tmp/said | while read -r name kib speed half most map mean cpu kernel calls reads part low high; do
-        case $name in
-        pool | cache | advance)
-            if [ "$calls" = 0 ]; then ok "$way: $name of $kib KiB: no system call in $reads reads"; else bad "$way: $name of $kib KiB" "$calls system calls in $reads reads"; fi;;
-        esac
-        echo "figure us in map and unmap, copies included (half of the reads), $way | $kib KiB | $name: $map"
-        echo "figure us in map and unmap, mean, $way | $kib KiB | $name: $mean"
-        echo "figure reads per second, $way | $kib KiB | $name: $speed"
-        echo "figure % of the reads per second of advance in the same round, $way | $kib KiB | $name: $part"
-        echo "figure the same in a quarter of the rounds, $way | $kib KiB | $name: $low"
-        echo "figure and in three, $way | $kib KiB | $name: $high"
-        echo "figure us of a read (half), $way | $kib KiB | $name: $half"
-        echo "figure us of a read (99 %), $way | $kib KiB | $name: $most"
-        echo "figure us of CPU time, $way | $kib KiB | $name: $cpu"
-        echo "figure system calls in $reads reads, $way | $kib KiB | $name: $calls"
+    figures $way </tmp/said
+done
+# The same reads in C, by VFIO's type 1 alone, and ours, in turn.
+for kib in 4 128; do
+    for turn in 1 2 3 4 5; do
+        nvme --pci "$disk" --type1 --kib $kib --rounds 9 --ways direct,advance >/tmp/said 2>&1 || bad "turn $turn" "$(tail -n 1 /tmp/said)"
+        nvme-c "$disk" $kib 32 400 9 >/tmp/said.c 2>&1 || bad "nvme-c, turn $turn" "$(tail -n 1 /tmp/said.c)"
+        grep -E '^(direct|advance|c-direct|c-advance) ' /tmp/said /tmp/said.c | sed 's/^[^:]*://' | while read -r name size speed half most map mean cpu kernel calls reads part low high fastest fast; do
+            case $name in c-*) map=$half fastest=$most;; esac
+            echo "figure reads per second (half of the rounds), beside C | $size KiB, turn $turn | $name: $speed"
+            echo "figure reads per second (the fastest tenth), beside C | $size KiB, turn $turn | $name: $fastest"
+            echo "figure us in map and unmap (half of the reads), beside C | $size KiB, turn $turn | $name: $map"
+        done
     done
 done
+ok "C and Rust have read in turn"
 # A map and an unmap from C beside Rust's, in turn: by a pool, so that no system call hides a difference.
 edu=$(dev 0a.0)
 take "$edu"

@@ -196,8 +196,9 @@ pub fn user(folder: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Programs in C and C++ that drive devices by the library, and what they are called in the guest.
-const IN_C: [(&str, &str); 3] = [
+const IN_C: [(&str, &str); 4] = [
     ("tests/guest/user/c/calls.c", "portcullis-calls"),
+    ("tests/guest/user/c/nvme.c", "nvme-c"),
     ("crates/portcullis-c/examples/edu.c", "edu-c"),
     ("crates/portcullis-c/examples/edu.cpp", "edu-ring"),
 ];
@@ -268,4 +269,38 @@ pub fn fetch() -> Result<(), String> {
     // `make check` reads the core's code with a program of the workspace.
     let host = ["--target", "x86_64-unknown-linux-gnu"];
     quietly(fetch().args(host).current_dir(crate::root()), "fetching the crates of the workspace").map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_is_given_is_what_its_archives_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let (given, into) = (folder.path().join("given"), folder.path().join("into"));
+        std::fs::create_dir(&given).unwrap();
+        let kernel = Kernel::given(&given, &into).unwrap();
+        assert_eq!((&*kernel.release, kernel.headers), ("given", None), "it has no modules");
+        for (archive, first, inside) in [
+            ("modules.tar.xz", "lib", "lib/modules/6.9.1-test"),
+            ("build-tree.tar.xz", "headers", "headers/include"),
+        ] {
+            std::fs::create_dir_all(given.join(inside)).unwrap();
+            let mut pack = Command::new("tar");
+            pack.arg("-cJf").arg(given.join(archive)).arg("-C").arg(&given).arg(first);
+            quietly(&mut pack, "packing").unwrap();
+        }
+        let kernel = Kernel::given(&given, &into).unwrap();
+        assert_eq!((&*kernel.name, &*kernel.release), ("6.9.1-test", "6.9.1-test"));
+        assert_eq!(
+            (kernel.image, kernel.drivers),
+            (given.join("bzImage"), into.join("lib/modules/6.9.1-test"))
+        );
+        assert_eq!((kernel.headers, kernel.compiler), (Some(into.join("headers")), Some("gcc-12")));
+        assert!(into.join("headers/include").is_dir());
+        std::fs::write(given.join("build-tree.tar.xz"), "no archive").unwrap();
+        let error = Kernel::given(&given, &into).err().unwrap();
+        assert!(error.contains("unpacking"), "{error}");
+    }
 }

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use super::firmware;
@@ -56,6 +57,8 @@ pub struct Run<'a> {
     pub boot: Duration,
     /// The longest that all may take.
     pub time: Duration,
+    /// Whether no code but Linux's own is in the kernel, so that a program's fault cannot lock it up.
+    pub is_linux_alone: bool,
     /// Whether a device does what it should not.
     pub hostile: bool,
     /// Whether there are more devices than most jobs use.
@@ -79,8 +82,22 @@ const OUTSIDE: u8 = 0x0e;
 const MEMORY: &str = "1G";
 
 /// How often a kernel is booted that does not come to its first program, while nothing of the project was loaded: on a busy machine Linux 6.12 has
-/// waited for a timer for ever, and QEMU 10.0 has ended while Linux looked for devices ("iotlb_to_section: Assertion").
+/// waited for a timer for ever, and QEMU 10.0 has ended while Linux looked for devices ("iotlb_to_section: Assertion"). So is one that locks up later with
+/// Linux's own code alone in it: a CPU of 6.12 behind VT-d has waited 518 s for the other one to answer, while a program ended.
 const BOOTS: usize = 3;
+
+/// How long a CPU does nothing else before its kernel is taken to be locked up, and not slow: Linux warns from 20 s on, as on a busy machine.
+const LOCKED: Duration = Duration::from_secs(120);
+
+/// How a boot went.
+enum Went {
+    /// It came to its end, or to that of its time.
+    Ended(Report),
+    /// It did not come to its first program.
+    NotUp,
+    /// A CPU did nothing else for longer than [`LOCKED`].
+    Locked,
+}
 
 impl Run<'_> {
     /// Boots, and reads what the job says until QEMU ends.
@@ -103,24 +120,25 @@ impl Run<'_> {
         for _ in 0..BOOTS {
             let _ = std::fs::remove_file(self.at("monitor"));
             let mut qemu = self.command().spawn().map_err(failed(QEMU))?;
-            let report = self.read(&mut qemu);
+            let went = self.read(&mut qemu);
             let _ = qemu.kill();
             let _ = qemu.wait();
             let log = self.log();
-            if let Some(mut report) = report? {
-                report.take_log(&log, self.hostile);
-                return Ok(report);
-            }
+            let why = match went? {
+                Went::Ended(mut report) => {
+                    report.take_log(&log, self.hostile);
+                    return Ok(report);
+                }
+                Went::NotUp => format!("the kernel did not come to its first program within {:?}", self.boot),
+                Went::Locked => {
+                    format!("the kernel, of Linux's own code alone, was locked up for {LOCKED:?}")
+                }
+            };
             let qemu = std::fs::read_to_string(self.at("qemu")).unwrap_or_default();
             let last = |said: &str| said.lines().last().unwrap_or("nothing").to_owned();
-            println!(
-                "the kernel did not come to its first program within {:?}; its last words: {}; QEMU's: {}",
-                self.boot,
-                last(&log),
-                last(&qemu)
-            );
+            println!("{why}; its last words: {}; QEMU's: {}", last(&log), last(&qemu));
         }
-        Err(format!("none of {BOOTS} boots came to the kernel's first program"))
+        Err(format!("none of {BOOTS} boots came to an end of its own"))
     }
 
     /// The kernel's log, as its console has it.
@@ -133,8 +151,8 @@ impl Run<'_> {
         self.folder.join(name)
     }
 
-    /// What the guest says until it ends; nothing if it does not come to its first program, which says a line at once.
-    fn read(&self, qemu: &mut Child) -> Result<Option<Report>, String> {
+    /// Takes what the guest says until it ends. Its first program says a line at once.
+    fn read(&self, qemu: &mut Child) -> Result<Went, String> {
         let out = qemu.stdout.take().ok_or("no output of QEMU")?;
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -153,7 +171,8 @@ impl Run<'_> {
         loop {
             let limit = if is_up { self.time } else { self.boot };
             let left = limit.saturating_sub(began.elapsed());
-            match receiver.recv_timeout(left) {
+            let wait = left.min(Duration::from_secs(10));
+            match receiver.recv_timeout(wait) {
                 Ok(line) => {
                     is_up = true;
                     if let Line::Host(command) = Line::read(&line) {
@@ -164,17 +183,41 @@ impl Run<'_> {
                     }
                     report.take(&line);
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Ok(is_up.then_some(report)),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if !is_up => return Ok(None),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                    report.failed.push(format!("the guest did not end within {:?}", self.time));
-                    return Ok(Some(report));
+                Err(RecvTimeoutError::Disconnected) if is_up => return Ok(Went::Ended(report)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Went::NotUp),
+                Err(RecvTimeoutError::Timeout) if self.is_linux_alone && self.is_locked() => {
+                    println!("where its CPUs are:\n{}", self.where_cpus_are());
+                    return Ok(Went::Locked);
+                }
+                Err(RecvTimeoutError::Timeout) if wait < left => {}
+                Err(RecvTimeoutError::Timeout) if !is_up => return Ok(Went::NotUp),
+                Err(RecvTimeoutError::Timeout) => {
+                    let cpus = self.where_cpus_are();
+                    report
+                        .failed
+                        .push(format!("the guest did not end within {:?}; its CPUs:\n{cpus}", self.time));
+                    return Ok(Went::Ended(report));
                 }
             }
         }
     }
 
-    fn command_monitor(&self, command: &str) -> Result<(), String> {
+    fn is_locked(&self) -> bool {
+        self.log().lines().filter_map(stuck).any(|time| time >= LOCKED)
+    }
+
+    /// The instruction and the flags of each CPU, as QEMU has them. The kernel is where its `System.map` says (`nokaslr`).
+    fn where_cpus_are(&self) -> String {
+        let said = match self.command_monitor("info registers -a") {
+            Ok(said) => said,
+            Err(error) => return error,
+        };
+        let lines = said.lines().filter(|line| line.starts_with("CPU#") || line.contains("RIP="));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Has QEMU's monitor do something, and returns what it said.
+    fn command_monitor(&self, command: &str) -> Result<String, String> {
         let failed = |error: std::io::Error| format!("QEMU's monitor, {command}: {error}");
         let mut monitor = UnixStream::connect(self.at("monitor")).map_err(failed)?;
         monitor.set_read_timeout(Some(Duration::from_secs(10))).map_err(failed)?;
@@ -188,7 +231,7 @@ impl Run<'_> {
         let said = String::from_utf8_lossy(&said);
         match said.lines().find(|line| line.starts_with("Error: ")) {
             Some(error) => Err(format!("QEMU's monitor, {command}: {error}")),
-            None => Ok(()),
+            None => Ok(said.into_owned()),
         }
     }
 
@@ -199,7 +242,7 @@ impl Run<'_> {
         qemu.args(MANY.iter().chain(pair).flat_map(|device| ["-device", device]));
     }
 
-    fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut qemu = Command::new("nice");
         qemu.args(["-n", "5", QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         // With these, Linux copies and clears by an instruction of which QEMU does one byte at a time.
@@ -219,7 +262,7 @@ impl Run<'_> {
         qemu.args(["-serial", &format!("file:{}", shown(self.at("console"))), "-serial", "stdio"]);
         qemu.args(["-monitor", &format!("unix:{},server=on,wait=off", shown(self.at("monitor")))]);
         qemu.arg("-kernel").arg(self.image).arg("-initrd").arg(self.at("initramfs"));
-        let words = "console=ttyS0 loglevel=7 no_timer_check panic=-1 oops=panic intel_iommu=on nvme_core.multipath=0";
+        let words = "console=ttyS0 nokaslr loglevel=7 no_timer_check panic=-1 oops=panic intel_iommu=on nvme_core.multipath=0";
         qemu.args(["-append", &format!("{words} {}", self.words)]);
         for disk in DISKS {
             let drive = format!("file={},format=raw,if=none,id={disk},cache=unsafe", shown(self.at(disk)));
@@ -274,6 +317,12 @@ const PAIR: [&str; 3] = [
 ];
 const ONE: [&str; 1] = ["edu,addr=0d.0,dma_mask=0xffffffff"];
 
+/// For how long a CPU has done nothing else, if the line of the kernel's log says so.
+fn stuck(line: &str) -> Option<Duration> {
+    let (_, time) = line.split_once("soft lockup - CPU#")?.1.split_once(" stuck for ")?;
+    time.split_once("s!")?.0.parse().ok().map(Duration::from_secs)
+}
+
 /// A server that sends back all that it is sent, for the guest's network cards. Returns its port.
 pub fn serve_echo() -> Result<u16, String> {
     let failed = |error: std::io::Error| format!("a server on this machine: {error}");
@@ -292,6 +341,20 @@ fn echo(mut stream: TcpStream) {
     while let Ok(count @ 1..) = stream.read(&mut bytes) {
         if stream.write_all(&bytes[..count]).is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_that_does_nothing_else_is_told() {
+        let line = "[  581.208524] watchdog: BUG: soft lockup - CPU#0 stuck for 518s! [portcullis-user:236]";
+        assert_eq!(stuck(line), Some(Duration::from_secs(518)));
+        for other in ["watchdog: BUG: soft lockup - CPU#0", "BUG: workqueue lockup - pool stuck for 30s!"] {
+            assert_eq!(stuck(other), None, "{other}");
         }
     }
 }

@@ -11,6 +11,8 @@ mod kernel;
 mod machine;
 mod report;
 mod root;
+#[cfg(test)]
+pub mod whole;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,7 @@ cargo xtask guest [OPTION]..
     --modes 'MODE ..'            these ways to protect: strict lazy bounce auto, or Linux's linux-passthrough linux-lazy linux-strict
     --minutes N                  how long the job `soak` goes on (30)
     --patience N                 N times the time after which a guest is given up: on a busy machine, or with a slow kernel (1)
+    --seed N                     what the programs write and in what order (a new one each time)
     --verbose                    print all that the guests say
 without options: what `cargo xtask test` runs
 ";
@@ -55,6 +58,7 @@ struct Wanted {
     modes: Option<String>,
     minutes: u64,
     patience: u32,
+    seed: u32,
     verbose: bool,
 }
 
@@ -78,7 +82,7 @@ pub fn is_request(words: &[&str]) -> bool {
 }
 
 fn parse(words: &[&str]) -> Result<Wanted, String> {
-    let mut wanted = Wanted { minutes: 30, patience: 1, ..Wanted::default() };
+    let mut wanted = Wanted { minutes: 30, patience: 1, seed: std::process::id(), ..Wanted::default() };
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         if word == "--verbose" {
@@ -105,6 +109,7 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
             "--minutes" => wanted.minutes = at_least_one(word, value)?.get().into(),
             // With 0 every guest would be given up before it has booted, and a soak of no minutes is none.
             "--patience" => wanted.patience = at_least_one(word, value)?.get(),
+            "--seed" => wanted.seed = at_least_one(word, value)?.get(),
             _ => return Err(unknown()),
         }
     }
@@ -133,7 +138,7 @@ pub fn count() -> usize {
 
 /// What `cargo xtask test` runs.
 pub fn run() -> Result<(), String> {
-    run_wanted(&Wanted { patience: 1, ..Wanted::default() })
+    run_wanted(&parse(&[])?)
 }
 
 /// Where all lies that is fetched and built.
@@ -240,7 +245,7 @@ fn run_one(
 ) -> Result<(), String> {
     let began = Instant::now();
     let modes = wanted.modes.as_deref().unwrap_or(job.modes);
-    let seed = std::process::id();
+    let seed = wanted.seed;
     let script = |script: &str| {
         format!(
             "MODES='{modes}' ECHO_PORT={port} RANDOM_SEED={seed} SECONDS_LONG={} IOMMU={}\n{}\n. /jobs/{script}.sh\n",
@@ -274,6 +279,7 @@ fn run_one(
         boot: BOOT * wanted.patience,
         time: job.time * wanted.patience
             + Duration::from_secs(if job.name == "soak" { wanted.minutes * 60 } else { 0 }),
+        is_linux_alone: job.user.is_some(),
         hostile: job.hostile,
         many: job.many,
         native_hotplug: job.user.is_some(),

@@ -324,4 +324,43 @@ mod tests {
         assert!(numbers("6.1.0-50-amd64") > numbers("6.1.0-47-amd64"));
         assert!(numbers("6.1.0-50-amd64").starts_with(&[6, 1]) && !numbers("6.12.9").starts_with(&[6, 1]));
     }
+
+    #[test]
+    fn what_a_tool_of_apt_complains_of_is_the_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root { path: folder.path().to_owned(), releases: Vec::new() };
+        // It takes no such options.
+        let error = root.apt("sh", &["update"]).unwrap_err();
+        assert!(
+            error.starts_with("sh update failed: ") && error.len() > "sh update failed: ".len(),
+            "{error}"
+        );
+        assert!(root.apt("no such tool", &["update"]).unwrap_err().starts_with("no such tool: "));
+    }
+
+    #[test]
+    fn every_package_that_was_fetched_is_unpacked_but_what_is_unused() {
+        if Command::new("dpkg-deb").arg("--version").output().is_err() {
+            println!("skipped: no dpkg-deb, which packs the packages that are unpacked here");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root { path: folder.path().join("root"), releases: Vec::new() };
+        let archives = root.path.join("var/cache/apt/archives");
+        std::fs::create_dir_all(&archives).unwrap();
+        let names = ["base-files", "bash", "make", "gcc-12", "systemd"];
+        for name in names {
+            let package = folder.path().join(name);
+            std::fs::create_dir_all(package.join("DEBIAN")).unwrap();
+            let control = "Version: 1\nArchitecture: all\nMaintainer: nobody\nDescription: a test\n";
+            std::fs::write(package.join("DEBIAN/control"), format!("Package: {name}\n{control}")).unwrap();
+            std::fs::write(package.join(name), "").unwrap();
+            let mut build = Command::new("dpkg-deb");
+            build.args(["--root-owner-group", "--build"]).arg(&package);
+            crate::quietly(build.arg(archives.join(format!("{name}_1_all.deb"))), "packing").unwrap();
+        }
+        root.unpack().unwrap();
+        let there: Vec<_> = names.into_iter().filter(|name| root.path.join(name).exists()).collect();
+        assert_eq!(there, names[..4]);
+    }
 }

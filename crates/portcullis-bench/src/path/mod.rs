@@ -24,7 +24,7 @@ pub use machine::AtOnce;
 use portcullis::std_platform::StdPlatform;
 use portcullis_trace::replay::Profile;
 use subject::Maker;
-pub use subject::{SUBJECTS, SubjectInfo};
+pub use subject::{SUBJECTS, SubjectInfo, designs};
 use turns::Turns;
 use workload::Case;
 pub use workload::{Kind, MOST_THREADS, THREADS, Workload, workloads};
@@ -77,7 +77,7 @@ pub fn run(request: &Request, choice: &Choice, progress: impl FnMut(Progress)) -
     let workloads = choose("workload", all, |workload| workload.name, &request.workloads, |_| true)?;
     let libraries = request.rival.as_deref().zip(choice.rival_pt.as_deref());
     let by_default =
-        |subject: &SubjectInfo| !subject.is_old() && (libraries.is_some() || !subject.is_linux());
+        |subject: &SubjectInfo| subject.old().is_none() && (libraries.is_some() || !subject.is_linux());
     let subjects = choose("subject", SUBJECTS, |subject| subject.name, &request.subjects, by_default)?;
     let profile = Profile::load(&choice.profile)?;
     let threads = if request.threads.is_empty() { THREADS.to_vec() } else { request.threads.clone() };

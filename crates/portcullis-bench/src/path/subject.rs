@@ -96,6 +96,11 @@ pub const SUBJECTS: [SubjectInfo; 10] = [
     },
 ];
 
+/// The designs of the past among them, with what they are.
+pub fn designs() -> impl Iterator<Item = (&'static SubjectInfo, Design)> {
+    SUBJECTS.iter().filter_map(|info| Some((info, info.old()?)))
+}
+
 impl SubjectInfo {
     /// Whether it does `kind`.
     pub(crate) fn does(&self, kind: Kind) -> bool {
@@ -107,8 +112,9 @@ impl SubjectInfo {
         }
     }
 
-    pub(crate) fn is_old(&self) -> bool {
-        matches!(self.which, Which::Old(_))
+    /// Which design of the past it is, if it is one.
+    pub(crate) fn old(&self) -> Option<Design> {
+        if let Which::Old(design) = self.which { Some(design) } else { None }
     }
 
     pub(crate) fn is_linux(&self) -> bool {
@@ -156,7 +162,7 @@ impl Maker {
         match self.hardware(case) {
             None => self.ours(info, case, AtOnce),
             // Who shares waits is ours; the old designs wait one by one.
-            Some(hardware) if info.is_old() => self.ours(info, case, hardware),
+            Some(hardware) if info.old().is_some() => self.ours(info, case, hardware),
             Some(hardware) => self.ours(info, case, Arc::new(SharedQueue::new(hardware))),
         }
     }

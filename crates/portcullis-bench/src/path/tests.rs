@@ -12,7 +12,7 @@ use super::machine::phys;
 use super::old::Design;
 use super::ours::Ours;
 use super::parts::Parts;
-use super::subject::{Maker, OURS, PARTS, SUBJECTS, Subject};
+use super::subject::{Maker, OURS, PARTS, SUBJECTS, Subject, designs};
 use super::workload::{Case, Kind, Workload};
 use super::{Lanes, workloads};
 use crate::runner::Failure;
@@ -98,13 +98,13 @@ fn what_any_thread_leaves_is_found() {
 
 #[test]
 fn the_designs_of_the_past_unmap_nothing_twice() {
-    for design in Design::ALL {
+    for (info, design) in designs() {
         let workload = named(&format!("{}-4", design.kind().name()));
         let case = Case { workload, threads: 1, live: 2, own_domains: false, crowded: false };
         let subject = design.subject(&StdPlatform::new(), Told::default(), &case).unwrap();
         let mut lane = subject.lane(&case, 0).unwrap();
-        assert!(!lane.unmap(0), "{}: nothing was mapped", design.name());
-        assert!(lane.map(0) && lane.unmap(0) && !lane.unmap(0), "{}", design.name());
+        assert!(!lane.unmap(0), "{}: nothing was mapped", info.name);
+        assert!(lane.map(0) && lane.unmap(0) && !lane.unmap(0), "{}", info.name);
     }
 }
 
@@ -165,15 +165,10 @@ fn each_kind_waits_as_often_as_it_says() {
             let told = Told::default();
             assert_told(PARTS, &told, Arc::new(Parts::new(&platform, told.clone()).unwrap()), expected);
         }
-        for design in Design::ALL.into_iter().filter(|design| design.kind() == workload.kind) {
+        for (info, design) in designs().filter(|(_, design)| design.kind() == workload.kind) {
             let told = Told::default();
             let expected = if design == Design::Smmu2017 { 128 * workload.pages } else { 0 };
-            assert_told(
-                design.name(),
-                &told,
-                design.subject(&platform, told.clone(), &case).unwrap(),
-                expected,
-            );
+            assert_told(info.name, &told, design.subject(&platform, told.clone(), &case).unwrap(), expected);
         }
     }
 }

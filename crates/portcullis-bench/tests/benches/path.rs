@@ -3,8 +3,7 @@
 //! The tests look at no figure but for its being one: timing never decides whether a test passes. The benchmark itself
 //! looks before and after it measures that each address leads to its memory, and after an unmap to none.
 
-use portcullis_bench::path::old::Design;
-use portcullis_bench::path::{self, Choice, Kind, Request, workloads};
+use portcullis_bench::path::{self, Choice, Kind, Request, designs, workloads};
 
 use crate::common::{cores, request, with_all_cores};
 
@@ -41,14 +40,14 @@ fn every_kind_of_mapping_is_measured() {
 
 #[test]
 fn designs_of_the_past_map_what_they_say_and_unmap_it() {
-    for design in Design::ALL {
+    for (subject, design) in designs() {
         let kind = design.kind().name();
         let workloads: Vec<String> = ["1", "16", "1-live64"].map(|size| format!("{kind}-{size}")).into();
         let threads: Vec<usize> = (1..=cores().min(2)).collect();
-        let request = Request { workloads, subjects: vec![design.name().into()], threads, ..request() };
+        let request = Request { workloads, subjects: vec![subject.name.into()], threads, ..request() };
         let report = with_all_cores(|| path::run(&request, &choice("vtd", false), |_| ())).unwrap();
-        assert_eq!(report.skipped, [], "{}", design.name());
-        assert!(report.find(&format!("{kind}-16"), 1, design.name()).unwrap().ns_per_op > 0.0);
+        assert_eq!(report.skipped, [], "{}", subject.name);
+        assert!(report.find(&format!("{kind}-16"), 1, subject.name).unwrap().ns_per_op > 0.0);
     }
 }
 

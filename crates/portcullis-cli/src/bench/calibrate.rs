@@ -31,8 +31,8 @@ pub fn run() -> Result<ExitCode, CommandError> {
     };
     let calibration = Calibration {
         machine: format!(
-            "{} CPUs, {}",
-            measured.cpus,
+            "{}, {}",
+            crate::look::number_of(measured.cpus as u64, "CPU"),
             crate::machine::cpu().unwrap_or_else(|| std::env::consts::ARCH.into())
         ),
         near_ns,

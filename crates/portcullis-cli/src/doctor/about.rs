@@ -58,7 +58,11 @@ fn iommu(facts: &Facts) -> String {
         all => format!("; firmware's tables: {}", all.join(", ")),
     };
     if facts.units.is_empty() {
-        let none = if facts.has_iommu() { "one that does not tell its name" } else { "none in use" };
+        let none = match () {
+            () if facts.has_iommu() => "one that does not tell its name",
+            () if facts.iommu_is_unknown() => NOT_KNOWN,
+            () => "none in use",
+        };
         return format!("{none}{firmware}");
     }
     let mut kinds: Vec<(&Unit, Vec<&str>)> = Vec::new();
@@ -182,6 +186,9 @@ fn vfio(facts: &Facts) -> String {
         .into_iter()
         .flatten()
         .collect();
+    if loaded.is_empty() && given.is_empty() && facts.lacks("sys/module") {
+        return NOT_KNOWN.into();
+    }
     if loaded.is_empty() && given.is_empty() {
         return "not loaded, and has no devices".into();
     }
@@ -253,6 +260,9 @@ fn counters(facts: &Facts) -> String {
 
 fn module(facts: &Facts) -> String {
     let module = &facts.module;
+    if !module.loaded && facts.lacks("sys/module") {
+        return NOT_KNOWN.into();
+    }
     if !module.loaded {
         let can = facts.has_iommu() && facts.kernel.maker != Maker::Arm;
         return if can {

@@ -25,6 +25,17 @@ pub struct Unseen {
     pub why: String,
 }
 
+/// What is there on every Linux, and who tells what. Of another machine it may not have been collected, and then its absence means
+/// nothing.
+const USUAL: [(&str, &str); 6] = [
+    ("proc/cmdline", "the kernel's parameters"),
+    ("proc/cpuinfo", "whose processor it is, and whether it is a virtual machine"),
+    ("sys/class/iommu", "which IOMMUs Linux uses"),
+    ("sys/kernel/iommu_groups", "which devices it translates for"),
+    ("sys/bus", "which devices there are"),
+    ("sys/module", "which modules are loaded"),
+];
+
 #[derive(Debug, Serialize)]
 pub struct Facts {
     pub kernel: Kernel,
@@ -50,6 +61,9 @@ pub struct Facts {
     pub unseen: Vec<Unseen>,
     #[serde(skip)]
     pub log: Log,
+    /// Those of [`USUAL`] that were not collected.
+    #[serde(skip)]
+    lacks: Vec<&'static str>,
 }
 
 impl Facts {
@@ -86,6 +100,11 @@ impl Facts {
             module,
             module_errors,
             log,
+            lacks: USUAL
+                .iter()
+                .map(|(path, _)| *path)
+                .filter(|path| !is_here && !host.exists(path))
+                .collect(),
         };
         facts.unseen = facts.unseen(tree, is_here);
         facts
@@ -96,9 +115,27 @@ impl Facts {
         !self.units.is_empty() || !self.devices.groups.is_empty()
     }
 
+    /// Whether a path of [`USUAL`] was not collected, so that nothing follows from what is not below it.
+    pub fn lacks(&self, path: &str) -> bool {
+        self.lacks.contains(&path)
+    }
+
+    /// Whether all of [`USUAL`] was collected.
+    pub fn has_all(&self) -> bool {
+        self.lacks.is_empty()
+    }
+
+    /// Whether nothing tells if Linux uses an IOMMU.
+    pub fn iommu_is_unknown(&self) -> bool {
+        !self.has_iommu() && (self.lacks("sys/class/iommu") || self.lacks("sys/kernel/iommu_groups"))
+    }
+
     fn unseen(&self, tree: &Tree, is_here: bool) -> Vec<Unseen> {
         let (host, mut all) = (tree.host(), Vec::new());
         let mut add = |what: &str, why: &str| all.push(Unseen { what: what.into(), why: why.into() });
+        for (path, what) in USUAL.iter().filter(|(path, _)| self.lacks(path)) {
+            add(what, &format!("{path} was not collected"));
+        }
         let root = "only root may read it";
         match self.log_state {
             State::Refused => add("faults and the kernel's own words, which are in its log", root),

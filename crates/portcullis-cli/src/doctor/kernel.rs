@@ -23,6 +23,9 @@ pub struct Kernel {
     pub release: Option<String>,
     /// Whose IOMMU the machine has or would have.
     pub maker: Maker,
+    /// Whether anything tells that.
+    #[serde(skip)]
+    pub maker_is_known: bool,
     /// Whether it is a virtual machine.
     pub guest: bool,
     /// Whether its memory is hidden from the host, which says how.
@@ -49,8 +52,10 @@ impl Kernel {
         let release = host.file("proc/sys/kernel/osrelease").or_else(version);
         let cpu = host.file("proc/cpuinfo").unwrap_or_default();
         let config = release.as_ref().and_then(|release| host.file(&format!("boot/config-{release}")));
+        let maker = maker(host, &cpu);
         Self {
-            maker: maker(host, &cpu),
+            maker,
+            maker_is_known: maker != Maker::Other || !cpu.is_empty(),
             guest: is_guest(host, &cpu, log),
             confidential: confidential(host, log),
             config: config.map(|text| Config::parse(&text)),
@@ -83,9 +88,9 @@ impl Kernel {
         self.cmdline.iter().rev().find_map(|word| value(word).and_then(|(at, end)| word.get(at..end)))
     }
 
-    /// Whether a parameter that has a list of words has this one.
+    /// Whether a parameter that has a list of words has this one. Linux compares no more letters than the word has.
     pub fn says(&self, name: &str, word: &str) -> bool {
-        self.parameter(name).is_some_and(|value| value.split(',').any(|one| one == word))
+        self.parameter(name).is_some_and(|value| value.split(',').any(|one| one.starts_with(word)))
     }
 
     /// Whether a parameter that is switched is on, or off.
@@ -94,11 +99,12 @@ impl Kernel {
     }
 }
 
-/// What Linux takes for a yes or a no.
+/// What Linux takes for a yes or a no (`kstrtobool`): it looks at the first letter, and after an `o` at the second.
 pub fn switched(value: &str) -> Option<bool> {
-    match value.to_ascii_lowercase().as_str() {
-        "1" | "y" | "yes" | "on" | "t" | "true" => Some(true),
-        "0" | "n" | "no" | "off" | "f" | "false" => Some(false),
+    let mut letters = value.chars().map(|letter| letter.to_ascii_lowercase());
+    match (letters.next()?, letters.next()) {
+        ('1' | 'y' | 't', _) | ('o', Some('n')) => Some(true),
+        ('0' | 'n' | 'f', _) | ('o', Some('f')) => Some(false),
         _ => None,
     }
 }
@@ -217,7 +223,8 @@ mod tests {
     pub fn kernel(release: &str, cmdline: &str) -> Kernel {
         let (guest, confidential, config) = (false, None, None);
         let cmdline = words(cmdline);
-        Kernel { release: Some(release.into()), maker: Maker::Intel, guest, confidential, config, cmdline }
+        let (maker, maker_is_known) = (Maker::Intel, true);
+        Kernel { release: Some(release.into()), maker, maker_is_known, guest, confidential, config, cmdline }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::kernel::{Kernel, Maker, switched};
 use super::log::Log;
 use crate::linux::host::Host;
+use crate::look::number_of;
 
 /// A parameter that is about IOMMUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -36,8 +37,10 @@ enum On {
 #[derive(Clone, Copy)]
 enum Values {
     Switch,
-    /// A list of words with commas. One that ends in `=` has a value behind it.
+    /// A list of words with commas, each read if it begins with one of these.
     Words(&'static [&'static str]),
+    /// Up to two numbers, and one of these words, with commas.
+    Slots(&'static [&'static str]),
     Any,
 }
 
@@ -70,14 +73,14 @@ const KNOWN: [Known; 17] = [
         On::X86,
         Values::Words(&["on", "off", "nosid", "no_x2apic_optout", "nopost", "posted_msi"]),
     ),
-    known("swiotlb", On::All, Values::Any),
+    known("swiotlb", On::All, Values::Slots(&["force", "noforce"])),
     known("arm_smmu.disable_bypass", On::Only(Maker::Arm), Values::Switch),
     known("arm_smmu_v3.disable_bypass", On::Only(Maker::Arm), Values::Switch),
     known("arm_smmu.force_stage", On::Only(Maker::Arm), Values::Any),
     known("arm_smmu_v3.disable_msipolling", On::Only(Maker::Arm), Values::Switch),
 ];
 
-const X86: [&str; 24] = [
+const X86: [&str; 23] = [
     "off",
     "force",
     "noforce",
@@ -98,7 +101,6 @@ const X86: [&str; 24] = [
     "noagp",
     "noaperture",
     "memaper",
-    "memaper=",
     "fullflush",
     "nofullflush",
     "leak",
@@ -116,7 +118,7 @@ const INTEL: [&str; 11] = [
     "nobounce",
     "eth_off",
 ];
-const AMD: [&str; 10] = [
+const AMD: [&str; 11] = [
     "fullflush",
     "force_enable",
     "off",
@@ -125,6 +127,7 @@ const AMD: [&str; 10] = [
     "pgtbl_v2",
     "irtcachedis",
     "nohugepages",
+    "pgsize_4k",
     "v2_pgsizes_only",
     "nosnp",
 ];
@@ -187,7 +190,7 @@ fn acs_override(log: &Log) -> Option<(String, Option<String>)> {
 impl Known {
     /// Why it is ignored, and what does what was meant.
     fn ignored(&self, value: Option<&str>, kernel: &Kernel) -> Option<(String, Option<String>)> {
-        if let Some(why) = self.elsewhere(kernel.maker) {
+        if let Some(why) = self.elsewhere(kernel) {
             return Some((why, instead(self.name, value, kernel)));
         }
         if kernel.is_x86() && !kernel.since(self.since) {
@@ -203,22 +206,49 @@ impl Known {
                 Some((format!("{value} is neither 1 nor 0"), Some(format!("{}=1", self.name))))
             }
             Values::Words(words) => {
-                let is = |one: &&str| {
-                    words.contains(one)
-                        || one
-                            .split_once('=')
-                            .is_some_and(|(key, _)| words.contains(&format!("{key}=").as_str()))
-                };
-                let odd = value.split(',').find(|one| !is(one) && !one.is_empty())?;
-                Some((format!("{odd} is no value of {}", self.name), instead(self.name, Some(odd), kernel)))
+                let is_read = |one: &str| words.iter().any(|word| one.starts_with(word));
+                let odd = value.split(',').find(|one| !is_read(one) && !one.is_empty())?;
+                Some(self.is_no_value(odd, words, kernel))
+            }
+            Values::Slots(words) => {
+                let is_number = |one: &&str| !one.is_empty() && one.bytes().all(|byte| byte.is_ascii_digit());
+                let numbers = value.split(',').take(2).take_while(is_number).count();
+                let rest = value.split(',').skip(numbers).collect::<Vec<_>>().join(",");
+                let is_read = rest.is_empty() || words.contains(&rest.as_str());
+                (!is_read)
+                    .then(|| self.slots(value).unwrap_or_else(|| self.is_no_value(&rest, words, kernel)))
             }
             _ => None,
         }
     }
 
-    fn elsewhere(&self, maker: Maker) -> Option<String> {
+    /// A size where a number of slots is read.
+    fn slots(&self, value: &str) -> Option<(String, Option<String>)> {
+        const UNITS: [(char, u64); 3] = [('K', 10), ('M', 20), ('G', 30)];
+        let unit = value.chars().last()?;
+        let (_, shift) = UNITS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(&unit))?;
+        let number: u64 = value.trim_end_matches(unit).parse().ok()?;
+        let slots = number.checked_mul(1 << shift)? / super::memory::SLOT;
+        let why = format!("it reads {} of 2 KiB and not the {unit}", number_of(number, "slot"));
+        Some((why, Some(format!("{}={slots}", self.name))))
+    }
+
+    /// A value that is not read, with one of `words` that it was most likely to be.
+    fn is_no_value(&self, odd: &str, words: &[&str], kernel: &Kernel) -> (String, Option<String>) {
+        // Two letters are near to too much: `no` to `on`.
+        let is_meant = |word: &&&str| {
+            odd.eq_ignore_ascii_case(word) || odd.len() > 2 && word.len() > 2 && distance(odd, word) <= 1
+        };
+        let meant = words.iter().find(is_meant).map(|word| format!("{}={word}", self.name));
+        let why = format!("{odd} is no value of {}", self.name);
+        (why, instead(self.name, Some(odd), kernel).or(meant))
+    }
+
+    fn elsewhere(&self, kernel: &Kernel) -> Option<String> {
+        let maker = kernel.maker;
         let whose = match self.on {
             On::All => return None,
+            _ if !kernel.maker_is_known => return None,
             On::X86 if matches!(maker, Maker::Intel | Maker::Amd) => return None,
             On::X86 => return Some("only kernels for x86 read it".into()),
             On::Only(one) if one == maker => return None,
@@ -244,7 +274,7 @@ fn instead(name: &str, value: Option<&str>, kernel: &Kernel) -> Option<String> {
     match name {
         "iommu.passthrough" => (switched(value)?).then(|| passthrough.into()),
         "iommu.strict" => (switched(value)?).then(|| strict.into()),
-        _ if has("pt") => Some(passthrough.into()),
+        _ if has("pt") || has("passthrough") => Some(passthrough.into()),
         _ if has("nopt") => Some("iommu.passthrough=0".into()),
         _ if has("strict") || has("fullflush") => Some(strict.into()),
         _ if has("lazy") => Some("iommu.strict=0".into()),
@@ -259,7 +289,7 @@ fn instead(name: &str, value: Option<&str>, kernel: &Kernel) -> Option<String> {
 
 /// The parameter of IOMMUs that a name was most likely to be.
 fn nearest(name: &str, kernel: &Kernel) -> Option<&'static str> {
-    let is_ours = |known: &&Known| known.elsewhere(kernel.maker).is_none();
+    let is_ours = |known: &&Known| known.elsewhere(kernel).is_none();
     let near = KNOWN.iter().filter(is_ours).map(|known| (distance(name, known.name), known.name)).min()?;
     let most = if name.len() < 5 { 0 } else { name.len() / 4 };
     (near.0 <= most.min(2)).then_some(near.1)

@@ -22,7 +22,7 @@ pub fn text(facts: &Facts, findings: &[Finding], columns: usize) -> String {
         page.line(0, &format!("{name}: {said}"), "  ");
     }
     page.text.push('\n');
-    let told = summary(findings);
+    let told = summary(findings, facts.has_all());
     page.styled(
         &told,
         if findings.iter().any(|finding| finding.severity == Severity::Critical) { BAD } else { BOLD },
@@ -45,9 +45,14 @@ pub fn text(facts: &Facts, findings: &[Finding], columns: usize) -> String {
 }
 
 /// `2 findings: 1 critical, 1 notice.`
-fn summary(findings: &[Finding]) -> String {
+fn summary(findings: &[Finding], sees_all: bool) -> String {
     if findings.is_empty() {
-        return "Nothing wrong was found.".into();
+        let said = if sees_all {
+            "Nothing wrong was found."
+        } else {
+            "Nothing wrong was found in what was collected."
+        };
+        return said.into();
     }
     let of = |severity: Severity| {
         let count = findings.iter().filter(|finding| finding.severity == severity).count() as u64;

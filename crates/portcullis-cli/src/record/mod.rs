@@ -57,8 +57,7 @@ pub enum CommandError {
 
 /// Runs the command.
 pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let output = Output::of(asked.output.as_deref(), now.as_secs() as i64);
+    let output = Output::of(asked.output.as_deref(), look::seconds());
     let file = match &output {
         Output::File(path) => Some(path.clone()),
         Output::Stdout if asked.replay => return Err(CommandError::NoFile.into()),
@@ -95,12 +94,17 @@ pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
         Some(path) if asked.replay => {
             let words = ["portcullis".as_ref(), "replay".as_ref(), path.as_os_str()];
             let arguments = crate::args::Arguments::try_parse_from(words)?;
-            if let Some(crate::args::Command::Replay(arguments)) = arguments.command {
+            if let Some(crate::args::Command::Replay(mut arguments)) = arguments.command {
+                arguments.of_here = true;
                 let verdict = replay::run(&arguments)?;
                 return Ok(if code == 0 { verdict } else { ExitCode::from(code) });
             }
         }
         Some(path) => look::tell(&format!("next: portcullis replay {}\n", path.display())),
+        None if asked.replay => {
+            tell("There is nothing to replay.");
+            return Ok(ExitCode::FAILURE);
+        }
         None => {}
     }
     Ok(ExitCode::from(code))
@@ -207,7 +211,7 @@ fn said(name: &str, so: So, size: Option<u64>, measured: Option<portcullis_trace
         )),
     }
     if so.events == 0 {
-        text.push_str(" No driver has mapped memory meanwhile, or this kernel does not record it: `portcullis doctor` says which.");
+        text.push_str(" No driver has mapped memory meanwhile, its devices need no mappings (virtio devices without an IOMMU do not), or this kernel does not record them: docs/replay.md says what each kernel records.");
     }
     if let Some(measured) = measured {
         let own = measured.own_ns as f64 / measured.wall_ns as f64;

@@ -25,7 +25,7 @@ pub enum Output {
 impl Output {
     /// Where `asked` says; without it, standard output where that is a pipe, and else a file that tells the time, `now`, in seconds
     /// since 1970.
-    pub fn of(asked: Option<&Path>, now: i64) -> Self {
+    pub fn of(asked: Option<&Path>, now: u64) -> Self {
         match asked {
             Some(path) if path == Path::new("-") => Self::Stdout,
             Some(path) => Self::File(path.to_owned()),
@@ -78,22 +78,8 @@ fn behind_sudo() -> Option<(u32, u32)> {
 }
 
 /// `2026-11-28-003005`, of UTC.
-fn date(now: i64) -> String {
-    // SAFETY: zeroes are a valid `tm`, and both pointers are to live values.
-    let tm = unsafe {
-        let mut tm: libc::tm = std::mem::zeroed();
-        libc::gmtime_r(&raw const now, &raw mut tm);
-        tm
-    };
-    format!(
-        "{}-{:02}-{:02}-{:02}{:02}{:02}",
-        tm.tm_year + 1900,
-        tm.tm_mon + 1,
-        tm.tm_mday,
-        tm.tm_hour,
-        tm.tm_min,
-        tm.tm_sec
-    )
+fn date(now: u64) -> String {
+    crate::look::date(now).replace('T', "-").replace([':', 'Z'], "")
 }
 
 /// Packs text by zstd, a frame for each some megabytes.

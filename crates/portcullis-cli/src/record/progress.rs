@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
 
-use crate::look::{bytes, count};
+use crate::look::{bytes, count, number_of};
 
 /// How often the line is written on a terminal, and elsewhere.
 const OFTEN: Duration = Duration::from_millis(500);
@@ -61,9 +61,9 @@ pub fn rate(events: u64, time: Duration) -> u64 {
 
 fn line(time: Duration, so: So, rate: u64) -> String {
     let mut text = format!(
-        "{:>3} s  {} events  {}/s  {}",
+        "{:>3} s  {}  {}/s  {}",
         time.as_secs(),
-        count(so.events),
+        number_of(so.events, "event"),
         count(rate),
         bytes(so.bytes as f64)
     );

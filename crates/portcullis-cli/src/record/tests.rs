@@ -311,8 +311,8 @@ fn what_a_recording_came_to_is_said() {
     let nothing = said(&odd(), So::default(), None, None);
     assert_eq!(
         nothing,
-        "a\\u{1b}[2J: 0 events, none lost. No driver has mapped memory meanwhile, or this kernel does not record it: `portcullis \
-         doctor` says which."
+        "a\\u{1b}[2J: 0 events, none lost. No driver has mapped memory meanwhile, its devices need no mappings (virtio devices without \
+         an IOMMU do not), or this kernel does not record them: docs/replay.md says what each kernel records."
     );
 }
 

@@ -1,26 +1,41 @@
-//! Axes, and the classes of policies.
+//! Axes.
 
 use super::html::time;
 use super::plot::Axis;
 
 /// Times from `least` to `most` nanoseconds; their logarithms are the places.
 pub fn times(title: &str, least: f64, most: f64) -> Axis {
-    let least = at_time(least);
-    let most = at_time(most).max(least + 0.5);
+    let label = |ns: f64| if ns < 1000.0 { format!("{ns:.0} ns") } else { time(ns).replace(".0 ", " ") };
+    logarithmic(title, (at_time(least), at_time(most)), label)
+}
+
+/// Where a time is on such an axis.
+pub fn at_time(ns: f64) -> f64 {
+    ns.max(1.0).log10()
+}
+
+/// Shares from `least` to `most` as tenths of a percent; their logarithms are the places.
+pub fn shares(title: &str, least: f64, most: f64) -> Axis {
+    let label = |tenths: f64| format!("{} %", (tenths / 10.0 * 1e6).round() / 1e6);
+    logarithmic(title, (at_share(least), at_share(most)), label)
+}
+
+/// Where a share is on such an axis.
+pub fn at_share(share: f64) -> f64 {
+    (share * 1000.0).max(1.0).log10()
+}
+
+/// Between places that are logarithms, from 0 on. `label` says what stands at a figure.
+fn logarithmic(title: &str, (least, most): (f64, f64), label: impl Fn(f64) -> String) -> Axis {
+    let most = most.max(least + 0.5);
     // Within two powers of ten there is room for what lies between them.
     let steps: &[f64] = if most - least < 2.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
     let room = 0.04 * (most - least);
     let range = ((least - room).max(0.0), most + room);
     let powers = range.0.floor() as i32..=range.1.ceil() as i32;
     let all = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
-    let label = |ns: f64| if ns < 1000.0 { format!("{ns:.0} ns") } else { time(ns).replace(".0 ", " ") };
-    let ticks = all.filter(|ns| (range.0..=range.1).contains(&ns.log10())).map(|ns| (ns.log10(), label(ns)));
+    let ticks = all.filter(|at| (range.0..=range.1).contains(&at.log10())).map(|at| (at.log10(), label(at)));
     Axis { range, ticks: ticks.collect(), title: title.into() }
-}
-
-/// Where a time is on such an axis.
-pub fn at_time(ns: f64) -> f64 {
-    ns.max(1.0).log10()
 }
 
 /// From 0, or from `least` where that is less, to a little more than `most`, in steps of 1, 2 or 5 times a power of ten.
@@ -47,16 +62,5 @@ pub fn share(at: f64, step: f64) -> String {
         _ if step >= 0.01 => format!("{percent:.0} %"),
         _ if step >= 0.001 => format!("{percent:.1} %"),
         _ => format!("{percent:.2} %"),
-    }
-}
-
-/// The class of a policy in the page's style: its colour says what kind of protection it is. A design of the past takes one of
-/// four others.
-pub fn class_of(policy: &str, number: usize) -> String {
-    let known =
-        ["strict", "strict-batch", "strict-ring", "bounce", "adaptive", "lazy", "swiotlb", "passthrough"];
-    match known.contains(&policy) {
-        true => format!("of-{policy}"),
-        false => format!("old-{}", number % 4),
     }
 }

@@ -2,9 +2,9 @@
 
 use super::axes::{at_time, times};
 use super::html::{details, element, table, time};
-use super::machine;
 use super::plot::{Axis, Mark, Names, Plot, Point, Shape};
 use super::read::{Benched, Measured};
+use super::{machine, made};
 use crate::look::{count, number_of};
 
 /// The values of `of`, each once, in their order.
@@ -38,7 +38,7 @@ pub fn name_of((format, direction, profile, threads): Group<'_>) -> String {
 /// `portcullis bench`.
 pub fn section(benched: &Benched) -> String {
     let results = &benched.results;
-    let mut html = element("h2", &format!("Benchmark {}", benched.bench));
+    let mut html = element("h2", &format!("Benchmark {}", benched.bench)) + &made(&benched.origin);
     let groups = each(results, group);
     let subjects = each(results, |result| &result.subject);
     if let Some(verdict) = verdict(results, &subjects) {
@@ -176,6 +176,7 @@ pub fn in_rows(title: String, caption: &str, x: Axis, entries: &[Entry<'_>], sub
             title: "workload".into(),
         },
         marks: marks.collect(),
+        behind: Vec::new(),
         names: Names::Legend,
         height: (workloads.len().min(200) * (10 * subjects.len() + 8).clamp(24, 80)) as u32,
     }

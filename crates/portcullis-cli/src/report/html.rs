@@ -33,6 +33,13 @@ pub fn element(name: &str, text: &str) -> String {
     format!("<{name}>{}</{name}>\n", escape(text))
 }
 
+/// `text` escaped, in a paragraph; what stands between backticks is code.
+pub fn sentence(text: &str) -> String {
+    let parts = text.split('`').map(escape).enumerate();
+    let parts = parts.map(|(at, part)| if at % 2 == 1 { format!("<code>{part}</code>") } else { part });
+    format!("<p>{}</p>\n", parts.collect::<String>())
+}
+
 /// A table: the first column names the rows, and the others are figures.
 pub fn table(caption: &str, head: &[String], rows: &[Vec<String>]) -> String {
     let mut html = format!(
@@ -98,6 +105,15 @@ mod tests {
         assert!(
             escaped.contains("&lt;script&gt;alert(&#39;1&#39;)") && escaped.contains("&amp;"),
             "{escaped}"
+        );
+    }
+
+    #[test]
+    fn what_is_typed_is_code() {
+        let said = sentence("Type `echo DMA > type`, or `<b>`: `x");
+        assert_eq!(
+            said,
+            "<p>Type <code>echo DMA &gt; type</code>, or <code>&lt;b&gt;</code>: <code>x</code></p>\n"
         );
     }
 

@@ -6,6 +6,7 @@ mod canvas;
 mod compared;
 mod html;
 mod plot;
+mod policies;
 pub mod read;
 mod replayed;
 mod scaled;
@@ -15,12 +16,12 @@ use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
-use self::html::{element, escape, pairs};
+use self::html::{element, escape, pairs, sentence};
 use self::read::{Origin, Outcome, ReadError, read};
 use portcullis_trace::Printable;
 
 use crate::args::ReportOptions;
-use crate::look::{self, count, number_of};
+use crate::look::{self, number_of};
 use crate::print;
 
 const STYLE: &str = include_str!("style.css");
@@ -76,7 +77,7 @@ fn write(path: &Path, page: &str, how: &mut OpenOptions) -> Result<(), CommandEr
         Err(error) => Err(CommandError::Write { name, error }),
         Ok(()) => {
             look::tell(&look::wrap(
-                &format!("{}: {} bytes, for a browser", Printable(&name), count(page.len() as u64)),
+                &format!("{}: {}, for a browser", Printable(&name), number_of(page.len() as u64, "byte")),
                 "  ",
             ));
             Ok(())
@@ -127,6 +128,27 @@ pub fn page(outcomes: &[(String, Outcome)], compare: bool) -> Result<String, Com
     ))
 }
 
+/// The verdict: what to choose comes first, in letters that are read from afar.
+fn said<'a>(sentences: impl Iterator<Item = &'a String>) -> String {
+    let mut sentences: Vec<&String> = sentences.collect();
+    sentences.sort_by_key(|text| !text.starts_with("Choose "));
+    let sentences: String = sentences.iter().map(|text| sentence(text)).collect();
+    format!("<div class=\"verdict\">\n{sentences}</div>\n")
+}
+
+/// When and where a result was made.
+fn made(origin: &Origin) -> String {
+    let Origin { date, machine, .. } = origin;
+    let date = date.as_ref().map(|date| format!("{date} UTC"));
+    let cpus = (machine.cpus > 0).then(|| number_of(machine.cpus, "CPU"));
+    let words: Vec<String> = date.into_iter().chain(machine.cpu.clone()).chain(cpus).collect();
+    if words.is_empty() {
+        String::new()
+    } else {
+        format!("<p class=\"made\">{}</p>\n", escape(&words.join(" · ")))
+    }
+}
+
 /// What should not be overlooked.
 fn warning(text: &str) -> String {
     format!("<p class=\"warning\"><strong>Warning:</strong> {}</p>\n", escape(text))
@@ -134,7 +156,7 @@ fn warning(text: &str) -> String {
 
 /// The machine, and the command.
 fn machine(origin: &Origin) -> String {
-    let Origin { command, machine } = origin;
+    let Origin { command, machine, .. } = origin;
     let words = [&machine.cpu, &machine.os, &machine.arch].into_iter().flatten().cloned();
     // A result that does not name its machine has none.
     let cpus = (machine.cpus > 0).then(|| number_of(machine.cpus, "CPU"));

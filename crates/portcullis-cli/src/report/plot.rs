@@ -9,7 +9,7 @@ use plotters::style::IntoTextStyle;
 
 use super::canvas::{Canvas, GRID, INK, TEXT};
 use super::html::escape;
-use super::text::{self, Place, Taken};
+use super::text::{self, Place};
 
 /// A point of the plot's plane.
 pub type Point = (f64, f64);
@@ -76,7 +76,7 @@ pub struct Mark {
     /// Its colour and its dashes, in the page's style.
     pub class: String,
     pub name: String,
-    /// What stands at its last point, where that is not its name.
+    /// What stands at its last point, or in a small plot behind its name, where that is not its name.
     pub label: Option<String>,
     /// Its figures, in words.
     pub readout: Vec<String>,
@@ -111,10 +111,10 @@ pub enum Names {
     Ends,
     /// Right of each mark's line: no other mark is in its row.
     Rows,
-    /// Beside each mark's last point, where there is room.
-    Beside,
     /// Nowhere: a legend has them.
     Legend,
+    /// Above the plot, with figures that are always there.
+    Above,
 }
 
 pub struct Plot {
@@ -124,6 +124,8 @@ pub struct Plot {
     pub x: Axis,
     pub y: Axis,
     pub marks: Vec<Mark>,
+    /// Lines in grey, to compare with.
+    pub behind: Vec<Vec<Point>>,
     pub names: Names,
     /// Between its highest and its lowest point, in pixels.
     pub height: u32,
@@ -137,36 +139,38 @@ struct Size {
     class: &'static str,
     width: u32,
     font: f64,
+    /// From the top to the middle of the first line of figures.
+    figures: u32,
+    /// The height below the plot, of the labels of its axis and the axis's title.
+    foot: u32,
 }
 
-const WIDE: Size = Size { class: "wide", width: 760, font: 13.0 };
-const NARROW: Size = Size { class: "narrow", width: 326, font: 12.0 };
-const SMALL: Size = Size { class: "small", width: 326, font: 12.0 };
+const WIDE: Size = Size { class: "wide", width: 760, font: 13.0, figures: 33, foot: 46 };
+const NARROW: Size = Size { class: "narrow", width: 326, font: 12.0, figures: 33, foot: 46 };
+/// One of several that stand side by side, in a wide window and in a narrow one.
+const SMALL: Size = Size { class: "small", width: 174, font: 11.0, figures: 12, foot: 24 };
 
-/// The height below the plot, of the labels of its axis and the axis's title.
-const FOOT: u32 = 46;
-
-/// From the top to the middle of the first line of figures, and between two such lines.
-const FIGURES: u32 = 33;
+/// Between two lines of figures.
 const BETWEEN: u32 = 17;
+
+/// Plots side by side. Their axes are the same, and need no titles.
+pub fn side_by_side(title: &str, caption: &str, plots: &[Plot]) -> String {
+    let drawings: String = plots.iter().map(|plot| plot.draw(&SMALL)).collect();
+    let (title, caption) = (escape(title), escape(caption));
+    format!(
+        "<figure>\n<h3>{title}</h3>\n<div class=\"side-by-side\">\n{drawings}</div>\n<figcaption>{caption}</figcaption>\n</figure>\n"
+    )
+}
 
 impl Plot {
     /// The plot as a figure.
     pub fn figure(&self) -> String {
-        self.in_sizes(&[WIDE, NARROW])
-    }
-
-    /// The plot as one of several that stand side by side.
-    pub fn small(&self) -> String {
-        self.in_sizes(&[SMALL])
-    }
-
-    fn in_sizes(&self, sizes: &[Size]) -> String {
-        let drawings: String = sizes.iter().map(|size| self.draw(size)).collect();
+        let drawings: String = [WIDE, NARROW].iter().map(|size| self.draw(size)).collect();
         let (title, caption) = (escape(&self.title), escape(&self.caption));
-        let caption =
-            if caption.is_empty() { String::new() } else { format!("<figcaption>{caption}</figcaption>\n") };
-        format!("<figure>\n<h3>{title}</h3>\n{}{drawings}{caption}</figure>\n", self.legend())
+        format!(
+            "<figure>\n<h3>{title}</h3>\n{}{drawings}<figcaption>{caption}</figcaption>\n</figure>\n",
+            self.legend()
+        )
     }
 
     fn legend(&self) -> String {
@@ -189,14 +193,13 @@ impl Plot {
     }
 
     fn draw(&self, size: &Size) -> String {
-        let Size { class, width, font } = *size;
-        let figures: Vec<Vec<String>> = self.marks.iter().map(|mark| figures_of(mark, size)).collect();
+        let Size { class, width, font, foot, .. } = *size;
+        let figures: Vec<Vec<String>> = self.marks.iter().map(|mark| self.figures_of(mark, size)).collect();
         let most = figures.iter().map(Vec::len).max().unwrap_or(1) as u32;
-        let head = FIGURES + BETWEEN * most.saturating_sub(1) + 12;
-        let inner = if class == "small" { self.height / 2 } else { self.height };
+        let head = size.figures + BETWEEN * most.saturating_sub(1) + 12;
         // A column of names may be higher than what it names.
         let column = if self.names == Names::Ends { self.marks.len() as u32 * text::LINE as u32 } else { 0 };
-        let height = head + inner.max(column) + FOOT;
+        let height = head + self.height.max(column) + foot;
         let out = RefCell::new(String::new());
         // Only writing could fail, and writing to a string cannot.
         let _ = self.draw_on(&out, size, &figures, (head, height));
@@ -215,7 +218,7 @@ impl Plot {
         figures: &[Vec<String>],
         (head, height): (u32, u32),
     ) -> Result<(), Box<dyn std::error::Error>> {
-        let (width, font) = (size.width, size.font);
+        let Size { width, font, figures: top, foot, .. } = *size;
         let most = f64::from(width) * 0.4;
         let short = |label: &str| text::cut(label, font, most);
         let labels: Vec<String> = self.marks.iter().map(|mark| text::cut(mark.label(), font, most)).collect();
@@ -227,17 +230,17 @@ impl Plot {
             Names::Ends | Names::Rows => {
                 labels.iter().map(|label| wide(label, true)).fold(0.0, f64::max) as u32 + 16
             }
-            _ => 16,
+            Names::Legend | Names::Above => 8,
         };
         let right = right.max(last);
-        let inside = (f64::from(width.saturating_sub(left + right)), f64::from(height - head - FOOT));
+        let inside = (f64::from(width.saturating_sub(left + right)), f64::from(height - head - foot));
         let x = self.x.with_room(inside.0, |label| wide(label, false) + 8.0);
         let y = self.y.with_room(inside.1, |_| f64::from(text::LINE));
         let area = Canvas { out, size: (width, height) }.into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(head)
             .margin_right(right)
-            .x_label_area_size(FOOT)
+            .x_label_area_size(foot)
             .y_label_area_size(left)
             .build_cartesian_2d(x.clone(), y.clone())?;
         let write = |text: &str| out.borrow_mut().push_str(text);
@@ -251,41 +254,38 @@ impl Plot {
             .x_label_formatter(&|at| x.label(*at))
             .y_label_formatter(&|at| short(&y.label(*at)))
             .draw()?;
-        write(&format!(
-            "<text class=\"title\" x=\"0\" y=\"14\">{}</text><text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-            escape(&self.y.title),
-            width - right,
-            height - 5,
-            escape(&self.x.title)
-        ));
-        write(&format!(
-            "<text class=\"hint\" x=\"0\" y=\"{FIGURES}\">Point, tap, or press Tab for figures.</text></g>"
-        ));
+        if self.names != Names::Above {
+            write(&format!(
+                "<text class=\"title\" x=\"0\" y=\"14\">{}</text><text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
+                 <text class=\"hint\" x=\"0\" y=\"{top}\">Point, tap, or press Tab for figures.</text>",
+                escape(&self.y.title),
+                width - right,
+                height - 5,
+                escape(&self.x.title)
+            ));
+        }
+        if !self.behind.is_empty() {
+            write("<g class=\"behind\">");
+            for line in &self.behind {
+                chart.draw_series(LineSeries::new(line.iter().copied(), INK))?;
+            }
+            write("</g>");
+        }
+        write("</g>");
         let at = |point: &Point| chart.backend_coord(point);
         let lasts: Vec<_> = self.marks.iter().map(|mark| mark.last().map_or((0, 0), at)).collect();
-        let bounds = (head as i32, (height - FOOT) as i32);
-        let places: Vec<Option<Place>> = match self.names {
+        let bounds = (head as i32, (height - foot) as i32);
+        let places: Vec<Place> = match self.names {
             Names::Ends => {
                 let column = (width - right + 12) as i32;
-                text::in_a_column(&lasts, column, bounds).into_iter().map(Some).collect()
+                text::in_a_column(&lasts, column, bounds)
             }
             Names::Rows => {
                 let most = |mark: &Mark| mark.lines.iter().flatten().map(at).max_by_key(|(x, _)| *x);
                 let ends: Vec<_> = self.marks.iter().map(|mark| most(mark).unwrap_or((0, 0))).collect();
-                text::at_the_right(&ends).into_iter().map(Some).collect()
+                text::at_the_right(&ends)
             }
-            Names::Beside => {
-                let dots = self.marks.iter().flat_map(|mark| &mark.dots).map(|(point, _)| at(point));
-                let lines = self.marks.iter().flat_map(|mark| &mark.lines);
-                let ways = lines
-                    .flat_map(|line| line.windows(2))
-                    .filter_map(|two| Some((at(two.first()?), at(two.last()?))));
-                let bounds = ((left as i32, bounds.0), (width as i32, bounds.1 - 2));
-                let taken = Taken { points: dots.collect(), ways: ways.collect(), bounds };
-                let widths: Vec<_> = labels.iter().map(|label| wide(label, true)).collect();
-                text::beside(&lasts, &widths, &taken)
-            }
-            Names::Legend => Vec::new(),
+            Names::Legend | Names::Above => Vec::new(),
         };
         for (number, mark) in self.marks.iter().enumerate() {
             let said = format!("{}: {}", mark.name, mark.readout.join(", "));
@@ -294,7 +294,9 @@ impl Plot {
                 escape(&mark.class),
                 escape(&said)
             ));
-            for class in ["line", "touch"].into_iter().filter(|_| !mark.lines.is_empty()) {
+            // A finger needs a broader line, where it asks for figures.
+            let classes: &[&str] = if self.names == Names::Above { &["line"] } else { &["line", "touch"] };
+            for class in classes.iter().filter(|_| !mark.lines.is_empty()) {
                 write(&format!("<g class=\"{class}\">"));
                 for line in &mark.lines {
                     chart.draw_series(LineSeries::new(line.iter().copied(), INK))?;
@@ -305,10 +307,10 @@ impl Plot {
                 let (x, y) = chart.backend_coord(point);
                 write(&shape.at(x, y));
             }
-            if let (Some(Some(place)), Some(label)) = (places.get(number), labels.get(number)) {
+            if let (Some(place), Some(label)) = (places.get(number), labels.get(number)) {
                 place.write(&mut out.borrow_mut(), label);
             }
-            write(&format!("<g class=\"readout\"><text x=\"0\" y=\"{FIGURES}\">"));
+            write(&format!("<g class=\"readout\"><text x=\"0\" y=\"{top}\">"));
             for (row, line) in figures.get(number).into_iter().flatten().enumerate() {
                 let name = line.strip_prefix(&mark.name).filter(|_| row == 0);
                 let (bold, line) = name.map_or(("", line.as_str()), |rest| (&mark.name, rest));
@@ -323,14 +325,16 @@ impl Plot {
         }
         Ok(())
     }
-}
 
-/// What a mark says where it is pointed at: its name, and its figures, in lines that fit.
-fn figures_of(mark: &Mark, size: &Size) -> Vec<String> {
-    let said = format!("{}: {}", mark.name, mark.readout.join("; "));
-    // The name is bold, and wider.
-    let [bold, plain] = [true, false].map(|is_bold| text::width(&mark.name, size.font, is_bold));
-    text::lines(&said, size.font, f64::from(size.width) - (bold - plain))
+    /// What a mark says where it is pointed at: its name, and its figures, in lines that fit.
+    fn figures_of(&self, mark: &Mark, size: &Size) -> Vec<String> {
+        let figures =
+            if self.names == Names::Above { mark.label().to_owned() } else { mark.readout.join("; ") };
+        let said = format!("{}: {figures}", mark.name);
+        // The name is bold, and wider.
+        let [bold, plain] = [true, false].map(|is_bold| text::width(&mark.name, size.font, is_bold));
+        text::lines(&said, size.font, f64::from(size.width) - (bold - plain))
+    }
 }
 
 impl Shape {

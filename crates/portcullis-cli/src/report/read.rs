@@ -9,6 +9,7 @@ use portcullis_trace::replay::Report;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::args::On;
 use crate::machine::schema;
 use crate::runs::{Cost, Runs};
 
@@ -55,6 +56,8 @@ pub enum Outcome {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Origin {
+    /// When, of UTC.
+    pub date: Option<String>,
     pub command: Option<String>,
     pub machine: Machine,
 }
@@ -72,6 +75,8 @@ pub struct Replayed {
     pub origin: Origin,
     pub runs: Runs,
     pub format: String,
+    /// What the verdict chooses among.
+    pub on: On,
     pub notes: Vec<String>,
     pub warnings: Vec<String>,
 }
@@ -92,6 +97,8 @@ struct ReplayJson {
 struct OptionsJson {
     format: String,
     repeat: usize,
+    #[serde(default)]
+    on: On,
 }
 
 #[derive(Deserialize)]
@@ -146,6 +153,9 @@ pub struct Scaled {
     /// The command's own, for the most CPUs.
     #[serde(default)]
     pub verdict: Vec<String>,
+    /// The policy that it chooses.
+    #[serde(default)]
+    pub choice: Option<String>,
     pub results: Vec<Scale>,
 }
 
@@ -269,7 +279,7 @@ impl ReplayJson {
             known: report.trace.tells_cost_of(policy.mode),
         });
         let runs = Runs { costs: costs.collect(), number: options.repeat, too_long: false, report };
-        Ok(Replayed { origin, runs, format: options.format, notes, warnings })
+        Ok(Replayed { origin, runs, format: options.format, on: options.on, notes, warnings })
     }
 }
 

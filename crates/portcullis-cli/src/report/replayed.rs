@@ -1,22 +1,23 @@
-//! What a replay found, as a part of the page: the verdict first, then plots, then the tables behind them.
+//! What a replay found, as a part of the page: the verdict first, then the table of policies, then plots, and the tables behind them.
 
 use std::fmt::Write;
 
 use portcullis_trace::replay::PolicyReport;
 
-use super::axes::{around_zero, at_time, class_of, share, times};
+use super::axes::{at_time, times};
 use super::html::{details, element, escape, pairs, table, time};
-use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Shape};
+use super::plot::{Axis, Mark, Names, Plot, Point, side_by_side};
+use super::policies::{self, Cell, Open, Row};
 use super::read::Replayed;
-use super::{machine, warning};
-use crate::args::On;
+use super::{machine, made, said, warning};
+use crate::exposed::Exposed;
 use crate::header;
-use crate::look::{NOT_KNOWN, bytes, count, percent};
-use crate::on_linux::{self, Place};
+use crate::look::{NOT_KNOWN, bytes, count, number_of, short_time};
+use crate::on_linux::Place;
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::short::{self, if_known};
 use crate::table::LINES;
-use crate::verdict::Verdict;
+use crate::verdict::{self, Verdict};
 
 /// Percentiles that are printed.
 const PERCENTILES: [(f64, &str); 5] =
@@ -25,14 +26,14 @@ const PERCENTILES: [(f64, &str); 5] =
 pub fn section(replayed: &Replayed) -> String {
     let runs = &replayed.runs;
     let trace = &runs.report.trace;
-    let mut html = element("h2", &format!("Replay of {}", trace.name));
+    let mut html = element("h2", &format!("Replay of {}", trace.name)) + &made(&replayed.origin);
     for policy in &runs.report.policies {
         if policy.violations > 0 || policy.faults > 0 {
             html += &warning(&format!(
-                "{}: protection did not hold: {} violations and {} faults.",
+                "{}: protection did not hold: {} and {}.",
                 policy.policy,
-                count(policy.violations),
-                count(policy.faults)
+                number_of(policy.violations, "violation"),
+                number_of(policy.faults, "fault")
             ));
         }
     }
@@ -40,26 +41,22 @@ pub fn section(replayed: &Replayed) -> String {
         html += &element("p", "Nothing is mapped in this recording, so there is nothing to compare.");
         return html + &about(replayed);
     }
-    html += "<div class=\"verdict\">\n";
-    let verdict = Verdict::of(runs, On::Linux);
     // A page is not of the machine that shows it: no group of its.
-    let how = verdict.choice.map(|choice| on_linux::of_choice(choice, &Place::named(&trace.devices)));
-    for sentence in verdict.sentences.iter().chain(&how) {
-        html += &element("p", sentence);
-    }
-    html += "</div>\n";
+    let verdict = Verdict::told(runs, replayed.on, &Place::named(&trace.devices));
+    html += &said(verdict.sentences.iter());
     for hidden in trace.recorded.iter().filter_map(|recorded| Some(header::hidden(recorded)? + ".")) {
         html += &warning(&hidden);
     }
     for sentence in &replayed.warnings {
         html += &warning(sentence);
     }
-    html += &cost_and_exposure(runs).figure();
-    html += &short_table(runs);
+    html += &policies(runs, verdict.choice);
     let calls = [("An unmap", unmaps as Latency, "unmap"), ("A map", maps, "map")];
     for (what, latency, call) in calls {
-        let lines: Vec<_> =
-            runs.report.policies.iter().filter(|policy| !latency(policy).is_empty()).collect();
+        // Of a policy whose cost is not known, the calls that were replayed copied too little.
+        let is_told = |policy: &&PolicyReport| runs.report.trace.tells_cost_of(policy.mode);
+        let policies = runs.report.policies.iter().filter(is_told);
+        let lines: Vec<_> = policies.filter(|policy| !latency(policy).is_empty()).collect();
         if lines.is_empty() {
             html += &element(
                 "p",
@@ -69,11 +66,19 @@ pub fn section(replayed: &Replayed) -> String {
             );
             continue;
         }
-        let marks = lines
-            .iter()
-            .enumerate()
-            .map(|(at, policy)| mark(policy.policy, &class_of(policy.policy, at), latency(policy)));
-        html += &distribution(&format!("{what}: how long calls take"), marks.collect()).figure();
+        let marks: Vec<Mark> =
+            lines.iter().map(|policy| mark(policy.policy, line_of(policy, runs), latency(policy))).collect();
+        let others = |at: usize| {
+            let others = marks.iter().enumerate().filter(|(other, _)| *other != at);
+            others.flat_map(|(_, mark)| mark.lines.clone()).collect()
+        };
+        let behind = (0..marks.len()).map(others).collect();
+        html += &distributions(
+            &format!("{what}: how long calls take"),
+            "In each plot a policy, and all others in grey, on the same scales.",
+            marks,
+            behind,
+        );
         html += &details(
             &format!("The figures behind it: {call}s"),
             &percentiles(&format!("Time of {call}s, waits included"), &lines, latency),
@@ -83,110 +88,75 @@ pub fn section(replayed: &Replayed) -> String {
     html + &about(replayed)
 }
 
-/// The freed memory that a policy leaves open; `None` for all there is.
-fn open(policy: &PolicyReport) -> Option<f64> {
-    policy.exposure_counted.map(|_| policy.exposure.stale_byte_s)
-}
-
-/// The policies whose cost the recording tells, each with its cost.
-fn told(runs: &Runs) -> impl Iterator<Item = (&PolicyReport, &Cost)> {
-    runs.report.policies.iter().zip(&runs.costs).filter(|(_, cost)| cost.known)
+/// The class of a policy's line.
+pub fn line_of(policy: &PolicyReport, runs: &Runs) -> String {
+    Open::counted(policy, runs.report.trace.tells_copies()).of_line(policy.policy, 0)
 }
 
 /// What a policy leaves open for a second, in words: of freed memory, and of other data.
 pub fn said_open(policy: &PolicyReport, runs: &Runs) -> [String; 2] {
-    let words = |open: f64| if open > 0.0 { bytes(open) } else { "none".into() };
-    match open(policy) {
-        None => ["all memory".into(), "all memory".into()],
-        Some(stale) if runs.report.trace.tells_copies() => {
-            [words(stale), words(policy.exposure.neighbour_byte_s)]
-        }
-        Some(stale) => match policy.exposure.neighbour_byte_s {
-            0.0 => [words(stale), NOT_KNOWN.into()],
-            open => [words(stale), format!("more than {}", bytes(open))],
-        },
-    }
+    Exposed::of(policy, runs.report.trace.tells_copies()).map(|exposed| match exposed {
+        Exposed::All => "all memory".into(),
+        Exposed::NotKnown => NOT_KNOWN.into(),
+        Exposed::AtLeast(open) => format!("more than {}", bytes(open)),
+        Exposed::Sum(open) if open > 0.0 => bytes(open),
+        Exposed::Sum(_) => "none".into(),
+    })
 }
 
-/// Where policies stand between cost and exposure: `before` beside `runs`, where there are two.
-pub fn cost_and_exposure_of(runs: &Runs, before: Option<&Runs>) -> Plot {
-    // One of which the recording does not tell the cost has no place.
-    let all = || told(runs).chain(before.into_iter().flat_map(told)).map(|(policy, _)| policy);
-    let most_open = all().filter_map(open).fold(0.0, f64::max);
-    let most_time = all().map(cpu_time).fold(0.05, f64::max);
-    let said = |at, _| if at == 0.0 { "none".into() } else { bytes(at) };
-    let mut y = around_zero("freed memory open for 1 s", 0.0, most_open.max(1000.0), said);
-    let top = y.range.1;
-    let everything = top * 1.15;
-    y.ticks.push((everything, "all memory".into()));
-    y.range = (-0.1 * top, top * 1.25);
-    let mut x = around_zero("CPU time that protection takes", 0.0, most_time, share);
-    x.range = (-0.02 * x.range.1, x.range.1);
-    let at = |policy: &PolicyReport| (cpu_time(policy), open(policy).unwrap_or(everything));
-    let marks = runs.report.policies.iter().zip(&runs.costs).enumerate().filter(|(_, (_, cost))| cost.known);
-    let marks = marks.map(|(number, (policy, cost))| {
-        // Without a count, all memory is open.
-        let neighbours = policy.exposure_counted.is_none() || policy.exposure.neighbour_byte_s > 0.0;
-        let shape = if neighbours { Shape::Ring } else { Shape::Dot };
-        let earlier = before.and_then(|runs| told(runs).find(|(other, _)| other.policy == policy.policy));
-        let earlier = earlier.map(|(earlier, _)| earlier);
-        let [freed, other] = said_open(policy, runs);
-        let cost = cost.median_ns;
-        let from =
-            earlier.map_or(String::new(), |earlier| format!(" (before: {})", percent(cpu_time(earlier))));
-        Mark {
-            class: class_of(policy.policy, number),
-            name: policy.policy.into(),
-            readout: vec![
-                format!("costs {}{from} of the CPU time, {} a buffer", percent(cpu_time(policy)), time(cost)),
-                format!("open for 1 s: freed memory {freed}, other data {other}"),
-            ],
-            lines: earlier.map(|earlier| vec![at(earlier), at(policy)]).into_iter().collect(),
-            dots: vec![(at(policy), shape)],
-            ..Mark::default()
-        }
-    });
-    let arrows = if before.is_some() { " A line comes from where the policy was before." } else { "" };
-    Plot {
-        title: "Cost and exposure of each policy".into(),
-        caption: format!(
-            "Further left takes less time, and further down is safer. A ring: what shares a page with a buffer is open to devices, too. \
-             A dot: it is not.{arrows}"
-        ),
-        marks: marks.collect(),
-        x,
-        y,
-        names: Names::Beside,
-        height: HEIGHT,
-    }
-}
-
-fn cost_and_exposure(runs: &Runs) -> Plot {
-    cost_and_exposure_of(runs, None)
-}
-
-/// The table behind that plot.
-fn short_table(runs: &Runs) -> String {
+/// What each policy costs and leaves open.
+fn policies(runs: &Runs, choice: Option<&str>) -> String {
     let head = [
-        "policy",
-        "cost, ns",
-        "runs from",
-        "to",
-        "of which wait, ns",
         "CPU time",
-        "freed memory open for 1 s",
-        "other data open for 1 s",
+        "cost of a mapping",
+        "of it, wait",
+        "< 1 % from",
+        "freed memory, open for 1 s",
+        "other data, open for 1 s",
     ];
-    let ns = |ns: f64| count(ns.round() as u64);
+    let known = runs.report.trace.tells_copies();
+    let all = || runs.report.policies.iter().zip(&runs.costs);
+    let told = all().filter(|(_, cost)| cost.known).map(|(policy, _)| cpu_time(policy));
+    let most = told.filter(|share| share.is_finite()).fold(1e-9, f64::max);
+    let rates = verdict::rows(runs);
+    let ns = |ns: f64| format!("{} ns", count(ns.round() as u64));
     let row = |(policy, cost): (&PolicyReport, &Cost)| {
-        let [freed, other] = said_open(policy, runs);
-        let costs = [cost.median_ns, cost.least_ns, cost.most_ns, policy.wait_ns_per_op]
-            .map(|figure| if_known(cost, || ns(figure)));
-        let share = if_known(cost, || short::share(policy));
-        [vec![policy.policy.to_owned()], costs.to_vec(), vec![share, freed, other]].concat()
+        let share = Cell {
+            bar: cost.known.then(|| cpu_time(policy) / most),
+            ..Cell::from(if_known(cost, || short::share(policy)))
+        };
+        let spread =
+            short::spread_of(cost, runs.number).map_or(String::new(), |spread| format!(" ± {spread}"));
+        let costs = [
+            if_known(cost, || ns(cost.median_ns) + &spread),
+            if_known(cost, || ns(policy.wait_ns_per_op)),
+            verdict::small_from(&rates, policy).map_or("-".into(), short_time),
+        ];
+        let open = said_open(policy, runs).map(|text| {
+            let is_open = text != "none" && text != NOT_KNOWN;
+            Cell { is_open, ..Cell::from(text) }
+        });
+        Row {
+            policy: policy.policy.into(),
+            open: Open::counted(policy, known),
+            cost: cost.median_ns,
+            cells: std::iter::once(share).chain(costs.map(Cell::from)).chain(open).collect(),
+        }
     };
-    let rows: Vec<_> = runs.report.policies.iter().zip(&runs.costs).map(row).collect();
-    table("Each policy, for each buffer", &head.map(String::from), &rows)
+    let work = short_time(runs.report.work_ns);
+    policies::table(
+        "What each policy costs, and what it leaves open",
+        &head.map(String::from),
+        all().map(row).collect(),
+        choice,
+    ) + &format!(
+        "<p class=\"note\">{}</p>\n",
+        escape(&format!(
+            "CPU time is the share that protection takes where {work} of other work comes with each mapping; less than 1 % \
+                 where more comes with each than the fourth figure says. Open for 1 s: bytes times seconds that a device reached, over the \
+                 whole recording. Red is what is open."
+        ))
+    )
 }
 
 type Latency = fn(&PolicyReport) -> &[(f64, u64)];
@@ -219,7 +189,7 @@ fn nines(share: f64) -> f64 {
 }
 
 /// A distribution as a line.
-pub fn mark(name: &str, class: &str, latency: &[(f64, u64)]) -> Mark {
+pub fn mark(name: &str, class: String, latency: &[(f64, u64)]) -> Mark {
     let all = latency.iter().map(|(_, calls)| *calls as f64).sum::<f64>().max(1.0);
     let end = 1.0 - 1.0 / all.max(2.0);
     let (mut line, mut seen) = (Vec::new(), 0.0);
@@ -231,31 +201,40 @@ pub fn mark(name: &str, class: &str, latency: &[(f64, u64)]) -> Mark {
     let said = PERCENTILES.map(|(share, label)| format!("{label} {}", time(quantile(latency, share))));
     let most = time(latency.last().map_or(0.0, |(ns, _)| *ns));
     let readout = vec![format!("{} · most {most}", said.join(" · "))];
-    Mark { class: class.into(), name: name.into(), readout, lines: vec![line], ..Mark::default() }
+    // A figure and its unit stay in one line.
+    let [half, slow] = [0.5, 0.99].map(|share| time(quantile(latency, share)).replace(' ', "\u{a0}"));
+    let label = Some(format!("half\u{a0}{half}, 99\u{a0}%\u{a0}{slow}"));
+    Mark { class, name: name.into(), label, readout, lines: vec![line], ..Mark::default() }
 }
 
-/// Calls from the fastest to the slowest.
-pub fn distribution(title: &str, marks: Vec<Mark>) -> Plot {
-    let points = || marks.iter().flat_map(|mark| mark.lines.iter().flatten());
-    let (least, most) = points().fold((f64::MAX, 1.0), |(least, most), (_, y)| (y.min(least), y.max(most)));
-    let far = points().map(|point| point.0).fold(1.0, f64::max);
-    let ticks = PERCENTILES.iter().map(|(share, label)| (nines(*share), (*label).to_owned()));
-    let x = Axis {
-        range: (0.0, far),
-        ticks: ticks.filter(|(at, _)| *at <= far).collect(),
-        title: "calls that take no longer".into(),
-    };
-    Plot {
-        title: title.into(),
-        caption: "Measured on this machine, with the waits that the profile adds. Each step to the right has a tenth of the calls \
-                  beyond it. Both scales are logarithmic, and times below 1 ns are drawn at 1 ns."
-            .into(),
-        x,
-        y: times("time of a call", 10f64.powf(least.min(most)), 10f64.powf(most)),
-        marks,
-        names: Names::Ends,
-        height: HEIGHT,
+/// Calls from the fastest to the slowest: a plot for each mark, with lines behind it.
+pub fn distributions(title: &str, caption: &str, marks: Vec<Mark>, behind: Vec<Vec<Vec<Point>>>) -> String {
+    let lines = marks.iter().flat_map(|mark| &mark.lines).chain(behind.iter().flatten());
+    let mut far = 1.0_f64;
+    let (mut least, mut most) = (f64::MAX, 1.0_f64);
+    for (x, y) in lines.flatten() {
+        (far, least, most) = (far.max(*x), least.min(*y), most.max(*y));
     }
+    let plot = |(mark, behind): (Mark, _)| {
+        let ticks = PERCENTILES.iter().map(|(share, label)| (nines(*share), (*label).to_owned()));
+        let ticks = ticks.filter(|(at, _)| *at <= far).collect();
+        Plot {
+            title: format!("{title}: {}", mark.name),
+            caption: String::new(),
+            x: Axis { range: (0.0, far), ticks, title: String::new() },
+            y: times("", 10f64.powf(least.min(most)), 10f64.powf(most)),
+            marks: vec![mark],
+            behind,
+            names: Names::Above,
+            height: 84,
+        }
+    };
+    let plots: Vec<Plot> = marks.into_iter().zip(behind).map(plot).collect();
+    let caption = format!(
+        "{caption} Up: the time of a call, measured on the machine that replayed, with the waits that the profile adds. To the right: the \
+         share of calls that take no longer. Both scales are logarithmic."
+    );
+    side_by_side(title, &caption, &plots)
 }
 
 fn percentiles(caption: &str, policies: &[&PolicyReport], latency: Latency) -> String {
@@ -297,12 +276,12 @@ fn about(replayed: &Replayed) -> String {
     let trace = &report.trace;
     let work = format!("{} ns besides each mapping's own cost", count(report.work_ns as u64));
     let recording = format!(
-        "{}: {} events, {} maps, {} unmaps, {} CPUs",
+        "{}: {}, {}, {}, {}",
         trace.name,
-        count(trace.events),
-        count(trace.maps),
-        count(trace.unmaps),
-        count(trace.cpus)
+        number_of(trace.events, "event"),
+        number_of(trace.maps, "map"),
+        number_of(trace.unmaps, "unmap"),
+        number_of(trace.cpus, "CPU")
     );
     let rows = [
         ("recording", recording),

@@ -1,34 +1,94 @@
 //! What `scale` found, as a part of the page.
 
-use super::axes::{around_zero, class_of, share};
+use super::axes::{around_zero, at_share, share, shares};
 use super::benched::each;
 use super::html::{details, element, pairs, table, time};
-use super::machine;
 use super::plot::{Axis, HEIGHT, Mark, Names, Plot, Point, Shape};
+use super::policies::{self, Cell, Open, Row};
 use super::read::{Scale, Scaled, Spent};
+use super::{machine, made, said};
 use crate::look::{count, number_of};
+
+/// The most numbers of CPUs that have a column.
+const COLUMNS: usize = 6;
 
 /// `portcullis scale`.
 pub fn section(scaled: &Scaled) -> String {
     let results = &scaled.results;
-    let mut html = element("h2", &format!("Scaling of {}", scaled.workload));
+    let mut html = element("h2", &format!("Scaling of {}", scaled.workload)) + &made(&scaled.origin);
     let most = results.iter().map(|result| result.cpus).max().unwrap_or(0);
     let there: Vec<&Scale> = results.iter().filter(|result| result.cpus == most).collect();
-    html += "<div class=\"verdict\">\n";
-    for sentence in &scaled.verdict {
-        html += &element("p", sentence);
-    }
-    html += "</div>\n";
-    let place = |result: &Scale| result.relative_to_passthrough;
-    let title = "Throughput, as a share of that without protection".to_owned();
-    let top = results.iter().map(place).fold(1.0, f64::max);
-    let axis = around_zero("share of full throughput", 0.0, top, share);
-    html += &by_cpus(results, title, axis, place, |share| format!("{:.1} %", share * 100.0)).figure();
+    html += &said(scaled.verdict.iter());
+    html += &policies(results, scaled.choice.as_deref());
+    html += &losses(results).figure();
     html += &times(&there, most).map_or(String::new(), |plot| plot.figure());
     html += &details("The figures behind it", &figures(results));
     let about = format!("{} {}", scaled.workload, scaled.about);
     let rows = [("workload", about), ("waits of", scaled.profile.clone())];
     html + &element("h3", "How it was made") + &pairs(&rows) + &machine(&scaled.origin)
+}
+
+/// The share of the throughput that protection takes.
+fn lost(result: &Scale) -> f64 {
+    (1.0 - result.relative_to_passthrough).max(0.0)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Numbers of CPUs, from the least on.
+fn cpus_of(results: &[Scale]) -> Vec<u64> {
+    let mut cpus = each(results, |result| result.cpus);
+    cpus.sort_unstable();
+    cpus
+}
+
+/// What each policy costs, by the number of CPUs.
+fn policies(results: &[Scale], choice: Option<&str>) -> String {
+    let cpus = cpus_of(results);
+    let cpus = &cpus[cpus.len().saturating_sub(COLUMNS)..];
+    let head: Vec<String> = cpus.iter().map(|cpus| number_of(*cpus, "CPU")).collect();
+    let row = |policy: &String| {
+        let on = |cpus: u64| results.iter().find(|result| result.policy == *policy && result.cpus == cpus);
+        let mut cells: Vec<Cell> = cpus
+            .iter()
+            .map(|cpus| Cell::from(on(*cpus).map_or("-".into(), |result| percent(lost(result)))))
+            .collect();
+        let last = cpus.last().and_then(|cpus| on(*cpus)).map(lost);
+        if let Some(cell) = cells.last_mut() {
+            cell.bar = last;
+        }
+        Row { policy: policy.clone(), open: Open::made(policy), cost: last.unwrap_or(0.0), cells }
+    };
+    let rows = each(results, |result| &result.policy).into_iter().map(row).collect();
+    policies::table("The share of the throughput that protection takes", &head, rows, choice)
+}
+
+/// The same as a plot: its logarithm, so that a percent is told from two, beside what takes all.
+fn losses(results: &[Scale]) -> Plot {
+    // What takes nothing has no logarithm, and all others are measured by it.
+    let is_compared = |result: &&Scale| result.policy != "passthrough";
+    let compared: Vec<Scale> = results.iter().filter(is_compared).cloned().collect();
+    let results = if compared.is_empty() { results } else { &compared };
+    let most = results.iter().map(lost).fold(0.01, f64::max);
+    let title = "Throughput that protection takes".to_owned();
+    let said = |result: &Scale| percent(lost(result));
+    let axis = "share of throughput";
+    if cpus_of(results).len() == 1 {
+        let caption = "Further left is better. A ring at the end of a bar: extrapolated.";
+        return by_cpus(results, title, caption, around_zero(axis, 0.0, most, share), lost, said);
+    }
+    let least = results.iter().map(lost).fold(1.0, f64::min);
+    by_cpus(
+        results,
+        title,
+        "Lower is better. The scale is logarithmic: what takes less than 0.1 % is drawn at 0.1 %. A dot: calculated from what was measured \
+         for as many CPUs. A ring: extrapolated.",
+        shares(axis, least, most),
+        |result| at_share(lost(result)),
+        said,
+    )
 }
 
 /// A part of a request's time: its name in the plot, and its length.
@@ -78,6 +138,7 @@ fn times(there: &[&Scale], cpus: u64) -> Option<Plot> {
         title: format!("What the time of a request goes into, on {}", number_of(cpus, "CPU")),
         caption: "Each bar is the whole time of a request under that policy.".into(),
         x,
+        behind: Vec::new(),
         y: Axis {
             range: (-0.6, rows as f64 - 0.4),
             ticks: there.iter().enumerate().map(|(at, result)| (row(at), result.policy.clone())).collect(),
@@ -90,10 +151,10 @@ fn times(there: &[&Scale], cpus: u64) -> Option<Plot> {
 }
 
 fn figures(results: &[Scale]) -> String {
-    let head = ["policy", "CPUs", "share of full throughput", "requests per second"];
+    let head = ["policy", "CPUs", "of full throughput", "requests per second"];
     let head = head.iter().chain(PARTS.iter().map(|part| &part.name)).chain(&["hottest", "extrapolated"]);
     let row = |r: &Scale| {
-        let share = format!("{:.1} %", r.relative_to_passthrough * 100.0);
+        let share = percent(r.relative_to_passthrough);
         let first = vec![r.policy.clone(), r.cpus.to_string(), share, count(r.requests_per_s as u64)];
         let parts = PARTS
             .iter()
@@ -104,17 +165,18 @@ fn figures(results: &[Scale]) -> String {
     table("All figures; times are those of a request", &head, &results.iter().map(row).collect::<Vec<_>>())
 }
 
-/// A figure of each policy by the number of CPUs: a curve for each policy, or a bar where there is one number of CPUs.
+/// A figure of each policy by the number of CPUs: a curve for each policy, or a bar where there is one number of CPUs. `place` is where
+/// it is, and `said` what it is in words.
 pub fn by_cpus(
     results: &[Scale],
     title: String,
+    caption: &str,
     axis: Axis,
     place: impl Fn(&Scale) -> f64,
-    said: impl Fn(f64) -> String,
+    said: impl Fn(&Scale) -> String,
 ) -> Plot {
     let at = |cpus: u64| (cpus.max(1) as f64).log2();
-    let mut cpus = each(results, |result| result.cpus);
-    cpus.sort_unstable();
+    let cpus = cpus_of(results);
     let shape = |result: &Scale| if result.extrapolated.is_empty() { Shape::Dot } else { Shape::Ring };
     let policies = each(results, |result| &result.policy);
     let marks = policies.iter().enumerate().map(|(number, policy)| {
@@ -122,21 +184,21 @@ pub fn by_cpus(
         own.sort_by_key(|result| result.cpus);
         let points: Vec<Point> = own.iter().map(|result| (at(result.cpus), place(result))).collect();
         let on = own.iter().rev().take(4).rev();
-        let on: Vec<_> = on.map(|r| format!("{} on {}", said(place(r)), number_of(r.cpus, "CPU"))).collect();
+        let on: Vec<_> = on.map(|r| format!("{} on {}", said(r), number_of(r.cpus, "CPU"))).collect();
         Mark {
-            class: class_of(policy, number),
+            class: Open::made(policy).of_line(policy, number),
             name: (*policy).clone(),
+            label: own.last().filter(|_| cpus.len() == 1).map(|result| said(result)),
             readout: vec![on.join(" · ")],
             dots: points.iter().copied().zip(own.iter().map(|result| shape(result))).collect(),
             lines: vec![points],
-            ..Mark::default()
         }
     });
     let least = cpus.first().map_or(0.0, |n| at(*n));
     let most = cpus.last().map_or(1.0, |n| at(*n));
     let curves = Plot {
         title,
-        caption: "Higher is better. A dot: calculated from what was measured for as many CPUs. A ring: extrapolated.".into(),
+        caption: caption.into(),
         x: Axis {
             range: (least, if most > least { most } else { least + 1.0 }),
             ticks: cpus.iter().map(|n| (at(*n), n.to_string())).collect(),
@@ -144,21 +206,21 @@ pub fn by_cpus(
         },
         y: axis,
         marks: marks.collect(),
+        behind: Vec::new(),
         names: Names::Ends,
         height: HEIGHT,
     };
-    if let [only] = cpus[..] { bars(curves, only, said) } else { curves }
+    if let [only] = cpus[..] { bars(curves, only) } else { curves }
 }
 
-/// The same plot where there is one number of CPUs: a bar for each policy, the fastest at the top.
-fn bars(mut plot: Plot, cpus: u64, said: impl Fn(f64) -> String) -> Plot {
+/// The same plot where there is one number of CPUs: a bar for each policy, the shortest at the top.
+fn bars(mut plot: Plot, cpus: u64) -> Plot {
     let value = |mark: &Mark| mark.dots.first().map_or(0.0, |((_, value), _)| *value);
-    plot.marks.sort_by(|a, b| value(a).total_cmp(&value(b)));
+    plot.marks.sort_by(|a, b| value(b).total_cmp(&value(a)));
     let mut ticks = Vec::new();
     for (row, mark) in plot.marks.iter_mut().enumerate() {
         let (row, value) = (row as f64, value(mark));
         ticks.push((row, mark.name.clone()));
-        mark.label = Some(said(value));
         mark.class += " bar";
         mark.lines = vec![vec![(0.0, row), (value, row)]];
         mark.dots.truncate(1);
@@ -166,7 +228,6 @@ fn bars(mut plot: Plot, cpus: u64, said: impl Fn(f64) -> String) -> Plot {
         mark.dots.iter_mut().for_each(|dot| dot.0 = (value, row));
     }
     plot.title = format!("{}, on {}", plot.title, number_of(cpus, "CPU"));
-    plot.caption = "Further right is better. A ring at the end of a bar: extrapolated.".into();
     plot.x = plot.y;
     let rows = plot.marks.len();
     plot.y = Axis { range: (-0.6, rows as f64 - 0.4), ticks, title: "policy".into() };

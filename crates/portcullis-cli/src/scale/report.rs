@@ -5,14 +5,15 @@ use std::fmt::Write;
 use anstyle::Style;
 use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
 use portcullis_trace::Printable;
-use portcullis_trace::replay::{Mode, Profile};
+use portcullis_trace::replay::{Mode, Profile, Work};
 use serde::Serialize;
 
-use crate::args::Scale;
+use crate::args::{On, Scale};
 use crate::calibration::Calibration;
 use crate::choice::{Candidate, NO_COPIES, advice, choose, depends, range};
-use crate::look::{BOLD, COLUMNS, count, number_of, percent, wrap};
-use crate::machine;
+use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
+use crate::scale::Told;
+use crate::{machine, on_linux};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -75,21 +76,20 @@ pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
     pub rows: Vec<Row>,
-    /// The recording tells what policies that copy would copy; if not, they are not among the rows.
-    pub copies_known: bool,
-    /// Why the recording tells no policy's cost, where it does not.
-    pub nothing_told: Option<String>,
+    /// What is chosen among.
+    pub on: On,
+    pub told: Told,
 }
 
 impl Table {
-    /// The strict policies of the library.
+    /// The strict policies of the library that can be had where they are asked for.
     fn strict(&self) -> Vec<Strict<'_>> {
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
         let strict = self.rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
-            let mode = Mode::ALL.into_iter().find(|mode| mode.name() == row.policy.name)?;
+            let mode = Mode::named(row.policy.name).filter(|mode| self.on.has(*mode))?;
             let open = shares && !mode.protects_bytes();
-            Some(Strict { row, mode, open, open_is_known: self.copies_known })
+            Some(Strict { row, mode, open, open_is_known: self.told.copies })
         });
         strict.collect()
     }
@@ -100,17 +100,10 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     let mut text = String::new();
     let Some(table) = tables.last() else { return text };
     let Table { machine, workload, rows, .. } = table;
-    let plural = |n: u32| if n == 1 { "" } else { "s" };
-    let (cpus, sockets) = (machine.cpus, machine.sockets);
-    text.push_str(&wrap(
-        &format!(
-            "{} on {cpus} CPU{} of {sockets} socket{}, simulated",
-            Printable(&workload.name),
-            plural(cpus),
-            plural(sockets)
-        ),
-        "  ",
-    ));
+    let name = Printable(&workload.name);
+    let (cpus, sockets) =
+        (number_of(machine.cpus.into(), "CPU"), number_of(machine.sockets.into(), "socket"));
+    text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, simulated"), "  "));
     for line in setting(workload) {
         text.push_str(&wrap(&line, "  "));
     }
@@ -154,7 +147,7 @@ fn setting(workload: &Workload) -> [String; 2] {
     let mean = |of: fn(&Request) -> f64| requests.iter().map(of).sum::<f64>() / requests.len().max(1) as f64;
     let work = count(mean(|request| request.work_ns).round() as u64);
     let mappings = number_of(mean(|request| request.mappings.len() as f64).round() as u64, "mapping");
-    let bytes = count(mean(|request| request.bytes() as f64).round() as u64);
+    let bytes = number_of(mean(|request| request.bytes() as f64).round() as u64, "byte");
     let under_way = number_of(u64::from(*depth), "request");
     let mut limits = Vec::new();
     // Beyond, they stand for devices that keep up.
@@ -171,30 +164,42 @@ fn setting(workload: &Workload) -> [String; 2] {
     };
     [
         format!(
-            "each CPU: up to {under_way} under way, each of {mappings} ({bytes} bytes); everything but \
+            "each CPU: up to {under_way} under way, each of {mappings} ({bytes}); everything but \
              protection takes {work} ns of CPU time"
         ),
         format!("devices: {}, {pace}", count(u64::from(device.count))),
     ]
 }
 
+/// The policy to choose; `None` where the workload does not tell.
+fn choice(table: &Table) -> Option<Strict<'_>> {
+    choose(table.strict().into_iter()).filter(|_| table.told.nothing.is_none())
+}
+
 /// What is to be known first.
 fn verdict(table: &Table) -> Vec<String> {
-    if let Some(why) = &table.nothing_told {
+    if let Some(why) = &table.told.nothing {
         return vec![why.clone()];
     }
     let strict = table.strict();
     let mut said = Vec::new();
     let cpus = table.machine.cpus;
-    if let (Some(costs), Some(choice)) = (range(&strict), choose(strict.iter().copied())) {
-        said.push(format!(
-            "Protection from devices costs this workload {costs} of its throughput on {cpus} CPU{}{}.",
-            if cpus == 1 { "" } else { "s" },
-            depends(&costs)
-        ));
+    let choice = choice(table);
+    if let (Some(costs), Some(choice)) = (range(&strict), choice) {
+        let (of, depends) = (number_of(cpus.into(), "CPU"), depends(&costs, table.on));
+        said.push(match table.told.besides {
+            None => format!(
+                "Protection from devices costs this workload {costs} of its throughput on {of}{depends}."
+            ),
+            Some(besides) => format!(
+                "{} protection from devices costs {costs} of the throughput on {of}{depends}{}.",
+                besides.clause(),
+                besides.more(&costs)
+            ),
+        });
         said.push(advice(choice, &strict));
     }
-    let chosen = choose(strict.into_iter()).map(|choice| choice.row);
+    let chosen = choice.map(|choice| choice.row);
     let dear = table.rows.iter().filter(|row| row.policy.operation.is_some());
     let slowest = dear.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s));
     let chosen =
@@ -206,7 +211,10 @@ fn verdict(table: &Table) -> Vec<String> {
     if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
         said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
     }
-    said.extend((!table.copies_known).then(|| NO_COPIES.to_owned()));
+    said.extend((!table.told.copies).then(|| NO_COPIES.to_owned()));
+    if table.on == On::Linux {
+        said.extend(choice.map(|choice| on_linux::of_choice(choice.mode.name(), &table.told.place)));
+    }
     said
 }
 
@@ -241,7 +249,7 @@ fn structure(source: &str) -> &'static str {
 }
 
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
-    let best = match table.nothing_told {
+    let best = match table.told.nothing {
         Some(_) => None,
         None => choose(table.strict().into_iter()).map(|choice| choice.mode.name()),
     };
@@ -259,18 +267,21 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
     let widths: Vec<usize> = (0..heads.len())
         .map(|at| rows.iter().map(|(_, figures)| figures[at].len() + 1).max().unwrap_or(0).max(least[at]))
         .collect();
+    // A narrow terminal has no room for the parts of a request's time.
+    let shown = if columns() < COLUMNS { 2 } else { heads.len() };
+    let widths = &widths[..shown];
     let rest: usize = widths[2..].iter().sum();
     writeln!(text)?;
-    let over = "ns of each request, in or waiting for:";
+    let over = if rest > 0 { "ns of each request, in or waiting for:" } else { "" };
     writeln!(text, "{:<13}{:>3$}{:>4$}{over:>rest$}", "", "requests", "share of", widths[0], widths[1])?;
     write!(text, "{BOLD}{:<13}", "policy")?;
-    heads.iter().zip(&widths).try_for_each(|(head, width)| write!(text, "{head:>width$}"))?;
+    heads.iter().zip(widths).try_for_each(|(head, width)| write!(text, "{head:>width$}"))?;
     writeln!(text, "{BOLD:#}")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(13 + widths.iter().sum::<usize>()))?;
     for (row, figures) in &rows {
         let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
         write!(text, "{style}{:<13}{style:#}", row.policy.name)?;
-        figures.iter().zip(&widths).try_for_each(|(figure, width)| write!(text, "{figure:>width$}"))?;
+        figures.iter().zip(widths).try_for_each(|(figure, width)| write!(text, "{figure:>width$}"))?;
         writeln!(text)?;
     }
     writeln!(text)
@@ -280,12 +291,13 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
 fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt::Result {
     write!(text, "{BOLD}{:<13}", "throughput, %")?;
     // As many as there is room for.
-    let shown = tables.iter().take(8);
+    let wide = columns();
+    let shown = tables.iter().take(if wide < COLUMNS { (wide.saturating_sub(18) / 8).max(1) } else { 8 });
     for table in shown.clone() {
         write!(text, "{:>8}", table.machine.cpus)?;
     }
     writeln!(text, " CPUs{BOLD:#}")?;
-    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(COLUMNS))?;
+    writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(wide))?;
     for at in 0..tables.first().map_or(0, |table| table.rows.len()) {
         for (index, row) in shown.clone().filter_map(|table| table.rows.get(at)).enumerate() {
             if index == 0 {
@@ -304,7 +316,11 @@ struct Scaled<'a> {
     about: &'a str,
     profile: &'a str,
     calibration: &'a Calibration,
+    /// What comes with each mapping of a recording.
+    work_ns: Option<f64>,
+    work: Option<Work>,
     verdict: Vec<String>,
+    choice: Option<&'static str>,
     results: Vec<Result<'a>>,
 }
 
@@ -368,12 +384,16 @@ pub fn json(
 ) -> serde_json::Result<String> {
     let results = tables.iter().flat_map(|table| table.rows.iter().map(move |row| of(table, row))).collect();
     let first = tables.first();
+    let besides = first.and_then(|table| table.told.besides);
     let scaled = Scaled {
         workload: first.map_or("", |table| &table.workload.name),
         about: first.map_or("", |table| &table.workload.about),
         profile: &profile.name,
         calibration,
+        work_ns: besides.map(|besides| besides.ns),
+        work: besides.map(|besides| besides.work),
         verdict: tables.last().map(verdict).unwrap_or_default(),
+        choice: tables.last().and_then(choice).map(|choice| choice.mode().name()),
         results,
     };
     machine::document(machine::schema::SCALE, options, std::slice::from_ref(profile), scaled)

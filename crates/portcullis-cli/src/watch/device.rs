@@ -120,9 +120,11 @@ impl Devices {
         }
     }
 
-    /// What happened since the last view, which is at `now_ns` of the recording.
-    pub fn views(&mut self, now_ns: u64) -> Vec<Shown<'_>> {
-        let since_ns = now_ns.saturating_sub(self.last_ns.unwrap_or(now_ns)).max(1) as f64;
+    /// What happened since the last view, which is at `now_ns` of the recording. Few events may lie beside each other in it: rates
+    /// are of no less time than the `least_ns` that went by.
+    pub fn views(&mut self, now_ns: u64, least_ns: u64) -> Vec<Shown<'_>> {
+        let recorded_ns = now_ns.saturating_sub(self.last_ns.unwrap_or(now_ns));
+        let since_ns = recorded_ns.max(least_ns).max(1) as f64;
         self.last_ns = Some(now_ns);
         let root = &self.root;
         let shown = |device: &'_ mut Device| {
@@ -199,7 +201,7 @@ mod tests {
             devices.map(&op(1_100_000_000, 1), id, bytes, &names);
         }
         devices.unmap(&op(1_500_000_000, 1), 7);
-        let views = devices.views(3_000_000_000);
+        let views = devices.views(3_000_000_000, 1_900_000_000);
         assert_eq!((views.len(), views[0].name, views[0].maps), (2, "b", 0.0));
         let expected = Shown {
             name: "a",
@@ -213,7 +215,11 @@ mod tests {
             after_ns: 10_000_000,
         };
         assert_eq!(views[1], expected);
-        let views = devices.views(4_000_000_000);
+        let views = devices.views(4_000_000_000, 0);
         assert_eq!((views[1].maps, views[1].open, views[1].after_bytes, views[1].after_ns), (0.0, 1, 0.0, 0));
+        // The one event of two seconds is not a thousand million of them.
+        devices.map(&op(4_000_000_000, 1), 8, 1024, &names);
+        let views = devices.views(4_000_000_000, 2_000_000_000);
+        assert_eq!((views[1].maps, views[1].bytes), (0.5, 512.0));
     }
 }

@@ -65,7 +65,7 @@ fn show(
     let mut trace = Trace::new(Input::from_reader("this machine", live)?, ReadOptions::default());
     let (mut chunk, mut view) = (Chunk::default(), Screen::new());
     let start = Instant::now();
-    let (mut next, mut shown_ns) = (start + interval, None);
+    let (mut shown, mut shown_ns) = (start, None);
     loop {
         let more = trace.next_chunk(&mut chunk, 1)?;
         take(&mut devices, &chunk, trace.summary());
@@ -74,10 +74,15 @@ fn show(
         times_ns.into_iter().for_each(|(first, _)| devices.begin(first));
         // The last view is of what came after the one before, if that is enough for a rate.
         let is_new = shown_ns.is_none_or(|shown_ns| now.saturating_sub(shown_ns) > SHORT_NS);
-        if Instant::now() >= next || (!more && is_new) {
-            (next, shown_ns) = (Instant::now() + interval, Some(now));
+        let since = shown.elapsed();
+        if since >= interval || (!more && is_new) {
+            (shown, shown_ns) = (Instant::now(), Some(now));
             let view_of = View { time: start.elapsed(), lost: trace.summary().lost_events };
-            view.show(&table::text(devices.views(now), view_of, look::is_unicode()))?;
+            view.show(&table::text(
+                devices.views(now, since.as_nanos() as u64),
+                view_of,
+                look::is_unicode(),
+            ))?;
         }
         if !more {
             return Ok(());

@@ -6,7 +6,7 @@ use comfy_table::CellAlignment;
 use portcullis_trace::Printable;
 
 use super::device::{Mode, Shown};
-use crate::look::{self, bytes, count};
+use crate::look::{self, bytes, count, number_of};
 
 /// What is to be said beside the devices.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ pub struct View {
 pub fn text(devices: Vec<Shown<'_>>, view: View, unicode: bool) -> String {
     let lost = match view.lost {
         0 => "none lost".to_owned(),
-        lost => format!("{} events LOST: the figures are too low", count(lost)),
+        lost => format!("{} LOST: the figures are too low", number_of(lost, "event")),
     };
     let head = format!("{} s, {lost}\n", view.time.as_secs());
     if devices.is_empty() {

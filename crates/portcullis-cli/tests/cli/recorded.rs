@@ -95,7 +95,7 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
         let scaled = stdout(&portcullis(&["scale", "--workload", path.to_str().unwrap(), "--cpus", "2"]));
         names_no_copying(&scaled);
         assert!(
-            scaled.contains("Choose ") && flat(&scaled).contains("Policies that copy are left out"),
+            scaled.contains("With strict, ") && flat(&scaled).contains("Policies that copy are left out"),
             "{scaled}"
         );
     }

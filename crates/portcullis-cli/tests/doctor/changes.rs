@@ -36,6 +36,63 @@ const CMDLINE: &str = "proc/cmdline";
 const LOG: &str = "dmesg";
 const VERSION: &str = "Linux version 6.12.57\n";
 
+/// A missing file gives no finding, as it may not have been collected.
+#[test]
+fn what_was_not_collected_is_said_and_nothing_follows_from_it() {
+    let look = |machine: &Machine| Found::look(&Tree::new(&machine.root).unwrap(), false, Some(&|| ()));
+    let unseen = |found: &Found, path: &str| {
+        let why = format!("{path} was not collected");
+        found.facts.unseen.iter().any(|unseen| unseen.why == why)
+    };
+    let text = |found: &Found| anstream::adapter::strip_str(&found.text(80)).to_string();
+    const PATHS: [&str; 6] =
+        [CMDLINE, "proc/cpuinfo", "sys/class/iommu", "sys/kernel/iommu_groups", "sys/bus", "sys/module"];
+    let machine = Machine::new();
+    let found = look(&machine);
+    assert!(found.findings.is_empty() && PATHS.iter().all(|path| unseen(&found, path)));
+    for line in [
+        "IOMMU: not known",
+        "VFIO: not known",
+        "Portcullis: not known",
+        "Nothing wrong was found in what was collected.",
+    ] {
+        assert!(text(&found).contains(line), "{}", text(&found));
+    }
+    // Without the processor's name `doctor` cannot tell which maker's parameters this kernel reads.
+    machine.file(CMDLINE, b"intel_iommu=on amd_iommu=off iommu.stritc=1\n");
+    let found = look(&machine);
+    let whats: Vec<&str> = found.findings.iter().map(|finding| finding.what.as_str()).collect();
+    assert!(matches!(whats[..], [one] if one.contains("iommu.stritc=1")), "{whats:?}");
+    // Empty folders say that Linux uses no IOMMU. Firmware's tables would say why, and they are missing, too.
+    for path in ["sys/class/iommu", "sys/kernel/iommu_groups"] {
+        machine.folder(path);
+    }
+    let found = look(&machine);
+    assert!(text(&found).contains("IOMMU: none in use"));
+    assert_eq!(
+        (found.findings[0].id, found.findings[0].what.as_str()),
+        ("iommu-none", "Linux uses no IOMMU")
+    );
+    machine.folder("sys/firmware/acpi/tables");
+    assert_eq!(look(&machine).findings[0].what, "firmware shows no IOMMU to Linux");
+    // On the machine itself everything is seen.
+    let found = Found::look(&Tree::new(&Machine::new().root).unwrap(), true, None);
+    assert!(PATHS.iter().all(|path| !unseen(&found, path)));
+}
+
+/// Behind which IOMMU a device is, its group says.
+#[test]
+fn a_device_without_a_group_is_open_only_where_groups_were_collected() {
+    let machine = Machine::read("no-iommu");
+    let ids = || {
+        let found = Found::look(&Tree::new(&machine.root).unwrap(), false, None);
+        found.findings.iter().map(|finding| finding.id).collect::<Vec<_>>()
+    };
+    assert!(ids().contains(&"external-open"));
+    std::fs::remove_dir(machine.root.join("sys/kernel/iommu_groups")).unwrap();
+    assert!(!ids().contains(&"external-open") && !ids().contains(&"iommu-none"));
+}
+
 #[test]
 fn swiotlb_is_full_from_nine_tenths_on() {
     let (slots, most) =

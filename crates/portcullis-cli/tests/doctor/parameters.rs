@@ -10,6 +10,7 @@ fn told(maker: Maker, release: &str, cmdline: &str, log: &str) -> Vec<String> {
     let kernel = Kernel {
         release: Some(release.into()),
         maker,
+        maker_is_known: maker != Maker::Other,
         guest: false,
         confidential: None,
         config: None,
@@ -48,6 +49,28 @@ fn what_a_kernel_reads_is_not_ignored() {
         is_told(Maker::Intel, "6.12.1", &[(word, "read")]);
         is_told(Maker::Amd, "6.12.1", &[(word, "read")]);
     }
+    // Linux compares no more letters than a word has, and of a switch the first.
+    for word in [
+        "intel_iommu=onn",
+        "iommu=ptt",
+        "iommu.strict=yup",
+        "iommu.passthrough=OFF",
+        "swiotlb=65536",
+        "swiotlb=65536,8,force",
+        "swiotlb=noforce",
+        "iommu=memaper=3",
+    ] {
+        is_told(Maker::Intel, "6.12.1", &[(word, "read")]);
+    }
+    // Of a machine that does not say whose it is, nothing is another's.
+    for word in ["intel_iommu=on", "amd_iommu=off", "iommu=pt"] {
+        is_told(Maker::Other, "6.12.1", &[(word, "read")]);
+    }
+    is_told(
+        Maker::Other,
+        "6.12.1",
+        &[("amd_iommu=pt", "pt is no value of amd_iommu, take iommu.passthrough=1")],
+    );
     for word in ["intel_iommu=on,igfx_off", "intel-iommu=on", "intel_iommu=on,"] {
         is_told(Maker::Intel, "6.12.1", &[(word, "read")]);
     }
@@ -109,7 +132,17 @@ fn what_is_ignored_is_told_with_what_was_meant() {
         &[
             ("intel_iommu", "it needs a value behind a =, take intel_iommu=on"),
             ("intel_iommu=pt", "pt is no value of intel_iommu, take iommu.passthrough=1"),
-            ("intel_iommu=ON", "ON is no value of intel_iommu"),
+            ("intel_iommu=ON", "ON is no value of intel_iommu, take intel_iommu=on"),
+            ("intel_iommu=no", "no is no value of intel_iommu"),
+            ("intel_iommu=on,sm-on", "sm-on is no value of intel_iommu, take intel_iommu=sm_on"),
+            ("iommu=passthrough", "passthrough is no value of iommu, take iommu.passthrough=1"),
+            ("iommu=noppt", "noppt is no value of iommu, take iommu=nopt"),
+            ("iommu.strict=2", "2 is neither 1 nor 0, take iommu.strict=1"),
+            ("iommu.forcedac=2", "2 is neither 1 nor 0, take iommu.forcedac=1"),
+            ("iommu.stritc=1", "Linux has no parameter of this name, take iommu.strict=1"),
+            ("swiotlb=fource", "fource is no value of swiotlb, take swiotlb=force"),
+            ("swiotlb=64M", "it reads 64 slots of 2 KiB and not the M, take swiotlb=32768"),
+            ("swiotlb=65536,force,4", "force,4 is no value of swiotlb"),
             ("amd_iommu=on", "it is for AMD's IOMMU, which this machine does not have"),
             ("iommu=on", "on is no value of iommu, take intel_iommu=on"),
             ("itnel_iommu=on", "Linux has no parameter of this name, take intel_iommu=on"),

@@ -57,7 +57,15 @@ fn registers_of_vtd_tell_widths_and_pages() {
 
 fn kernel(release: &str) -> Kernel {
     let (maker, guest, confidential, config) = (super::super::kernel::Maker::Amd, false, None, None);
-    Kernel { release: Some(release.into()), maker, guest, confidential, config, cmdline: Vec::new() }
+    Kernel {
+        release: Some(release.into()),
+        maker,
+        maker_is_known: true,
+        guest,
+        confidential,
+        config,
+        cmdline: Vec::new(),
+    }
 }
 
 #[test]

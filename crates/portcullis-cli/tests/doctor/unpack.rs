@@ -44,6 +44,15 @@ impl Machine {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor/machines").join(format!("{name}.txt"));
         let text = std::fs::read_to_string(path).unwrap();
         let (mut machine, mut blocks) = (Self::new(), text.split("\n== "));
+        for path in [
+            "sys/class/iommu",
+            "sys/kernel/iommu_groups",
+            "sys/bus",
+            "sys/module",
+            "sys/firmware/acpi/tables",
+        ] {
+            machine.folder(path);
+        }
         blocks.next().unwrap().lines().for_each(|line| machine.line(line));
         for block in blocks {
             let (head, text) = block.split_once('\n').unwrap_or((block, ""));

@@ -272,7 +272,7 @@ fn each_row_is_of_its_own_counters() {
         ("cost", "map 300 ns, unmap 45 ns"),
         ("memory", "15 kB for copies, 17 kB for books"),
         ("errors", "1: dmesg tells them"),
-        ("addresses lost", "1 bytes"),
+        ("addresses lost", "1 byte"),
     ] {
         assert_eq!(row(&said, name), expected, "{said}");
     }

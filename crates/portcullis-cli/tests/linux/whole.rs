@@ -225,7 +225,7 @@ fn a_status_is_told_as_before() {
                     let json: serde_json::Value =
                         serde_json::from_str(&status::json(&found, &asked).unwrap()).unwrap();
                     for (name, value) in json.as_object().unwrap() {
-                        if !["command", "machine", "tool"].contains(&name.as_str()) {
+                        if !["command", "date", "machine", "tool"].contains(&name.as_str()) {
                             writeln!(text, "{name}: {value}").unwrap();
                         }
                     }

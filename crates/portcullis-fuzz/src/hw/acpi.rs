@@ -11,6 +11,8 @@ use std::fmt::Debug;
 use portcullis::addr::{Iova, PageSize};
 use portcullis_hw::acpi::{AcpiError, Dmar, DmarUnit, Flaw, Iort, IortReserved, Ivrs, IvrsUnit, Reserved};
 
+use crate::reached::{note, noted};
+
 /// The names of the tables.
 const NAMES: [[u8; 4]; 3] = [*b"DMAR", *b"IVRS", *b"IORT"];
 
@@ -53,7 +55,7 @@ fn read<T: Debug + PartialEq>(
 ) {
     // As it is, so that a read beyond it is one of no memory.
     let exact: Box<[u8]> = table.into();
-    let parsed = parse(&exact);
+    let parsed = noted("table", parse(&exact));
     match &parsed {
         Ok(said) => {
             let told = flaws(said);
@@ -61,6 +63,7 @@ fn read<T: Debug + PartialEq>(
             assert!(told.len() <= table.len() / 2 + 3, "{} flaws in {} bytes", told.len(), table.len());
             for flaw in told {
                 let sentence = flaw.to_string();
+                note(&sentence);
                 assert!(sentence.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' '), "{sentence:?}");
             }
             let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));

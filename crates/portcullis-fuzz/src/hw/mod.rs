@@ -12,6 +12,8 @@ use portcullis::addr::PhysAddr;
 use portcullis_hw::Fault;
 use portcullis_model::Memory;
 
+use crate::reached::note;
+
 /// Enough for what drivers allocate, a device table of 64 Ki devices among it.
 const MEMORY: u64 = 8 << 20;
 
@@ -30,5 +32,7 @@ fn is_sound(memory: &Memory) {
 
 /// Faults can be told, whatever they say.
 fn told(fault: Option<Fault>) -> bool {
-    fault.is_some_and(|fault| !fault.to_string().is_empty())
+    let Some(fault) = fault else { return false };
+    note(format_args!("fault: {fault}"));
+    !fault.to_string().is_empty()
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use super::lying::{Lie, Lying, LyingHost};
 use super::{is_sound, memory, told, virtio};
 use crate::input::Input;
+use crate::reached::noted;
 
 type Behind<K> = LyingHost<Lying<K>>;
 
@@ -142,8 +143,7 @@ fn play<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
     for _ in 0..input.below(4) {
         change(input, known, &registers);
     }
-    let started = start(LyingHost::new(registers, &memory), how);
-    let unit = match started {
+    let unit = match noted("start", start(LyingHost::new(registers, &memory), how)) {
         Ok(unit) => Arc::new(unit),
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -161,7 +161,7 @@ fn play<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
     }
     host(&unit).registers().called();
     // A domain that a device may still be led to keeps the unit: `Shared`.
-    if unit.shut_down().is_ok() {
+    if noted("shut_down", unit.shut_down()).is_ok() {
         assert_eq!(memory.frames_in_use(), 0, "a unit that is off keeps memory");
     }
     is_sound(&memory);
@@ -183,9 +183,7 @@ fn step<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
 ) {
     let device = |input: &mut Input<'_>| DeviceId(input.number() as u32);
     match input.below(12) {
-        0 => {
-            let _ = unit.enable();
-        }
+        0 => drop(noted("enable", unit.enable())),
         1 => {
             let (device, domain) = (device(input), DomainId(input.number() as u16));
             let root = PhysAddr::new(input.number());
@@ -194,17 +192,16 @@ fn step<K: Kind, X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
                 _ => Attachment::PassThrough,
             };
             // SAFETY: the unit walks no tables.
-            let _ = unsafe { unit.attach(device, to) };
+            let _ = noted("attach", unsafe { unit.attach(device, to) });
         }
-        2 => {
-            let _ = unit.detach(device(input));
-        }
+        2 => drop(noted("detach", unit.detach(device(input)))),
         3 => {
             let requests: Vec<Request> = (0..input.below(160)).map(|_| request(input)).collect();
-            let _ = unit.submit(&requests);
+            let _ = noted("submit", unit.submit(&requests));
         }
         4 => {
-            let _ = unit.invalidate(DomainId(input.byte().into()), Invalidation::Domain);
+            let number = DomainId(input.byte().into());
+            let _ = noted("invalidate", unit.invalidate(number, Invalidation::Domain));
         }
         5 => change(input, known, registers),
         6 => registers.lie(known.lie(input)),
@@ -243,10 +240,11 @@ fn in_a_domain<X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
     number: DomainId,
     detaches: bool,
 ) {
-    let Ok(builder) = unit.domain(number) else { return };
+    let Ok(builder) = noted("domain", unit.domain(number)) else { return };
     assert!(unit.domain::<StdPlatform>(number).is_err(), "one number is two domains");
     let Ok(domain) = builder.build(StdPlatform::with_cpus(1)) else { return };
-    let Ok(attached) = domain.attach(device, DmaMask::BITS_64) else { return };
+    let attached = noted("attach to a domain", domain.attach(device, DmaMask::BITS_64));
+    let Ok(attached) = attached else { return };
     assert!(domain.attach(device, DmaMask::BITS_64).is_err(), "a device is attached twice");
     let Ok(mut queue): Result<Queue<_>, _> = attached.queue(QueueConfig::direct()) else { return };
     for page in 0..3 {
@@ -260,7 +258,7 @@ fn in_a_domain<X: Format, U: Iommu<X, Frames = Arc<Memory>>>(
         assert!(used.last() <= unit.last_iova(), "{used} is beyond the unit's addresses");
         let is_apart = |window: &IovaRange| used.last() < window.start() || used.start() > window.last();
         assert!(unit.reserved().iter().all(is_apart), "{used} is in the unit's window");
-        let _ = queue.unmap_raw(mapping);
+        let _ = noted("unmap", queue.unmap_raw(mapping));
     }
     drop(queue);
     if detaches {

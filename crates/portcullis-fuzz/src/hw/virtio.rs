@@ -16,6 +16,7 @@ use portcullis_model::Memory;
 use super::lying::LyingHost;
 use super::{is_sound, memory, told};
 use crate::input::Input;
+use crate::reached::{note, noted};
 
 /// Where its structures lie, and its doorbells.
 const STRUCTURES: Structures =
@@ -275,7 +276,7 @@ pub fn play(input: &mut Input<'_>) {
     let memory = memory();
     let device = Mutex::new(Device::new(input));
     let host = LyingHost::new(Virtio { memory: Arc::clone(&memory), device }, &memory);
-    let unit = match Unit::start(host, STRUCTURES, (0..3).map(DeviceId)) {
+    let unit = match noted("start", Unit::start(host, STRUCTURES, (0..3).map(DeviceId))) {
         Ok(unit) => Arc::new(unit),
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -293,7 +294,7 @@ pub fn play(input: &mut Input<'_>) {
     }
     drop(mappers);
     if let Some(unit) = Arc::into_inner(unit)
-        && unit.shut_down().is_ok()
+        && noted("shut_down", unit.shut_down()).is_ok()
     {
         assert_eq!(memory.frames_in_use(), 0, "a unit that is off keeps memory");
     }
@@ -310,34 +311,31 @@ fn step(
     let mapper = input.which(mappers.len()).map(|index| &mappers[index]);
     let page = |input: &mut Input<'_>| input.number() & !0xfff;
     match (input.below(9), mapper) {
-        (0, _) => {
-            let _ = unit.enable();
+        (0, _) => drop(noted("enable", unit.enable())),
+        (1, _) => {
+            let made = unit.mapper(DomainId(input.number() as u16), Vec::new());
+            mappers.extend(noted("mapper", made).ok());
         }
-        (1, _) => mappers.extend(unit.mapper(DomainId(input.number() as u16), Vec::new()).ok()),
-        (2, Some(mapper)) => {
-            let _ = mapper.attach(device);
-        }
-        (3, _) => {
-            let _ = unit.detach(device);
-        }
-        (4, _) => {
-            let _ = unit.regions(device);
-        }
+        (2, Some(mapper)) => drop(noted("attach", mapper.attach(device))),
+        (3, _) => drop(noted("detach", unit.detach(device))),
+        (4, _) => drop(noted("regions", unit.regions(device))),
         (5, Some(mapper)) => {
             let (start, pages) = (page(input), input.below(8) + 1);
             let Ok(range) = IovaRange::new(Iova::new(start), pages << 12) else { return };
             let list = (0..pages).map(|page| (PhysAddr::new(page << 13), 4096));
             let mut gather = Gather::new();
             // SAFETY: no device is behind it.
-            let _ = unsafe { mapper.map(&*PLATFORM, range, list, Permissions::READ.into(), &mut gather) };
+            let result =
+                unsafe { mapper.map(&*PLATFORM, range, list, Permissions::READ.into(), &mut gather) };
+            let _ = noted("map", result);
         }
         (6, Some(mapper)) => {
             let Ok(range) = IovaRange::new(Iova::new(page(input)), (input.below(8) + 1) << 12) else {
                 return;
             };
             let mut gather = Gather::new();
-            let _ = mapper.unmap(&*PLATFORM, range, &mut gather);
-            let _ = mapper.sync(&gather);
+            note(format_args!("{:?}", mapper.unmap(&*PLATFORM, range, &mut gather)));
+            let _ = noted("sync", mapper.sync(&gather));
         }
         (7, _) => {
             let (id, words) = (input.number() as u32, [input.number(), input.number(), input.number()]);

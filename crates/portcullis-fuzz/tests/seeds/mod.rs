@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use portcullis_hw::acpi::{Dmar, Iort, Ivrs};
 
+/// The step of a life that reads the log of faults.
+const FAULTS: u8 = 11;
+
 fn le(words: &[u64], bytes: usize) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()[..bytes].to_vec()).collect()
 }
@@ -162,7 +165,7 @@ fn life(kind: u8, records: &[&[u8]]) -> Vec<u8> {
     for record in records {
         life.extend_from_slice(record);
     }
-    life.extend([10, 8]);
+    life.extend([FAULTS, 8]);
     life.extend([&[2][..], &small(8)].concat());
     life
 }
@@ -190,14 +193,14 @@ fn lie(index: u8, set: u64) -> Vec<u8> {
 fn liar(kind: u8, lies: &[(u8, u64)]) -> Vec<u8> {
     let mut life = vec![kind, 0, lies.len() as u8];
     lies.iter().for_each(|(index, set)| life.extend(&lie(*index, *set)[1..]));
-    life.extend([&[0, 0, 10, 200][..], &[0, 10, 200]].concat());
+    life.extend([&[0, 0, FAULTS, 200][..], &[0, FAULTS, 200]].concat());
     life
 }
 
 /// The life of a unit of a kind that reports each code.
 fn reports(kind: u8, codes: &[u16]) -> Vec<u8> {
     let report =
-        |code: &u16| [&[9, (code >> 8) as u8, *code as u8][..], &[0, 7, 0, 9, 0, 5], &[10, 1]].concat();
+        |code: &u16| [&[9, (code >> 8) as u8, *code as u8][..], &[0, 7, 0, 9, 0, 5], &[FAULTS, 1]].concat();
     let reports: Vec<Vec<u8>> = codes.iter().map(report).collect();
     life(kind, &reports.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
@@ -249,7 +252,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     all.push((
         "units",
         "amdvi-stops",
-        life(1, &[&register(9, 0), &[4, 1], &register(9, 1 | 1 << 4), &[10, 8]]),
+        life(1, &[&register(9, 0), &[4, 1], &register(9, 1 | 1 << 4), &[FAULTS, 8]]),
     ));
     all.push(("units", "amdvi-faults-for-ever", liar(1, &[(7, 0xff0)])));
     let riscv_fault = [record(0, [0x28 << 40 | 3 << 34 | 15, 0, 0x80_0123]), register(7, 1)];
@@ -271,7 +274,8 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     }
     // A configuration as it is, no script, a domain, attach, map, unmap, an event, and detach.
     let mut virtio = vec![4, 0, 0, 0, 0];
-    virtio.extend([vec![1, 0, 1], whole(1), vec![1, 0, 2], vec![1, 0, 5], whole(0x1_0000), vec![3]].concat());
+    // There is no mapper to choose before the first is made.
+    virtio.extend([vec![1, 1], whole(1), vec![1, 0, 2], vec![1, 0, 5], whole(0x1_0000), vec![3]].concat());
     virtio.extend(
         [vec![1, 0, 7], whole(0), whole(0x102 << 32 | 2), whole(1), whole(0x8_0000), vec![1, 0, 8, 4]]
             .concat(),

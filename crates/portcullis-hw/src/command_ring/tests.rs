@@ -136,6 +136,25 @@ fn a_unit_that_claims_to_have_consumed_what_was_never_there_is_not_believed() {
     assert!(ring.has_consumed(first + 1, &unit));
 }
 
+/// A submission that waits for room comes first: others leave the room alone for as long as they may wait, and then give up.
+#[test]
+fn room_is_left_to_a_submission_that_waits_for_it() {
+    let (ring, unit) = (CommandRing::new(4).unwrap(), Unit::default());
+    ring.waiting.store(true, Ordering::Relaxed);
+    let mut turns = 0;
+    let lasting = ring.reserve(1, &unit, || {
+        turns += 1;
+        turns < 5
+    });
+    assert_eq!((lasting, turns), (None, 5));
+    let passing = ring.reserve(1, &unit, || {
+        turns += 1;
+        ring.waiting.store(turns < 8, Ordering::Relaxed);
+        true
+    });
+    assert_eq!((passing, turns), (Some(0), 8));
+}
+
 #[test]
 fn a_unit_that_does_not_answer_frees_nothing() {
     let (ring, unit) = (CommandRing::new(4).unwrap(), Unit::default());

@@ -75,7 +75,7 @@ impl Port for Unit {
 
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         self.asked.set(self.asked.get() + 1);
-        if self.late == Some(self.asked.get()) {
+        if self.late.is_some_and(|late| self.asked.get() >= late) {
             self.run();
         }
         None
@@ -140,6 +140,19 @@ fn what_does_not_fit_into_one_submission_goes_in_the_next_and_nothing_twice() {
     assert_eq!(queue.carry_out(&host, &unit, too_much, describe), Err(REFUSED));
     assert_eq!(unit.done.borrow().1[..2], [[1, 0], [1, 1]]);
     assert_eq!(unit.done.borrow().1.len(), 3);
+}
+
+#[test]
+fn a_ring_that_is_full_is_waited_for() {
+    let (host, queue, mut unit) = queue();
+    unit.late = Some(u64::MAX);
+    for _ in 0..2 {
+        let late = queue.submit(&host, &unit, &[[1, 1]; 100]);
+        assert!(matches!(late, Err(InvalidationError::TimedOut { .. })));
+    }
+    unit.late = Some(unit.asked.get() + 3);
+    assert_eq!(queue.submit(&host, &unit, &[[2, 2]; 100]), Ok(()));
+    assert_eq!(unit.done.borrow().1.len(), 303);
 }
 
 /// As where the host panics: places that were reserved have no command of an earlier lap in them.

@@ -174,6 +174,9 @@ mod tests {
         assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(true));
         assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(false), "63 places are left");
         assert_eq!(out.len(), 64);
+        let request = Request { domain: DomainId(7), invalidation: range(0, 63 << 12, true) };
+        assert_eq!(describe(&mut out, Stage::First, &ATS, &request), Ok(true));
+        assert_eq!(out.len(), 127);
     }
 
     #[test]
@@ -181,6 +184,13 @@ mod tests {
         let invalidation = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };
         let request = Request { domain: DomainId(7), invalidation };
         assert_eq!(described(Stage::First, invalidation)[..], [command::device_tlb(0x28, 0, 52)]);
+        let beyond = Invalidation::DeviceTlb { device: DeviceId(1 << 24), range: None };
+        let request_beyond = Request { domain: DomainId(7), invalidation: beyond };
+        assert_eq!(
+            describe(&mut Commands::new(), Stage::First, &ATS, &request_beyond),
+            Err(REFUSED),
+            "not 0"
+        );
         let mut out = Commands::new();
         assert_eq!(describe(&mut out, Stage::First, &Capabilities(0), &request), Ok(true));
         assert_eq!(out[..], [command::NOTHING]);

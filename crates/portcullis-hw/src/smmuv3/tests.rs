@@ -520,6 +520,25 @@ fn a_queue_that_stops_is_an_error_and_so_is_one_that_is_full_of_what_it_was_aske
 }
 
 #[test]
+fn a_unit_that_answers_nothing_has_refused_nothing() {
+    for gone in [reg::GERROR, reg::GERRORN] {
+        let unit = on(ALL);
+        let was = change(&unit, |state| {
+            state.dead = true;
+            [reg::CMDQ_CONS, gone].map(|at| core::mem::replace(&mut state.words[at / 4], u32::MAX))
+        });
+        assert!(matches!(unit.submit(&[page(7)]), Err(InvalidationError::TimedOut { .. })), "{gone:#x}");
+        change(&unit, |state| {
+            assert_eq!(state.word(gone), u32::MAX, "no error is acknowledged");
+            state.dead = false;
+            [state.words[reg::CMDQ_CONS / 4], state.words[gone / 4]] = was;
+            state.work(&unit.host().unit().memory);
+        });
+        unit.submit(&[page(7)]).unwrap();
+    }
+}
+
+#[test]
 fn a_queue_of_two_commands_is_enough() {
     let unit = on([IDR0, IDR1 & !(0x1f << 21) | 1 << 21, 0, IDR5]);
     attach(&unit, 8, table(Stage::One, 7, 0)).unwrap();

@@ -289,14 +289,19 @@ fn the_mode_is_what_the_unit_has() {
                     assert_eq!(memory.taken(), if wide { 4 } else { 3 });
                     assert_eq!(unit.shut_down(), Ok(()));
                 }
-                (Err(UnitError::Lacks { .. }), None) => {}
+                (Err(UnitError::Lacks { register: "CAP", value, .. }), None) => assert_eq!(value, cap),
+                (Err(UnitError::Lacks { register: "ECAP", value, .. }), None) => {
+                    assert_eq!(value, QUEUED | ecap::C | ecap);
+                }
                 (other, _) => panic!("{cap:#x} {ecap:#x} {asked:?}: {:?}", other.map(|unit| unit.mode())),
             }
             assert_eq!(memory.taken(), 0);
         }
     }
     for ecap in [0, second, BOTH & !ecap::C] {
-        assert!(matches!(Unit::start(host::<true>(CAP, QUEUED | ecap).0), Err(UnitError::Lacks { .. })));
+        let what = "a coherent walker, and Frames::COHERENT says that stores need no cleaning";
+        let lacks = UnitError::Lacks { what, register: "ECAP", value: QUEUED | ecap };
+        assert_eq!(Unit::start(host::<true>(CAP, QUEUED | ecap).0).unwrap_err(), lacks);
     }
     // Where frames are cleaned, no walker need be coherent.
     let (host, _) = host::<false>(CAP, QUEUED | ecap::SMTS | ecap::SSTS);

@@ -1,6 +1,6 @@
 //! What lies below goes wrong.
 //!
-//! The host panics, once, at each of its calls. What unwinds takes nothing with it: the driver then works as before.
+//! The host panics, once, at each seventh of its calls. What unwinds takes nothing with it: the driver then works as before.
 //!
 //! And a unit does not confirm the last wait, but that its queue is off.
 

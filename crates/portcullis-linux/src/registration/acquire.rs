@@ -36,7 +36,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has returned `Ok`. After an error
     /// that says `Unconfirmed`, of this call or a release, and after a panic it goes on until a `forget` of the memory has returned
     /// `Ok`; after [`MapListError::Unconfirmed`] a [flush](portcullis::domain::Domain::flush) will do.
-    #[inline]
+    // A call would hand the registration over through memory.
+    #[inline(always)]
     pub unsafe fn acquire(
         &self,
         memory: PhysSegment,
@@ -44,19 +45,23 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         keep: Keep,
     ) -> Result<Registration, AcquireError> {
         let mut lent = Lent { cache: self, held: None };
-        let hit = Span::new(memory, direction.permissions()).and_then(|span| {
-            let lend = |held: &Held| lent.held = Some((held.slot, held.whole));
-            self.with(|state| state.hit(&span, keep).inspect(lend))
-        });
+        if let Some(span) = Span::new(memory, direction.permissions()) {
+            let mut state = self.lock();
+            let hit = state.hit(&span, keep);
+            lent.held = hit.map(|held| (held.slot, held.whole));
+            self.tell(state);
+            if let Some(held) = hit {
+                lent.done();
+                return Ok(self.registration(held, memory.len));
+            }
+        }
         lent.done();
-        let held = match hit {
-            Some(held) => held,
-            // SAFETY: the caller's promise.
-            None => unsafe { self.acquire_missing(memory, direction, keep) }?,
-        };
+        // SAFETY: the caller's promise.
+        let held = unsafe { self.acquire_missing(memory, direction, keep) }?;
         Ok(self.registration(held, memory.len))
     }
 
+    #[inline]
     fn registration(&self, held: Held, len: u64) -> Registration {
         let Held { slot, generation, iova, whole } = held;
         Registration { iova, len, cache: self.number, slot, generation, whole }
@@ -65,6 +70,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     /// # Safety
     /// As for [`acquire`](Self::acquire).
     #[cold]
+    #[inline(never)]
     unsafe fn acquire_missing(
         &self,
         memory: PhysSegment,

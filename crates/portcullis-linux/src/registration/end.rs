@@ -26,24 +26,32 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     ///
     /// # Errors
     /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
+        let Registration { slot, generation, whole, cache, .. } = registration;
+        // Nothing is in hand meanwhile: where the entry stays open, it is released when a call below panics; else nothing has changed.
+        if cache == self.number {
+            let mut state = self.lock();
+            let stays = state.release(slot, generation, whole);
+            self.tell(state);
+            if stays {
+                return Ok(Released::Open);
+            }
+        }
+        self.release_otherwise(registration)
+    }
+
+    /// Ends the registrations that the short way does not.
+    #[cold]
+    #[inline(never)]
+    fn release_otherwise(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
         if registration.cache != self.number {
             return Err(ReleaseRegistrationError::OtherCache { registration });
         }
         let Registration { slot, generation, whole, .. } = registration;
         let mut hands = Hands::new(self, Entry::Held { slot, whole });
-        let ended = self.with(|state| {
-            if state.release(slot, generation, whole) {
-                hands.entry = Entry::None;
-                return Some(Ended::Open);
-            }
-            self.end_held(state, &mut hands, (slot, generation, whole))
-        });
-        if let Some(Ended::Open) = ended {
-            hands.done();
-            return Ok(Released::Open);
-        }
+        // It may have come to stay open meanwhile.
+        let ended = self.with(|state| self.end_held(state, &mut hands, (slot, generation, whole)));
         self.release_last(&mut hands, registration, ended)
     }
 
@@ -169,7 +177,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut bytes = 0;
         // Entries that fail meanwhile are another call's.
-        let mut unconfirmed = self.with(|state| state.unconfirmed.len);
+        let mut unconfirmed = self.with(|state| state.unconfirmed.len());
         let mut hands = Hands::new(self, Entry::None);
         loop {
             let evicted = self.with(|state| {

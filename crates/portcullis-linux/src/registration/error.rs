@@ -16,9 +16,7 @@ pub enum RegistrationConfigError {
     #[error("a domain without translation has nothing to register")]
     NoTranslation,
     /// The limits leave no room for an entry, or there are too few numbers for the entries.
-    #[error(
-        "a cache of {entries} entries and {bytes:#x} bytes: 1 to {most} entries and a granule are needed"
-    )]
+    #[error("a cache of {entries} entries and {bytes} bytes: 1 to {most} entries and a granule are needed")]
     Limits {
         /// Entries asked for.
         entries: usize,
@@ -40,7 +38,7 @@ pub enum RegistrationConfigError {
 #[non_exhaustive]
 pub enum AcquireError {
     /// The range by itself is larger than the limit.
-    #[error("{bytes:#x} bytes of granules: the cache's limit is {limit:#x}")]
+    #[error("{bytes} bytes of granules: the cache's limit is {limit}")]
     TooLarge {
         /// Bytes of the granules that it touches.
         bytes: u64,
@@ -54,7 +52,7 @@ pub enum AcquireError {
         limit: usize,
     },
     /// The entries that are held leave too few bytes. Nothing was evicted.
-    #[error("{wanted:#x} bytes are wanted: of the cache's limit of {limit:#x}, {held:#x} are held")]
+    #[error("{wanted} bytes are wanted: of the cache's limit of {limit}, {held} are held")]
     NoBytes {
         /// Bytes of the granules that were wanted.
         wanted: u64,
@@ -74,7 +72,7 @@ pub enum AcquireError {
         error: InvalidationError,
     },
     /// The owner had a part of the range forgotten while it was being acquired.
-    #[error("the {len:#x} bytes at {phys} were forgotten while they were being acquired")]
+    #[error("the {len} bytes at {phys} were forgotten while they were being acquired")]
     Forgotten {
         /// The address at which the range begins.
         phys: PhysAddr,

@@ -163,14 +163,20 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
 
     /// Calls `f` with the state, locked, and then, with the lock free, tells the domain what that
     /// has opened or closed. `f` is done when the platform panics there, and what it changed counts.
-    #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = f(&mut state);
+        self.tell(state);
+        result
+    }
+
+    /// Unlocks the state, and tells the domain what has changed in it. (The short ways lock and tell by themselves: as closures, the
+    /// compiler leaves them out of line, and a call hands results over through memory.)
+    #[inline(always)]
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
         let opened = std::mem::take(&mut state.opened);
         drop(state);
         self.device.domain().count_neighbours(opened);
-        result
     }
 
     #[inline]

@@ -93,9 +93,9 @@ impl State {
         RegistrationUsage {
             entries: self.slots.used(),
             bytes: self.bytes,
-            idle_entries: self.idle.len,
+            idle_entries: self.idle.len(),
             idle_bytes: self.idle.bytes,
-            unconfirmed_entries: self.unconfirmed.len,
+            unconfirmed_entries: self.unconfirmed.len(),
             unconfirmed_bytes: self.unconfirmed.bytes,
             forgotten_entries: self.gone,
             ..self.counts
@@ -112,14 +112,25 @@ impl State {
     /// Holds an entry that is mapped already, if there is one: of just this range, or a larger one
     /// that is kept. A larger one that is not kept is never held for it: its own holders' last
     /// release must end it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn hit(&mut self, span: &Span, keep: Keep) -> Option<Held> {
         let recent = self.recent.get(span);
         let same = |entry: &Slot| entry.phase == Phase::Live && entry.span.as_ref() == Some(span);
-        let (slot, whole) = match self.slots.get(recent).is_some_and(same) {
-            true => (recent, true),
-            false => self.find(span)?,
-        };
+        if self.slots.get(recent).is_some_and(same) {
+            return self.hold(recent, true, span, keep);
+        }
+        self.hit_in_index(span, keep)
+    }
+
+    #[inline(never)]
+    fn hit_in_index(&mut self, span: &Span, keep: Keep) -> Option<Held> {
+        let (slot, whole) = self.find(span)?;
+        self.hold(slot, whole, span, keep)
+    }
+
+    /// Holds a live entry, of which `span` is a part, or all if `whole`.
+    #[inline(always)]
+    fn hold(&mut self, slot: u32, whole: bool, span: &Span, keep: Keep) -> Option<Held> {
         let entry = self.slots.at_mut(slot);
         let (range, held) = (entry.range?, entry.span?);
         // From the first granule on, where the entry's range begins.
@@ -129,12 +140,12 @@ impl State {
         entry.whole += u64::from(whole);
         // An entry that lends a part of itself is kept already.
         entry.keep |= keep == Keep::UntilForgotten;
-        let generation = entry.generation;
-        if entry.refs == 1 {
+        let (generation, first) = (entry.generation, entry.refs == 1);
+        Self::count(entry, entry.open_if_reached(), &mut self.opened);
+        if first {
             self.slots.unlink(&mut self.idle, slot);
         }
         self.counts.hits += 1;
-        self.recount(slot);
         Some(Held { slot, generation, iova, whole })
     }
 
@@ -270,7 +281,7 @@ impl State {
 
     /// Takes one registration off an entry that stays open; returns `false`, and changes nothing,
     /// if it does not stay open.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, slot: u32, generation: u64, whole: bool) -> bool {
         let stays = |entry: &Slot| {
             entry.generation == generation && entry.phase == Phase::Live && (entry.refs > 1 || entry.keep)
@@ -281,10 +292,11 @@ impl State {
         let entry = self.slots.at_mut(slot);
         entry.refs -= 1;
         entry.whole -= u64::from(whole);
-        if entry.refs == 0 {
+        let last = entry.refs == 0;
+        Self::count(entry, entry.open_if_reached(), &mut self.opened);
+        if last {
             self.slots.push(&mut self.idle, slot);
         }
-        self.recount(slot);
         true
     }
 
@@ -358,9 +370,14 @@ impl State {
     /// Recomputes the bytes of an entry that the domain counts as open.
     fn recount(&mut self, slot: u32) {
         let entry = self.slots.at_mut(slot);
-        let open = entry.open_now();
+        Self::count(entry, entry.open_now(), &mut self.opened);
+    }
+
+    /// Has the domain count `open` bytes for an entry.
+    #[inline]
+    fn count(entry: &mut Slot, open: u64, opened: &mut i64) {
         // Wraps, as the domain's sum does.
-        self.opened = self.opened.wrapping_add(open.wrapping_sub(entry.open).cast_signed());
+        *opened = opened.wrapping_add(open.wrapping_sub(entry.open).cast_signed());
         entry.open = open;
     }
 }

@@ -12,9 +12,8 @@ pub fn page_size() -> u64 {
 /// The error of a kernel that had no memory for `wanted` bytes beside the `used` ones that are mapped, if that is for the limit of what
 /// the process may lock.
 pub fn locked_too_much(used: u64, wanted: u64) -> Option<MapError> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Others of the process, or of the user, may have locked the rest.
-    over(most_locked(), locked(&status), used, wanted)
+    over(most_locked(), locked_elsewhere(), used, wanted)
 }
 
 /// Bytes that the process may lock; `None` where there is no limit.
@@ -31,6 +30,11 @@ pub fn over(most: Option<u64>, elsewhere: u64, used: u64, wanted: u64) -> Option
     let what = "bytes of memory locked for devices (raise `ulimit -l`, LimitMEMLOCK= of the service, or give CAP_IPC_LOCK)";
     let is_over = used.saturating_add(wanted) > most.saturating_sub(elsewhere);
     is_over.then_some(MapError::Limit { what, used, wanted, most })
+}
+
+/// Bytes that this process has locked by itself.
+pub fn locked_elsewhere() -> u64 {
+    locked(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
 /// Bytes that a process has locked by itself, by its `/proc/self/status`.

@@ -21,16 +21,16 @@ fn each_error_of_a_registration_says_its_own_figures() {
     let limits = RegistrationConfigError::Limits { entries: 5, bytes: 0x6000, most: 7 };
     let said = [
         pair(RegistrationConfigError::NoTranslation, "a domain without translation has nothing to register"),
-        pair(limits, "a cache of 5 entries and 0x6000 bytes: 1 to 7 entries and a granule are needed"),
+        pair(limits, "a cache of 5 entries and 24576 bytes: 1 to 7 entries and a granule are needed"),
         pair(RegistrationConfigError::OutOfMemory { entries: 5 }, "no memory to keep account of 5 entries"),
         pair(
             AcquireError::TooLarge { bytes: 0x9000, limit: 0x8000 },
-            "0x9000 bytes of granules: the cache's limit is 0x8000",
+            "36864 bytes of granules: the cache's limit is 32768",
         ),
         pair(AcquireError::NoEntry { limit: 3 }, "all of the cache's limit of 3 entries are held"),
         pair(
             AcquireError::NoBytes { wanted: 0x4000, limit: 0x8000, held: 0x5000 },
-            "0x4000 bytes are wanted: of the cache's limit of 0x8000, 0x5000 are held",
+            "16384 bytes are wanted: of the cache's limit of 32768, 20480 are held",
         ),
         pair(AcquireError::NoMemory, "no memory to keep account of who waits for room"),
         pair(
@@ -39,7 +39,7 @@ fn each_error_of_a_registration_says_its_own_figures() {
         ),
         pair(
             AcquireError::Forgotten { phys: PhysAddr::new(0x1000), len: 0x2000 },
-            "the 0x2000 bytes at 0x1000 were forgotten while they were being acquired",
+            "the 8192 bytes at 0x1000 were forgotten while they were being acquired",
         ),
         pair(
             AcquireError::Unconfirmed { error },

@@ -31,7 +31,7 @@ pub(crate) const PHYS_END: u64 = 1 << 52;
 
 /// Some of the bytes asked for are not in this memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len:#x} bytes at {address:#x} are not all inside the memory")]
+#[error("{len} bytes at {address:#x} are not all inside the memory")]
 pub struct BadAddress {
     /// Where the access began.
     pub address: u64,

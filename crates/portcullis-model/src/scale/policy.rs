@@ -1,5 +1,7 @@
 //! The policies and designs that can be compared.
 
+use portcullis::dma::QueueConfig;
+
 /// How unmaps wait for the invalidation queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
@@ -83,16 +85,20 @@ const fn old(name: &'static str, operation: &'static str, waits: Waits) -> Polic
     Policy { waits, old: true, reads: SCATTERED, ..ours(name, operation) }
 }
 
+/// What replays count by, too.
+const BATCH: Waits = Waits::Shared(QueueConfig::BATCH as u32);
+const RING: Waits = Waits::Shared(QueueConfig::RING_BATCH as u32);
+
 /// All of them; the first is what all are compared with.
 pub const POLICIES: [Policy; 16] = [
     OURS,
     Policy { waits: Waits::Shared(1), strict: true, reads: 1.24 + 0.856, ..ours("strict", "raw") },
-    Policy { waits: Waits::Shared(32), strict: true, reads: 1.24 + 0.856, ..ours("strict-batch", "batch") },
-    Policy { waits: Waits::Shared(64), strict: true, reads: 1.20, ..ours("strict-ring", "ring") },
+    Policy { waits: BATCH, strict: true, reads: 1.24 + 0.856, ..ours("strict-batch", "batch") },
+    Policy { waits: RING, strict: true, reads: 1.20, ..ours("strict-ring", "ring") },
     // What stays mapped misses where the buffers are more pages than the IOTLB has.
     Policy { copied: Copied::Newest, most_copied: 32, strict: true, reads: 1.0, ..ours("bounce", "pool") },
     Policy {
-        waits: Waits::Shared(64),
+        waits: RING,
         copied: Copied::Cheaper,
         most_copied: 32,
         strict: true,

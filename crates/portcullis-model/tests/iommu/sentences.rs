@@ -27,7 +27,7 @@ fn each_fault_says_why_and_where() {
         pair(FaultReason::BadTable(PhysAddr::new(0x5000)), "the table at 0x5000 is not in the memory"),
         pair(FaultReason::NoMemory(PhysAddr::new(0x6000)), "there is no memory at 0x6000"),
         pair(fault, "device 9 may not access (-w) 0x7000: the entry at level 3 is not present"),
-        pair(BadAddress { address: 0x1000, len: 0x20 }, "0x20 bytes at 0x1000 are not all inside the memory"),
+        pair(BadAddress { address: 0x1000, len: 0x20 }, "32 bytes at 0x1000 are not all inside the memory"),
     ];
     let sources = [include_str!("../../src/fault.rs"), include_str!("../../src/memory/mod.rs")];
     assert_said(&said, &sources);

@@ -117,13 +117,13 @@ impl Pairer {
         let too_high = |piece: &&Segment| piece.phys.checked_add(piece.len).is_none_or(|end| end > MAX_PHYS);
         if let Some(&Segment { phys, len }) = self.pieces.iter().find(too_high) {
             return summary.skip(out.at.line, || {
-                ("physical addresses below 2^52".into(), format!("{len:#x} bytes at {phys:#x}"))
+                ("physical addresses below 2^52".into(), format!("{len} bytes at {phys:#x}"))
             });
         }
         let wraps = |span: &&Span| span.len > 0 && span.addr.checked_add(span.len - 1).is_none();
         if let Some(&Span { addr, len }) = new.spans.iter().find(wraps) {
             return summary.skip(out.at.line, || {
-                ("DMA addresses below 2^64".into(), format!("{len:#x} bytes at {addr:#x}"))
+                ("DMA addresses below 2^64".into(), format!("{len} bytes at {addr:#x}"))
             });
         }
         match new.source {

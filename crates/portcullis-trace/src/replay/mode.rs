@@ -5,10 +5,10 @@ use portcullis::domain::Policy;
 use portcullis::invalidation::Costs;
 
 /// Unmaps of a device that [`Mode::StrictBatch`] commits together.
-pub const BATCH_UNMAPS: usize = 32;
+pub const BATCH_UNMAPS: usize = QueueConfig::BATCH;
 
 /// Descriptors that [`Mode::StrictRing`] commits together.
-pub const RING_BATCH: usize = 64;
+pub const RING_BATCH: usize = QueueConfig::RING_BATCH;
 
 /// Pages of a ring of [`Mode::StrictRing`]: 16 MiB of addresses, with granules of 4 KiB.
 pub const RING_PAGES: u32 = 4096;
@@ -70,6 +70,11 @@ impl Mode {
 
     /// No translation.
     pub const PASSTHROUGH: Self = Self::Each(Policy::Passthrough);
+
+    /// The mode that is [called](Self::name) `name`.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
 
     /// Its name, as the command line and the report write it.
     pub const fn name(self) -> &'static str {

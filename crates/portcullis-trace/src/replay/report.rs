@@ -53,8 +53,8 @@ pub enum Work {
 }
 
 impl Work {
-    /// What a recording tells of it, in nanoseconds for each mapping.
-    pub(super) fn of(summary: &Summary) -> (f64, Self) {
+    /// What a recording tells of it once it was read, in nanoseconds for each mapping.
+    pub fn of(summary: &Summary) -> (f64, Self) {
         if let Some(ns) = measured(summary) {
             return (ns, Self::Measured);
         }
@@ -153,9 +153,16 @@ impl From<&Summary> for TraceReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Exposure {
     /// Of buffers that were unmapped.
+    #[serde(deserialize_with = "none_where_null")]
     pub stale_byte_s: f64,
     /// Of whatever shares a page with a buffer.
+    #[serde(deserialize_with = "none_where_null")]
     pub neighbour_byte_s: f64,
+}
+
+/// Reads a figure that is `null` where it is not known or all memory is open: other fields say which.
+fn none_where_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 /// What one policy cost and what it left exposed.
@@ -242,8 +249,7 @@ fn passthrough() -> Mode {
 fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PolicyReport>, D::Error> {
     let mut all = Vec::<PolicyReport>::deserialize(from)?;
     for policy in &mut all {
-        let named = Mode::ALL.into_iter().find(|mode| mode.name() == policy.policy);
-        policy.mode = named.unwrap_or(policy.mode);
+        policy.mode = Mode::named(policy.policy).unwrap_or(policy.mode);
     }
     Ok(all)
 }

@@ -98,6 +98,18 @@ unsafe impl<M: Mapper, W: RequestWaits> Mapper for RequestMapper<M, W> {
     }
 
     #[inline]
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        // As above. SAFETY: the caller's promise.
+        !self.by_request && unsafe { self.inner.map_list_fast(turn, range, list, attributes) }
+    }
+
+    #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         // As above.
         !self.by_request && self.inner.unmap_fast(turn, range)

@@ -104,6 +104,18 @@ unsafe impl Mapper for Tables {
     }
 
     #[inline]
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        on_tables!(self, tables => unsafe { tables.map_list_fast(turn, range, list, attributes) })
+    }
+
+    #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         on_tables!(self, tables => tables.unmap_fast(turn, range))
     }

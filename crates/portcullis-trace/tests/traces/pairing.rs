@@ -463,9 +463,9 @@ fn maps_that_cannot_be() {
     let (phys, dma) = ("physical addresses below 2^52", "DMA addresses below 2^64");
     let expected = [
         ("a size of 1 byte or more", "0 bytes"),
-        (phys, "0x1000 bytes at 0x10000000000000"),
-        (phys, "0x1000 bytes at 0xfffffffffffffffa"),
-        (dma, "0x1000 bytes at 0xfffffffffffffffa"),
+        (phys, "4096 bytes at 0x10000000000000"),
+        (phys, "4096 bytes at 0xfffffffffffffffa"),
+        (dma, "4096 bytes at 0xfffffffffffffffa"),
     ];
     assert_eq!(said.collect::<Vec<_>>(), expected);
 }

@@ -26,7 +26,7 @@ pub enum DmaMapError {
     #[error(transparent)]
     List(#[from] MapListError),
     /// A buffer is longer than what the queue maps or copies at once.
-    #[error("{len:#x} bytes in one piece: the queue maps up to {most:#x}")]
+    #[error("{len} bytes in one piece: 1 to {most} can be had")]
     TooLong {
         /// Bytes of the buffer.
         len: u64,
@@ -43,19 +43,28 @@ pub enum DmaMapError {
         iova: Iova,
     },
     /// There is no memory for a buffer to copy through, not even after idle ones were evicted.
-    #[error("no {bytes:#x} bytes of memory to copy through; the pool's slots hold {held:#x}")]
+    #[error("no {bytes} bytes of memory to copy through; the pool's slots hold {held}")]
     NoBuffer {
         /// Bytes that were wanted.
         bytes: u64,
         /// Bytes that the buffers of slots have.
         held: u64,
     },
+    /// All buffers of the size that a [`BufferPool`](crate::dma::BufferPool) has are taken, some of them maybe by mappings of queues: give
+    /// some back, and take one again; or have more, by [`PoolConfig::class_bytes`](crate::bounce::PoolConfig::class_bytes).
+    #[error(
+        "all buffers of {bytes} bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are"
+    )]
+    AllTaken {
+        /// Bytes of each.
+        bytes: u64,
+    },
     /// The heap has no memory to keep account of the mapping.
     #[error("nothing is mapped: the heap has no memory for the library's account of the mapping")]
     OutOfMemory,
     /// An untrusted device's mapping shares a granule with other data, so it must be copied, and its owner does not sync, so it
     /// must not be.
-    #[error("a persistent mapping of {len:#x} bytes for an untrusted device does not cover whole granules")]
+    #[error("a persistent mapping of {len} bytes for an untrusted device does not cover whole granules")]
     PersistentPart {
         /// Bytes of the list.
         len: u64,
@@ -64,7 +73,7 @@ pub enum DmaMapError {
     /// other data, too; and the queue has nothing to copy through. Align the buffer and its length
     /// to lines; or make a queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto), in a
     /// domain that has memory to copy through.
-    #[error("a buffer for a device that is not coherent does not consist of whole lines of {line:#x} bytes")]
+    #[error("a buffer for a device that is not coherent does not consist of whole lines of {line} bytes")]
     SharesLine {
         /// Bytes of a line.
         line: u64,
@@ -78,11 +87,11 @@ pub enum DmaMapError {
 }
 
 impl DmaMapError {
-    /// Returns whether the map can succeed later, once something of the queue, of its domain's addresses or of the
-    /// machine's pool has ended: a mapping, or what waits for a commit or a flush.
+    /// Returns whether the map can succeed later, once something of the queue, of its domain's addresses or of a
+    /// pool has ended: a mapping, or what waits for a commit or a flush.
     pub fn is_full(&self) -> bool {
         match self {
-            Self::Full | Self::Pressure(_) => true,
+            Self::Full | Self::Pressure(_) | Self::AllTaken { .. } => true,
             // What the device can address at all may be free later.
             Self::List(MapListError::Iova(IovaError::Exhausted { len, limit, .. })) => {
                 len.checked_sub(1).is_some_and(|last| last <= limit.get())
@@ -114,7 +123,7 @@ pub enum DmaUnmapError {
         error: InvalidationError,
     },
     /// A part of a large page that was unmapped by number could not be split.
-    #[error("devices still reach {kept:#x} bytes of {range}")]
+    #[error("devices still reach {kept} bytes of {range}")]
     StillMapped {
         /// What was to be unmapped.
         range: IovaRange,
@@ -132,7 +141,7 @@ pub enum DmaUnmapError {
         iova: Iova,
     },
     /// Some of the bytes are not the mapping's, or, where it was to end, they are not all of it. Nothing is changed, or copied.
-    #[error("{len:#x} bytes{from}: the mapping at {iova} has {mapped:#x}", from = Offset(*offset))]
+    #[error("{len} bytes{from}: the mapping at {iova} has {mapped}", from = Offset(*offset))]
     OutOfRange {
         /// Where the mapping begins.
         iova: Iova,
@@ -170,7 +179,7 @@ struct Offset(u64);
 
 impl fmt::Display for Offset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { Ok(()) } else { write!(f, " from {:#x} on", self.0) }
+        if self.0 == 0 { Ok(()) } else { write!(f, " from {} on", self.0) }
     }
 }
 

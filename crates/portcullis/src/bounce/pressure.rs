@@ -3,7 +3,7 @@
 /// A pool that is full now. The I/O has not failed: it can be tried again when a slot is
 /// [freed](super::swiotlb::Swiotlb::freed_since).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{needed:#x} bytes in one piece needed, {free:#x} free of {capacity:#x}; the limit is {limit:#x}")]
+#[error("{needed} bytes in one piece needed, {free} free of {capacity}; the limit is {limit}")]
 pub struct Pressure {
     /// Bytes in one piece that the mapping needs.
     pub needed: u64,

@@ -1,7 +1,10 @@
 //! The memory that a mapping owns: it is the mapping's alone, and stays sound to use whatever a
 //! device writes there.
 
+use alloc::vec::Vec;
+
 use crate::addr::PhysSegment;
+use crate::heap::OutOfMemory;
 
 /// Memory that a device may be given.
 ///
@@ -24,4 +27,142 @@ pub unsafe trait DmaBuffer: 'static {
     /// The pieces of the memory, in the order in which the device finds them. Each has at least one
     /// byte, or a map refuses them; any alignment will do.
     fn segments(&self) -> &[PhysSegment];
+}
+
+/// Several buffers that one mapping owns: a packet in pieces, or the pages of a read. The device gets them in order, as a list
+/// ([`Queue::segments`](super::Queue::segments)), and they come back together.
+///
+/// ```
+/// use portcullis::dma::{BufferList, DmaBuffer};
+///
+/// let memory = portcullis_model::Memory::new(1 << 20);
+/// let pages = (0..3).filter_map(|_| memory.buffer(4096)).collect();
+/// let packet = BufferList::new(pages)?;
+/// assert_eq!(packet.segments().len(), 3);
+/// // A queue maps it, and an unmap gives it back. Then:
+/// let pages = packet.into_inner();
+/// # assert_eq!(pages.len(), 3);
+/// # Ok::<(), portcullis::dma::NotListed<portcullis_model::Buffer>>(())
+/// ```
+#[derive(Debug)]
+pub struct BufferList<B: DmaBuffer> {
+    buffers: Vec<B>,
+    segments: Vec<PhysSegment>,
+}
+
+impl<B: DmaBuffer> BufferList<B> {
+    /// Makes one of buffers, of which each may have several pieces itself. Without a buffer it has no piece, and a map refuses it.
+    /// O(pieces). Allocates.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`], with the buffers.
+    pub fn new(buffers: Vec<B>) -> Result<Self, NotListed<B>> {
+        let mut segments = Vec::new();
+        for buffer in &buffers {
+            if segments.try_reserve(buffer.segments().len()).is_err() {
+                return Err(NotListed { buffers, error: OutOfMemory });
+            }
+            segments.extend_from_slice(buffer.segments());
+        }
+        Ok(Self { buffers, segments })
+    }
+
+    /// The buffers, in order.
+    pub fn buffers(&self) -> &[B] {
+        &self.buffers
+    }
+
+    /// The buffers, in order.
+    pub fn into_inner(self) -> Vec<B> {
+        self.buffers
+    }
+}
+
+// SAFETY: by clause of the trait:
+// 1. As its buffers are.
+// 2. The buffers name the same memory until they are dropped, which is when this is dropped or taken apart; nothing changes them
+//    before. The list of it is this value's own.
+// 3., 4. Safe code reaches the buffers alone, by value or by shared reference, for which they promise it.
+unsafe impl<B: DmaBuffer> DmaBuffer for BufferList<B> {
+    fn segments(&self) -> &[PhysSegment] {
+        &self.segments
+    }
+}
+
+/// Buffers of which no [`BufferList`] was made, and why.
+pub struct NotListed<B: DmaBuffer> {
+    /// The buffers, in order.
+    pub buffers: Vec<B>,
+    /// Why.
+    pub error: OutOfMemory,
+}
+
+error_by_its_reason!([B: DmaBuffer] NotListed<B>);
+
+/// A buffer with a word of the driver's own, a cookie: the index of a descriptor, or the request to complete. It is in the mapping
+/// ([`Mapping::buffer`](super::Mapping::buffer)), and comes back with the buffer, also with a batch.
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::sync::Arc;
+/// use portcullis::dma::Tagged;
+/// use portcullis::prelude::*;
+/// # let memory = portcullis_model::Memory::new(16 << 20);
+/// # let iommu = portcullis_model::Iommu::new(portcullis_model::IommuConfig::new(Arc::clone(&memory)));
+/// # let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
+/// # let domain = Domain::builder(table, iommu.queue(), DomainId(1)).policy(Policy::Strict).build(StdPlatform::new())?;
+/// # let nic = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
+///
+/// let mut rx = nic.queue(QueueConfig::batched(64))?;
+/// let buffer = memory.buffer(2048).ok_or("out of memory")?;
+/// let descriptor = 17;
+/// let mapping = rx.map(Tagged::new(buffer, descriptor), Direction::FromDevice)?;
+/// assert_eq!(*mapping.buffer().cookie(), 17);
+/// # let mut back = Vec::new();
+/// rx.unmap(mapping)?.for_each(|ended| back.push(ended));
+/// back.extend(rx.commit()?);
+/// for (buffer, descriptor) in back.into_iter().map(Tagged::into_parts) {
+/// #   assert_eq!((buffer.len(), descriptor), (2048, 17));
+///     // .. the buffer of this descriptor is the driver's again ..
+/// }
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "std"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+pub struct Tagged<B: DmaBuffer, T: 'static> {
+    buffer: B,
+    cookie: T,
+}
+
+impl<B: DmaBuffer, T> Tagged<B, T> {
+    /// Puts both together.
+    pub fn new(buffer: B, cookie: T) -> Self {
+        Self { buffer, cookie }
+    }
+
+    /// The driver's word.
+    pub fn cookie(&self) -> &T {
+        &self.cookie
+    }
+
+    /// The buffer, which a device may be changing meanwhile.
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// The buffer, and the driver's word.
+    pub fn into_parts(self) -> (B, T) {
+        (self.buffer, self.cookie)
+    }
+}
+
+// SAFETY: all clauses as the buffer's, which safe code reaches by value or by shared reference alone; no device is given the cookie.
+unsafe impl<B: DmaBuffer, T> DmaBuffer for Tagged<B, T> {
+    #[inline]
+    fn segments(&self) -> &[PhysSegment] {
+        self.buffer.segments()
+    }
 }

@@ -119,6 +119,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// A device may be writing them meanwhile: then each word is one that it wrote or the one
     /// before. After the CPU has read that the device is done, [`DmaDevice::sync_for_cpu`] orders
     /// this read after that one. O(`out.len()`); waits for nothing.
+    #[must_use = "`None` says that nothing was copied"]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
             load_part(word, part.start, &mut out[at..at + part.len()]);
@@ -137,6 +138,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// device, or a store to a [`word`](Self::word), writes to the rest of the word in between is lost. There a word that the
     /// device writes, too, is written by whole words, while it is the driver's turn. The caller holds no CPU there, as this takes
     /// a lock with one lent, for 64 words at a time.
+    #[must_use = "`None` says that nothing was copied"]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         if !F::UNCACHED {
             return self.each_word(offset, bytes.len(), |word, at, part| {

@@ -146,7 +146,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         match unsafe { self.map_fast(segment, direction) } {
             Some(range) => Ok(self.first_of(segment, range)),
             // SAFETY: the caller's promise.
-            None => unsafe { self.map_list(&[segment], direction) }.map(|(first, _)| first),
+            None => unsafe { self.map_list(&[segment], direction) }.map(|(first, ..)| first),
         }
     }
 
@@ -193,12 +193,19 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<usize, MapListError> {
+        if let ([segment], [first, ..]) = (list, &mut *out)
+            // SAFETY: the caller's promise.
+            && let Some(range) = unsafe { self.map_fast(*segment, direction) }
+        {
+            *first = DmaSegment { iova: self.first_of(*segment, range), len: segment.len };
+            return Ok(1);
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.map_list_sg(list, direction, out) }.map(|(_, _, count)| count)
+        unsafe { self.map_list_sg(list, direction, out) }.map(|(.., count)| count)
     }
 
     /// As [`map_sg`](Self::map_sg), but also returns, before the count, what
-    /// [`map_list`](Self::map_list) does.
+    /// [`map_list`](Self::map_list) does, with the bytes beside the segments in place of those in them.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -207,17 +214,17 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(Iova, Option<IovaRange>, usize), MapListError> {
+    ) -> Result<(Iova, Option<IovaRange>, u64, usize), MapListError> {
         let (needed, room) = (list.len(), out.len());
         let no_room = MapListError::NoRoom { needed, room };
         if room < needed {
             return Err(no_room);
         }
         // SAFETY: the caller's promise.
-        let (first, range) = unsafe { self.map_list(list, direction) }?;
+        let (first, range, used) = unsafe { self.map_list(list, direction) }?;
         let base = range.map(IovaRange::start);
-        let count = device_view(list, base, self.domain.granule(), out).ok_or(no_room)?;
-        Ok((first, range, count))
+        let count = device_view(list, used, base, self.domain.granule(), out).ok_or(no_room)?;
+        Ok((first, range, range.map_or(0, |range| range.len().saturating_sub(used)), count))
     }
 
     /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, with one invalidation.
@@ -283,8 +290,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Iova::new(range.start().get() | segment.phys.page_offset(self.domain.granule()))
     }
 
-    /// Maps `list` into one range. Returns the device's address of its first byte, and the range of pages to
-    /// unmap, `None` where nothing is translated.
+    /// Maps `list` into one range. Returns the device's address of its first byte, the range of pages to
+    /// unmap, and the bytes of the segments: `None` and 0 where nothing is translated.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -292,7 +299,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         &self,
         list: &[PhysSegment],
         direction: Direction,
-    ) -> Result<(Iova, Option<IovaRange>), MapListError> {
+    ) -> Result<(Iova, Option<IovaRange>, u64), MapListError> {
         let Some(&first) = list.first() else {
             return Err(MapListError::EmptyList);
         };
@@ -302,19 +309,18 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
                 self.maps()?;
                 return Err(MapListError::BeyondMask { last, mask: self.mask });
             }
-            return Ok((Iova::new(first.phys.get()), None));
+            return Ok((Iova::new(first.phys.get()), None, 0));
         }
-        // SAFETY: the caller's promise.
-        let mapped = unsafe { self.domain.map(list, direction.permissions(), Iova::new(self.limit)) };
-        let range = match mapped {
-            Ok(range) => range,
-            Err(error) => return Err(self.maps().err().unwrap_or(error)),
-        };
-        let changing = self.domain.changing(range);
         let used = bytes_of(list.iter().map(|segment| segment.len));
-        self.domain.count_neighbours(range.len().saturating_sub(used).cast_signed());
-        changing.done();
-        Ok((self.first_of(first, range), Some(range)))
+        let (how, limit) = (direction.permissions().into(), Iova::new(self.limit));
+        let opened = self.domain.pages_of(list).and_then(|len| {
+            // SAFETY: the caller's promise.
+            unsafe { self.domain.open::<false>(list, (len, used), how, limit, |_, _| ()) }
+        });
+        match opened {
+            Ok(range) => Ok((self.first_of(first, range), Some(range), used)),
+            Err(error) => Err(self.maps().err().unwrap_or(error)),
+        }
     }
 
     /// The pages of a mapping of `len` bytes at `iova`; `None` where nothing is translated.

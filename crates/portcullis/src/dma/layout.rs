@@ -1,21 +1,41 @@
 //! How a list of memory segments looks to the device.
 
-use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
+use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment, touch};
 use crate::domain::DeviceView;
 
-/// Writes the device's view of `list` to `out` and returns how many segments that takes, or `None` where
-/// `out` is too short. The view is as [`DeviceView::new`] says.
+/// Writes the device's view of `list`, which has `used` bytes, to `out` and returns how many segments that takes, or `None`
+/// where `out` is too short. The view is as [`DeviceView::new`] says.
 #[inline]
 pub(super) fn device_view(
+    list: &[PhysSegment],
+    used: u64,
+    base: Option<Iova>,
+    granule: PageSize,
+    out: &mut [DmaSegment],
+) -> Option<usize> {
+    // Most lists touch.
+    if let (Some(base), [first, ..]) = (base, list)
+        && touch(list, granule)
+    {
+        let iova = Iova::new(base.get() | first.phys.page_offset(granule));
+        *out.first_mut()? = DmaSegment { iova, len: used };
+        return Some(1);
+    }
+    view_apart(list, base, granule, out)
+}
+
+/// The same for a list that need not touch, piece by piece.
+#[inline]
+pub(super) fn view_apart(
     list: &[PhysSegment],
     base: Option<Iova>,
     granule: PageSize,
     out: &mut [DmaSegment],
 ) -> Option<usize> {
-    let mut used: usize = 0;
+    let mut count: usize = 0;
     for segment in DeviceView::new(list, base, granule) {
-        *out.get_mut(used)? = segment?;
-        used += 1;
+        *out.get_mut(count)? = segment?;
+        count += 1;
     }
-    Some(used)
+    Some(count)
 }

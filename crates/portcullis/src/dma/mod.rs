@@ -59,6 +59,7 @@ mod device;
 mod layout;
 mod machine;
 pub mod ops;
+mod pooled;
 mod queue;
 mod raw_batch;
 mod ring;
@@ -74,11 +75,12 @@ pub use adaptive::{
 pub(crate) use adaptive::{
     AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
 };
-pub use buffer::DmaBuffer;
+pub use buffer::{BufferList, DmaBuffer, NotListed, Tagged};
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
 pub use machine::Machine;
 pub use ops::{DmaOps, Leftover, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
+pub use pooled::{BufferPool, PoolBuffer};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{

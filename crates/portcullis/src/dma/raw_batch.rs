@@ -158,12 +158,8 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
             return Ok(());
         };
         let unlinking = Unlinking { batch: self, range };
-        let domain = &unlinking.batch.domain;
-        let Unmapped { bytes, kept, .. } = domain.unlink(range, &mut unlinking.batch.gather);
-        if bytes < range.len() {
-            // It is not known whose addresses these are.
-            domain.lose_rest(range, bytes);
-        }
+        let batch = &mut *unlinking.batch;
+        let Unmapped { bytes, kept, .. } = batch.domain.unlink(range, &mut batch.gather);
         core::mem::forget(unlinking);
         if bytes > 0 {
             // Else they went with the call that unmapped all of it before.
@@ -177,6 +173,10 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         if kept > 0 {
             // No commit ends it, so none counts it.
             self.mappings -= 1;
+        }
+        // It is not known whose addresses these are.
+        self.domain.lose_rest(range, bytes);
+        if kept > 0 {
             return Err(UnmapError::StillMapped { range, unmapped: bytes, kept });
         }
         Err(UnmapError::NotMapped { range, unmapped: bytes })

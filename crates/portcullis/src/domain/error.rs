@@ -21,7 +21,7 @@ pub enum MapListError {
         phys: PhysAddr,
     },
     /// A segment, or the list as a whole, runs past the end of the 64-bit address space.
-    #[error("segment {index}, {len:#x} bytes at {phys}, runs past the end of the 64-bit address space")]
+    #[error("segment {index}, {len} bytes at {phys}, runs past the end of the 64-bit address space")]
     Wraps {
         /// Its place in the list.
         index: usize,
@@ -98,7 +98,7 @@ pub enum UnmapError {
     /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable. Its addresses
     /// are never used again, as the library cannot know what they belonged to; but where the range is all of one mapping, whose
     /// other parts were unmapped before, they are free.
-    #[error("unmapping {range}: only {unmapped:#x} bytes of it were mapped")]
+    #[error("unmapping {range}: only {unmapped} bytes of it were mapped")]
     NotMapped {
         /// What was to be unmapped.
         range: IovaRange,
@@ -113,9 +113,7 @@ pub enum UnmapError {
     ///   unmapped. The call with the last of these unmaps all of the mapping, and says how that went. Beside that call and after it, do not
     ///   unmap another part again: its addresses may be another mapping's by then. Where that call fails, unmap the range of its error;
     /// - what the mapper could not remove for a reason of its own.
-    #[error(
-        "unmapping {range}: devices still reach {kept:#x} bytes of it, {unmapped:#x} bytes were unmapped"
-    )]
+    #[error("unmapping {range}: devices still reach {kept} bytes of it, {unmapped} bytes were unmapped")]
     StillMapped {
         /// What was to be unmapped.
         range: IovaRange,
@@ -125,7 +123,7 @@ pub enum UnmapError {
         kept: u64,
     },
     /// The length is 0 or the range wraps.
-    #[error("{len:#x} bytes at {iova} are no range, so nothing is unmapped")]
+    #[error("{len} bytes at {iova} are no range, so nothing is unmapped")]
     NoSuchRange {
         /// Where it was to begin.
         iova: Iova,

@@ -17,6 +17,7 @@ pub use lifecycle::{Linked, Refused, Reserved, Unlinked};
 pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -30,7 +31,7 @@ use crate::heap::{Shared, SharedPlace, place_of, write_fields};
 use crate::invalidation::{Flush, FlushQueue, Gather, InvalidationError};
 use crate::iova::{IovaError, IovaSpace, Own, SpaceConfig};
 use crate::mapper::Mapper;
-use crate::percpu::Marks;
+use crate::percpu::{Marks, Turn};
 use crate::pgtable::Attributes;
 use crate::platform::{LocalCpu, Platform, PlatformEvents, events_of};
 use crate::setup::SetupError;
@@ -261,20 +262,35 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let PhysSegment { phys, len: used } = segment;
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
         let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
+        let enter = |turn: &Turn<'_>, range| {
+            // SAFETY: the caller's promise, for all of the granules that the memory touches.
+            unsafe { self.mapper.map_fast(turn, range, phys, attributes) }
+        };
+        self.take_and(enter, (len, len - used), limit, counted)
+    }
+
+    /// Takes `len` bytes of addresses out of the CPU's list, and has `enter` map them in the same turn, if that is quickly done; else
+    /// nothing is changed. `neighbours` bytes of them are beside the segments. Calls `counted` with the CPU where it did.
+    #[inline(always)]
+    fn take_and(
+        &self,
+        enter: impl FnOnce(&Turn<'_>, IovaRange) -> bool,
+        (len, neighbours): (u64, u64),
+        limit: Iova,
+        counted: impl FnOnce(&LocalCpu<'_>),
+    ) -> Option<IovaRange> {
         let fast = |cpu: &LocalCpu<'_>| {
             self.space.in_turn(cpu, |turn, own| {
                 let own = own?;
                 let changing = self.changing(self.space.take(own, len, limit)?);
                 let range = changing.range();
-                // SAFETY: the caller's promise, for all of the granules that the memory touches.
-                let mapped = unsafe { self.mapper.map_fast(turn, range, phys, attributes) };
-                if !mapped {
+                if !enter(turn, range) {
                     self.give_back(Some(cpu), Some(own), changing.done());
                     return None;
                 }
                 self.books.with(cpu, |page| {
                     page.add(|book| &book.maps, 1);
-                    self.change_in(page, len - used);
+                    self.change_in(page, neighbours);
                 });
                 counted(cpu);
                 Some(changing)
@@ -477,13 +493,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts `bytes` of `range` as lost, and, if that is a mapping, what was gone of it before: it does not come back.
+    /// Counts `bytes` of `range` as lost, and, if that is a mapping, what was gone of it before: it does not come back. All of
+    /// that is counted where the platform panics, too, on whose way out no CPU is taken.
     #[cold]
     #[inline(never)]
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
         self.lose(bytes);
         if !self.parts.is_empty() {
-            self.lose(self.platform.with_cpu(|_| self.parts.forget(range)));
+            let gone = Cell::new(0);
+            let losing = Guard::new(|| self.lose(gone.get().max(self.parts.forget(range))));
+            self.platform.with_cpu(|_| gone.set(self.parts.forget(range)));
+            losing.done();
+            self.lose(gone.get());
         }
     }
 

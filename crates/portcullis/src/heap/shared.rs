@@ -162,6 +162,7 @@ impl Shared<dyn Any + Send + Sync> {
 }
 
 /// Counts one more owner.
+#[inline]
 fn count(owners: &AtomicUsize) {
     // Relaxed: the caller's own is counted already.
     if owners.fetch_add(1, Ordering::Relaxed) > MOST {

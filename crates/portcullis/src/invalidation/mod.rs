@@ -1,11 +1,11 @@
 //! IOTLB invalidation: what an unmap leaves behind in the hardware's caches, and how it is removed.
 //! Nothing here says that a range is forgotten before the hardware has confirmed that.
 //!
-//! An unmap clears page-table entries and records what it cleared in a [`Gather`]. Until the
-//! hardware has confirmed an [`Invalidation`] of that, a device may still reach the memory through
-//! a cached translation. *Strict* protection waits for the confirmation at once; *lazy* protection
-//! puts the range into a flush queue, and one wait serves many ranges. Devices that cache
-//! translations themselves are asked after the IOTLB.
+//! An unmap clears page-table entries. What it cleared it records in a [`Gather`], unless it is one
+//! range, which is asked for by itself. Until the hardware has confirmed an [`Invalidation`] of that,
+//! a device may still reach the memory through a cached translation. *Strict* protection waits for
+//! the confirmation at once; *lazy* protection puts the range into a flush queue, and one wait serves
+//! many ranges. Devices that cache translations themselves are asked after the IOTLB.
 
 mod blocks;
 mod costs;
@@ -88,7 +88,7 @@ pub enum InvalidationError {
     },
     /// A part of what was to be invalidated is still mapped, as the mapper could not remove it: see
     /// [`Unmapped::kept`](crate::pgtable::Unmapped::kept).
-    #[error("{bytes:#x} bytes could not be unmapped, and devices still reach them")]
+    #[error("{bytes} bytes could not be unmapped, and devices still reach them")]
     StillMapped {
         /// How many bytes are still mapped.
         bytes: u64,

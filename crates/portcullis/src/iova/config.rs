@@ -53,8 +53,8 @@ pub enum IovaError {
     /// No hole is large enough at the alignment needed. While other CPUs go on, the figures are of
     /// slightly different times.
     #[error(
-        "no room for {len:#x} bytes of I/O virtual addresses up to {limit}: {free:#x} bytes are free there, the \
-         largest hole has {largest:#x}; CPUs keep {cached:#x} of their own anywhere"
+        "no room for {len} bytes of I/O virtual addresses up to {limit}: {free} bytes are free there, the \
+         largest hole has {largest}; CPUs keep {cached} of their own anywhere"
     )]
     Exhausted {
         /// Bytes asked for.

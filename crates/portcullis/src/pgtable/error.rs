@@ -41,7 +41,7 @@ pub(super) const fn check(
 pub enum MapError {
     /// An address or the length is not a multiple of the granule.
     #[error(
-        "mapping {range} to {phys}: the addresses and lengths must be multiples of the granule, {granule:#x}"
+        "mapping {range} to {phys}: the addresses and lengths must be multiples of the granule, {granule} bytes"
     )]
     Misaligned {
         /// The I/O virtual range.
@@ -53,7 +53,7 @@ pub enum MapError {
         granule: u64,
     },
     /// The pieces of memory together are not as long as the range.
-    #[error("mapping {range}: the pieces of memory for it have another length: {list:#x} bytes, or more")]
+    #[error("mapping {range}: the pieces of memory for it have another length: {list} bytes, or more")]
     Length {
         /// The I/O virtual range.
         range: IovaRange,
@@ -69,7 +69,7 @@ pub enum MapError {
         last: Iova,
     },
     /// The memory lies where no entry can point to.
-    #[error("mapping {len:#x} bytes of physical memory at {phys}: an entry holds addresses up to {last}")]
+    #[error("mapping {len} bytes of physical memory at {phys}: an entry holds addresses up to {last}")]
     BeyondPhysical {
         /// The physical address.
         phys: PhysAddr,
@@ -101,7 +101,7 @@ pub enum MapError {
     #[error("the IOMMU did not confirm that it has seen the mapping")]
     Unconfirmed,
     /// An operating system maps on the caller's behalf, and maps no more: a limit of its own is met. (Only mappers return this.)
-    #[error("{what}: {used:#x} used, {wanted:#x} more wanted, {most:#x} allowed")]
+    #[error("{what}: {used} used, {wanted} more wanted, {most} allowed")]
     Limit {
         /// What is limited, and how to raise it.
         what: &'static str,

@@ -11,8 +11,9 @@ use super::place::Position;
 use super::table::PageTable;
 use super::unmap::{HALF, differ, zero};
 use crate::addr::{IovaRange, PhysAddr};
+use crate::broken::broken;
 use crate::percpu::Turn;
-use crate::platform::{Frames, LocalCpu, Platform};
+use crate::platform::{Frames, LocalCpu, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
@@ -66,6 +67,47 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             return self.map_page(iova, phys, len, attributes);
         }
         self.lowest(near, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
+    }
+
+    /// As [`map_in`](Self::map_in), to the pieces of memory in `list`, each with its length, one after the other: where all of
+    /// them are granules in one frame of a lowest table, each piece is shorter than the next larger page, and their memory is
+    /// between two multiples of 256 TiB.
+    ///
+    /// Goes through the list twice, where it has no more pieces than granules, and no more of these than a frame has entries.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map), for each piece; and a clone of `list` has what `list` has.
+    #[inline]
+    pub unsafe fn map_list_in(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        let (iova, len) = (range.start().get(), range.len());
+        let [stray_iova, stray_phys] = self.stray;
+        let granules = len >> X::GRANULE_SHIFT;
+        let fits = granules <= TABLE_ENTRIES as u64 && list.len() as u64 <= granules;
+        let Some((first, _)) = list.clone().next().filter(|_| fits) else { return false };
+        // Unions of the bits of the pieces' ends, of what these differ in from the first, and of lengths. The union of lengths reaches
+        // `second`, a power of two, just where one length does.
+        let (mut ends, mut others, mut lens, mut total) = (0, 0, 0, 0_u64);
+        for (phys, len) in list.clone() {
+            let phys = phys.get();
+            let last = phys.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT));
+            ends |= phys | last;
+            others |= (phys ^ first.get()) | (last ^ first.get());
+            lens |= len;
+            total = total.saturating_add(len);
+        }
+        let strays = Self::ends(iova, len) & stray_iova | ends & stray_phys | others >> ADDRESS_BITS;
+        let is_plain = strays == 0 && lens < self.second && total == len;
+        let Some(near) = self.near.get(turn).filter(|_| is_plain) else {
+            return false;
+        };
+        let at = self.lowest(near, iova, X::MARK);
+        at.is_some_and(|at| self.enter_list(at, len, (list, first), attributes))
     }
 
     /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was
@@ -134,6 +176,41 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             self.clean(words);
         }
         is_entered
+    }
+
+    /// Enters the granules of a list, `len` bytes in all, as [`enter_granules`](Self::enter_granules) does. The addresses of all of them
+    /// agree with `first` from bit 48 on.
+    #[inline]
+    fn enter_list(
+        &self,
+        at: Position,
+        len: u64,
+        (list, first): (impl Iterator<Item = (PhysAddr, u64)>, PhysAddr),
+        attributes: Attributes,
+    ) -> bool {
+        let words = self.words(at).get(..(len >> X::GRANULE_SHIFT) as usize);
+        let Some(words) = words.filter(|words| !differ(words, 0, u64::MAX)) else {
+            return false;
+        };
+        let size = LeafSize { level: 1, run: 0 };
+        let (stride, leaf) = (self.format().stride(size), self.format().leaf(first, size, attributes));
+        let mut rest = words;
+        for (phys, len) in list {
+            // It may lie before the first.
+            let granules = phys.get().wrapping_sub(first.get()).cast_signed() >> X::GRANULE_SHIFT;
+            let leaf = leaf.wrapping_add(granules.cast_unsigned().wrapping_mul(stride));
+            let parts = rest.split_at_checked((len >> X::GRANULE_SHIFT) as usize);
+            let Some((piece, behind)) = parts else {
+                broken("a list and its clone, whose lengths were added up, differ")
+            };
+            match piece {
+                [word] => word.store(leaf, Ordering::Release),
+                words => _ = store(words, leaf, stride),
+            }
+            rest = behind;
+        }
+        self.clean(words);
+        true
     }
 
     /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in

@@ -164,8 +164,8 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
 
     /// Returns the difference between each further entry of a leaf, or of leaves of `size` side by
-    /// side, and the one before: within one leaf if `run` is not 0. By default each entry holds its own
-    /// address, and in its place.
+    /// side, and the one before: within one leaf if `run` is not 0. So do the entries of any two pages whose addresses agree from bit 48 on,
+    /// for each page between them. By default each entry holds its own address, and in its place.
     #[inline]
     fn stride(&self, size: LeafSize) -> u64 {
         1 << self.shift(size.level)

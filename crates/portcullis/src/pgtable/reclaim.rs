@@ -1,7 +1,7 @@
 //! Giving back tables that have become empty. A table is freed only when no CPU's section and no
 //! hardware can use it.
 //!
-//! A table is given back in six steps, up to 64 tables at a time:
+//! A table is given back in six steps, up to 16 tables at a time:
 //!
 //! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: a CPU that must
 //!    change an entry below waits, outside its section; and CPUs are made to forget which tables

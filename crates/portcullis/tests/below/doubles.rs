@@ -243,6 +243,18 @@ unsafe impl<M: Mapper> Mapper for Ma<M> {
         self.quickly(Call::MapAtHand, || unsafe { self.inner.map_fast(turn, range, phys, attributes) })
     }
 
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        self.hostile.knows(range);
+        // SAFETY: the caller's promise is passed on.
+        self.quickly(Call::MapAtHand, || unsafe { self.inner.map_list_fast(turn, range, list, attributes) })
+    }
+
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         self.hostile.look();
         self.quickly(Call::UnmapAtHand, || self.inner.unmap_fast(turn, range))

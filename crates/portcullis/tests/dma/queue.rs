@@ -10,6 +10,7 @@ mod limits;
 mod parts;
 #[cfg(not(watched))]
 mod policies;
+mod pooled;
 #[cfg(not(watched))]
 mod raw;
 mod typed;

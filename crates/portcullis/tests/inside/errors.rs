@@ -43,8 +43,8 @@ sentences::sentences! {
     of_spaces: IovaError {
         Empty => "no I/O virtual addresses: 0 bytes were asked for, or the aperture has no free granule";
         Exhausted { len: 1, limit: AT, free: 2, cached: 3, largest: 4 } =>
-            "no room for 0x1 bytes of I/O virtual addresses up to 0xa000: 0x2 bytes are free there, the largest hole has 0x4; CPUs \
-             keep 0x3 of their own anywhere";
+            "no room for 1 bytes of I/O virtual addresses up to 0xa000: 2 bytes are free there, the largest hole has 4; CPUs \
+             keep 3 of their own anywhere";
         NotAllocated { range: range() } => "[0x5000, 0x6fff] cannot be freed: it is not allocated as a whole";
         OutOfMemory => "no memory to keep account of I/O virtual addresses";
     }
@@ -52,17 +52,17 @@ sentences::sentences! {
     of_arenas: ArenaError {
         Empty => "a ring arena, or a reservation in one, has more than 0 bytes";
         Granule { granule: PageSize::SIZE_4K, of_space: PageSize::SIZE_2M } =>
-            "a ring arena in units of 0x1000 bytes does not fit a space in units of 0x200000 bytes";
-        TooLarge { descriptors: 10, descriptor_bytes: 0x20 } => "no ring arena holds 10 descriptors of 0x20 bytes";
+            "a ring arena in units of 4096 bytes does not fit a space in units of 2097152 bytes";
+        TooLarge { descriptors: 10, descriptor_bytes: 0x20 } => "no ring arena holds 10 descriptors of 32 bytes";
         Space(IovaError::OutOfMemory) =>
             "the ring arena's space refused: no memory to keep account of I/O virtual addresses";
         OutOfMemory => "no memory to keep account of a ring arena";
-        Oversize { len: 1, capacity: 2 } => "0x1 bytes do not fit into a ring of 0x2";
+        Oversize { len: 1, capacity: 2 } => "1 bytes do not fit into a ring of 2";
         Full { len: 1, in_use: 2, capacity: 3, reservations: 4, oldest: AT } =>
-            "no room for 0x1 bytes in the ring: 4 reservations hold 0x2 of 0x3 bytes, the oldest at 0xa000";
+            "no room for 1 bytes in the ring: 4 reservations hold 2 of 3 bytes, the oldest at 0xa000";
         NotReserved { range: range() } => "[0x5000, 0x6fff] cannot be freed: it is not what is reserved there";
         InUse { reservations: 1, bytes: 2, oldest: AT } =>
-            "the ring still has 1 reservations of 0x2 bytes, the oldest at 0xa000";
+            "the ring still has 1 reservations of 2 bytes, the oldest at 0xa000";
     }
 
     of_invalidations: InvalidationError {
@@ -70,7 +70,7 @@ sentences::sentences! {
         DeviceTimedOut { device: 0x20, waited_ns: 11 } =>
             "device 0x20 did not confirm an invalidation of its TLB within 11 ns";
         Rejected { code: 0x7d } => "the IOMMU reported an error for an invalidation (code 0x7d)";
-        StillMapped { bytes: 16 } => "0x10 bytes could not be unmapped, and devices still reach them";
+        StillMapped { bytes: 16 } => "16 bytes could not be unmapped, and devices still reach them";
         TooManyDevices { limit: 12 } =>
             "the domain has 12 devices that cache translations themselves, which is the limit";
         BeingAdded => "another call is adding the device";
@@ -79,20 +79,20 @@ sentences::sentences! {
 
     of_tables: MapError {
         Misaligned { range: range(), phys: PHYS, granule: 0x1000 } =>
-            "mapping [0x5000, 0x6fff] to 0xb000: the addresses and lengths must be multiples of the granule, 0x1000";
+            "mapping [0x5000, 0x6fff] to 0xb000: the addresses and lengths must be multiples of the granule, 4096 bytes";
         Length { range: range(), list: 16 } =>
-            "mapping [0x5000, 0x6fff]: the pieces of memory for it have another length: 0x10 bytes, or more";
+            "mapping [0x5000, 0x6fff]: the pieces of memory for it have another length: 16 bytes, or more";
         BeyondAperture { range: range(), last: AT } =>
             "mapping [0x5000, 0x6fff]: the tables translate addresses up to 0xa000";
         BeyondPhysical { phys: PHYS, len: 16, last: LAST } =>
-            "mapping 0x10 bytes of physical memory at 0xb000: an entry holds addresses up to 0xcfff";
+            "mapping 16 bytes of physical memory at 0xb000: an entry holds addresses up to 0xcfff";
         TableBeyondPhysical { table: PHYS, last: LAST } =>
             "memory for a page table lies at 0xb000, and an entry holds addresses up to 0xcfff";
         AlreadyMapped { at: AT } => "0xa000 is mapped already";
         OutOfMemory => "no memory for a page table";
         Unconfirmed => "the IOMMU did not confirm that it has seen the mapping";
         Limit { what: "the limit", used: 1, wanted: 2, most: 4 } =>
-            "the limit: 0x1 used, 0x2 more wanted, 0x4 allowed";
+            "the limit: 1 used, 2 more wanted, 4 allowed";
         Refused { code: -12 } => "the operating system refused to map (error -12)";
     }
 
@@ -109,38 +109,40 @@ sentences::sentences! {
             "there are no I/O virtual addresses: no memory to keep account of I/O virtual addresses";
         BeyondReach { last: 0xfff, first: AT } =>
             "the device reaches addresses up to 0xfff, and the domain's begin at 0xa000";
+        PoolBeyondReach { last: 0xfff, end: AT } =>
+            "the device reaches addresses up to 0xfff, and the pool's buffers lie up to 0xa000: `PoolConfig::limit` has them lie lower";
         NoCopyMemory =>
-            "the queue is to copy, but its domain has no memory to copy through: its builder was given none (`bounce` or `swiotlb`)";
-        NoCacheMaintenance => "a device that is not coherent, of a domain without cache maintenance";
+            "the domain has no memory for a pool of buffers: its builder was given none (`bounce` or `swiotlb`)";
+        NoCacheMaintenance => "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder";
         NotCoherent =>
-            "a device that is not coherent maps by queues, which know when to clean and when to invalidate";
-        CacheLine { line: 3, most: 0x1000 } => "cache lines of 0x3 bytes: a power of two up to 0x1000 is needed";
+            "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate";
+        CacheLine { line: 3, most: 0x1000 } => "cache lines of 3 bytes: a power of two up to 4096 is needed";
         Batch { batch: 300, most: 256 } => "batches of 300 mappings: a queue's batch has 1 to 256";
         NoEffect { option: "batch", strategy: "direct" } =>
             "a queue by `direct` has no use for `batch`: leave it out, or take a strategy that has";
         NoRing { descriptors: 10, bytes: 0x20 } =>
-            "no ring holds 10 descriptors of 0x20 bytes: a ring has at least one, of at least 1 byte, and at most what an address \
+            "no ring holds 10 descriptors of 32 bytes: a ring has at least one, of at least 1 byte, and at most what an address \
              space holds";
         NotTranslated => "a domain without translation has no rings, and no bounce pool";
         Threshold { threshold: 0x30, most: 0x20 } =>
-            "mappings of up to 0x30 bytes are to be bounced, and the largest slot has 0x20";
+            "mappings of up to 48 bytes are to be bounced, and the largest slot has 32";
         ClassBytes { bytes: 1, least: 2, most: 4 } =>
-            "0x1 bytes of addresses for each class: a power of two from 0x2 to 0x4 is needed";
+            "1 bytes of addresses for each class: a power of two from 2 to 4 is needed";
         OffsetMask { mask: 0x5 } =>
             "the bits 0x5 of addresses cannot be kept: they must be the lowest bits of a granule's offset";
-        Slot { slot_bytes: 3 } => "slots of 0x3 bytes: a power of two of at least 64 is needed";
+        Slot { slot_bytes: 3 } => "slots of 3 bytes: a power of two of at least 64 is needed";
         Area { area_bytes: 1, least: 2, most: 4 } =>
-            "areas of 0x1 bytes: a power of two from 0x2 to 0x4 is needed";
+            "areas of 1 bytes: a power of two from 2 to 4 is needed";
         Limits { min_bytes: 1, max_bytes: 2, area_bytes: 4 } =>
-            "the limits of 0x1 to 0x2 bytes hold no area of 0x4 bytes, or too many";
-        NoArea { area_bytes: 1, reach: LAST } => "there is no memory up to 0xcfff for an area of 0x1 bytes";
+            "the limits of 1 to 2 bytes hold no area of 4 bytes, or too many";
+        NoArea { area_bytes: 1, reach: LAST } => "there is no memory up to 0xcfff for an area of 1 bytes";
     }
 
     of_lists: MapListError {
         EmptyList => "the list has no segments";
         EmptySegment { index: 3, phys: PHYS } => "segment 3, at 0xb000, is empty";
         Wraps { index: 3, phys: PHYS, len: 16 } =>
-            "segment 3, 0x10 bytes at 0xb000, runs past the end of the 64-bit address space";
+            "segment 3, 16 bytes at 0xb000, runs past the end of the 64-bit address space";
         BeyondMask { last: LAST, mask: 0xfff } =>
             "the device reaches addresses up to 0xfff; without translation the list needs 0xcfff";
         NoRoom { needed: 4, room: 3 } =>
@@ -157,10 +159,10 @@ sentences::sentences! {
 
     of_unmaps: UnmapError {
         NotMapped { range: range(), unmapped: 1 } =>
-            "unmapping [0x5000, 0x6fff]: only 0x1 bytes of it were mapped";
+            "unmapping [0x5000, 0x6fff]: only 1 bytes of it were mapped";
         StillMapped { range: range(), unmapped: 1, kept: 2 } =>
-            "unmapping [0x5000, 0x6fff]: devices still reach 0x2 bytes of it, 0x1 bytes were unmapped";
-        NoSuchRange { iova: AT, len: 1 } => "0x1 bytes at 0xa000 are no range, so nothing is unmapped";
+            "unmapping [0x5000, 0x6fff]: devices still reach 2 bytes of it, 1 bytes were unmapped";
+        NoSuchRange { iova: AT, len: 1 } => "1 bytes at 0xa000 are no range, so nothing is unmapped";
         Unconfirmed { range: range(), error: REJECTED } =>
             "[0x5000, 0x6fff] is unmapped, but devices may still reach it: the IOMMU reported an error for an invalidation (code \
              0x7d)";
@@ -179,7 +181,7 @@ sentences::sentences! {
         Full { most: 256 } => "a batch of 256 mappings is full: it must be committed first";
         OtherDomain => "a mapping of another domain than the batch's";
         Unmap(UnmapError::NoSuchRange { iova: AT, len: 1 }) =>
-            "0x1 bytes at 0xa000 are no range, so nothing is unmapped";
+            "1 bytes at 0xa000 are no range, so nothing is unmapped";
         Unconfirmed { mappings: 3, error: REJECTED } =>
             "3 mappings are unmapped, but devices may still reach them: the IOMMU reported an error for an invalidation (code 0x7d)";
     }
@@ -190,7 +192,7 @@ sentences::sentences! {
         Map(MapListError::EmptyList) => "the list has no segments";
         Foreign { range: range() } => "[0x5000, 0x6fff] is not of this ring";
         StillMapped { range: range(), kept: 1 } =>
-            "unmapping [0x5000, 0x6fff]: devices still reach 0x1 bytes of it";
+            "unmapping [0x5000, 0x6fff]: devices still reach 1 bytes of it";
         Untranslated => "a ring of a device without translation has no addresses of its own";
         OtherDomain => "the pool is not one of the ring's domain";
         Unconfirmed { descriptors: 3, error: REJECTED } =>
@@ -200,7 +202,7 @@ sentences::sentences! {
 
     of_adaptive_maps: AdaptiveMapError {
         Ring(RingError::Untranslated) => "a ring of a device without translation has no addresses of its own";
-        Pool(DmaMapError::TooLong { len: 2, most: 1 }) => "0x2 bytes in one piece: the queue maps up to 0x1";
+        Pool(DmaMapError::TooLong { len: 2, most: 1 }) => "2 bytes in one piece: 1 to 1 can be had";
     }
 
     of_adaptive_ends: AdaptiveUnmapError {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use portcullis::addr::{DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::PoolConfig;
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
-use portcullis::dma::{CoherentMemory, Device, DmaDomain, DmaMask, QueueConfig};
+use portcullis::dma::{BufferList, CoherentMemory, Device, DmaDomain, DmaMask, QueueConfig};
 use portcullis::domain::{Domain, Linked, MapListError, Policies, Policy, Refused};
 use portcullis::invalidation::{Costs, Gather, Invalidation, InvalidationError, InvalidationQueue};
 use portcullis::mapper::TableMapper;
@@ -230,6 +230,17 @@ impl Life<'_> {
         let mut queue = self.step("a queue", || device.queue::<List>(config));
         let ground: &Ground = self.ground;
         let lists = &ground.lists;
+        let mut buffers = exempt(|| lists[..3].to_vec());
+        // What was refused brings its buffers back.
+        let listed = self.step("a list of buffers", || {
+            BufferList::new(std::mem::take(&mut buffers)).map_err(|refused| {
+                buffers = refused.buffers;
+                refused.error
+            })
+        });
+        assert_eq!(listed.buffers().len(), 3, "{}", self.which());
+        let buffers = listed.into_inner();
+        exempt(|| drop(buffers));
         for cpu in [0, 2] {
             self.ground.platform.be(cpu);
             for direction in [Direction::FromDevice, Direction::ToDevice] {

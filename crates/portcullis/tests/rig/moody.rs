@@ -22,15 +22,23 @@ pub struct Moody {
     pub inner: Arc<Clocked>,
     /// The call that panics next.
     pub panics: AtomicU8,
+    /// How many of them do not panic before.
+    passes: AtomicU8,
 }
 
 impl Moody {
     pub fn new(cpus: usize) -> Arc<Self> {
-        Arc::new(Self { inner: Clocked::new(cpus), panics: AtomicU8::new(0) })
+        Arc::new(Self { inner: Clocked::new(cpus), panics: AtomicU8::new(0), passes: AtomicU8::new(0) })
     }
 
     /// The next call that is `call` panics.
     pub fn panic_in(&self, call: Call) {
+        self.panic_behind(0, call);
+    }
+
+    /// The next call but `passes` that is `call` panics.
+    pub fn panic_behind(&self, passes: u8, call: Call) {
+        self.passes.store(passes, Ordering::Relaxed);
         self.panics.store(call as u8, Ordering::Relaxed);
     }
 
@@ -40,6 +48,12 @@ impl Moody {
     }
 
     fn pass(&self, call: Call) {
+        let one_less = |passes: u8| passes.checked_sub(1);
+        if self.panics.load(Ordering::Relaxed) == call as u8
+            && self.passes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+        {
+            return;
+        }
         let panics = self.panics.compare_exchange(call as u8, 0, Ordering::Relaxed, Ordering::Relaxed);
         assert!(panics.is_err(), "as the test wants");
     }

@@ -99,6 +99,17 @@ unsafe impl<M: Mapper> Mapper for Observed<M> {
         self.is_quick && unsafe { self.inner.map_fast(turn, range, phys, attributes) }
     }
 
+    unsafe fn map_list_fast(
+        &self,
+        turn: &Turn<'_>,
+        range: IovaRange,
+        list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
+        attributes: Attributes,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        self.is_quick && unsafe { self.inner.map_list_fast(turn, range, list, attributes) }
+    }
+
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         self.is_quick && self.inner.unmap_fast(turn, range)
     }

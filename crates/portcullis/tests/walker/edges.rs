@@ -105,7 +105,8 @@ fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
                 let anchor =
                     if start < *edge { edge.saturating_sub(3 * granule) } else { edge + 2 * granule };
                 let is_there = machine.plain.find(anchor).is_some();
-                let is_near = machine.map(Way::AtHand, start, &[(phys, granule)], attributes);
+                let way = if round == 1 { Way::ListAtHand } else { Way::AtHand };
+                let is_near = machine.map(way, start, &[(phys, granule)], attributes);
                 let must = is_free && is_there && start <= machine.top() && in_one_frame(start, anchor);
                 // Where something is longer than two granules at the least.
                 let has_room = machine.last_phys() >= phys + granule - 1;
@@ -115,8 +116,12 @@ fn near_edges<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
             // Several at once, over an edge of memory.
             if let Some(edge_of_memory) = phys_edges.last() {
                 let both = [(edge_of_memory - granule, 2 * granule)];
-                machine.map(Way::AtHand, before, &both, attributes);
-                machine.unmap(before, 2 * granule);
+                let apart = [(edge_of_memory - granule, granule), (*edge_of_memory, granule)];
+                let lists = [(Way::AtHand, &both[..]), (Way::ListAtHand, &both), (Way::ListAtHand, &apart)];
+                for (way, list) in lists {
+                    machine.map(way, before, list, attributes);
+                    machine.unmap(before, 2 * granule);
+                }
             }
         }
     }
@@ -157,7 +162,7 @@ fn refusals<F: Backing, X: Format>(machine: &mut Machine<F, X>) {
     machine.map(Way::Whole, ends - granule, &[(0, granule)], attributes(2));
     machine.map(Way::AtHand, ends, &[(0, granule)], attributes(2));
     machine.unmap(ends, granule);
-    for way in [Way::Whole, Way::List, Way::AtHand] {
+    for way in [Way::Whole, Way::List, Way::AtHand, Way::ListAtHand] {
         let mut refused = |start, phys, len| {
             let is_mapped = machine.map(way, start, &[(phys, len)], attributes(2));
             assert!(!is_mapped, "{:?}: {way:?} {start:#x} to {phys:#x}, {len:#x}", machine.case.format);

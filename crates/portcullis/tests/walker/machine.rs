@@ -47,6 +47,7 @@ pub enum Way {
     Whole,
     List,
     AtHand,
+    ListAtHand,
 }
 
 pub struct Machine<F: Backing, X: Format> {
@@ -136,6 +137,7 @@ impl<F: Backing, X: Format> Machine<F, X> {
                 self.table.open(&*PLATFORM, range, first, attributes).map(|()| true)
             }
             Way::List => self.table.open_list(&*PLATFORM, range, pieces, attributes).map(|()| true),
+            Way::ListAtHand => Ok(self.table.open_list_fast(&*PLATFORM, range, pieces, attributes)),
             Way::AtHand => {
                 assert_eq!(list.len(), 1);
                 Ok(self.table.open_fast(&*PLATFORM, range, first, attributes))

@@ -83,7 +83,16 @@ pub fn walk_randomly<F: Backing, X: Format>(
                         at + piece.len
                     }
                 };
-                used.near += u64::from(machine.map(Way::AtHand, start, &[(phys, len)], attributes));
+                used.near += u64::from(match dice.one_in(2) {
+                    false => machine.map(Way::AtHand, start, &[(phys, len)], attributes),
+                    true => {
+                        // Its granules apart from each other, or as they come.
+                        let apart = if dice.one_in(2) { 2 * granule } else { granule };
+                        let piece = |number| (phys.saturating_add(number * apart), granule);
+                        let list: Vec<_> = (0..len / granule).map(piece).collect();
+                        machine.map(Way::ListAtHand, start, &list, attributes)
+                    }
+                });
             }
             6..9 => machine.unmap(start, len),
             _ if dice.one_in(5) => {

@@ -150,8 +150,8 @@ fn one(
         }
         for (block, piece) in range.zip(buffer.chunks_exact(BLOCK as usize)) {
             let Some(version) = written[block] else { continue };
-            if let Some(at) = differs(piece, version, block as u64 * BLOCK) {
-                return Err(format!("WRONG BYTES at {} of {path} (thread from {start})", start + at));
+            if let Some(which) = differs(piece, version, block as u64 * BLOCK, written.len() as u64 * BLOCK) {
+                return Err(format!("WRONG BYTES of {path} (thread from {start}): {which}"));
             }
         }
     }

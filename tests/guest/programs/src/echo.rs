@@ -48,8 +48,8 @@ pub fn run(options: &Options<'_>) -> Result<String, String> {
         let size = (length - come).min(PIECE as u64);
         let part = &mut piece[..size as usize];
         stream.read_exact(part).map_err(|error| format!("{address}: after {come} bytes: {error}"))?;
-        if let Some(at) = differs(part, seed, come) {
-            return Err(format!("WRONG BYTES at {at} from {address}"));
+        if let Some(which) = differs(part, seed, come, length) {
+            return Err(format!("WRONG BYTES from {address}: {which}"));
         }
         come += size;
     }

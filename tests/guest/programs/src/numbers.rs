@@ -29,9 +29,25 @@ pub fn fill(bytes: &mut [u8], seed: u64, from: u64) {
     }
 }
 
-/// The first byte of `bytes` that is not the pattern's.
-pub fn differs(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
-    let wrong = |(at, word): &(usize, &[u8])| *word != mix(seed ^ (from / 8 + *at as u64)).to_le_bytes();
-    let found = bytes.chunks_exact(8).enumerate().find(wrong);
-    found.map(|(at, _)| from + at as u64 * 8)
+/// Where `bytes`, which are the pattern's from byte `from` on, are others: which words, and whose they are. The pattern has `length`
+/// bytes in all: a word from elsewhere in it is found there.
+pub fn differs(bytes: &[u8], seed: u64, from: u64, length: u64) -> Option<String> {
+    let right = |at: usize| mix(seed ^ (from / 8 + at as u64)).to_le_bytes();
+    let words = bytes.as_chunks::<8>().0;
+    let wrong: Vec<usize> = (0..words.len()).filter(|&at| words[at] != right(at)).collect();
+    let (&first, &last) = (wrong.first()?, wrong.last()?);
+    let found = words[first];
+    let origin = match (0..length / 8).find(|at| mix(seed ^ at).to_le_bytes() == found) {
+        Some(at) => format!("what belongs at {}", at * 8),
+        None => "nothing of the pattern".to_owned(),
+    };
+    let place = |at: usize| from + at as u64 * 8;
+    Some(format!(
+        "{} words of {} from {} to {}, the first is {found:02x?}, {origin}; {:02x?} is right",
+        wrong.len(),
+        words.len(),
+        place(first),
+        place(last) + 8,
+        right(first),
+    ))
 }

@@ -150,6 +150,7 @@ static void queues(const char *name, uint32_t strategy, size_t batch, const char
         NEED(portcullis_queue_sync_for_cpu(queue, mapping[at], 0, PAGE));
         right &= all(memory + at * PAGE, PAGE, 0x44);
     }
+    CHECK(portcullis_queue_sync_for_cpu(queue, mapping[1], 1, PAGE) == PORTCULLIS_NOT_MAPPED, "C, %s queue: a part outside is refused", what);
     for (int at = 0; at < 7; at++) {
         NEED(portcullis_queue_unmap(queue, mapping[at], &ended));
         right &= ended == 0 || ended <= batch;

@@ -48,8 +48,10 @@ fn bind(name: &str) -> Result<()> {
     let device = Path::new("/sys/bus/pci/devices").join(name);
     std::fs::write(device.join("driver_override"), "vfio-pci")?;
     within("binding", || {
+        // The link is there before the driver has begun: where it was there, this waits until the driver is ready.
+        let is_bound = device.join("driver").exists();
         let _ = std::fs::write("/sys/bus/pci/drivers_probe", name);
-        device.join("driver").exists()
+        is_bound
     })
 }
 

@@ -42,28 +42,6 @@ pub enum Design {
 }
 
 impl Design {
-    /// All of them.
-    pub const ALL: [Self; 6] = [
-        Self::Lazy2015,
-        Self::Bitmap2008,
-        Self::Smmu2017,
-        Self::Swiotlb2021,
-        Self::SwiotlbLifo,
-        Self::Swiotlb2022,
-    ];
-
-    /// Its name, as in commands. (`tree-2008` is `lazy-2015`: seven years changed nothing in it.)
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lazy2015 => "lazy-2015",
-            Self::Bitmap2008 => "bitmap-2008",
-            Self::Smmu2017 => "smmu-2017",
-            Self::Swiotlb2021 => "swiotlb-2021",
-            Self::SwiotlbLifo => "swiotlb-lifo",
-            Self::Swiotlb2022 => "swiotlb-2022",
-        }
-    }
-
     /// What is called of it.
     pub fn kind(self) -> Kind {
         match self {

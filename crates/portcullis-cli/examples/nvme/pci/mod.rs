@@ -62,6 +62,8 @@ pub enum Way {
     Ring,
     /// A copy, through a pool that stays mapped.
     Pool,
+    /// No copy: each read has a buffer of the pool itself, which stays mapped (DPDK's mempool, SPDK's `iobuf`, Linux's `page_pool`).
+    Mempool,
     /// What of ring and pool is cheaper, as measured when the queue is made.
     Auto,
     /// A cache of mappings, for buffers that come back.
@@ -178,8 +180,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         }
         let bound = ways.iter().find(|(way, ..)| *way == Way::Advance).map(|(.., figures)| figures.clone());
         for (way, jobs, figures) in ways {
-            let part = bound.as_ref().map(|bound| Figures::part_of(&figures, bound));
-            println!("{}", Figures::middle(&figures).row(&way.name(), kib, part));
+            println!("{}", Figures::row_of(&figures, &way.name(), kib, bound.as_deref()));
             jobs.into_iter().try_for_each(|job| job.end())?;
         }
     }

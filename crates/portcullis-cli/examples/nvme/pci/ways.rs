@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portcullis::addr::{Direction, DmaSegment, PhysSegment};
-use portcullis::dma::{Device, Mapping, Queue, QueueConfig};
+use portcullis::addr::{Direction, DmaSegment, PhysAddr, PhysSegment};
+use portcullis::dma::{BufferPool, Device, Mapping, PoolBuffer, Queue, QueueConfig};
 use portcullis::std_platform::StdPlatform;
 use portcullis_linux::heap::HeapBuffer;
 use portcullis_linux::registration::{Keep, Registration, RegistrationCache, RegistrationLimits};
 use portcullis_linux::vfio::{KernelMapper, Machine};
 
 use super::Way;
-use super::load::{Data, Job, Plan};
+use super::load::{Bytes, Data, Job, Plan};
 use crate::machine::Result;
 
 /// What a job maps its buffers by.
@@ -24,6 +24,9 @@ pub fn make(way: Way, device: &Device<Machine>, plan: &Plan) -> Result<Box<dyn J
         Way::Ring => QueueConfig::ring(descriptors, plan.len).batch(batch),
         Way::Pool => QueueConfig::bounce(),
         Way::Auto => QueueConfig::auto(descriptors, plan.len).batch(batch).measuring(Direction::FromDevice),
+        Way::Mempool => {
+            return Ok(Box::new(OfThePool { pool: device.buffers()?, len: plan.len as usize, came: None }));
+        }
         Way::Cache => return Ok(Box::new(Cached::new(device, plan)?)),
         Way::Advance => return Ok(Box::new(InAdvance::new(device, plan)?)),
     };
@@ -48,12 +51,13 @@ struct Queued {
 impl Data for Queued {
     type Held = Mapping<HeapBuffer>;
 
-    fn map(&mut self) -> Result<(Self::Held, DmaSegment)> {
+    fn map(&mut self) -> Result<(Self::Held, DmaSegment, PhysAddr)> {
         let buffer = self.spare.pop_front().ok_or("no buffer is left")?;
+        let phys = buffer.phys();
         let mapping = self.queue.map(buffer, Direction::FromDevice).map_err(|refused| refused.error)?;
         // One piece is one for the device, too.
         let segment = DmaSegment { iova: mapping.iova(), len: mapping.len() };
-        Ok((mapping, segment))
+        Ok((mapping, segment, phys))
     }
 
     fn unmap(&mut self, held: Self::Held) -> Result<usize> {
@@ -71,12 +75,8 @@ impl Data for Queued {
         Ok(self.spare.len() - before)
     }
 
-    fn next(&self) -> Option<&HeapBuffer> {
-        self.spare.front()
-    }
-
-    fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
-        self.spare.iter().rev().nth(before_last)
+    fn came(&self, before_last: usize) -> Option<&dyn Bytes> {
+        Some(self.spare.iter().rev().nth(before_last)?)
     }
 
     fn close(self) -> Result<()> {
@@ -129,14 +129,14 @@ impl Cached {
 impl Data for Cached {
     type Held = (Registration, Registered);
 
-    fn map(&mut self) -> Result<(Self::Held, DmaSegment)> {
+    fn map(&mut self) -> Result<(Self::Held, DmaSegment, PhysAddr)> {
         let buffer = self.spare.pop_front().ok_or("no buffer is left")?;
         let memory = buffer.memory().ok_or("no buffer")?;
         // SAFETY: the memory is the buffer's, of the process, and used by words; it is freed after a `forget` of it that succeeded.
         let registration =
             unsafe { self.cache.acquire(memory, Direction::FromDevice, Keep::UntilForgotten) }?;
         let segment = DmaSegment { iova: registration.iova(), len: registration.len() };
-        Ok(((registration, buffer), segment))
+        Ok(((registration, buffer), segment, memory.phys))
     }
 
     fn unmap(&mut self, (registration, buffer): Self::Held) -> Result<usize> {
@@ -149,12 +149,45 @@ impl Data for Cached {
         Ok(0)
     }
 
-    fn next(&self) -> Option<&HeapBuffer> {
-        self.spare.front()?.buffer.as_ref()
+    fn came(&self, before_last: usize) -> Option<&dyn Bytes> {
+        Some(self.spare.iter().rev().nth(before_last)?.buffer.as_ref()?)
     }
 
-    fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
-        self.spare.iter().rev().nth(before_last)?.buffer.as_ref()
+    fn close(self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Buffers of the pool's own, each of which is taken for one read.
+struct OfThePool {
+    pool: BufferPool<Machine>,
+    len: usize,
+    /// The one that was read last: the job looks at it, and then it goes back.
+    came: Option<PoolBuffer<Machine>>,
+}
+
+impl Data for OfThePool {
+    type Held = PoolBuffer<Machine>;
+
+    fn map(&mut self) -> Result<(Self::Held, DmaSegment, PhysAddr)> {
+        self.came = None;
+        let buffer = self.pool.take(self.len, Direction::FromDevice)?;
+        let segment = DmaSegment { iova: buffer.iova(), len: self.len as u64 };
+        let phys = buffer.phys();
+        Ok((buffer, segment, phys))
+    }
+
+    fn unmap(&mut self, held: Self::Held) -> Result<usize> {
+        self.came = Some(held);
+        Ok(1)
+    }
+
+    fn commit(&mut self) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn came(&self, before_last: usize) -> Option<&dyn Bytes> {
+        Some(self.came.as_ref().filter(|_| before_last == 0)?)
     }
 
     fn close(self) -> Result<()> {
@@ -183,10 +216,11 @@ impl InAdvance {
 impl Data for InAdvance {
     type Held = Mapping<HeapBuffer>;
 
-    fn map(&mut self) -> Result<(Self::Held, DmaSegment)> {
+    fn map(&mut self) -> Result<(Self::Held, DmaSegment, PhysAddr)> {
         let mapping = self.spare.pop_front().ok_or("no buffer is left")?;
         let segment = DmaSegment { iova: mapping.iova(), len: mapping.len() };
-        Ok((mapping, segment))
+        let phys = mapping.buffer().phys();
+        Ok((mapping, segment, phys))
     }
 
     fn unmap(&mut self, held: Self::Held) -> Result<usize> {
@@ -198,11 +232,7 @@ impl Data for InAdvance {
         Ok(0)
     }
 
-    fn next(&self) -> Option<&HeapBuffer> {
-        Some(self.spare.front()?.buffer())
-    }
-
-    fn came(&self, before_last: usize) -> Option<&HeapBuffer> {
+    fn came(&self, before_last: usize) -> Option<&dyn Bytes> {
         Some(self.spare.iter().rev().nth(before_last)?.buffer())
     }
 

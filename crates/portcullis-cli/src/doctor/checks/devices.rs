@@ -49,7 +49,9 @@ fn external(facts: &Facts, device: &Device) -> Option<Finding> {
         Some("strict") => return None,
         Some("lazy") => "is protected lazily: it reaches a buffer for a while after its driver had it back",
         Some("passthrough") => "is not protected: it is under passthrough, and reaches all memory",
-        None if device.group.is_none() => "is not protected: it is behind no IOMMU, and reaches all memory",
+        None if device.group.is_none() && !facts.lacks("sys/kernel/iommu_groups") => {
+            "is not protected: it is behind no IOMMU, and reaches all memory"
+        }
         _ => return None,
     };
     let costs = if mode == Some("lazy") {
@@ -117,7 +119,7 @@ fn passthrough(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
     let finding = Finding::new("passthrough", Severity::Warning, what)
         .of(names)
         .means("they use memory by its physical address, as without an IOMMU")
-        .costs("each reaches all memory: in our test a hostile device reached everything that it tried; protection costs 2,105 instructions (lazy) or 2,604 (strict) for a map and unmap of 4 KiB behind VT-d in a guest (docs/linux.md)");
+        .costs("each reaches all memory: in our test a hostile device reached everything that it tried; protection costs 2,105 instructions (lazy) or 2,604 (strict) for a map and unmap of 4 KiB behind VT-d in a guest (docs/linux.md), and strict the hardware's wait for each unmap besides");
     let finding = if is_all {
         let word = if facts.kernel.is_x86() && !facts.kernel.since((5, 4)) {
             "iommu=nopt"
@@ -142,7 +144,9 @@ fn passthrough(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
     } else {
         finding
     };
-    let can_change = first.mode.is_some() && facts.kernel.since((5, 11));
+    // A group of several devices is changed since 6.4: before, Linux says "Group has more than one device".
+    let since = if facts.devices.within(first).count() > 1 { (6, 4) } else { (5, 11) };
+    let can_change = first.mode.is_some() && facts.kernel.since(since);
     Some(if can_change { change(facts, finding, first, "DMA") } else { finding })
 }
 

@@ -7,7 +7,7 @@ use crate::linux::host::Host;
 
 pub fn check(facts: &Facts, host: &Host<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
-    if !facts.has_iommu() {
+    if !facts.has_iommu() && !facts.iommu_is_unknown() {
         found.extend(none(facts, host));
     }
     found.extend(flaws(facts));
@@ -40,6 +40,12 @@ fn none(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
             .means("the host's emulated devices need none; a real device that the host has given to this machine, and programs here that drive devices (VFIO), do")
             .costs("a device that the host gave to this machine reaches all memory of this machine, and none of the host's if the host has an IOMMU")
             .then("if that matters, have the host give the machine an IOMMU (QEMU: `-device virtio-iommu-pci`)"),
+        None if !host.exists("sys/firmware/acpi/tables") => {
+            Finding::new("iommu-none", severity, "Linux uses no IOMMU")
+                .means("there is none, or it is off; sys/firmware/acpi/tables, where firmware says which there are, is not there")
+                .costs(OPEN)
+                .run("see what the kernel says of it", "sudo dmesg | grep -i -e iommu -e DMAR -e AMD-Vi -e smmu")
+        }
         None => Finding::new("iommu-none", severity, "firmware shows no IOMMU to Linux")
             .means("there is none, or it is switched off in the firmware's settings")
             .costs(OPEN)
@@ -79,9 +85,13 @@ fn described(facts: &Facts, host: &Host<'_>, finding: Finding) -> Finding {
     let is_broken =
         !facts.firmware.bugs.is_empty() || facts.firmware.tables.iter().any(|table| !table.flaws.is_empty());
     match table {
-        "DMAR" if !facts.kernel.says("intel_iommu", "on") && !is_broken => finding
-            .means("this kernel leaves Intel's IOMMU off unless it is told otherwise")
-            .steps(boot_with(host, "intel_iommu=on")),
+        "DMAR"
+            if !facts.lacks("proc/cmdline") && !facts.kernel.says("intel_iommu", "on") && !is_broken =>
+        {
+            finding
+                .means("this kernel leaves Intel's IOMMU off unless it is told otherwise")
+                .steps(boot_with(host, "intel_iommu=on"))
+        }
         "VIOT" => finding
             .means("the driver virtio_iommu is not loaded, or came after the drivers of the devices")
             .run("see what it says", "sudo modprobe virtio_iommu; sudo dmesg | grep -i virtio_iommu"),

@@ -100,8 +100,10 @@ fn memlock(facts: &Facts) -> Option<Finding> {
 
 fn entries(facts: &Facts) -> Option<Finding> {
     let limit = facts.limits.dma_entry_limit.filter(|limit| *limit < USUAL_ENTRIES)?;
-    let what =
-        format!("a container of VFIO has {} mappings at the most (dma_entry_limit)", look::count(limit));
+    let what = format!(
+        "a container of VFIO has {} at the most (dma_entry_limit)",
+        look::number_of(limit, "mapping")
+    );
     let finding = Finding::new("dma-entry-limit", Severity::Notice, what)
         .means(format!("somebody has lowered it: Linux allows {} by itself", look::count(USUAL_ENTRIES)))
         .costs("a program that maps many small buffers gets ENOSPC")

@@ -1,11 +1,9 @@
 //! Two runs of one benchmark beside each other.
 
-use super::{Change, change_of, differences, machines, signed, verdict};
+use super::{Change, change_of, differences, machines, moves, signed, verdict};
 use crate::look::number_of;
-use crate::report::axes::{around_zero, share};
-use crate::report::benched::{Entry, each, group, in_rows, name_of};
+use crate::report::benched::{Entry, each, group, name_of};
 use crate::report::html::{details, table};
-use crate::report::plot::Plot;
 use crate::report::read::{Benched, Measured};
 
 /// One measurement, before and after.
@@ -57,9 +55,10 @@ pub fn section(before: &Benched, after: &Benched) -> Option<String> {
     let changes: Vec<_> = pairs.iter().map(|pair| (name(pair.is), pair.share(), pair.kind())).collect();
     let mut html = verdict(&changes, ["measurement", "measurements"]);
     html += &differences(&machines(&before.origin.machine, &after.origin.machine));
+    let subjects = each(&pairs, |pair| &pair.is.subject);
     for (number, of) in each(&pairs, |pair| group(pair.is)).into_iter().enumerate() {
-        let own: Vec<&Pair<'_>> = pairs.iter().filter(|pair| group(pair.is) == of).collect();
-        let plot = changes_of(format!("Change of time, {}", name_of(of)), &own, &pairs);
+        let own: Vec<Entry<'_>> = pairs.iter().filter(|pair| group(pair.is) == of).map(Pair::entry).collect();
+        let plot = moves(format!("Change of time, {}", name_of(of)), &own, &subjects);
         html += &if number < 2 { plot.figure() } else { details(&plot.title, &plot.figure()) };
     }
     let row = |pair: &Pair<'_>| {
@@ -79,25 +78,4 @@ pub fn section(before: &Benched, after: &Benched) -> Option<String> {
 
 fn measurements(n: usize) -> String {
     format!("{n} {}", if n == 1 { "measurement is" } else { "measurements are" })
-}
-
-/// How far each workload of one group has moved, in rows.
-fn changes_of(title: String, own: &[&Pair<'_>], all: &[Pair<'_>]) -> Plot {
-    let subjects = each(all, |pair| &pair.is.subject);
-    // One slow repetition may be many times as long as the others, and must not decide what is seen of them.
-    let room = own.iter().map(|pair| pair.share().abs()).fold(0.0, f64::max) * 2.0 + 0.02;
-    let (least, most) = own.iter().map(|pair| pair.ends()).fold((-0.02, 0.02), |(least, most), ends| {
-        (ends.0.max(-room).min(least), ends.1.min(room).max(most))
-    });
-    let entries: Vec<Entry<'_>> = own.iter().map(|pair| pair.entry()).collect();
-    in_rows(
-        title,
-        "Left of 0 is faster than before. A line covers what the repetitions leave possible: where it crosses 0, the change is \
-         within the noise. It may go on beyond the edge.",
-        around_zero("change of the time", least, most, |at, step| {
-            if at > 0.0 { format!("+{}", share(at, step)) } else { share(at, step) }
-        }),
-        &entries,
-        &subjects,
-    )
 }

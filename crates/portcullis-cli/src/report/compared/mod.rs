@@ -4,7 +4,10 @@ mod benches;
 mod replays;
 mod scales;
 
+use super::axes::{around_zero, share};
+use super::benched::{Entry, in_rows};
 use super::html::element;
+use super::plot::Plot;
 use super::read::{Machine, Outcome};
 use super::{CommandError, warning};
 use crate::look::{count, number_of};
@@ -34,6 +37,8 @@ enum Change {
     Slower,
     /// The repetitions before and after overlap.
     Noise,
+    /// One run has no spread, and says nothing of noise.
+    NotTold,
     Same,
 }
 
@@ -43,6 +48,7 @@ impl Change {
             Self::Faster => "faster",
             Self::Slower => "slower",
             Self::Noise => "within the noise",
+            Self::NotTold => "cannot tell: one run",
             Self::Same => "the same",
         }
     }
@@ -57,6 +63,28 @@ fn change_of(before: f64, after: f64) -> f64 {
 fn signed(share: f64) -> String {
     let percent = share * 100.0;
     if percent.abs() < 9.95 { format!("{percent:+.1} %") } else { format!("{percent:+.0} %") }
+}
+
+/// The label of a change, on an axis.
+fn change(at: f64, step: f64) -> String {
+    if at > 0.0 { format!("+{}", share(at, step)) } else { share(at, step) }
+}
+
+/// How far each has moved, in rows.
+fn moves(title: String, entries: &[Entry<'_>], subjects: &[&String]) -> Plot {
+    // One slow repetition may be many times as long as the others, and must not decide what is seen of them.
+    let room = entries.iter().map(|entry| entry.place.abs()).fold(0.0, f64::max) * 2.0 + 0.02;
+    let (least, most) = entries.iter().map(|entry| entry.ends).fold((-0.02, 0.02), |(least, most), ends| {
+        (ends.0.max(-room).min(least), ends.1.min(room).max(most))
+    });
+    in_rows(
+        title,
+        "Left of 0 is faster than before. A line covers what the repetitions leave possible: where it crosses 0, the change is \
+         within the noise. It may go on beyond the edge.",
+        around_zero("change of the time", least, most, change),
+        entries,
+        subjects,
+    )
 }
 
 /// The most that are named of those which became faster, and of those which became slower.
@@ -85,6 +113,16 @@ fn verdict(changes: &[(String, f64, Change)], things: [&str; 2]) -> String {
                     kind.word()
                 ),
             },
+        );
+    }
+    let not_told = is(Change::NotTold).count() as u64;
+    if not_told > 0 {
+        html += &element(
+            "p",
+            &format!(
+                "Of {} it cannot be told: a side has one run. `--repeat 3` makes three.",
+                number_of_things(not_told, things)
+            ),
         );
     }
     let (noise, same) = (is(Change::Noise).count() as u64, is(Change::Same).count() as u64);

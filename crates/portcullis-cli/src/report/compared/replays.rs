@@ -1,35 +1,37 @@
 //! Two replays beside each other.
 
-use super::{Change, change_of, differences, machines, signed, verdict};
+use super::{Change, change_of, differences, machines, moves, signed, verdict};
 use crate::look::{NOT_KNOWN, count};
-use crate::report::axes::class_of;
-use crate::report::html::{details, table};
+use crate::report::benched::Entry;
+use crate::report::html::table;
 use crate::report::read::Replayed;
-use crate::report::replayed::{cost_and_exposure_of, distribution, mark, said_open, unmaps};
+use crate::report::replayed::{distributions, line_of, mark, said_open, unmaps};
 use crate::runs::Cost;
 use crate::short::if_known;
 
 /// What changed; nothing where no policy is in both.
 pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
     let (old, new) = (&before.runs, &after.runs);
-    let (mut rows, mut changes) = (Vec::new(), Vec::new());
+    let (mut rows, mut changes, mut moved) = (Vec::new(), Vec::new(), Vec::new());
     for (policy, cost) in new.report.policies.iter().zip(&new.costs) {
         let earlier =
             old.report.policies.iter().zip(&old.costs).find(|(other, _)| other.policy == policy.policy);
         let Some((was, cost_was)) = earlier else { continue };
         let change = cost.median_ns - cost_was.median_ns;
         let share = change_of(cost_was.median_ns.max(1.0), cost.median_ns.max(1.0));
-        // One run has no spread, and says nothing of noise.
         let tells = old.number > 1 && new.number > 1;
         let kind = match () {
             () if change.abs() < 1.0 => Change::Same,
-            () if tells && cost.overlaps(cost_was) => Change::Noise,
+            () if !tells => Change::NotTold,
+            () if cost.overlaps(cost_was) => Change::Noise,
             () if change > 0.0 => Change::Slower,
             () => Change::Faster,
         };
         let told = cost.known && cost_was.known;
         if told {
             changes.push((policy.policy.to_owned(), share, kind));
+            let of = |was: f64, is: f64| change_of(was.max(1.0), is.max(1.0));
+            moved.push((share, (of(cost_was.most_ns, cost.least_ns), of(cost_was.least_ns, cost.most_ns))));
         }
         let ns = |cost: &Cost| if_known(cost, || count(cost.median_ns.round() as u64));
         let (was, is) = (said_open(was, old), said_open(policy, new));
@@ -52,7 +54,21 @@ pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
     }
     let mut html = verdict(&changes, ["policy", "policies"]);
     html += &differences(&others(before, after));
-    html += &cost_and_exposure_of(new, Some(old)).figure();
+    let subject = "cost of a mapping".to_owned();
+    let entries: Vec<Entry<'_>> = changes
+        .iter()
+        .zip(moved)
+        .map(|((policy, ..), (place, ends))| Entry {
+            workload: policy,
+            subject: &subject,
+            place,
+            ends,
+            said: signed(place),
+        })
+        .collect();
+    if !entries.is_empty() {
+        html += &moves("Change of each policy's cost".into(), &entries, &[&subject]).figure();
+    }
     let head = [
         "policy",
         "cost before, ns",
@@ -63,25 +79,16 @@ pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
         "other data open for 1 s",
     ];
     html += &table("What changed, for each policy", &head.map(String::from), &rows);
-    let mut plots = String::new();
-    for (at, policy) in new.report.policies.iter().enumerate() {
-        let Some(was) = old.report.policies.iter().find(|other| other.policy == policy.policy) else {
-            continue;
-        };
-        if unmaps(policy).is_empty() || unmaps(was).is_empty() {
-            continue;
-        }
-        let marks = vec![
-            mark("before", "was", unmaps(was)),
-            mark("after", &class_of(policy.policy, at), unmaps(policy)),
-        ];
-        let mut plot = distribution(&format!("An unmap under {}", policy.policy), marks);
-        plot.caption.clear();
-        plots += &plot.small();
+    let (mut marks, mut behind) = (Vec::new(), Vec::new());
+    for policy in &new.report.policies {
+        let was = old.report.policies.iter().find(|other| other.policy == policy.policy);
+        let was = was.filter(|was| !unmaps(policy).is_empty() && !unmaps(was).is_empty());
+        let Some(was) = was else { continue };
+        marks.push(mark(policy.policy, line_of(policy, new), unmaps(policy)));
+        behind.push(mark(policy.policy, String::new(), unmaps(was)).lines);
     }
-    if !plots.is_empty() {
-        let plots = format!("<div class=\"grid-of-plots\">{plots}</div>\n");
-        html += &details("How long unmaps took, before and after", &plots);
+    if !marks.is_empty() {
+        html += &distributions("An unmap, before and after", "In grey: before.", marks, behind);
     }
     Some(html)
 }

@@ -47,7 +47,7 @@ function check(frame, width) {
     const report = (what) => wrong.push(`${what}, in "${title}"`);
     const marks = all(".mark", plot);
     const ink = all(".line path, .dot, .ring", plot).filter((shape) => box(shape).width + box(shape).height > 0);
-    if (box(plot).width < 200 || box(plot).height < 60 || marks.length === 0 || ink.length === 0) report("empty: there is no plot");
+    if (box(plot).width < 140 || box(plot).height < 60 || marks.length === 0 || ink.length === 0) report("empty: there is no plot");
     const lines = all(".line path, .lead", plot).map((path) => ({ path, points: places(path) }));
     const dots = all(".dot, .ring", plot).map((dot) => ({ dot, area: box(dot) }));
     const free = (text, what) => {

@@ -27,11 +27,22 @@ fn a_device_that_lacks_something_is_an_error_and_its_memory_is_given_back() {
         ("a queue for requests", "queue size", |device| device.queue_sizes[0] = 2),
         ("a queue for events", "queue size", |device| device.queue_sizes[1] = 0),
     ];
+    let told = |device: &fake::Device, register| match register {
+        "features" => device.features,
+        "page_size_mask" => device.get(STRUCTURES.device + config::PAGE_SIZE_MASK, 8),
+        "input_range.end" => device.get(STRUCTURES.device + config::INPUT_END, 8),
+        "domain_range.end" => device.get(STRUCTURES.device + config::DOMAIN_END, 4),
+        "queue size" => device.queue_sizes.map(u64::from).into_iter().min().unwrap(),
+        other => panic!("{other}"),
+    };
     for (lacks, says, change) in lacking {
         let fake = Fake::new();
         change(&mut fake.device());
         match start(&fake).unwrap_err() {
-            UnitError::Lacks { what, register, .. } => assert_eq!((what, register), (lacks, says)),
+            UnitError::Lacks { what, register, value } => {
+                assert_eq!((what, register), (lacks, says));
+                assert_eq!(value, told(&fake.device(), register), "{lacks}");
+            }
             UnitError::NotThere { register, value: 0xff } => assert_eq!(("", register), (lacks, says)),
             error => panic!("{lacks}: {error}"),
         }

@@ -195,7 +195,7 @@ impl Device {
         self.put(STRUCTURES.device + at, bytes, value);
     }
 
-    fn get(&self, at: usize, bytes: usize) -> u64 {
+    pub fn get(&self, at: usize, bytes: usize) -> u64 {
         let field = self.bytes.get(at..at + bytes).filter(|_| !self.absent);
         field.map_or(u64::MAX, |field| field.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
     }

@@ -116,7 +116,7 @@ impl State {
     /// unmapping.
     fn is_full(&self, bytes: u64, claim: &Claim) -> Option<AcquireError> {
         let (limits, unconfirmed) = (&self.limits, &self.unconfirmed);
-        let entries = self.idle.len + unconfirmed.len + self.ending.0;
+        let entries = self.idle.len() + unconfirmed.len() + self.ending.0;
         if claim.entries == 0 && entries == 0 {
             return Some(AcquireError::NoEntry { limit: limits.entries });
         }

@@ -5,7 +5,7 @@ use portcullis::pgtable::MapError;
 
 use super::kernel::device;
 use crate::vfio::error::OpenError;
-use crate::vfio::limits::{locked, most_locked, over};
+use crate::vfio::limits::{locked, locked_elsewhere, most_locked, over};
 use crate::vfio::ranges::Ranges;
 use crate::vfio::sysfs::{Place, numbers};
 use crate::vfio::type1::ranges_in;
@@ -150,6 +150,16 @@ fn what_a_process_may_lock_is_the_limit_of_locked_memory() {
     assert_eq!(most_locked(), limit.split_whitespace().next().unwrap().parse().ok());
     let status = "VmPin:\t      96 kB\nVmLck:\t      12 kB\nVmHWM:\t    9000 kB\n";
     assert_eq!((locked(status), locked("VmPin:\t 96 kB\n")), (12 << 10, 0));
+}
+
+#[test]
+fn what_this_process_has_locked_is_known() {
+    let page = [0_u8; 1];
+    // SAFETY: the page stays where it is, locked or not.
+    assert_eq!(unsafe { libc::mlock(page.as_ptr().cast(), 1) }, 0);
+    assert!(locked_elsewhere() >= 4096);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::munlock(page.as_ptr().cast(), 1) }, 0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::config::{Attributes, DeviceProfile};
 use super::mapping::PoolMapping;
 use super::slot::Terms;
 use super::split::{Cut, cut, shape};
+use super::wanted::Search;
 use crate::addr::{Direction, Iova, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
@@ -70,6 +71,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.pool.map_slotted(&self.client, &[piece], piece.len, (terms, true)) };
         mapping.ok().flatten().map(|mapping| mapping.iova())
+    }
+
+    /// Checks that the device reaches all slots.
+    ///
+    /// # Errors
+    /// [`SetupError::PoolBeyondReach`].
+    pub(crate) fn check_reach(&self) -> Result<(), SetupError> {
+        let (last, end) = (self.client.limit().get(), self.pool.region.last());
+        if self.client.reaches_slots { Ok(()) } else { Err(SetupError::PoolBeyondReach { last, end }) }
+    }
+
+    /// As [`BouncePool::lend`].
+    #[inline]
+    pub(crate) fn lend(&self, len: u64, direction: Direction) -> Result<(Iova, PhysAddr), DmaMapError> {
+        self.pool.lend(&self.client, len, direction)
     }
 
     /// Whether the device is never given what shares a granule with a buffer.
@@ -233,9 +249,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Option<PoolMapping<'static>>, DmaMapError> {
         let bytes = len.checked_add(terms.offset);
         let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
-        let taken = self.take(class, terms.direction.index());
-        let taken =
-            if taken.is_some() { taken } else { self.refill(class, terms.direction, client.group())? };
+        let taken = self.take_or_refill(class, terms.direction, client.group(), Search::ManyFree)?;
         let Some(index) = taken else { return Ok(None) };
         // SAFETY: the caller's promise.
         unsafe { self.map_slot(list, len, (class, index), (terms, copied), client.group()) }.map(Some)

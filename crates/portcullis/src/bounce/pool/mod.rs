@@ -49,7 +49,7 @@
 
 // What slots are: `layout`, `slot`, `cpu`, `depot`. What the pool's ordered map holds: `single`.
 // What one caller has in hand: `hands`. What a device is: `client`. Each of the following uses those before it: `memory`,
-// `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `device`, `named`; `events` uses
+// `unlink`, `idle`, `claim`, `trim`, `refill`, `own`, `split`, `slotted`, `lent`, `device`, `named`; `events` uses
 // `idle`, `claim` and `trim`.
 mod claim;
 mod client;
@@ -61,6 +61,7 @@ mod events;
 mod hands;
 mod idle;
 mod layout;
+mod lent;
 mod mapping;
 mod memory;
 mod named;
@@ -230,6 +231,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     fn cached_slots(&self, class: usize) -> u64 {
         let kept: u64 = self.cpus.peek().map(|cpu| cpu.free(class)).sum();
         kept + self.with_depot(class, |depot| depot.free())
+    }
+
+    /// The memory of its buffers.
+    #[inline]
+    pub(crate) fn memory(&self) -> &C {
+        &self.memory
     }
 
     /// Calls `f` with the depot of `class`, locked, and with a CPU lent, as for every lock of this crate.

@@ -5,7 +5,7 @@
 use super::BouncePool;
 use super::hands::Populating;
 use super::slot::{Phase, Slot};
-use super::wanted::Wanted;
+use super::wanted::{Search, Wanted};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::bounce::error::DmaMapError;
 use crate::domain::{Fate, LinkFailed};
@@ -13,8 +13,7 @@ use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
-/// A class that has no slot left takes free ones of other CPUs and kinds, if at least
-/// 1/`WORTH_COLLECTING` of its slots is free.
+/// [`Search::ManyFree`] takes free slots of other CPUs and kinds, if at least 1/`WORTH_COLLECTING` of the class's is free.
 const WORTH_COLLECTING: u64 = 8;
 
 /// Slots whose permissions are changed at once.
@@ -121,6 +120,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
+    /// A slot of `class` that is mapped for `direction`: one that waits, or else by [`refill`](Self::refill).
+    #[inline]
+    pub(super) fn take_or_refill(
+        &self,
+        class: usize,
+        direction: Direction,
+        group: u64,
+        search: Search,
+    ) -> Result<Option<usize>, DmaMapError> {
+        let taken = self.take(class, direction.index());
+        if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, search) }
+    }
+
     /// Takes a slot of `class` for `direction` when none was waiting: one with new memory, if the
     /// class has a slot without a buffer; else one that other CPUs have, or that is mapped for
     /// another direction. Returns `None` where all are in use, or too few are free to be worth the
@@ -131,15 +143,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// one invalidation.
     #[cold]
     #[inline(never)]
-    pub(super) fn refill(
+    fn refill(
         &self,
         class: usize,
         direction: Direction,
         group: u64,
+        search: Search,
     ) -> Result<Option<usize>, DmaMapError> {
         let mut empty = self.populating(class);
         self.with_depot(class, |depot| empty.index = depot.take_empty(&self.slots));
-        if empty.index.is_none() && self.rebalance_now(class, direction) {
+        if empty.index.is_none() && self.rebalance_now(class, direction, search) {
             let found = self.take(class, direction.index());
             if found.is_some() {
                 return Ok(found);
@@ -236,21 +249,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// As [`rebalance`](Self::rebalance), where a map may wait; else that is left to [`maintain`](Self::maintain).
-    fn rebalance_now(&self, class: usize, direction: Direction) -> bool {
+    fn rebalance_now(&self, class: usize, direction: Direction, search: Search) -> bool {
         if self.domain.is_at_once() {
-            self.want(Wanted::Slots { class, direction });
+            self.want(Wanted::Slots { class, direction, search });
             return false;
         }
-        self.rebalance(class, direction)
+        self.rebalance(class, direction, search)
     }
 
     /// Brings the free slots that CPUs keep to the depots, if the class, which is exhausted, has
-    /// enough of them to be worth it; and gives up the buffers of some where none is for
+    /// enough of them for the `search`; and gives up the buffers of some where none is for
     /// `direction`. Returns whether there may be a slot now.
     #[inline(never)]
-    pub(super) fn rebalance(&self, class: usize, direction: Direction) -> bool {
+    pub(super) fn rebalance(&self, class: usize, direction: Direction, search: Search) -> bool {
         let free = self.cached_slots(class);
-        if free == 0 || free * WORTH_COLLECTING < self.layout.slots(class) as u64 {
+        let is_worth_it =
+            search == Search::AnyFree || free * WORTH_COLLECTING >= self.layout.slots(class) as u64;
+        if free == 0 || !is_worth_it {
             return false;
         }
         self.collect(None);

@@ -8,22 +8,33 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
+/// From how many free slots on a class that has none left takes them from other CPUs and kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Search {
+    /// From a share of the class on: a map that finds none has another way.
+    ManyFree,
+    /// From one on: without it the caller gets nothing.
+    AnyFree,
+}
+
 /// Something that a map has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Slots of a class whose buffers are mapped for this direction.
-    Slots { class: usize, direction: Direction },
+    Slots { class: usize, direction: Direction, search: Search },
     /// Memory.
     Memory,
 }
 
 const MEMORY: u64 = 1 << 63;
-const _: () = assert!(MOST_CLASSES * Direction::ALL.len() < 63);
+const _: () = assert!(MOST_CLASSES * Direction::ALL.len() * 2 <= 63);
 
 impl Wanted {
     fn bit(self) -> u64 {
         match self {
-            Self::Slots { class, direction } => 1 << (class * Direction::ALL.len() + direction.index()),
+            Self::Slots { class, direction, search } => {
+                1 << ((class * Direction::ALL.len() + direction.index()) * 2 + search as usize)
+            }
             Self::Memory => MEMORY,
         }
     }
@@ -63,8 +74,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         for class in 0..self.layout.classes() {
             for direction in Direction::ALL {
-                if wants & (Wanted::Slots { class, direction }).bit() != 0 {
-                    self.rebalance(class, direction);
+                // What takes any free slot takes many, too.
+                let is_wanted = |search: &Search| {
+                    wants & (Wanted::Slots { class, direction, search: *search }).bit() != 0
+                };
+                if let Some(search) = [Search::AnyFree, Search::ManyFree].into_iter().find(is_wanted) {
+                    self.rebalance(class, direction, search);
                 }
             }
         }

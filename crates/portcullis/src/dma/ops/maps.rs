@@ -10,7 +10,7 @@ use crate::bounce::pool::Attributes as PoolAttributes;
 use crate::dma::Machine;
 use crate::dma::adaptive::{Choice, Half};
 use crate::dma::device::bytes_of;
-use crate::dma::layout::device_view;
+use crate::dma::layout::view_apart;
 use crate::domain::{MapListError, Tally, UnmapError};
 use crate::invalidation::InvalidationError;
 use crate::pgtable::Attributes;
@@ -98,7 +98,7 @@ impl<X: Machine> DmaOps<X> {
                 Ok(1)
             }
             Made::Opened { range, .. } => {
-                device_view(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
+                view_apart(list, Some(range.start()), self.domain.granule(), out).ok_or(no_room)
             }
         }
     }

@@ -20,8 +20,10 @@ pub enum Strategy {
 }
 
 /// What a [`Queue`](super::Queue) is made for. Each strategy has a constructor, and nothing else of
-/// a driver changes with it. A number that cannot be, and an option that would have no effect, is an error when the queue is
-/// [made](super::Device::queue).
+/// a driver changes with it. When the queue is [made](super::Device::queue), a number that cannot be is an error, and so is
+/// [`batch`](Self::batch), [`colour`](Self::colour) or [`measuring`](Self::measuring) where the strategy has no use for it.
+/// Any strategy takes [`wiping`](Self::wiping), [`copying_in`](Self::copying_in) and [`persistent`](Self::persistent): they
+/// say what happens to copies, and nothing where there are none.
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -42,10 +44,14 @@ pub struct QueueConfig {
     pub(super) direction: Option<crate::addr::Direction>,
 }
 
-/// The number of unmaps that end together unless the driver gives another.
-const BATCH: usize = 32;
-
 impl QueueConfig {
+    /// How many mappings of a [ring](Self::ring), or of [`auto`](Self::auto), end with one wait, unless [`batch`](Self::batch) says
+    /// otherwise. The command's `strict-ring` and its simulation count by it.
+    pub const RING_BATCH: usize = 64;
+
+    /// A usual number for [`batched`](Self::batched): the command's `strict-batch` and its simulation count by it.
+    pub const BATCH: usize = 32;
+
     const fn new(strategy: Strategy) -> Self {
         Self {
             strategy,
@@ -98,8 +104,8 @@ impl QueueConfig {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
     }
 
-    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and 32
-    /// without this call. The larger the batch, the less each mapping costs, and the later its buffer comes back:
+    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and
+    /// [`RING_BATCH`](Self::RING_BATCH) without this call. The larger the batch, the less each mapping costs, and the later its buffer comes back:
     /// **no timer ends a batch**. A driver that goes idle calls [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch: Some(batch), ..self }
@@ -154,7 +160,7 @@ impl QueueConfig {
     /// The number of mappings that end with one wait.
     #[inline]
     pub(super) fn batch_size(&self) -> usize {
-        self.batch.unwrap_or(BATCH)
+        self.batch.unwrap_or(Self::RING_BATCH)
     }
 
     /// Checks the numbers that were asked for, and that each option has an effect.

@@ -16,8 +16,8 @@ use crate::addr::{DeviceId, DomainId, Iova, IovaRange};
 use crate::bounce::pool::{BouncePool, DeviceProfile, PoolConfig, PoolUsage};
 use crate::bounce::swiotlb::Swiotlb;
 use crate::dma::machine::DeviceOf;
-use crate::dma::{Clock, DmaBuffer, DmaDevice, DmaOps, Machine, OpsConfig};
-use crate::domain::{Domain, Policy};
+use crate::dma::{BufferPool, Clock, DmaBuffer, DmaDevice, DmaOps, Machine, OpsConfig};
+use crate::domain::{Domain, Policy, PolicyError};
 use crate::heap::{OutOfMemory, Shared, boxed, made};
 use crate::invalidation::InvalidationQueue;
 use crate::mapper::{Mapper, TableMapper};
@@ -206,7 +206,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     }
 }
 
-/// A [`Domain`] with what its devices' queues need besides. Cheap to clone; a clone is the same domain.
+/// A domain as drivers have it: a [`Domain`], which is the address space alone, with the memory to copy through, the clock and the
+/// caches that queues need. Drivers attach devices here; kernels that map by themselves use the [space](Self::space). Cheap to
+/// clone; a clone is the same domain.
 pub struct DmaDomain<X: Machine> {
     parts: Shared<Parts<X>>,
 }
@@ -264,7 +266,20 @@ impl<X: Machine> DmaDomain<X> {
         Self::from_parts(Parts { memory, ..Parts::of(domain) })
     }
 
-    /// The address space: its policy, its figures, its mapper.
+    /// The policy of the domain.
+    pub fn policy(&self) -> Policy {
+        self.parts.domain.policy()
+    }
+
+    /// Changes the policy while I/O goes on: [`Domain::set_policy`]. A device may have [its own](Device::set_policy).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
+        self.parts.domain.set_policy(policy)
+    }
+
+    /// The address space: its figures, its mapper, mappings that belong to no device.
     pub fn space(&self) -> &Shared<Domain<X::Mapper, X::Platform>> {
         &self.parts.domain
     }
@@ -388,7 +403,20 @@ impl<X: Machine> Device<X> {
         &self.domain
     }
 
-    /// The device as the layers below have it: its policy, [coherent memory](crate::dma::CoherentMemory), mappings that belong
+    /// The policy by which the device's mappings end now, where their queue does not say otherwise.
+    pub fn policy(&self) -> Policy {
+        self.dma.policy()
+    }
+
+    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on: [`DmaDevice::set_policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_policy(&self, policy: Option<Policy>) -> Result<(), PolicyError> {
+        self.dma.set_policy(policy)
+    }
+
+    /// The device as the layers below have it: [coherent memory](crate::dma::CoherentMemory), mappings that belong
     /// to no queue.
     pub fn dma(&self) -> &DeviceOf<X> {
         &self.dma
@@ -471,6 +499,26 @@ impl<X: Machine> Device<X> {
         // First, and by itself: measuring goes deep, and a queue on its way to the caller takes much of the stack.
         let adaptive = self.adaptive(&config)?;
         self.assemble(&config, adaptive)
+    }
+
+    /// Makes a handle on the domain's pool, out of which a driver takes the buffers of its I/O where it can choose them: they are mapped
+    /// already, and the pool copies nothing of them. Makes the pool, if there is none. Allocates. The caller holds no lock and no CPU.
+    ///
+    /// # Errors
+    /// [`SetupError`]: [`NotTranslated`](SetupError::NotTranslated), [`NoCopyMemory`](SetupError::NoCopyMemory),
+    /// [`NotCoherent`](SetupError::NotCoherent), also for a pool of [uncached](Frames::UNCACHED) frames,
+    /// [`PoolBeyondReach`](SetupError::PoolBeyondReach) for a device that does not reach the pool, or what a pool cannot be made of.
+    pub fn buffers(&self) -> Result<BufferPool<X>, SetupError> {
+        if !self.dma.is_translated() {
+            return Err(SetupError::NotTranslated);
+        }
+        // `CopyMemory::copy_out` rests on it: what drivers store in the buffers, by words, is in a pool of coherent devices alone.
+        if !self.dma.is_coherent() || X::Memory::UNCACHED {
+            return Err(SetupError::NotCoherent);
+        }
+        let device = self.pool()?;
+        device.check_reach()?;
+        Ok(BufferPool::new(device)?)
     }
 
     /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel

@@ -15,15 +15,16 @@ mod typed;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::convert::Infallible;
 use core::fmt;
+use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
 use self::mapping::Kind;
 use self::not_coherent::NotCoherent;
 use self::swiotlb::{Copied, Copies, Side};
 use super::Machine;
-use super::device::bytes_of;
 use super::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
 use super::ring::number;
 use super::{DmaBuffer, RingError, RingMapping};
@@ -67,7 +68,33 @@ pub use object::AnyQueue;
 ///
 /// A mapping that does not fit into a ring at all is mapped and ended by itself, strictly.
 ///
-/// A queue belongs to one CPU at a time, as `&mut` says. Dropping it commits it; what the hardware does not confirm then is leaked
+/// A queue belongs to one CPU at a time: it may be moved to another thread, and is not `Sync`. CPUs that drive one device have a
+/// queue each, and share nothing by hand:
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// fn each_cpu<X, B>(nic: &portcullis::dma::Device<X>, buffers: Vec<B>) -> Result<(), portcullis::SetupError>
+/// where
+///     X: portcullis::dma::Machine,
+///     B: portcullis::dma::DmaBuffer + Send,
+/// {
+///     use portcullis::prelude::*;
+///
+///     std::thread::scope(|cpus| {
+///         for buffer in buffers {
+///             let mut queue = nic.queue(QueueConfig::batched(64))?;
+///             cpus.spawn(move || {
+///                 let Ok(mapping) = queue.map(buffer, Direction::ToDevice) else { return };
+///                 // .. the device reads it ..
+///                 let _ = queue.unmap(mapping);
+///             });
+///         }
+///         Ok(())
+///     })
+/// }
+/// ```
+///
+/// Dropping a queue commits it; what the hardware does not confirm then is leaked
 /// rather than freed, and its addresses are not used again before a later flush of the domain. What is still mapped stays so.
 /// Where something below panics in a map or an unmap, that buffer is leaked.
 ///
@@ -119,6 +146,8 @@ pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     buffers: ManuallyDrop<Vec<B>>,
     /// For views of lists that the caller did not ask for.
     scratch: Vec<DmaSegment>,
+    /// Calls through `&Queue` come from one CPU at a time.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 /// What does the work.
@@ -174,6 +203,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             owed: 0,
             buffers: ManuallyDrop::new(room_for(room)?),
             scratch: Vec::new(),
+            not_sync: PhantomData,
         })
     }
 
@@ -331,14 +361,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                     }
                 }
                 if out.len() >= list.len()
-                    // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
+                    // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
                     && let Some(copied) = unsafe { lane.copy_fast(list, direction, self.attributes) }
                 {
                     let mapping = copied?;
                     let kind = Kind::Auto { way: Some(mapping.way()), timed: None };
                     return Ok(of_pool(&mapping, queue | kind.bits(), out));
                 }
-                // SAFETY: the caller's promise; syncs are `&mut self`, so no two meet.
+                // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
                 let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
                 let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
                 let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
@@ -384,9 +414,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         out: &mut [DmaSegment],
     ) -> Result<(usize, RingMapping), MapListError> {
         // SAFETY: the caller's promise.
-        let (first, range, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
-        let used = bytes_of(list.iter().map(|piece| piece.len));
-        let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
+        let (first, range, neighbours, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
         let bytes = range.map_or(0, IovaRange::len);
         Ok((count, RingMapping { first, bytes, neighbours, ring: self.number | Kind::ALONE }))
     }
@@ -395,14 +423,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// that has not ended: copies it, where there is a copy, and orders the CPU's later reads after
     /// that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
+    /// A raw mapping does not keep its length, so a part outside of it is an error only where there is a copy.
+    ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
-    pub fn sync_raw_for_cpu(
-        &mut self,
-        mapping: &RawMapping,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
+    pub fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
@@ -410,10 +435,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// that has not ended: copies it, where there is a copy, and orders the CPU's later writes
     /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
+    /// A raw mapping does not keep its length, so a part outside of it is an error only where there is a copy.
+    ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
     pub fn sync_raw_for_device(
-        &mut self,
+        &self,
         mapping: &RawMapping,
         offset: u64,
         len: u64,
@@ -421,13 +448,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Device, (offset, len))
     }
 
-    fn sync(&mut self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
+    fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         let RawMapping { core } = mapping;
         if mapping.queue() != self.number {
             return Err(DmaUnmapError::OtherQueue);
         }
         let ((offset, len), iova) = (part, core.first);
-        let pool = match (&mut self.lane, mapping.kind()) {
+        let pool = match (&self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
             (Lane::Auto(ring), Kind::Auto { way: way @ Some(_), timed }) => {
                 let RingMapping { first, bytes, neighbours, ring: made } = *core;
@@ -456,8 +483,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 return Ok(());
             }
         };
-        // SAFETY: the mapping is borrowed, so it does not end meanwhile; each caller of this borrows the
-        // queue for itself, so no two syncs meet; its maker promised what its original is.
+        // SAFETY: the mapping is borrowed, so it does not end meanwhile; a queue is not `Sync`, so no two of its syncs meet; its
+        // maker promised what its original is.
         unsafe {
             match side {
                 Side::Cpu => pool.sync_for_cpu(iova, offset, len),

@@ -34,7 +34,7 @@ use crate::platform::CacheMaintenance;
 use crate::sync::{Ordering, fence};
 
 /// A queue that knows nothing of caches.
-pub(super) type Inner = Box<dyn AnyQueue + Send + Sync>;
+pub(super) type Inner = Box<dyn AnyQueue + Send>;
 
 /// How originals are copied.
 pub(super) struct Copying {
@@ -202,7 +202,8 @@ impl NotCoherent {
             // The copy is read in the call below; the driver has heard from the device before.
             self.invalidate(index);
         }
-        match self.queue(index).0.unmap_raw(token) {
+        let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
+        match either(self.made[index].copied, copies, self.mapped.as_mut()).unmap_raw(token) {
             Ok(Ended::Done(())) => {
                 self.end(index);
                 Ok(Ended::Done(()))
@@ -256,7 +257,7 @@ impl NotCoherent {
 
     /// Makes a part of mapping `index` one side's.
     pub(super) fn sync(
-        &mut self,
+        &self,
         index: usize,
         side: Side,
         (offset, len): (u64, u64),
@@ -264,9 +265,11 @@ impl NotCoherent {
         if side == Side::Cpu {
             self.invalidate_part(index, offset, len);
         }
-        let (queue, Made { token: Some(token), .. }) = self.queue(index) else {
+        let Made { token: Some(token), copied, .. } = &self.made[index] else {
             broken("a token is synced while it is mapped")
         };
+        let copies = self.copies.as_ref().map(|copies| &copies.queue);
+        let queue = either(*copied, copies, self.mapped.as_ref());
         match side {
             Side::Cpu => queue.sync_raw_for_cpu(token, offset, len),
             Side::Device => {
@@ -278,14 +281,6 @@ impl NotCoherent {
                 Ok(())
             }
         }
-    }
-
-    /// The queue that has mapping `index`, and the mapping.
-    fn queue(&mut self, index: usize) -> (&mut Inner, &Made) {
-        let made = &self.made[index];
-        let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
-        let queue = if made.copied { copies } else { self.mapped.as_mut() };
-        (queue.unwrap_or_else(|| broken("a mapping is of a queue")), made)
     }
 
     /// Drops the lines of a mapping that the device may have written to.
@@ -305,6 +300,12 @@ impl NotCoherent {
         // CPU stored there since it may lose.
         part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
     }
+}
+
+/// The queue that has a mapping: of copies, if it was copied, or of what is mapped.
+fn either<Q>(copied: bool, copies: Option<Q>, mapped: Option<Q>) -> Q {
+    let queue = if copied { copies } else { mapped };
+    queue.unwrap_or_else(|| broken("a mapping is of a queue"))
 }
 
 /// The memory that a device without an IOMMU finds at a segment.

@@ -39,18 +39,13 @@ pub trait AnyQueue {
     ///
     /// # Errors
     /// As there.
-    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
+    fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_device`].
     ///
     /// # Errors
     /// As there.
-    fn sync_raw_for_device(
-        &mut self,
-        mapping: &RawMapping,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError>;
+    fn sync_raw_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::waiting`].
     fn waiting(&self) -> usize;
@@ -75,16 +70,11 @@ impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
         Self::commit_raw(self)
     }
 
-    fn sync_raw_for_cpu(&mut self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
+    fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         Self::sync_raw_for_cpu(self, mapping, offset, len)
     }
 
-    fn sync_raw_for_device(
-        &mut self,
-        mapping: &RawMapping,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
+    fn sync_raw_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         Self::sync_raw_for_device(self, mapping, offset, len)
     }
 

@@ -10,6 +10,7 @@ use super::{
     Side,
 };
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
+use crate::bounce::error::inside;
 use crate::bounce::pool::Way;
 use crate::dma::{DmaBuffer, RingMapping};
 use crate::domain::DeviceView;
@@ -173,9 +174,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
-    pub fn sync_for_cpu(&mut self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        self.sync(&mapping.raw, Side::Cpu, (offset, len))
+    /// [`DmaUnmapError`], with nothing copied: [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, also where nothing is
+    /// copied.
+    pub fn sync_for_cpu(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
+        self.sync_part(mapping, Side::Cpu, (offset, len))
     }
 
     /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a buffer
@@ -183,13 +185,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
-    pub fn sync_for_device(
-        &mut self,
-        mapping: &Mapping<B>,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
-        self.sync(&mapping.raw, Side::Device, (offset, len))
+    /// [`DmaUnmapError`], with nothing copied: [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, also where nothing is
+    /// copied.
+    pub fn sync_for_device(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
+        self.sync_part(mapping, Side::Device, (offset, len))
+    }
+
+    /// Checks the part here, as a queue that copies nothing does not look at it.
+    fn sync_part(&self, mapping: &Mapping<B>, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
+        if mapping.raw.queue() == self.number {
+            inside(mapping.iova(), mapping.len(), part)?;
+        }
+        self.sync(&mapping.raw, side, part)
     }
 }

@@ -40,7 +40,7 @@ pub enum RingError {
     /// A part of a large page was to be cleared, and the page could not be split: for want of memory, or as the hardware
     /// did not confirm. **Devices still reach `kept` bytes of the range**, whatever a commit says, until another call
     /// clears them: the next commit.
-    #[error("unmapping {range}: devices still reach {kept:#x} bytes of it")]
+    #[error("unmapping {range}: devices still reach {kept} bytes of it")]
     StillMapped {
         /// What was to be cleared.
         range: IovaRange,

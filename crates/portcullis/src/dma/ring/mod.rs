@@ -4,17 +4,16 @@
 
 mod commit;
 mod error;
+mod lists;
 
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use super::device::bytes_of;
-use super::layout::device_view;
 use super::told::Told;
 use super::{DmaDevice, MOST_IN_BATCH};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PageSize, PhysSegment};
-use crate::domain::{MapListError, Tally, last_byte};
-use crate::heap::{OutOfMemory, room_for};
+use crate::domain::Tally;
+use crate::heap::room_for;
 use crate::invalidation::Gather;
 use crate::iova::{ArenaError, RingArena, RingConfig};
 use crate::mapper::Mapper;
@@ -116,7 +115,7 @@ pub enum RingUnmap {
 /// commit no device reaches anything of the batch. This is so whatever the domain's policy, but for
 /// passthrough, where nothing is ever unreachable.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk; a single segment needs no
+/// A list is mapped with one reservation in a [`RingArena`] and one walk, and needs no
 /// walk where its pages are in a lowest table that the CPU was in lately. Descriptors that are
 /// unmapped together lie side by side when the queue works in order: one walk clears all of them,
 /// and one range invalidation (of the leaves only, so that the paging-structure caches are kept)
@@ -245,11 +244,13 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Errors
     /// [`RingError::Map`], and [`RingError::Arena`] with [`ArenaError::Full`] until descriptors are unmapped *and*
     /// committed: the list is mapped as a whole or not at all.
-    /// After [`MapListError::Unconfirmed`] devices may reach the list until a [`commit`](Self::commit) succeeds.
+    /// After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach the list until a
+    /// [`commit`](Self::commit) succeeds.
     ///
     /// # Safety
     /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the unmap: the descriptor's own
-    /// ([`RingUnmap::Committed`]) or another. After [`MapListError::Unconfirmed`] until a commit has.
+    /// ([`RingUnmap::Committed`]) or another. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) until a
+    /// commit has.
     #[inline(always)]
     pub unsafe fn map_sg(
         &mut self,
@@ -271,29 +272,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let (RingMapping { first, bytes, neighbours, ring }, used) =
             unsafe { self.map_list_sg(list, direction, out) }?;
         Ok((RingMapping { first, bytes, neighbours, ring }, used))
-    }
-
-    /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
-    #[inline(never)]
-    pub(super) unsafe fn map_list_sg(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-        out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, usize), RingError> {
-        let (needed, room) = (list.len(), out.len());
-        let no_room = MapListError::NoRoom { needed, room };
-        if room < needed {
-            return Err(no_room.into());
-        }
-        // SAFETY: the caller's promise.
-        let mapping = unsafe { self.map_list(list, direction) }?;
-        let granule = self.device.domain().granule();
-        let base = mapping.range(granule).map(IovaRange::start);
-        let used = device_view(list, base, granule, out);
-        // There is a view of everything that was mapped.
-        Ok((mapping, used.unwrap_or(needed)))
     }
 
     /// As [`map_sg`](Self::map_sg), without the device's view of the list: for one segment,
@@ -357,47 +335,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let range = arena.reserve_if(bytes, link)?;
         self.count(range, bytes - len);
         Some(range)
-    }
-
-    /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
-    #[inline(never)]
-    unsafe fn map_list(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-    ) -> Result<RingMapping, RingError> {
-        let Some(first) = list.first() else {
-            return Err(MapListError::EmptyList.into());
-        };
-        let Some(arena) = &mut self.arena else {
-            let (last, mask) = (last_byte(list)?, self.device.mask());
-            if last.get() > mask {
-                return Err(MapListError::BeyondMask { last, mask }.into());
-            }
-            let first = Iova::new(first.phys.get());
-            return Ok(RingMapping::untranslated(first, self.number));
-        };
-        let domain = self.device.domain();
-        let len = domain.pages_of(list)?;
-        // Should the hardware not confirm that a device reaches nothing of a list that is refused.
-        self.unconfirmed.try_reserve(1).map_err(|_| OutOfMemory)?;
-        let range = arena.reserve(len)?;
-        let torn = Torn { waiting: &mut self.waiting, range };
-        // SAFETY: the caller's promise.
-        let linked = unsafe {
-            domain.link_here(range, list, direction.permissions().into(), Some(&mut self.unlinked))
-        };
-        torn.done();
-        if let Err(failed) = linked {
-            return Err(self.refused(range, failed));
-        }
-        let offset = first.phys.page_offset(domain.granule());
-        let first = Iova::new(range.start().get() | offset);
-        let used = bytes_of(list.iter().map(|segment| segment.len));
-        let mapping = RingMapping::new(first, range, used, self.number);
-        self.count(range, mapping.neighbours);
-        Ok(mapping)
     }
 
     /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware

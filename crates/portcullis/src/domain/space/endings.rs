@@ -2,6 +2,8 @@
 //! the hardware has confirmed that no device reaches what was mapped there: a strict unmap waits
 //! for that, a lazy one leaves it to a flush.
 
+use core::cell::Cell;
+
 use super::{Changing, Domain};
 use crate::addr::IovaRange;
 use crate::domain::account::CpuBook;
@@ -469,13 +471,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             self.quarantine(changing);
         } else {
             changing.done();
-            let losing = Guard::new(|| self.lose(unmapped));
-            let was_rest = confirmed.is_ok()
-                && kept == 0
-                && !self.parts.is_empty()
-                && self.platform.with_cpu(|_| self.parts.was_rest(range, unmapped));
+            let is_rest = Cell::new(false);
+            // While a panic unwinds no CPU is taken, which might panic again.
+            let losing = Guard::new(|| {
+                self.lose(if is_rest.get() {
+                    range.len()
+                } else {
+                    unmapped.saturating_add(self.parts.forget(range))
+                });
+            });
+            if confirmed.is_ok() && kept == 0 && !self.parts.is_empty() {
+                self.platform.with_cpu(|_| is_rest.set(self.parts.was_rest(range, unmapped)));
+            }
             losing.done();
-            if was_rest {
+            if is_rest.get() {
                 self.take_back(self.changing(range));
             } else {
                 self.lose_rest(range, unmapped);

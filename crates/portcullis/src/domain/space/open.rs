@@ -8,13 +8,14 @@ use crate::domain::MapListError;
 use crate::guard::Guard;
 use crate::invalidation::Gather;
 use crate::mapper::Mapper;
+use crate::percpu::Turn;
 use crate::pgtable::Attributes;
 use crate::platform::{LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them, and not by
-    /// [`map_fast`](Self::map_fast). The bytes beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the
-    /// addresses are taken on, and `true`; where the map then fails, again, with `false`. With `HERE`, what it gathers is in the caller's frame.
+    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them. The bytes
+    /// beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the addresses are taken on, and `true`; where
+    /// the map then fails, again, with `false`. With `HERE`, what it gathers is in the caller's frame.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -29,6 +30,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         // By reference: in place of three words in each of what follows.
         let (neighbours, count) = (len.saturating_sub(used), &count);
+        // For one segment there is `map_fast`.
+        if M::IS_QUICK && list.len() > 1 {
+            // SAFETY: the caller's promise.
+            let range = unsafe { self.open_fast(list, (len, neighbours), attributes, limit, count) };
+            if let Some(range) = range {
+                return Ok(range);
+            }
+        }
         let uncounted = move |cpu: Option<&LocalCpu<'_>>| {
             let book = self.books.of(cpu);
             count(cpu, false);
@@ -71,6 +80,26 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
         counting.done();
         Ok(changing.done())
+    }
+
+    /// The same, if that is quickly done: in one turn of the CPU that has the addresses. Otherwise nothing is changed.
+    ///
+    /// # Safety
+    /// As for [`map`](Self::map).
+    #[inline(never)]
+    unsafe fn open_fast(
+        &self,
+        list: &[PhysSegment],
+        bytes: (u64, u64),
+        attributes: Attributes,
+        limit: Iova,
+        count: impl Fn(Option<&LocalCpu<'_>>, bool),
+    ) -> Option<IovaRange> {
+        let enter = |turn: &Turn<'_>, range| {
+            // SAFETY: the caller's promise, for all of the granules that the memory touches; and a slice does not change.
+            unsafe { self.mapper.map_list_fast(turn, range, self.granules(list), attributes) }
+        };
+        self.take_and(enter, bytes, limit, |cpu| count(Some(cpu), true))
     }
 
     /// Ends a map that has counted, and taken `addresses`: `failed` has hardware forget it, and says what is left; then the counts take it

@@ -95,12 +95,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // None of these sums wraps, as the list was checked.
-        let granule = self.granule;
-        let pages =
-            list.iter().map(|piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)));
+        let granules = self.granules(list);
         // SAFETY: the caller's promise, for all of the granules that the memory touches.
-        unsafe { self.mapper.map(&self.platform, range, pages, attributes, gather) }
+        unsafe { self.mapper.map(&self.platform, range, granules, attributes, gather) }
+    }
+
+    /// The granules that each segment touches, of a list that [`pages_of`](Self::pages_of) has checked: so no sum wraps.
+    #[inline(always)]
+    pub(super) fn granules(
+        &self,
+        list: &[PhysSegment],
+    ) -> impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone {
+        let granule = self.granule;
+        list.iter().map(move |piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)))
     }
 
     /// Makes room of tables that had become empty, and tries again: they are those that this frees, or that others have freed meanwhile.
@@ -132,17 +139,36 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     /// As for [`link`](Self::link).
     #[inline]
     pub(crate) unsafe fn link_fast(&self, range: IovaRange, phys: PhysAddr, attributes: Attributes) -> bool {
+        // SAFETY: the caller's promise.
+        self.in_turn_of(|turn| unsafe { self.mapper.map_fast(turn, range, phys, attributes) })
+    }
+
+    /// The same for the granules of a list that [`pages_of`](Self::pages_of) has checked.
+    ///
+    /// # Safety
+    /// As for [`link`](Self::link).
+    #[inline]
+    pub(crate) unsafe fn link_list_fast(
+        &self,
+        range: IovaRange,
+        list: &[PhysSegment],
+        attributes: Attributes,
+    ) -> bool {
+        // SAFETY: the caller's promise, for all of the granules that the memory touches; a slice does not change.
+        self.in_turn_of(|turn| unsafe {
+            self.mapper.map_list_fast(turn, range, self.granules(list), attributes)
+        })
+    }
+
+    /// Has `enter` map in a turn of the CPU, if the mapper is quick.
+    #[inline(always)]
+    fn in_turn_of(&self, enter: impl FnOnce(&Turn<'_>) -> bool) -> bool {
         if !M::IS_QUICK {
             return false;
         }
-        let link = |cpu: &LocalCpu<'_>| {
-            let link = |turn: &Turn<'_>, _: Option<Own<'_>>| {
-                // SAFETY: the caller's promise.
-                unsafe { self.mapper.map_fast(turn, range, phys, attributes) }
-            };
-            self.space.in_turn(cpu, link)
-        };
-        self.platform.with_cpu_fast(link).flatten() == Some(true)
+        let enter =
+            |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn: &Turn<'_>, _: Option<Own<'_>>| enter(turn));
+        self.platform.with_cpu_fast(enter).flatten() == Some(true)
     }
 
     /// Removes the translations of `range` and adds them to `gather`; where not all of the range

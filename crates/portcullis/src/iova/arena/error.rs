@@ -12,7 +12,7 @@ pub enum ArenaError {
     #[error("a ring arena, or a reservation in one, has more than 0 bytes")]
     Empty,
     /// The arena's unit is not that of the space.
-    #[error("a ring arena in units of {:#x} bytes does not fit a space in units of {:#x} bytes", granule.bytes(), of_space.bytes())]
+    #[error("a ring arena in units of {} bytes does not fit a space in units of {} bytes", granule.bytes(), of_space.bytes())]
     Granule {
         /// The unit asked for.
         granule: PageSize,
@@ -21,7 +21,7 @@ pub enum ArenaError {
     },
     /// The descriptors take more granules than the 2^31 that an arena may have, or more bytes than
     /// 64 bits can count.
-    #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes:#x} bytes")]
+    #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes} bytes")]
     TooLarge {
         /// Descriptors asked for.
         descriptors: u32,
@@ -35,7 +35,7 @@ pub enum ArenaError {
     #[error("no memory to keep account of a ring arena")]
     OutOfMemory,
     /// The reservation would not fit even into an empty ring.
-    #[error("{len:#x} bytes do not fit into a ring of {capacity:#x}")]
+    #[error("{len} bytes do not fit into a ring of {capacity}")]
     Oversize {
         /// Bytes asked for.
         len: u64,
@@ -45,8 +45,8 @@ pub enum ArenaError {
     /// There is no room until the oldest reservation is freed. Less than the whole ring may be in
     /// use: granules that were freed before the oldest wait for it.
     #[error(
-        "no room for {len:#x} bytes in the ring: {reservations} reservations hold {in_use:#x} of \
-         {capacity:#x} bytes, the oldest at {oldest}"
+        "no room for {len} bytes in the ring: {reservations} reservations hold {in_use} of \
+         {capacity} bytes, the oldest at {oldest}"
     )]
     Full {
         /// Bytes asked for.
@@ -68,7 +68,7 @@ pub enum ArenaError {
         range: IovaRange,
     },
     /// The arena is given back while something of it may be mapped.
-    #[error("the ring still has {reservations} reservations of {bytes:#x} bytes, the oldest at {oldest}")]
+    #[error("the ring still has {reservations} reservations of {bytes} bytes, the oldest at {oldest}")]
     InUse {
         /// Live reservations.
         reservations: u32,

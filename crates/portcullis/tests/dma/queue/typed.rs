@@ -128,6 +128,12 @@ fn both_sides_see_each_other_s_bytes() {
         assert!(world.writes(mapping.iova(), b"an answr"));
         queue.sync_for_cpu(&mapping, 0, 8).unwrap();
         assert_eq!(mapping.buffer().get(), *b"an answr", "{config:?}");
+        let (iova, mapped) = (mapping.iova(), mapping.len());
+        for (offset, len) in [(0, mapped + 1), (mapped - 1, 2), (mapped + 1, 0), (u64::MAX, 2)] {
+            let outside = Err(DmaUnmapError::OutOfRange { iova, offset, len, mapped });
+            assert_eq!(queue.sync_for_cpu(&mapping, offset, len), outside, "{config:?}");
+            assert_eq!(queue.sync_for_device(&mapping, offset, len), outside, "{config:?}");
+        }
         let other: Queue<Machine, Frame> = world.nic.queue(config).unwrap();
         assert_eq!(other.segments(&mapping).count(), 0, "another queue knows nothing of it");
         let mut back = Vec::new();

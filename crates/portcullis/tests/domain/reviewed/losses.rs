@@ -117,33 +117,48 @@ fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
     }
 }
 
-/// A part has ended before. When the rest does, the platform panics behind the confirmation: what was removed is lost then, and what was
-/// gone before with the next call.
+/// A part has ended before. When the rest does, by itself or in a batch, the platform panics behind the removal. All of the mapping is lost
+/// then, once, whoever ends it again.
 #[test]
-fn what_a_panic_loses_of_a_mapping_is_what_was_removed_of_it() {
-    let rig = Rig::new(Moody::new(2), Policy::Strict, Hooked::new);
-    let range =
-        rig.domain.open(&[PhysSegment { len: 4 * PAGE, ..page(1) }], Permissions::READ, ANYWHERE).unwrap();
-    let part = IovaRange::new(range.start(), PAGE).unwrap();
-    rig.domain.unmap(part).unwrap();
-    // Nobody counts what has gone of another's as this one's.
-    let list = [PhysSegment { len: 4 * PAGE, ..page(9) }];
-    let other = rig.domain.open(&list, Permissions::READ, ANYWHERE).unwrap();
-    let others = IovaRange::new(other.start(), 2 * PAGE).unwrap();
-    rig.domain.unmap(others).unwrap();
-    let platform = Arc::clone(&rig.platform);
-    rig.queue.set(move || platform.panic_in(Call::WithCpu));
-    assert!(catch_unwind(AssertUnwindSafe(|| rig.domain.unmap(range))).is_err());
-    rig.queue.clear();
-    let lost = || rig.domain.stats().lost_iova_bytes;
-    assert_eq!(lost(), 3 * PAGE);
-    assert_eq!(rig.domain.unmap(range), Err(UnmapError::NotMapped { range, unmapped: 0 }));
-    for again in [range, part, others] {
-        rig.domain.unmap(again).unwrap_err();
-        assert_eq!(lost(), 4 * PAGE, "{again}");
+fn what_a_panic_loses_of_a_mapping_is_all_of_it() {
+    for is_batch in [false, true] {
+        let rig = Rig::new(Moody::new(2), Policy::Strict, Hooked::new);
+        let open = |from| {
+            let list = [PhysSegment { len: 4 * PAGE, ..page(from) }];
+            rig.domain.open(&list, Permissions::READ, ANYWHERE).unwrap()
+        };
+        let range = open(1);
+        let part = IovaRange::new(range.start(), PAGE).unwrap();
+        rig.domain.unmap(part).unwrap();
+        // Nobody counts what has gone of another's as this one's.
+        let other = open(9);
+        let others = IovaRange::new(other.start(), 2 * PAGE).unwrap();
+        rig.domain.unmap(others).unwrap();
+        let mut batch = RawBatch::new(&rig.device, 1).unwrap();
+        let platform = Arc::clone(&rig.platform);
+        let end = || {
+            if is_batch {
+                // The first two are of the removal.
+                platform.panic_behind(2, Call::WithCpu);
+                let _ = rig.device.unmap_single_in(&mut batch, range.start(), range.len());
+            } else {
+                rig.queue.set(move || platform.panic_in(Call::WithCpu));
+                let _ = rig.domain.unmap(range);
+            }
+        };
+        assert!(catch_unwind(AssertUnwindSafe(end)).is_err());
+        rig.queue.clear();
+        let lost = || rig.domain.stats().lost_iova_bytes;
+        assert_eq!(lost(), 4 * PAGE, "in a batch: {is_batch}");
+        drop(batch);
+        assert_eq!(rig.domain.unmap(range), Err(UnmapError::NotMapped { range, unmapped: 0 }));
+        for again in [range, part, others] {
+            rig.domain.unmap(again).unwrap_err();
+            assert_eq!(lost(), 4 * PAGE, "{again}, in a batch: {is_batch}");
+        }
+        // What was left of that one ends with it, and its addresses come back.
+        let rest = UnmapError::NotMapped { range: other, unmapped: 2 * PAGE };
+        assert_eq!(rig.domain.unmap(other), Err(rest));
+        assert_eq!(rig.gone(), (4 * PAGE, 4 * PAGE));
     }
-    // What was left of that one ends with it, and its addresses come back.
-    let rest = UnmapError::NotMapped { range: other, unmapped: 2 * PAGE };
-    assert_eq!(rig.domain.unmap(other), Err(rest));
-    assert_eq!(rig.gone(), (4 * PAGE, 4 * PAGE));
 }

@@ -10,17 +10,19 @@ fn pressure() -> Pressure {
 sentences::sentences! {
     of_maps: DmaMapError {
         Full => "the queue's ring is full: commit what was unmapped, and unmap its oldest mapping";
-        Pressure(pressure()) => "0x11 bytes in one piece needed, 0x12 free of 0x13; the limit is 0x14";
+        Pressure(pressure()) => "17 bytes in one piece needed, 18 free of 19; the limit is 20";
         List(MapListError::EmptyList) => "the list has no segments";
-        TooLong { len: 2, most: 1 } => "0x2 bytes in one piece: the queue maps up to 0x1";
+        TooLong { len: 2, most: 1 } => "2 bytes in one piece: 1 to 1 can be had";
         Address { iova: AT } =>
             "nothing can be mapped at 0xa000: the domain does not keep the addresses free, or they do not fit";
-        NoBuffer { bytes: 1, held: 2 } => "no 0x1 bytes of memory to copy through; the pool's slots hold 0x2";
+        NoBuffer { bytes: 1, held: 2 } => "no 1 bytes of memory to copy through; the pool's slots hold 2";
+        AllTaken { bytes: 0x1000 } =>
+            "all buffers of 4096 bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are";
         OutOfMemory => "nothing is mapped: the heap has no memory for the library's account of the mapping";
         PersistentPart { len: 1 } =>
-            "a persistent mapping of 0x1 bytes for an untrusted device does not cover whole granules";
+            "a persistent mapping of 1 bytes for an untrusted device does not cover whole granules";
         SharesLine { line: 0x40 } =>
-            "a buffer for a device that is not coherent does not consist of whole lines of 0x40 bytes";
+            "a buffer for a device that is not coherent does not consist of whole lines of 64 bytes";
         BeyondReach { last: 0xfff } =>
             "the device reaches addresses up to 0xfff, and no memory to copy through lies there";
     }
@@ -29,12 +31,12 @@ sentences::sentences! {
         OtherQueue => "a mapping of another queue";
         Unconfirmed { error: REJECTED } =>
             "devices may still reach what was unmapped: the IOMMU reported an error for an invalidation (code 0x7d)";
-        StillMapped { range: range(), kept: 1 } => "devices still reach 0x1 bytes of [0x5000, 0x6fff]";
+        StillMapped { range: range(), kept: 1 } => "devices still reach 1 bytes of [0x5000, 0x6fff]";
         Unmap(UnmapError::NoSuchRange { iova: AT, len: 1 }) =>
-            "0x1 bytes at 0xa000 are no range, so nothing is unmapped";
+            "1 bytes at 0xa000 are no range, so nothing is unmapped";
         NotMapped { iova: AT } => "0xa000 is the address of no mapping";
         OutOfRange { iova: AT, offset: 1, len: 2, mapped: 3 } =>
-            "0x2 bytes from 0x1 on: the mapping at 0xa000 has 0x3";
+            "2 bytes from 1 on: the mapping at 0xa000 has 3";
         Busy { iova: AT } => "the mapping at 0xa000 is being synced or unmapped by another caller";
     }
 }

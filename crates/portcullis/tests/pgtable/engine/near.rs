@@ -81,6 +81,23 @@ fn what_map_refuses_or_does_better_is_left_to_it() {
     let amd = make(Memory::new(64 << 20), portcullis::pgtable::AmdV1::new(4, 3, 52).unwrap());
     map(&amd, 0, PAGE).unwrap();
     assert!(near(&amd, PAGE, PAGE) && !near(&amd, 2 * PAGE, 2 * PAGE));
+    let list = |pieces: &[u64]| {
+        let pieces = pieces.iter().scan(ELSEWHERE + 2 * PAGE, |end, len| {
+            *end += len;
+            Some((PhysAddr::new(*end - len), *len))
+        });
+        amd.open_list_fast(
+            &*PLATFORM,
+            range(2 * PAGE, 2 * PAGE),
+            pieces.collect::<Vec<_>>().into_iter(),
+            Permissions::READ,
+        )
+    };
+    assert!(!list(&[2 * PAGE]), "a page of its own");
+    assert!(!list(&[PAGE]) && !list(&[PAGE; 3]) && !list(&[]), "as long as the range");
+    assert!(!list(&[PAGE, PAGE / 2, PAGE / 2]), "whole granules");
+    assert!(!list(&[PAGE, 0, PAGE]) && !list(&[PAGE, PAGE, 0]), "more pieces than granules");
+    assert!(!is_mapped(&amd, 2 * PAGE) && list(&[PAGE, PAGE]) && is_mapped(&amd, 3 * PAGE));
 }
 
 #[test]

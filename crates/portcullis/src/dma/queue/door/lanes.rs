@@ -65,7 +65,7 @@ impl<X: Machine> Device<X> {
         StrictRing::new(&self.dma, config).map_err(|error| no_ring(error, &config))
     }
 
-    fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
+    pub(super) fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
         BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 

@@ -1,0 +1,121 @@
+//! Slots that a driver takes as buffers of its own. Their memory is mapped already, and stays so, and the pool copies nothing.
+//!
+//! While a driver has such a slot, the pool keeps account of it as a mapping of 0 bytes. So no trim frees its memory, and an unmap of its
+//! address copies nothing.
+
+use super::BouncePool;
+use super::client::Client;
+use super::layout::Place;
+use super::slot::{Phase, Slot, Terms};
+use super::wanted::Search;
+use crate::addr::{Direction, Iova, PhysAddr};
+use crate::bounce::error::DmaMapError;
+use crate::broken::broken;
+use crate::mapper::Mapper;
+use crate::platform::{CopyMemory, Platform};
+
+impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
+    /// Lends `client`, which reaches the slots, one of at least `len` bytes that is mapped for `direction`. Returns its address for the device, and where its memory
+    /// begins: both at a granule.
+    ///
+    /// The device finds in it zeros, or what mappings of its group had there. So does a CPU, where the device writes, but no bytes of a CPU. A
+    /// slot for both directions, in which there may be some, is zeroed.
+    ///
+    /// Cost and context are those of [`BounceDevice::map`](super::BounceDevice::map) without a copy.
+    ///
+    /// # Errors
+    /// [`DmaMapError`], with nothing lent.
+    #[inline]
+    pub(crate) fn lend(
+        &self,
+        client: &Client,
+        len: u64,
+        direction: Direction,
+    ) -> Result<(Iova, PhysAddr), DmaMapError> {
+        if direction != Direction::Bidirectional {
+            let whose = (direction.index(), client.group());
+            if let Some((place, slot)) = self.take_fast::<false>(len, whose, |_| ()) {
+                return Ok(self.lend_slot(slot, place, len, direction));
+            }
+        }
+        self.lend_slow(client, len, direction)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lend_slow(
+        &self,
+        client: &Client,
+        len: u64,
+        direction: Direction,
+    ) -> Result<(Iova, PhysAddr), DmaMapError> {
+        let most = self.threshold();
+        let Some(class) = self.layout.class_of(len) else { return Err(DmaMapError::TooLong { len, most }) };
+        let (kind, group) = (direction.index(), client.group());
+        let Some(index) = self.take_or_refill(class, direction, group, Search::AnyFree)? else {
+            return Err(DmaMapError::AllTaken { bytes: self.layout.slot_bytes(class) });
+        };
+        let slot = &self.slots[index];
+        let in_hand = self.in_hand(class, kind, index);
+        if slot.group() != group || direction == Direction::Bidirectional {
+            self.wipe(slot, class, kind);
+            slot.set_group(group);
+        }
+        in_hand.done();
+        Ok(self.lend_slot(slot, (class, index), len, direction))
+    }
+
+    /// Lends a slot that is in this caller's hands.
+    #[inline]
+    fn lend_slot(
+        &self,
+        slot: &Slot,
+        (class, index): (usize, usize),
+        len: u64,
+        direction: Direction,
+    ) -> (Iova, PhysAddr) {
+        let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
+        // Where devices write, a wipe takes all of the slot.
+        if direction == Direction::ToDevice && slot.dirty() < len {
+            slot.set_dirty(len);
+        }
+        let terms = Terms { direction, copy_in: false, wipe: self.config.wipe, listed: false, offset: 0 };
+        // A mapping of 0 bytes: the pool copies nothing, so the original, for which the buffer itself stands, is not used.
+        slot.lend(terms, buffer, 0);
+        (Iova::new(self.layout.start_of(class, index)), buffer)
+    }
+
+    /// Takes a slot back that was lent at `iova`, and zeroes it where the pool wipes. An address at which none is lent changes
+    /// nothing. O(1), as [`unmap`](Self::unmap), and O(length of the slot) for the wipe.
+    ///
+    /// # Safety
+    /// 1. If a slot is lent at `iova`, [`lend`](Self::lend) gave it to the caller, which gives it back once.
+    /// 2. From this call on the caller does not access the slot's memory. Devices may, and the pool does.
+    #[inline]
+    pub(crate) unsafe fn take_lent_back(&self, iova: Iova) {
+        let Some(place) = self.layout.find(iova) else { return };
+        let Some(slot) = self.slots.get(place.index) else { return };
+        let Some((kind, offset)) = slot.lent_plainly() else {
+            // SAFETY: the caller's promise; a mapping of 0 bytes has no original.
+            return unsafe { self.take_wiped_back(place, iova) };
+        };
+        if slot.origin().len != 0 || place.start + offset != iova.get() {
+            return;
+        }
+        // Another caller may be lent the slot from here on.
+        slot.set_phase(Phase::Free);
+        self.give_back(place.class, kind, place.index);
+    }
+
+    /// As [`take_lent_back`](Self::take_lent_back), for a slot that is zeroed then.
+    ///
+    /// # Safety
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    unsafe fn take_wiped_back(&self, place: Place, iova: Iova) {
+        // An error: nothing is lent there.
+        // SAFETY: the caller's promise.
+        let _ = unsafe { self.unmap_slot(place, iova, 0, false) };
+    }
+}

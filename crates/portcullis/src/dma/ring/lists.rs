@@ -1,0 +1,105 @@
+//! The map of a list by a ring: in one turn of the CPU if that is quickly done, else in as many as it takes.
+
+use super::{RingError, RingMapping, StrictRing, Torn};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
+use crate::broken::broken;
+use crate::dma::device::bytes_of;
+use crate::dma::layout::device_view;
+use crate::domain::{MapListError, last_byte};
+use crate::heap::OutOfMemory;
+use crate::mapper::Mapper;
+use crate::platform::Platform;
+
+impl<M: Mapper, P: Platform> StrictRing<M, P> {
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
+    #[inline(never)]
+    pub(in crate::dma) unsafe fn map_list_sg(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+        out: &mut [DmaSegment],
+    ) -> Result<(RingMapping, usize), RingError> {
+        let (needed, room) = (list.len(), out.len());
+        let no_room = MapListError::NoRoom { needed, room };
+        if room < needed {
+            return Err(no_room.into());
+        }
+        // SAFETY: the caller's promise.
+        let mapping = unsafe { self.map_list(list, direction) }?;
+        let granule = self.device.domain().granule();
+        let base = mapping.range(granule).map(IovaRange::start);
+        let count = device_view(list, mapping.bytes.saturating_sub(mapping.neighbours), base, granule, out);
+        // There is a view of everything that was mapped.
+        Ok((mapping, count.unwrap_or(needed)))
+    }
+
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
+    #[inline(never)]
+    pub(super) unsafe fn map_list(
+        &mut self,
+        list: &[PhysSegment],
+        direction: Direction,
+    ) -> Result<RingMapping, RingError> {
+        let Some(first) = list.first() else {
+            return Err(MapListError::EmptyList.into());
+        };
+        let Some(arena) = &mut self.arena else {
+            let (last, mask) = (last_byte(list)?, self.device.mask());
+            if last.get() > mask {
+                return Err(MapListError::BeyondMask { last, mask }.into());
+            }
+            let first = Iova::new(first.phys.get());
+            return Ok(RingMapping::untranslated(first, self.number));
+        };
+        let domain = self.device.domain();
+        let len = domain.pages_of(list)?;
+        let waiting = &mut self.waiting;
+        let link = |range| {
+            let torn = Torn { waiting, range };
+            // SAFETY: the caller's promise.
+            let linked = unsafe { domain.link_list_fast(range, list, direction.permissions().into()) };
+            torn.done();
+            linked
+        };
+        // One segment was tried.
+        let range = if list.len() > 1 { arena.reserve_if(len, link) } else { None };
+        let range = match range {
+            Some(range) => range,
+            // SAFETY: the caller's promise.
+            None => unsafe { self.link_slowly(list, len, direction) }?,
+        };
+        let first = self.device.first_of(*first, range);
+        let used = bytes_of(list.iter().map(|segment| segment.len));
+        let mapping = RingMapping::new(first, range, used, self.number);
+        self.count(range, mapping.neighbours);
+        Ok(mapping)
+    }
+
+    /// Reserves `len` bytes and maps the granules of a list there, in as many turns as that takes.
+    ///
+    /// # Safety
+    /// As for [`map_sg`](Self::map_sg).
+    #[cold]
+    #[inline(never)]
+    unsafe fn link_slowly(
+        &mut self,
+        list: &[PhysSegment],
+        len: u64,
+        direction: Direction,
+    ) -> Result<IovaRange, RingError> {
+        // Should the hardware not confirm that a device reaches nothing of a list that is refused.
+        self.unconfirmed.try_reserve(1).map_err(|_| OutOfMemory)?;
+        let Some(arena) = &mut self.arena else { broken("a ring of a domain that translates has addresses") };
+        let range = arena.reserve(len)?;
+        let torn = Torn { waiting: &mut self.waiting, range };
+        // SAFETY: the caller's promise.
+        let linked = unsafe {
+            let permissions = direction.permissions().into();
+            self.device.domain().link_here(range, list, permissions, Some(&mut self.unlinked))
+        };
+        torn.done();
+        linked.map(|()| range).map_err(|failed| self.refused(range, failed))
+    }
+}
