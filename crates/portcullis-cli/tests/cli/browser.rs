@@ -11,7 +11,7 @@ use super::report::{bench, report, result, scale, with};
 const CHECK: &str = include_str!("browser/check.js");
 
 /// A phone, and windows on either side of where the plots change.
-const WIDTHS: [u32; 4] = [360, 390, 700, 1280];
+const WIDTHS: [u32; 5] = [360, 390, 640, 700, 1280];
 
 /// What the check says of a page in a width.
 #[derive(Debug, Deserialize)]
