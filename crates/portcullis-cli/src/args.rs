@@ -282,14 +282,6 @@ pub enum On {
     Library,
 }
 
-impl On {
-    /// Whether `mode` can be had there.
-    pub fn has(self, mode: Mode) -> bool {
-        // The module's `auto` waits for each buffer that it maps; adaptive waits for them in groups.
-        self == Self::Library || !matches!(mode, Mode::StrictBatch | Mode::StrictRing | Mode::Adaptive)
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PolicyName {
     /// Each unmap waits until the IOMMU confirms that no device reaches the buffer

@@ -4,9 +4,9 @@ use portcullis_trace::replay::{Mode, Profile, Report};
 use portcullis_trace::{Recorded, Warning};
 use serde_json::{Value, json};
 
-use crate::args::On;
 use crate::golden::{benched, body, changes, replayed, runs, scale, summary};
 use crate::look::BOLD;
+use crate::on_linux::Offer;
 use crate::report::read;
 use crate::runs::{Runs, cpu_time};
 use crate::verdict::Verdict;
@@ -154,7 +154,7 @@ fn what_is_open_is_said_in_words() {
     let said = |change: fn(&mut Runs)| {
         let mut runs = runs();
         change(&mut runs);
-        Verdict::of(&runs, On::Linux).sentences.join(" ")
+        Verdict::of(&runs, Offer::Module).sentences.join(" ")
     };
     let text = said(|runs| runs.report.policies[2].exposure.stale_byte_s = 0.0);
     assert!(
@@ -328,14 +328,14 @@ fn what_a_recording_does_not_tell_is_said() {
     assert!(recorded(&[one(None), one(None)]) && !recorded(&[one(None), one(Some("much"))]));
     // The verdict does not choose a policy whose cost is not known. Nor does it choose `adaptive` once freed memory was open under it.
     let mut runs = runs();
-    assert_eq!(Verdict::of(&runs, On::Library).choice, Some("adaptive"));
+    assert_eq!(Verdict::of(&runs, Offer::Library).choice, Some("adaptive"));
     // Linux's unchanged drivers cannot have it.
-    assert_ne!(Verdict::of(&runs, On::Linux).choice, Some("adaptive"));
-    assert!(!Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
+    assert_ne!(Verdict::of(&runs, Offer::Module).choice, Some("adaptive"));
+    assert!(!Verdict::of(&runs, Offer::Module).sentences.iter().any(|said| said == choice::NO_COPIES));
     runs.report.policies[1].exposure.stale_byte_s = 0.5;
-    assert_eq!(Verdict::of(&runs, On::Linux).choice, Some("strict"));
+    assert_eq!(Verdict::of(&runs, Offer::Module).choice, Some("strict"));
     runs.costs[1].known = false;
-    assert!(Verdict::of(&runs, On::Linux).sentences.iter().any(|said| said == choice::NO_COPIES));
+    assert!(Verdict::of(&runs, Offer::Module).sentences.iter().any(|said| said == choice::NO_COPIES));
     // The tables show no cost and no spread for a policy whose cost is not known. They set the chosen policy alone in bold.
     let parts = crate::golden::parts("vtd-ss");
     let render = |parts| short::render(&runs, &Profile::load("vtd").unwrap(), &summary(), parts);

@@ -3,8 +3,8 @@
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, Work};
 
-use crate::args::On;
 use crate::look::{number_of, percent, short_time};
+use crate::on_linux::Offer;
 
 /// A strict policy, as a verdict may choose it.
 pub trait Candidate: Copy {
@@ -70,12 +70,12 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
-/// What follows a [`range`] of costs of what can be had `on` that, where it is one of several.
-pub fn depends(range: &str, on: On) -> &'static str {
-    match on {
+/// What follows a [`range`] of costs of what is on `offer`, where it is one of several.
+pub fn depends(range: &str, offer: Offer) -> &'static str {
+    match offer {
         _ if !range.contains(" to ") && !range.contains("at most") => "",
-        On::Linux => ", depending on the policy (of Linux or our module)",
-        On::Library => ", depending on the policy",
+        Offer::Module => ", depending on the policy (of Linux or our module)",
+        Offer::Linux | Offer::Library => ", depending on the policy",
     }
 }
 

@@ -15,10 +15,10 @@ use portcullis_trace::Summary;
 use portcullis_trace::replay::{Profile, Report, Work};
 use serde_json::{Value, json};
 
-use crate::args::{Arguments, Command, On};
+use crate::args::{Arguments, Command};
 use crate::calibration::Calibration;
 use crate::choice::Besides;
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::report::{page, read};
 use crate::runs::Runs;
 use crate::scale::Told;
@@ -217,8 +217,8 @@ pub fn summary() -> Summary {
 
 /// The short report, in ASCII.
 pub fn parts(format: &str) -> short::Parts<'_> {
-    let (on, place) = (On::Linux, Place::default());
-    short::Parts { format, on, place, sweep: false, full: false, legend: false, unicode: false }
+    let (offer, place) = (Offer::Module, Place::default());
+    short::Parts { format, offer, place, sweep: false, full: false, legend: false, unicode: false }
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn what_replay_prints_is_as_it_was() {
     for parts in [
         parts.clone(),
         short::Parts {
-            on: On::Library,
+            offer: Offer::Library,
             sweep: true,
             full: true,
             legend: true,
@@ -331,7 +331,7 @@ fn runs_are_joined_policy_by_policy() {
 }
 
 pub fn tables() -> Vec<Table> {
-    let mapping = |pages, shared| Mapping { pages, bytes: pages * 4096 - 96, shared };
+    let mapping = |pages, shared| Mapping { pages, bytes: pages * 4096 - 96, shared, received: false };
     let workload = |count| Workload {
         name: "golden".into(),
         about: "requests of two kinds".into(),
@@ -358,6 +358,7 @@ pub fn tables() -> Vec<Table> {
         unmap_page_ns: 7.0,
         walk_read_ns: 8.0,
         copies: Copies { hot_ns: 9.0, cold_ns: 10.0, remote_ns: 11.0, socket_gb_per_s: 12.0 },
+        copies_in: false,
     };
     let outcome = |per_s: f64, hot: usize| {
         let mut ns = [310.0, 320.0, 330.0, 340.0];
@@ -399,7 +400,7 @@ pub fn tables() -> Vec<Table> {
             ]
             .map(row)
             .into(),
-            on: On::Library,
+            offer: Offer::Library,
             told: Told::default(),
         }
     };
@@ -427,7 +428,7 @@ fn what_scale_prints_is_as_it_was() {
     let besides = Besides { ns: 1_667.0, work: Work::Most, cpus: 7 };
     tables[1].told =
         Told { besides: Some(besides), place: Place::named(&["0000:03:00.0".into()]), ..Told::default() };
-    tables[1].on = On::Linux;
+    tables[1].offer = Offer::Module;
     text += &scaled::render(&tables[1..], &profile, &calibration, false);
     let json: Value =
         serde_json::from_str(&scaled::json(&tables[1..], &profile, &calibration, &options).unwrap()).unwrap();

@@ -13,7 +13,7 @@ use serde_json::ser::Formatter;
 
 use crate::args::{On, Replay};
 use crate::exposed::{self, Exposed};
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::runs::{Cost, Runs};
 use crate::verdict::Verdict;
 use crate::{header, look, warnings};
@@ -140,7 +140,8 @@ pub fn json(
         strict_parse: arguments.strict_parse,
         on: arguments.on,
     };
-    let verdict = Verdict::told(runs, arguments.on, &Place::named(&runs.report.trace.devices));
+    let verdict =
+        Verdict::told(runs, Offer::of(arguments.on, format), &Place::named(&runs.report.trace.devices));
     let replayed = Replayed {
         report: &exposed::for_json(&runs.report),
         costs: &runs.costs,

@@ -8,6 +8,45 @@ use portcullis::domain::Policy;
 use portcullis_trace::Printable;
 use portcullis_trace::replay::Mode;
 
+use crate::args::On;
+
+/// What a verdict chooses among.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// Linux's own modes.
+    Linux,
+    /// These, and the module's.
+    Module,
+    /// All that the library has.
+    Library,
+}
+
+impl Offer {
+    /// What there is on a machine whose IOMMU has page tables of `format`: the module runs on x86-64 alone.
+    pub fn of(on: On, format: &str) -> Self {
+        match on {
+            On::Library => Self::Library,
+            On::Linux if is_x86(format) => Self::Module,
+            On::Linux => Self::Linux,
+        }
+    }
+
+    /// Whether `mode` is among them.
+    pub fn has(self, mode: Mode) -> bool {
+        match mode {
+            // The module's `auto` waits for each buffer that it maps; adaptive waits for them in groups.
+            Mode::StrictBatch | Mode::StrictRing | Mode::Adaptive => self == Self::Library,
+            Mode::Bounce => self != Self::Linux,
+            Mode::Each(_) | Mode::Swiotlb | Mode::Registered => true,
+        }
+    }
+}
+
+/// Whether IOMMUs of x86-64 have page tables of `format`: VT-d's, those of processors, and AMD-Vi's.
+pub fn is_x86(format: &str) -> bool {
+    ["vtd", "x86", "amd"].iter().any(|name| format.starts_with(name))
+}
+
 /// The device that commands name, and its IOMMU group.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
@@ -88,9 +127,8 @@ pub fn how(mode: Mode, place: &Place) -> String {
             group("DMA-FQ", "under its driver if it is strict")
         ),
         Mode::Bounce => format!(
-            "`sudo portcullis protect {device} --policy bounce`, and so for each other device, with the module, which has run on x86-64 \
-             in QEMU alone so far (on Arm and RISC-V it does not run), copies twice what a device writes where this row copies it once, \
-             and takes the driver away for a moment"
+            "`sudo portcullis protect {device} --policy bounce`, and so for each other device, with the module, which takes the driver \
+             away for a moment, and has run in QEMU alone so far, on x86-64"
         ),
         Mode::Adaptive => {
             "no setting: the module's policy `auto` copies or maps, too, but waits for each buffer that it maps, and no row has its cost"
@@ -125,13 +163,15 @@ pub fn name(mode: Mode) -> &'static str {
     }
 }
 
-/// How the chosen policy is switched on, and Linux's own strict mode, which needs no module.
-pub fn of_choice(choice: &str, place: &Place) -> String {
+/// How the chosen policy of `offer` is switched on, and Linux's own strict mode, which needs no module.
+pub fn of_choice(choice: &str, offer: Offer, place: &Place) -> String {
     let strict = Mode::Each(Policy::Strict);
     let chosen = Mode::named(choice).unwrap_or(strict);
     let of = |mode: Mode| format!("{}: {}", mode.name(), how(mode, place));
     if chosen == strict {
-        format!("On Linux, {}.", of(strict))
+        let module =
+            if offer == Offer::Linux { " Our module, which copies, runs on x86-64 alone." } else { "" };
+        format!("On Linux, {}.{module}", of(strict))
     } else {
         format!("On Linux, {} (docs/linux.md). Without the module, {}.", of(chosen), of(strict))
     }
@@ -139,6 +179,8 @@ pub fn of_choice(choice: &str, place: &Place) -> String {
 
 #[cfg(test)]
 mod tests {
+    use portcullis_trace::replay::FORMATS;
+
     use super::*;
 
     #[test]
@@ -174,6 +216,22 @@ mod tests {
     }
 
     #[test]
+    fn the_module_is_offered_where_it_runs() {
+        let offered = |format| {
+            let has = |mode: &&Mode| mode.is_strict() && Offer::of(On::Linux, format).has(**mode);
+            Mode::ALL.iter().filter(has).map(|mode| mode.name()).collect::<Vec<_>>()
+        };
+        for format in FORMATS {
+            let expected = match format {
+                "vtd-ss" | "x86-4" | "x86-5" | "amd-v1" => &["strict", "bounce"][..],
+                _ => &["strict"],
+            };
+            assert_eq!(offered(format), expected, "{format}");
+            assert!(Mode::ALL.iter().all(|mode| Offer::of(On::Library, format).has(*mode)), "{format}");
+        }
+    }
+
+    #[test]
     fn each_policy_says_how_it_is_switched_on() {
         let said: Vec<String> = Mode::ALL.iter().map(|mode| how(*mode, &Place::default())).collect();
         let has = |at: usize, text: &str| assert!(said[at].contains(text), "{}", said[at]);
@@ -193,7 +251,9 @@ mod tests {
         {
             has(at, text);
         }
-        let of = |name| of_choice(name, &Place::default());
+        let of = |name| of_choice(name, Offer::Module, &Place::default());
+        let alone = of_choice("strict", Offer::Linux, &Place::default());
+        assert_eq!(alone, of("strict") + " Our module, which copies, runs on x86-64 alone.");
         assert!(
             of("strict").starts_with("On Linux, strict: `iommu.strict=1 iommu.passthrough=0`")
                 && !of("strict").contains("Without")

@@ -11,10 +11,10 @@ use portcullis_trace::replay::{
 };
 use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError, is_named};
 
-use crate::args::{PolicyName, Replay};
+use crate::args::{On, PolicyName, Replay};
 use crate::header::some_of;
 use crate::look::number_of;
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::runs::Runs;
 use crate::{explain, interrupt, look, machine, print, short, warnings};
 
@@ -75,6 +75,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     interrupt::listen();
     let mut options = Options::new(Profile::load(&arguments.profile)?);
     options.work_ns = arguments.work.map(|ns| ns as f64);
+    options.copies_in = arguments.on == On::Linux;
     if let Some(format) = &arguments.format {
         options.format.clone_from(format);
     }
@@ -97,8 +98,8 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
             } else {
                 Place::named(&summary.devices)
             };
-            let (format, on, sweep) = (&options.format, *on, *sweep);
-            let parts = short::Parts { format, on, place, sweep, full: *full, legend: *legend, unicode };
+            let (format, offer, sweep) = (&options.format, Offer::of(*on, &options.format), *sweep);
+            let parts = short::Parts { format, offer, place, sweep, full: *full, legend: *legend, unicode };
             short::render(&runs, &options.profile, &summary, parts)
         }
     };

@@ -8,16 +8,18 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 
+use portcullis::addr::Direction;
 use portcullis_model::scale::{
-    Copied, Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
+    Copied, Copies, LINUX_STRICT, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload,
+    run,
 };
-use portcullis_trace::replay::{Profile, ProfileError, Work};
+use portcullis_trace::replay::{FORMATS, Profile, ProfileError, Work};
 use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, TraceError};
 
-use crate::args::Scale;
+use crate::args::{On, Scale};
 use crate::calibration::{Calibration, CalibrationError};
 use crate::choice::Besides;
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::verdict::nothing_told;
 use crate::{look, print};
 use report::{Row, Table};
@@ -72,7 +74,9 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         None => Calibration::default(),
     };
     let operations = Operations::measured().map_err(CommandError::Simulation)?;
-    let mut policies: Vec<&Policy> = POLICIES.iter().filter(|policy| !policy.old).collect();
+    let offer = Offer::of(arguments.on, profile.format.as_deref().unwrap_or(FORMATS[0]));
+    let is_of_today = |policy: &&Policy| !policy.old || offer == Offer::Module && policy.name == LINUX_STRICT;
+    let mut policies: Vec<&Policy> = POLICIES.iter().filter(is_of_today).collect();
     if !arguments.policy.is_empty() {
         policies =
             POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
@@ -86,7 +90,10 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
     cpus.dedup();
     let mut tables = Vec::new();
     for cpus in cpus {
-        let machine = machine(&profile, &calibration, cpus, arguments.sockets);
+        let machine = Machine {
+            copies_in: arguments.on == On::Linux,
+            ..machine(&profile, &calibration, cpus, arguments.sockets)
+        };
         let built_in = || Workload::named(&arguments.workload, cpus);
         let mut workload = recorded.clone().or_else(built_in).ok_or(CommandError::Empty(String::new()))?;
         // Nothing keeps CPUs waiting in a recording but what the library does.
@@ -99,7 +106,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             Ok(Row::new(policy, outcome, &all))
         };
         let rows = policies.iter().map(row).collect::<Result<Vec<Row>, CommandError>>()?;
-        tables.push(Table { machine, workload, rows, on: arguments.on, told: told.clone() });
+        tables.push(Table { machine, workload, rows, offer, told: told.clone() });
     }
     Ok((tables, profile, calibration))
 }
@@ -125,6 +132,7 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
             remote_ns: calibration.copy_remote_ns.value,
             socket_gb_per_s: calibration.socket_copy_gb_per_s.value,
         },
+        copies_in: false,
     }
 }
 
@@ -214,8 +222,9 @@ fn mappings(trace: &mut Trace<'_>) -> Result<Vec<Mapping>, CommandError> {
         }
         for op in &chunk.ops {
             match &op.kind {
-                OpKind::Map { id, segments, .. } => {
-                    live.insert(*id, mapping(chunk.segments_of(segments)));
+                OpKind::Map { id, segments, dir, .. } => {
+                    let received = *dir == Direction::FromDevice;
+                    live.insert(*id, mapping(chunk.segments_of(segments), received));
                 }
                 OpKind::Unmap { id } if ended.len() < MAPPINGS => ended.extend(live.remove(id)),
                 _ => {}
@@ -225,12 +234,12 @@ fn mappings(trace: &mut Trace<'_>) -> Result<Vec<Mapping>, CommandError> {
     Ok(ended)
 }
 
-fn mapping(segments: &[Segment]) -> Mapping {
+fn mapping(segments: &[Segment], received: bool) -> Mapping {
     let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
     let pages = |first: u64, len: u64| (first % 4096 + len).div_ceil(4096);
     let pages: u64 = segments.iter().map(|segment| pages(segment.phys, segment.len)).sum();
     let shared = segments.iter().any(|segment| (segment.phys | segment.len) % 4096 != 0);
-    Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared }
+    Mapping { pages: pages.clamp(1, MOST_PAGES), bytes, shared, received }
 }
 
 #[cfg(test)]
@@ -295,6 +304,7 @@ mod tests {
             unmap_page_ns: 6.0,
             walk_read_ns: 13.0,
             copies: Copies { hot_ns: 9.0, cold_ns: 10.0, remote_ns: 11.0, socket_gb_per_s: 12.0 },
+            copies_in: false,
         };
         assert_eq!(machine(&profile, &calibration, 65, None), expected);
         for (cpus, asked, sockets) in
@@ -320,7 +330,7 @@ mod tests {
             recording(file.path(), Some(700)).unwrap();
         let mappings: Vec<_> =
             requests.iter().map(|request| (request.work_ns, &request.mappings[..])).collect();
-        let mapping = |pages, bytes, shared| [Mapping { pages, bytes, shared }];
+        let mapping = |pages, bytes, shared| [Mapping { pages, bytes, shared, received: false }];
         let expected = [
             mapping(1, page, false),
             mapping(2, page + 1, true),
@@ -380,8 +390,19 @@ mod tests {
     fn numbers_of_cpus_come_in_their_order_and_once() {
         let tables = of(&["--cpus", "8,2,8,1", "--policy", "strict"]).unwrap();
         assert_eq!(tables.iter().map(|table| table.machine.cpus).collect::<Vec<_>>(), [1, 2, 8]);
-        // Old designs are where they are named.
-        assert!(of(&["--cpus", "1"]).unwrap()[0].rows.iter().all(|row| !row.policy.old));
+        // Old designs are where they are named; Linux's own of today, where that is asked for.
+        let old = |words: &[&str]| -> Vec<&str> {
+            let tables = of(&[&["--cpus", "1"], words].concat()).unwrap();
+            tables[0]
+                .rows
+                .iter()
+                .map(|row| row.policy)
+                .filter(|policy| policy.old)
+                .map(|policy| policy.name)
+                .collect()
+        };
+        assert_eq!(old(&[]), ["vtd-2024"]);
+        assert!(old(&["--on", "library"]).is_empty() && old(&["--profile", "smmuv3"]).is_empty());
         let named = of(&["--cpus", "1", "--policy", "vtd-2024,lazy"]).unwrap();
         assert_eq!(names(&named[0]), ["lazy", "vtd-2024"]);
     }

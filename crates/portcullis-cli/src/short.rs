@@ -7,10 +7,9 @@ use indicatif::HumanCount;
 use portcullis_trace::replay::{PolicyReport, Profile};
 use portcullis_trace::{Printable, Summary};
 
-use crate::args::On;
 use crate::exposed::Exposed;
 use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, columns, number_of, short_time, wrap};
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::{self, Verdict};
 use crate::{header, legend, sweep, table};
@@ -20,8 +19,8 @@ use crate::{header, legend, sweep, table};
 pub struct Parts<'a> {
     /// The format of page tables.
     pub format: &'a str,
-    /// What policies are chosen for.
-    pub on: On,
+    /// What is chosen among.
+    pub offer: Offer,
     /// Which device to name in commands.
     pub place: Place,
     /// What each policy costs at other rates, too.
@@ -41,7 +40,7 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         text.push_str(&wrap(&line, "  "));
     }
     if !runs.costs.is_empty() {
-        let verdict = Verdict::told(runs, parts.on, &parts.place);
+        let verdict = Verdict::told(runs, parts.offer, &parts.place);
         if !verdict.sentences.is_empty() {
             text.push('\n');
         }
@@ -73,7 +72,7 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             text.push_str(&wrap(&spread, ""));
         }
         if parts.sweep {
-            text.push_str(&sweep::render(runs, parts.on, parts.unicode));
+            text.push_str(&sweep::render(runs, parts.offer, parts.unicode));
         }
         if !parts.legend {
             let more = if parts.full { "" } else { "All figures: --full. " };

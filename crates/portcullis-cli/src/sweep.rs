@@ -2,18 +2,18 @@
 
 use std::fmt::Write;
 
-use crate::args::On;
 use crate::choice::{Candidate, SMALL, choose};
 use crate::look::{BOLD, short_time, wrap};
+use crate::on_linux::Offer;
 use crate::runs::Runs;
 use crate::verdict;
 
 /// A line for each rate, with the share of the CPU's time that each policy takes there, and the policy to choose.
-pub fn render(runs: &Runs, on: On, unicode: bool) -> String {
+pub fn render(runs: &Runs, offer: Offer, unicode: bool) -> String {
     let all = verdict::rows(runs);
     // What costs nothing has no column.
     let rows: Vec<_> = all.iter().filter(|row| row.work_ns(SMALL) >= 1.0).collect();
-    let strict = verdict::strict(&all, on);
+    let strict = verdict::strict(&all, offer);
     let mut text = format!(
         "\n{}",
         wrap(

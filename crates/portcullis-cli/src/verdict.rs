@@ -4,10 +4,9 @@
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
-use crate::args::On;
 use crate::choice::{Besides, Candidate, NO_COPIES, SMALL, advice, capital, choose, depends, range, tied};
 use crate::look::{bytes, count, number_of, percent, short_time};
-use crate::on_linux::{self, Place};
+use crate::on_linux::{self, Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 
 /// A policy at a rate of mappings.
@@ -105,10 +104,10 @@ pub fn small_from(rows: &[Row<'_>], policy: &PolicyReport) -> Option<f64> {
     Some(row.work_ns(SMALL)).filter(|ns| *ns >= 1.0)
 }
 
-/// The strict ones of `rows` that can be had `on` what is asked for.
-pub fn strict<'a>(rows: &[Row<'a>], on: On) -> Vec<Row<'a>> {
+/// The strict ones of `rows` that are on `offer`.
+pub fn strict<'a>(rows: &[Row<'a>], offer: Offer) -> Vec<Row<'a>> {
     let is_strict = |row: &&Row<'_>| row.policy.mode.is_strict() && row.policy.exposure.stale_byte_s == 0.0;
-    rows.iter().filter(is_strict).filter(|row| on.has(row.policy.mode)).copied().collect()
+    rows.iter().filter(is_strict).filter(|row| offer.has(row.policy.mode)).copied().collect()
 }
 
 /// What is said, and which policy is the one to choose.
@@ -119,28 +118,28 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     /// With what to type, where Linux is asked for. Empty where nothing is mapped.
-    pub fn told(runs: &'a Runs, on: On, place: &Place) -> Self {
+    pub fn told(runs: &'a Runs, offer: Offer, place: &Place) -> Self {
         if runs.costs.is_empty() {
             return Self { sentences: Vec::new(), choice: None };
         }
-        let mut verdict = Self::of(runs, on);
-        if on == On::Linux {
-            verdict.sentences.extend(verdict.choice.map(|choice| on_linux::of_choice(choice, place)));
+        let mut verdict = Self::of(runs, offer);
+        if offer != Offer::Library {
+            verdict.sentences.extend(verdict.choice.map(|choice| on_linux::of_choice(choice, offer, place)));
         }
         verdict
     }
 
-    pub fn of(runs: &'a Runs, on: On) -> Self {
+    pub fn of(runs: &'a Runs, offer: Offer) -> Self {
         let trace = &runs.report.trace;
         if !trace.costs_known {
             return Self { sentences: vec![nothing_told(trace.hidden, trace.maps)], choice: None };
         }
         let rows = rows(runs);
-        let strict = strict(&rows, on);
+        let strict = strict(&rows, offer);
         let choice = choose(strict.iter().copied());
         let mut sentences = Vec::new();
         let besides = Besides { ns: runs.report.work_ns, work: runs.report.work, cpus: trace.cpus };
-        sentences.extend(costs(&strict, besides, on));
+        sentences.extend(costs(&strict, besides, offer));
         sentences.push(SCOPE.to_owned());
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(choice.and_then(|choice| ties(choice, &strict)));
@@ -165,9 +164,9 @@ pub fn nothing_told(hidden: u64, maps: u64) -> String {
     )
 }
 
-fn costs(strict: &[Row<'_>], besides: Besides, on: On) -> Option<String> {
+fn costs(strict: &[Row<'_>], besides: Besides, offer: Offer) -> Option<String> {
     let range = range(strict)?;
-    let (clause, depends, more) = (besides.clause(), depends(&range, on), besides.more(&range));
+    let (clause, depends, more) = (besides.clause(), depends(&range, offer), besides.more(&range));
     Some(format!("{clause} protection from devices takes {range} of the CPU time{depends}{more}."))
 }
 
@@ -317,7 +316,7 @@ mod tests {
         // A percent of the CPU's time is not worth it, where less is left open.
         let costs =
             [(strict, 700.0, 1.0, 9e3), (Mode::StrictRing, 3.0, 1.0, 9e3), (Mode::Bounce, 9.0, 1.0, 0.0)];
-        let verdict = Verdict::of(&runs(&costs), On::Library).sentences.join(" ");
+        let verdict = Verdict::of(&runs(&costs), Offer::Library).sentences.join(" ");
         assert!(verdict.contains("Choose bounce (0.9 %)"), "{verdict}");
         assert!(verdict.contains(" Strict-ring (0.3 %) costs less and leaves more open."), "{verdict}");
         assert!(
@@ -327,12 +326,12 @@ mod tests {
             "{verdict}"
         );
         let costs = [(strict, 90.0, 60.0, 0.0), (Mode::StrictRing, 40.0, 60.0, 0.0)];
-        let verdict = Verdict::of(&runs(&costs), On::Library).sentences.join(" ");
+        let verdict = Verdict::of(&runs(&costs), Offer::Library).sentences.join(" ");
         assert!(verdict.contains("Choose strict (8.3 %)"), "{verdict}");
         assert!(verdict.contains(" Strict-ring (3.8 %) may cost less."), "{verdict}");
         // What is less by no tenth of a percent is not worth a word, and at most that is what there is to say.
         let costs = [(strict, 0.4, 0.1, 9e3), (Mode::Adaptive, 1.2, 0.1, 0.0)];
-        let verdict = Verdict::of(&runs(&costs), On::Library).sentences.join(" ");
+        let verdict = Verdict::of(&runs(&costs), Offer::Library).sentences.join(" ");
         assert!(verdict.contains("takes at most 0.1 % of the CPU time, depending"), "{verdict}");
         assert!(!verdict.contains(" %) costs less"), "{verdict}");
         assert!(
@@ -341,7 +340,7 @@ mod tests {
         );
         // Whatever it does better, that it leaves more open is said once.
         let costs = [(strict, 3.0, 0.1, 9e3), (Mode::Adaptive, 9.0, 0.1, 0.0)];
-        let verdict = Verdict::of(&runs(&costs), On::Library).sentences.join(" ");
+        let verdict = Verdict::of(&runs(&costs), Offer::Library).sentences.join(" ");
         assert!(
             verdict.contains(
                 " Strict (0.3 %) costs less and gives each buffer back at once and leaves more open."
@@ -352,7 +351,7 @@ mod tests {
         let costs = [(strict, 700.0, 9.0, 0.0), (Mode::StrictRing, 40.0, 1.0, 9e3)];
         let mut runs = runs(&costs);
         runs.costs.iter_mut().for_each(|cost| cost.most_ns *= 20.0);
-        let verdict = Verdict::of(&runs, On::Library).sentences.join(" ");
+        let verdict = Verdict::of(&runs, Offer::Library).sentences.join(" ");
         assert!(verdict.contains("Choose strict-ring (3.8 %)"), "{verdict}");
         assert!(
             verdict.contains(" Strict (41.2 %) leaves nothing open and gives each buffer back at once."),
@@ -367,7 +366,7 @@ mod tests {
             let costs = [(Mode::Each(Policy::Strict), 1e3, 1.0, 9e3), (Mode::Bounce, 20e3, 1.0, 0.0)];
             let mut runs = runs(&costs);
             runs.report.work_ns = work_ns;
-            let verdict = Verdict::of(&runs, On::Linux);
+            let verdict = Verdict::of(&runs, Offer::Module);
             let rates = verdict.sentences.iter().find(|said| said.starts_with("By the other")).unwrap();
             assert_eq!(verdict.choice, Some("bounce"), "{rates}");
             assert!(rates.contains(&format!("bounce from {from} on")), "{rates}");
@@ -383,7 +382,7 @@ mod tests {
             for (policy, wait) in runs.report.policies.iter_mut().zip(waits) {
                 policy.wait_ns_per_op = *wait;
             }
-            let said = Verdict::of(&runs, On::Library).sentences;
+            let said = Verdict::of(&runs, Offer::Library).sentences;
             said.into_iter().find(|text| text.contains("IOMMU's waits"))
         };
         // At 1 us of other work: (900 - 750 of waits) / 1150, and (900 + 3000) / 4900.
@@ -414,15 +413,15 @@ mod tests {
         let costs =
             [(strict, 700.0, 1.0, 9e3), (Mode::Bounce, 9.0, 1.0, 0.0), (Mode::Adaptive, 5.0, 1.0, 0.0)];
         let mut runs = runs(&costs);
-        assert_eq!(Verdict::of(&runs, On::Library).choice, Some("adaptive"));
+        assert_eq!(Verdict::of(&runs, Offer::Library).choice, Some("adaptive"));
         runs.report.trace.iommu_only = true;
         runs.costs.iter_mut().for_each(|cost| cost.known = cost.policy == "strict");
-        let verdict = Verdict::of(&runs, On::Library);
+        let verdict = Verdict::of(&runs, Offer::Library);
         let said = verdict.sentences.join(" ");
         assert_eq!(verdict.choice, Some("strict"));
         assert!(!said.contains("ounce") && !said.contains("daptive"), "{said}");
         runs.report.policies.iter_mut().for_each(|policy| policy.exposure.neighbour_byte_s = 0.0);
-        let said = Verdict::of(&runs, On::Library).sentences.join(" ");
+        let said = Verdict::of(&runs, Offer::Library).sentences.join(" ");
         assert!(said.contains("; what else lies in a buffer's pages is not known."), "{said}");
     }
 
@@ -432,7 +431,7 @@ mod tests {
         let mut first = |ns, work, cpus| {
             (runs.report.work_ns, runs.report.work, runs.report.trace.cpus) = (ns, work, cpus);
             runs.report.policies[0].relative_to_passthrough = Some(ns / (ns + 1_000.0));
-            Verdict::of(&runs, On::Linux).sentences.remove(0)
+            Verdict::of(&runs, Offer::Module).sentences.remove(0)
         };
         assert_eq!(
             first(99_000.0, Work::Most, 2),
@@ -463,20 +462,20 @@ mod tests {
     #[test]
     fn it_is_said_at_which_rate_another_policy_is_to_be_chosen() {
         let strict = Mode::Each(Policy::Strict);
-        let said = |costs: &[(Mode, f64, f64, f64)], on| {
+        let said = |costs: &[(Mode, f64, f64, f64)], offer| {
             let runs = runs(costs);
-            let all = Verdict::of(&runs, on).sentences;
+            let all = Verdict::of(&runs, offer).sentences;
             all.into_iter().find(|text| text.starts_with("By the other")).unwrap()
         };
         let all =
             [(strict, 780.0, 9.0, 9e3), (Mode::StrictRing, 60.0, 3.0, 9e3), (Mode::Bounce, 430.0, 9.0, 0.0)];
         assert_eq!(
-            said(&all, On::Library),
+            said(&all, Offer::Library),
             "By the other CPU work for each mapping, choose: bounce from 50us on (0.9 % at 50us); below 50us strict-ring (5.7 % at \
              1us). Strict costs less than 1 % from 77us on."
         );
         assert_eq!(
-            said(&all, On::Linux),
+            said(&all, Offer::Module),
             "By the other CPU work for each mapping, choose: bounce at any rate (30.1 % at 1us). Strict costs less than 1 % from 77us on."
         );
         let three = [
@@ -485,7 +484,7 @@ mod tests {
             (Mode::Bounce, 3e3, 9.0, 0.0),
         ];
         assert_eq!(
-            said(&three, On::Library),
+            said(&three, Offer::Library),
             "By the other CPU work for each mapping, choose: bounce from 500us on (0.6 % at 500us); strict-batch down to 50us (0.6 % at \
              50us); below 50us strict-ring (1.0 % at 1us)."
         );
@@ -496,7 +495,7 @@ mod tests {
         let strict = Mode::Each(Policy::Strict);
         let said = |costs: &[(Mode, f64, f64, f64)]| {
             let runs = runs(costs);
-            Verdict::of(&runs, On::Library).sentences.into_iter().find(|text| text.starts_with("Tied"))
+            Verdict::of(&runs, Offer::Library).sentences.into_iter().find(|text| text.starts_with("Tied"))
         };
         let ring = (Mode::StrictRing, 40.0, 1.0, 9e3);
         let tied = |names: &str| {
@@ -536,8 +535,8 @@ mod tests {
             .collect();
             let mut runs = runs(&costs);
             (runs.report.work_ns, runs.report.work) = (94_000.0, Work::Most);
-            for on in [On::Linux, On::Library] {
-                said.insert(Verdict::of(&runs, on).choice.map(str::to_owned));
+            for offer in [Offer::Module, Offer::Library] {
+                said.insert(Verdict::of(&runs, offer).choice.map(str::to_owned));
             }
         }
         assert_eq!(said, [Some("adaptive".to_owned()), Some("bounce".to_owned())].into());
@@ -555,20 +554,20 @@ mod tests {
                 (Mode::Adaptive, 190.0 + little, 8.0, 0.0),
             ];
             let runs = runs(&dear);
-            let said = Verdict::of(&runs, On::Library).sentences.join(" ");
+            let said = Verdict::of(&runs, Offer::Library).sentences.join(" ");
             assert!(said.contains("Choose strict-ring (3.8 %)"), "{said}");
             assert!(said.contains(". Adaptive ("), "{said}");
         }
         for little in [-5.0, 0.0, 5.0] {
             let alike = [(Mode::Bounce, 40.0, 1.0, 0.0), (Mode::Adaptive, 40.0 + little, 1.0, 0.0)];
-            assert_eq!(Verdict::of(&runs(&alike), On::Library).choice, Some("adaptive"));
+            assert_eq!(Verdict::of(&runs(&alike), Offer::Library).choice, Some("adaptive"));
             // Where nothing shares a page, and waits cost nothing, there is no need to keep buffers back.
             let alike = [(strict, 40.0 + little, 1.0, 0.0), (Mode::StrictRing, 40.0, 1.0, 0.0)];
-            assert_eq!(Verdict::of(&runs(&alike), On::Library).choice, Some("strict"));
+            assert_eq!(Verdict::of(&runs(&alike), Offer::Library).choice, Some("strict"));
         }
         let apart = [(Mode::Bounce, 40.0, 1.0, 0.0), (Mode::Adaptive, 90.0, 1.0, 0.0)];
         assert_eq!(
-            Verdict::of(&runs(&apart), On::Library).choice,
+            Verdict::of(&runs(&apart), Offer::Library).choice,
             Some("bounce"),
             "it is cheaper, beyond doubt"
         );

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::ValueEnum;
-use portcullis_model::scale::Policy;
+use portcullis_model::scale::{LINUX_STRICT, Policy};
 use portcullis_trace::replay::{Mode, PolicyReport};
 
 use super::html::{escape, sentence};
@@ -148,7 +148,15 @@ pub fn table(caption: &str, head: &[String], mut rows: Vec<Row>, choice: Option<
 
 /// What a policy is, in one sentence, and Linux's name for it.
 fn about(policy: &str) -> String {
-    let Some(mode) = Mode::named(policy) else { return "A design of the past: docs/scaling.md.".into() };
+    let Some(mode) = Mode::named(policy) else {
+        return match policy {
+            LINUX_STRICT => {
+                "Linux's strict mode behind VT-d and AMD-Vi: a CPU holds the domain's lock while it waits. docs/scaling.md."
+            }
+            _ => "A design of the past: docs/scaling.md.",
+        }
+        .into();
+    };
     let named = PolicyName::value_variants().iter().find(|name| name.mode() == mode);
     let help = named
         .and_then(PolicyName::to_possible_value)

@@ -13,7 +13,7 @@ use super::{machine, made, said, warning};
 use crate::exposed::Exposed;
 use crate::header;
 use crate::look::{NOT_KNOWN, bytes, count, number_of, short_time};
-use crate::on_linux::Place;
+use crate::on_linux::{Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::short::{self, if_known};
 use crate::table::LINES;
@@ -42,7 +42,8 @@ pub fn section(replayed: &Replayed) -> String {
         return html + &about(replayed);
     }
     // A page is not of the machine that shows it: no group of its.
-    let verdict = Verdict::told(runs, replayed.on, &Place::named(&trace.devices));
+    let verdict =
+        Verdict::told(runs, Offer::of(replayed.on, &replayed.format), &Place::named(&trace.devices));
     html += &said(verdict.sentences.iter());
     for hidden in trace.recorded.iter().filter_map(|recorded| Some(header::hidden(recorded)? + ".")) {
         html += &warning(&hidden);

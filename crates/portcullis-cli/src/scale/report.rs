@@ -3,17 +3,19 @@
 use std::fmt::Write;
 
 use anstyle::Style;
-use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
+use portcullis::domain;
+use portcullis_model::scale::{LINUX_STRICT, Machine, Outcome, Policy, Request, Spent, Workload};
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Mode, Profile, Work};
 use serde::Serialize;
 
-use crate::args::{On, Scale};
+use crate::args::Scale;
 use crate::calibration::Calibration;
 use crate::choice::{Candidate, NO_COPIES, advice, choose, depends, range};
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
+use crate::machine;
+use crate::on_linux::{self, Offer};
 use crate::scale::Told;
-use crate::{machine, on_linux};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -77,17 +79,27 @@ pub struct Table {
     pub workload: Workload,
     pub rows: Vec<Row>,
     /// What is chosen among.
-    pub on: On,
+    pub offer: Offer,
     pub told: Told,
 }
 
 impl Table {
-    /// The strict policies of the library that can be had where they are asked for.
+    /// The row of Linux's own strict mode, if there is one, and that mode is what strict is where this is asked for.
+    fn strict_of_linux(&self) -> Option<&Row> {
+        let is_linux = self.offer != Offer::Library;
+        self.rows.iter().find(|row| is_linux && row.policy.name == LINUX_STRICT)
+    }
+
+    /// The strict policies on offer.
     fn strict(&self) -> Vec<Strict<'_>> {
+        let strict = Mode::Each(domain::Policy::Strict);
+        let of_linux = self.strict_of_linux().is_some();
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
         let strict = self.rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
-            let mode = Mode::named(row.policy.name).filter(|mode| self.on.has(*mode))?;
+            let named = Mode::named(row.policy.name).filter(|mode| !(of_linux && *mode == strict));
+            let own = (of_linux && row.policy.name == LINUX_STRICT).then_some(strict);
+            let mode = named.or(own).filter(|mode| self.offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
             Some(Strict { row, mode, open, open_is_known: self.told.copies })
         });
@@ -186,7 +198,7 @@ fn verdict(table: &Table) -> Vec<String> {
     let cpus = table.machine.cpus;
     let choice = choice(table);
     if let (Some(costs), Some(choice)) = (range(&strict), choice) {
-        let (of, depends) = (number_of(cpus.into(), "CPU"), depends(&costs, table.on));
+        let (of, depends) = (number_of(cpus.into(), "CPU"), depends(&costs, table.offer));
         said.push(match table.told.besides {
             None => format!(
                 "Protection from devices costs this workload {costs} of its throughput on {of}{depends}."
@@ -198,6 +210,12 @@ fn verdict(table: &Table) -> Vec<String> {
             ),
         });
         said.push(advice(choice, &strict));
+    }
+    if let Some(row) = table.strict_of_linux() {
+        said.push(format!(
+            "Strict is Linux's own: the row {LINUX_STRICT}, where a CPU holds the domain's lock while it waits ({}).",
+            percent((1.0 - row.share).max(0.0))
+        ));
     }
     let chosen = choice.map(|choice| choice.row);
     let dear = table.rows.iter().filter(|row| row.policy.operation.is_some());
@@ -212,8 +230,10 @@ fn verdict(table: &Table) -> Vec<String> {
         said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
     }
     said.extend((!table.told.copies).then(|| NO_COPIES.to_owned()));
-    if table.on == On::Linux {
-        said.extend(choice.map(|choice| on_linux::of_choice(choice.mode.name(), &table.told.place)));
+    if table.offer != Offer::Library {
+        said.extend(
+            choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place)),
+        );
     }
     said
 }
@@ -251,7 +271,7 @@ fn structure(source: &str) -> &'static str {
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
     let best = match table.told.nothing {
         Some(_) => None,
-        None => choose(table.strict().into_iter()).map(|choice| choice.mode.name()),
+        None => choose(table.strict().into_iter()).map(|choice| choice.row.policy.name),
     };
     let figures = |row: &Row| {
         let Outcome { per_s, spent, .. } = &row.outcome;
@@ -263,10 +283,14 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
     let heads = ["in a second", "throughput", "library", "lines", "queue", "copies", "devices"];
     let least = [11, 11, 9, 9, 9, 9, 9];
     let rows: Vec<(&Row, Vec<String>)> = table.rows.iter().map(|row| (row, figures(row))).collect();
-    // A figure that fills its column makes that wider.
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|at| rows.iter().map(|(_, figures)| figures[at].len() + 1).max().unwrap_or(0).max(least[at]))
-        .collect();
+    // A figure that fills its column makes that wider, and takes the room from the others where there is no more.
+    let widths = |least: [usize; 7]| -> Vec<usize> {
+        let widest = |at: usize| rows.iter().map(|(_, figures)| figures[at].len() + 1).max().unwrap_or(0);
+        (0..heads.len()).map(|at| widest(at).max(least[at])).collect()
+    };
+    let roomy = widths(least);
+    let fits = 13 + roomy.iter().sum::<usize>() <= COLUMNS;
+    let widths = if fits { roomy } else { widths(heads.map(|head| head.len() + 1)) };
     // A narrow terminal has no room for the parts of a request's time.
     let shown = if columns() < COLUMNS { 2 } else { heads.len() };
     let widths = &widths[..shown];
@@ -393,7 +417,7 @@ pub fn json(
         work_ns: besides.map(|besides| besides.ns),
         work: besides.map(|besides| besides.work),
         verdict: tables.last().map(verdict).unwrap_or_default(),
-        choice: tables.last().and_then(choice).map(|choice| choice.mode().name()),
+        choice: tables.last().and_then(choice).map(|choice| choice.row.policy.name),
         results,
     };
     machine::document(machine::schema::SCALE, options, std::slice::from_ref(profile), scaled)

@@ -27,6 +27,9 @@ pub struct Machine {
     pub walk_read_ns: f64,
     /// What copying costs.
     pub copies: Copies,
+    /// Slots that a device writes have the driver's bytes first, as in Linux and in our module: `bounce` and `swiotlb` copy what is
+    /// received twice.
+    pub copies_in: bool,
 }
 
 /// What it costs to copy. Nanoseconds for each KiB.

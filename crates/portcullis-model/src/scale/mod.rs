@@ -21,7 +21,7 @@ mod workload;
 
 pub use machine::{Copies, Machine};
 pub use operations::{Curve, Line, Operations, Size};
-pub use policy::{Copied, POLICIES, Policy, Waits};
+pub use policy::{Copied, LINUX_STRICT, POLICIES, Policy, Waits};
 pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
 use engine::{Engine, Load, Setup};
@@ -221,8 +221,14 @@ impl<'a> Ways<'a> {
             own_ns: size.own_ns + self.policy.written_back_ns + asks,
             units: size.shared,
             waits,
-            copy_kib: if copies { kib(mapping.bytes) } else { 0.0 },
+            copy_kib: if copies { self.times(mapping) * kib(mapping.bytes) } else { 0.0 },
         }
+    }
+
+    /// How often what is copied whole is copied.
+    fn times(&self, mapping: &Mapping) -> f64 {
+        let copies_in = self.machine.copies_in && self.policy.copied == Copied::Newest;
+        if copies_in && mapping.received { 2.0 } else { 1.0 }
     }
 
     /// In the ring, or through a slot, or with slots for the ends: the cheaper of those that leave no other data open.

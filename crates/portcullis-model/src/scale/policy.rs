@@ -113,11 +113,14 @@ pub const POLICIES: [Policy; 16] = [
     Policy { written_back_ns: WRITTEN_BACK_NS, ..old("bitmap-2008", "bitmap-2008", Waits::Locked(250)) },
     Policy { strict: true, looks_ns: UDELAY_NS, ..old("smmu-2017", "smmu-2017-any", Waits::Locked(1)) },
     // Addresses and tables are as scalable as ours; the domain's lock is held while each flush waits. Handing it on costs nothing here.
-    Policy { strict: true, ..old("vtd-2024", "raw", Waits::Locked(1)) },
+    Policy { strict: true, ..old(LINUX_STRICT, "raw", Waits::Locked(1)) },
     Policy { copied: Copied::Oldest, reads: 0.0, ..old("swiotlb-2021", "swiotlb-2021", Waits::Never) },
     Policy { copied: Copied::Anyones, reads: 0.0, ..old("swiotlb-lifo", "swiotlb-lifo", Waits::Never) },
     Policy { copied: Copied::Oldest, reads: 0.0, ..old("swiotlb-2022", "swiotlb-2022", Waits::Never) },
 ];
+
+/// The design that is Linux's strict mode of today behind VT-d and AMD-Vi: no design of the past.
+pub const LINUX_STRICT: &str = "vtd-2024";
 
 impl Policy {
     /// The one of this name.

@@ -9,6 +9,8 @@ pub struct Mapping {
     pub bytes: u64,
     /// Other data lies in its first or its last page.
     pub shared: bool,
+    /// A device writes it, and does not read it.
+    pub received: bool,
 }
 
 /// One request of a CPU.
@@ -60,14 +62,14 @@ pub struct Workload {
 /// The built-in workloads.
 pub const NAMES: [&str; 6] = ["memcached", "nvme", "nic", "swiotlb", "disk-2008", "nested"];
 
-/// Whole pages.
+/// Whole pages, which are received.
 fn pages(pages: u64) -> Vec<Mapping> {
-    vec![Mapping { pages, bytes: pages * 4096, shared: false }]
+    vec![Mapping { pages, bytes: pages * 4096, shared: false, received: true }]
 }
 
-/// A part of a page.
-fn part(bytes: u64) -> Mapping {
-    Mapping { pages: 1, bytes, shared: true }
+/// A part of a page, which is received or sent.
+const fn part(bytes: u64, received: bool) -> Mapping {
+    Mapping { pages: 1, bytes, shared: true, received }
 }
 
 impl Workload {
@@ -83,7 +85,7 @@ impl Workload {
                         each. 3 mappings, each a part of a page: 110 bytes that are received, and headers of 66 and a value of 1,124 that are sent, which \
                         Linux maps apart (assumed). A link of 100 Gb/s for each 32 CPUs (assumed)"
                     .into(),
-                requests: vec![Request { work_ns: 16_148.0, mappings: [110, 66, 1_124].map(part).into() }],
+                requests: vec![Request { work_ns: 16_148.0, mappings: vec![part(110, true), part(66, false), part(1_124, false)] }],
                 depth: 64,
                 device: nic,
             },
@@ -107,9 +109,12 @@ impl Workload {
             },
             "swiotlb" => Self {
                 name: name.into(),
-                about: "requests of 4 KiB through bounce buffers, 10,000 ns of CPU for each (assumed), a device that keeps up"
+                about: "requests of 4 KiB that are sent through bounce buffers, 10,000 ns of CPU for each (assumed), a device that keeps up"
                     .into(),
-                requests: vec![Request { work_ns: 10_000.0, mappings: pages(1) }],
+                requests: vec![Request {
+                    work_ns: 10_000.0,
+                    mappings: vec![Mapping { pages: 1, bytes: 4_096, shared: false, received: false }],
+                }],
                 depth: 32,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 20_000.0, page_ns: 0.0 },
             },
@@ -118,7 +123,7 @@ impl Workload {
                 about: "requests of 1 KiB; 145,253.1 a second on one CPU without an IOMMU (Tomonori, Grundler and Ben-Yehuda, 2008): \
                         6,885 ns each. 32 deep (assumed), disks that keep up"
                     .into(),
-                requests: vec![Request { work_ns: 6_885.0, mappings: vec![part(1_024)] }],
+                requests: vec![Request { work_ns: 6_885.0, mappings: vec![part(1_024, false)] }],
                 depth: 32,
                 device: Device { count: cpus, requests_per_s: 1e12, gb_per_s: 1e3, latency_ns: 80_000.0, page_ns: 0.0 },
             },

@@ -71,6 +71,7 @@ pub(super) struct Engine {
     /// The bytes of the trace's memory, where somebody looks at them.
     bytes: Option<Arc<TraceMemory>>,
     swiotlb: Option<Shared<ReplaySwiotlb>>,
+    copies_in: bool,
     /// What was done before the trace began.
     startup: Startup,
     /// The number of the last transfer.
@@ -137,6 +138,7 @@ impl Engine {
             alive: 0,
             bytes: mode.copies().then(|| TraceMemory::new(share.bytes)),
             swiotlb: None,
+            copies_in: false,
             startup: Startup::default(),
             transfers: 0,
             colours: 0,
@@ -181,6 +183,11 @@ impl Engine {
         if let Some(bytes) = &self.bytes {
             bytes.break_copies();
         }
+    }
+
+    /// Has slots that a device writes filled first, as [`Options::copies_in`](super::Options::copies_in) says.
+    pub(super) const fn copies_in(&mut self, copies_in: bool) {
+        self.copies_in = copies_in;
     }
 
     /// Replays the operations of `chunk`.
@@ -350,7 +357,8 @@ impl Engine {
             policy: self.policy,
         };
         let driver = Driver::new(&*self.format, &ground, u32::from(id - 1), DomainId(id))?;
-        let port = Port::new(driver, index, self.mode, self.granule.bytes())
+        let strategy = self.mode.strategy(self.granule.bytes(), self.copies_in);
+        let port = Port::new(driver, index, strategy, self.mode.copies())
             .map_err(|error| ReplayError::Queue { line: 0, error })?;
         self.ports.push(port);
         let at = index as usize;

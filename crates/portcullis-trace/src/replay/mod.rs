@@ -194,6 +194,10 @@ pub struct Options {
     pub work_ns: Option<f64>,
     /// With page tables of which format: one of [`FORMATS`].
     pub format: String,
+    /// Of a buffer that a device writes, `bounce` and `swiotlb` copy what the driver has in it into the slot first, so that bytes which
+    /// the device leaves alone stay as they were. Linux's swiotlb and our module do so, for drivers that nobody changes; it is one copy
+    /// more. Without it a slot is handed out as it is, as the library's queues do.
+    pub copies_in: bool,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.
     pub break_invalidation: bool,
     /// For tests of the checker: copies between buffers and bounce buffers do nothing.
@@ -216,6 +220,7 @@ impl Options {
             profile,
             work_ns: None,
             format,
+            copies_in: false,
             break_invalidation: false,
             break_copies: false,
             retry: None,
@@ -279,6 +284,7 @@ fn replay_telling(
     if options.break_copies {
         engines.iter().for_each(Engine::break_copies);
     }
+    engines.iter_mut().for_each(|engine| engine.copies_in(options.copies_in));
     while more {
         for engine in &mut engines {
             engine.run(&chunk)?;

@@ -101,8 +101,8 @@ impl Mode {
     }
 
     /// The queues that map for a device, in a domain with granules of `granule` bytes: all that differs
-    /// between drivers.
-    pub(super) const fn strategy(self, granule: u64) -> Strategy {
+    /// between drivers. Where it `copies_in`, [`Options::copies_in`](super::Options::copies_in) says what that is.
+    pub(super) const fn strategy(self, granule: u64, copies_in: bool) -> Strategy {
         // A ring has room for what waits besides.
         const DESCRIPTORS: u32 = RING_PAGES - RING_BATCH as u32;
         match self {
@@ -112,6 +112,7 @@ impl Mode {
                 config: QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH),
                 measures: false,
             },
+            Self::Bounce | Self::Swiotlb if copies_in => Strategy::One(QueueConfig::bounce().copying_in()),
             Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
             Self::Adaptive => Strategy::Rings {
                 config: QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH),

@@ -6,7 +6,7 @@ use portcullis::dma::{DmaUnmapError, Explained};
 
 use super::driver::{Driver, LANES, Side};
 use super::live::Live;
-use super::mode::{COMMIT_WITHIN_NS, Mode, Strategy};
+use super::mode::{COMMIT_WITHIN_NS, Strategy};
 use super::timing::Timer;
 use crate::Origin;
 
@@ -30,15 +30,19 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// A device in a domain with granules of `granule` bytes.
-    pub(super) fn new(mut driver: Driver, device: u32, mode: Mode, granule: u64) -> Result<Self, SetupError> {
+    /// A device whose driver maps by `strategy`.
+    pub(super) fn new(
+        mut driver: Driver,
+        device: u32,
+        strategy: Strategy,
+        copies: bool,
+    ) -> Result<Self, SetupError> {
         let mut lanes = [None, None, None];
-        let strategy = mode.strategy(granule);
         if let Strategy::One(config) = strategy {
             driver.open(0, config)?;
             lanes[0] = Some(Lane::default());
         }
-        Ok(Self { driver, device, strategy, copies: mode.copies(), lanes })
+        Ok(Self { driver, device, strategy, copies, lanes })
     }
 
     /// Whether there is all that a mapping will need.
