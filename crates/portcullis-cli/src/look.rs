@@ -46,8 +46,30 @@ pub fn columns() -> usize {
     if cfg!(test) {
         return COLUMNS;
     }
+    told().map_or(COLUMNS, |columns| columns.clamp(20, COLUMNS))
+}
+
+/// How wide a table of many columns may be: as the terminal is. What goes elsewhere may have any width.
+pub fn room() -> usize {
+    if cfg!(test) { usize::MAX } else { told().map_or(usize::MAX, |columns| columns.max(20)) }
+}
+
+/// `columns` of a table in parts, each with as many as are together no wider than `room`; one at least.
+pub fn parts<T>(mut columns: &[T], room: usize, wide: impl Fn(&[T]) -> usize) -> Vec<&[T]> {
+    let mut parts = Vec::new();
+    while !columns.is_empty() {
+        let most = (2..=columns.len()).rev().find(|most| wide(&columns[..*most]) <= room);
+        let (part, rest) = columns.split_at(most.unwrap_or(1));
+        parts.push(part);
+        columns = rest;
+    }
+    parts
+}
+
+/// The width that the environment or the terminal tells.
+fn told() -> Option<usize> {
     let wide = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    wide.or_else(terminal).map_or(COLUMNS, |columns: usize| columns.clamp(20, COLUMNS))
+    wide.or_else(terminal)
 }
 
 /// The width of the terminal that standard output is, if it is one.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::choice::{Candidate, SMALL, choose};
-use crate::look::{BOLD, short_time, wrap};
+use crate::look::{BOLD, parts, room, short_time, wrap};
 use crate::on_linux::Offer;
 use crate::runs::Runs;
 use crate::verdict;
@@ -22,23 +22,26 @@ pub fn render(runs: &Runs, offer: Offer, unicode: bool) -> String {
         )
     );
     let width = |name: &str| name.len().max(7) + 1;
-    let names = || rows.iter().map(|row| row.mode().name());
-    let mut head = format!("{:<7}", "work");
-    names().for_each(|name| head += &format!("{name:>0$}", width(name)));
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "{BOLD}{head}{BOLD:#}");
-    let _ = writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(head.len()));
-    for ns in verdict::STEPS {
-        let choice = choose(strict.iter().map(|row| row.at(ns))).map(|row| row.mode());
-        let _ = write!(text, "{:<7}", short_time(ns));
-        for row in &rows {
-            let name = row.mode().name();
-            let mark = if choice == Some(row.mode()) { "*" } else { "" };
-            let share = format!("{mark}{:.1} %", row.at(ns).lost() * 100.0);
-            let _ = write!(text, "{share:>0$}", width(name));
+    let wide =
+        |some: &[&verdict::Row<'_>]| 7 + some.iter().map(|row| width(row.mode().name())).sum::<usize>();
+    for some in parts(&rows, room(), wide) {
+        let mut head = format!("{:<7}", "work");
+        some.iter().map(|row| row.mode().name()).for_each(|name| head += &format!("{name:>0$}", width(name)));
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{BOLD}{head}{BOLD:#}");
+        let _ = writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(head.len()));
+        for ns in verdict::STEPS {
+            let choice = choose(strict.iter().map(|row| row.at(ns))).map(|row| row.mode());
+            let _ = write!(text, "{:<7}", short_time(ns));
+            for row in some {
+                let name = row.mode().name();
+                let mark = if choice == Some(row.mode()) { "*" } else { "" };
+                let share = format!("{mark}{:.1} %", row.at(ns).lost() * 100.0);
+                let _ = write!(text, "{share:>0$}", width(name));
+            }
+            let _ = writeln!(text);
         }
-        let _ = writeln!(text);
+        text.push('\n');
     }
-    text.push('\n');
     text
 }

@@ -161,19 +161,27 @@ pub const LINES: [Line; 26] = [
 /// Writes the table.
 pub fn write(text: &mut String, runs: &Runs, unicode: bool) -> std::fmt::Result {
     let policies = &runs.report.policies;
-    let mut table = look::table(unicode);
-    table.set_header(
-        std::iter::once("").chain(policies.iter().map(|policy| policy.policy)).collect::<Vec<_>>(),
-    );
     let known = runs.report.trace.tells_copies();
-    for line in &LINES {
-        let values = policies.iter().zip(&runs.costs).map(|(policy, cost)| (line.value)(policy, cost, known));
-        table.add_row(std::iter::once(line.label.to_owned()).chain(values).collect::<Vec<_>>());
+    let of = |some: &[(&PolicyReport, &Cost)]| {
+        let mut table = look::table(unicode);
+        table.set_header(
+            std::iter::once("").chain(some.iter().map(|(policy, _)| policy.policy)).collect::<Vec<_>>(),
+        );
+        for line in &LINES {
+            let values = some.iter().map(|(policy, cost)| (line.value)(policy, cost, known));
+            table.add_row(std::iter::once(line.label.to_owned()).chain(values).collect::<Vec<_>>());
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table.to_string()
+    };
+    let wide = |some: &[_]| of(some).lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    let all: Vec<_> = policies.iter().zip(&runs.costs).collect();
+    writeln!(text)?;
+    for some in look::parts(&all, look::room(), wide) {
+        writeln!(text, "{}\n", of(some))?;
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    writeln!(text, "\n{table}\n")?;
     let timers = || policies.iter().map(|policy| policy.timer_ns);
     let (least, most) =
         (timers().fold(f64::MAX, f64::min).min(runs.report.timer_ns), timers().fold(0.0, f64::max));

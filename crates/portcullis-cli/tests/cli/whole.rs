@@ -425,6 +425,7 @@ fn narrow_terminals_get_narrow_sentences() {
         "replay whole/odd.trace ALL --legend",
         "replay whole/perf.trace ALL --full",
         "replay whole/trace-cmd.trace --repeat 1 --policy strict --work 1000ms --explain --sweep",
+        "replay whole/trace-cmd.trace --repeat 1 ALL --work 1000ms --sweep",
         "replay eras/3.12-maps-without-size.trace ALL",
         "replay --policy lax",
         "replay absent.trace",
@@ -440,7 +441,10 @@ fn narrow_terminals_get_narrow_sentences() {
     for printed in text.lines().filter(|line| !line.starts_with("$ ")) {
         // A message's margin is the test's.
         let printed = printed.strip_prefix("! ").unwrap_or(printed);
-        let is_table = printed.trim_start().contains("  ") || printed.starts_with(['│', '┌', '╞', '└', '─']);
+        // Of all figures, one policy beside its labels is the least.
+        let is_drawn = printed.starts_with(['│', '┌', '╞', '└', '─']);
+        assert!(!is_drawn || printed.chars().count() <= 43, "{printed}");
+        let is_table = printed.trim_start().contains("  ") || is_drawn;
         // Clap's own words, and values that belong together.
         let is_usage = printed.contains(['[', '<']) || printed.contains("given subcommand(s)");
         let is_word = !printed.trim().contains(' ');
