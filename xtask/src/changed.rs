@@ -11,8 +11,8 @@ use std::time::Instant;
 use super::{limited, quietly, root};
 
 /// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
-const ROWS: [(&str, &[Tests]); 24] = [
-    ("crates/portcullis/src/dma/", &[UNITS, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])]),
+const ROWS: [(&str, &[Tests]); 27] = [
+    ("crates/portcullis/src/dma/", &[UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])]),
     ("crates/portcullis/tests/dma/", &[Tests::Unoptimised(&["dma"])]),
     ("crates/portcullis/examples/", &[Tests::Unoptimised(&["dma"])]),
     (
@@ -40,6 +40,9 @@ const ROWS: [(&str, &[Tests]); 24] = [
     ("crates/portcullis-cli/", &[Tests::Package("portcullis-cli")]),
     ("crates/portcullis-c/", &[Tests::Package("portcullis-c")]),
     ("xtask/", &[Tests::Package("xtask")]),
+    ("tests/stack/", &[STACK]),
+    ("tests/units/", &[UNITS]),
+    ("tests/unoptimised/", &[Tests::Unoptimised(&QUICK)]),
     ("docs/", DOCUMENTS),
     ("CHANGELOG.md", DOCUMENTS),
     ("CONTRIBUTING.md", DOCUMENTS),
@@ -48,6 +51,9 @@ const ROWS: [(&str, &[Tests]); 24] = [
 ];
 
 const UNITS: Tests = Tests::Package("portcullis-units");
+
+/// What looks at the stack that calls take: a kernel's is small.
+const STACK: Tests = Tests::Package("portcullis-stack");
 
 /// What looks at the text of documents.
 const DOCUMENTS: &[Tests] = &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")];
@@ -59,10 +65,12 @@ pub fn rows() -> impl Iterator<Item = (&'static str, Vec<Vec<&'static str>>)> {
 }
 
 /// What runs for files that no row has: each of them says by itself what it is for.
-const OTHERS: [(&str, &str); 4] = [
+const OTHERS: [(&str, &str); 6] = [
     ("kmod/", "`cargo xtask guest --kernel 6.12 --iommu vtd --job all-edu`, and `make check` in `kmod`"),
     ("tests/guest/", "`cargo xtask guest --job NAME` of the job that you changed"),
     ("tests/kernel/", "`cargo xtask conformance`"),
+    ("tests/coherence/", "`cargo xtask coherence raw-1 --cpus 1,16`, or another workload"),
+    ("tests/no-std/", "`cargo xtask test`"),
     ("fuzz/", "`cargo xtask test`"),
 ];
 
@@ -127,13 +135,13 @@ fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static
     (tests, by_hand)
 }
 
-/// Files that differ from `revision`, and those that git does not know yet.
+/// Files that differ from where this branch left `revision`, and those that git does not know yet.
 fn files(revision: &str) -> Result<Vec<String>, String> {
     let git = |arguments: &[&str]| {
         let said = quietly(Command::new("git").current_dir(root()).args(arguments), "git")?;
         Ok::<_, String>(said.lines().map(str::to_owned).collect::<Vec<_>>())
     };
-    let mut all = git(&["diff", "--name-only", revision, "--"])?;
+    let mut all = git(&["diff", "--name-only", "--merge-base", revision, "--"])?;
     all.extend(git(&["ls-files", "--others", "--exclude-standard"])?);
     Ok(all)
 }
@@ -222,7 +230,7 @@ mod tests {
         let of = |files: &[&str]| needed(files.iter().copied());
         assert_eq!(
             of(&["crates/portcullis/src/dma/ring/mod.rs"]),
-            (vec![UNITS, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![])
+            (vec![UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![])
         );
         let both = of(&[
             "crates/portcullis/src/iova/space.rs",
@@ -231,7 +239,7 @@ mod tests {
         ])
         .0;
         assert_eq!(both[0], UNITS);
-        let [_, Tests::Unoptimised(programs)] = both[..] else { panic!("{both:?}") };
+        let [_, STACK, Tests::Unoptimised(programs)] = both[..] else { panic!("{both:?}") };
         assert_eq!(programs, ["iova", "dma", "no_alloc", "not_coherent", "domain", "pgtable"]);
         assert_eq!(of(&["kmod/rust/lib.rs", "kmod/README.md", "LICENSE-MIT"]), (vec![], vec![OTHERS[0].1]));
         assert_eq!(of(&["README.md", "docs/design.md"]).0.len(), 2);
