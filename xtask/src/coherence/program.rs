@@ -81,6 +81,8 @@ impl Program {
             // The simulator is what answers.
             "-Zexternal-clangrt".to_owned(),
             "-Cunsafe-allow-abi-mismatch=sanitizer".to_owned(),
+            // Prefetches are calls of the simulator.
+            "--cfg=coherence".to_owned(),
             // So that addresses are the same in each run, and those in the file.
             "-Crelocation-model=static".to_owned(),
             format!("-Clink-arg=-L{}", libraries.display()),

@@ -29,6 +29,15 @@ fn touch(address: usize, size: usize, writes: bool, pc: u64) {
     }
 }
 
+/// A prefetch of the line at `address`, which the compiler's pass does not see: code that is built for the simulator
+/// calls this in place of the instruction.
+extern "C" fn prefetch(address: usize, pc: u64) {
+    let number = address as u64 >> LINE_BITS;
+    while let Some(Some(next)) = run(|cpus, me| cpus.fetch(me, number, pc)) {
+        give_up(next);
+    }
+}
+
 /// An atomic read-modify-write, or a store that is followed by a fence.
 #[inline]
 fn update(address: usize, size: usize, pc: u64) {
@@ -110,6 +119,7 @@ after_1!(__tsan_unaligned_write2, write::<2>);
 after_1!(__tsan_unaligned_write4, write::<4>);
 after_1!(__tsan_unaligned_write8, write::<8>);
 after_1!(__tsan_unaligned_write16, write::<16>);
+after_1!(coherence_prefetch, prefetch);
 after_2!(__tsan_read_range, read_range);
 after_2!(__tsan_write_range, write_range);
 

@@ -22,6 +22,10 @@ const LOADS: usize = 4;
 /// Picoseconds after which there is no hope: a CPU waits for another in vain, which is still running.
 const END: u64 = 1_000_000_000_000;
 
+/// Lines that a CPU fetches at once, at the most: those that it was told to fetch before it needs them. Cores have 10 (Intel's Skylake)
+/// to 16 buffers for lines on their way (Golden Cove), and AMD's Zen 3 has 24.
+const FETCHES: usize = 10;
+
 /// Deadlines that never come.
 pub const NEVER: u64 = u64::MAX;
 
@@ -45,6 +49,8 @@ struct Cpu {
     counts: bool,
     /// Nothing that it does is seen.
     hidden: bool,
+    /// Lines on their way that it was told to fetch, and when they are there.
+    fetches: Vec<(u64, u64)>,
     /// The last loads of atomics since it wrote anything: address and instruction.
     loads: [(usize, u64); LOADS],
     /// Return addresses of the functions that it is in.
@@ -85,6 +91,7 @@ impl Cpus {
             before: Figures::default(),
             counts: false,
             hidden: false,
+            fetches: Vec::with_capacity(FETCHES),
             loads: [(0, 0); LOADS],
             callers: Vec::new(),
         };
@@ -182,13 +189,11 @@ impl Cpus {
         if let Some(next) = self.after(cpu, if look.ordered { GRASP } else { AHEAD }) {
             return Some(next);
         }
-        let Machine { access, memory, near, far, .. } = self.machine;
-        let latency = match look.source {
-            Source::Own => 0,
-            Source::Memory => memory,
-            Source::Near => near,
-            Source::Far => far,
-        };
+        if !self.cpus[cpu].fetches.is_empty() {
+            self.arrives(cpu, number, look.source);
+        }
+        let latency = self.latency(look.source);
+        let access = self.machine.access;
         let this = &mut self.cpus[cpu];
         this.clock = self.lines.access(number, cpu, writes, this.clock, latency) + access;
         this.figures.accesses += 1;
@@ -199,10 +204,72 @@ impl Cpus {
                 self.written(number, now);
             }
         }
+        self.transferred(cpu, look.source, pc);
+        None
+    }
+
+    /// `cpu` is told to fetch line `number`, and goes on meanwhile: an access waits for what is left of the transfer then. Where
+    /// [`FETCHES`] lines are on their way, it first waits for one of them.
+    pub fn fetch(&mut self, cpu: usize, number: u64, pc: u64) -> Turn {
+        if self.cpus[cpu].hidden {
+            return None;
+        }
+        let look = self.lines.look(number, cpu, false);
+        if let Some(next) = self.after(cpu, if look.ordered { GRASP } else { AHEAD }) {
+            return Some(next);
+        }
+        self.cpus[cpu].clock += self.machine.access;
+        if look.source == Source::Own {
+            return None;
+        }
+        let latency = self.latency(look.source);
         let this = &mut self.cpus[cpu];
-        if matches!(look.source, Source::Near | Source::Far) {
+        let now = this.clock;
+        this.fetches.retain(|fetch| fetch.1 > now);
+        if this.fetches.len() == FETCHES {
+            let first = this.fetches.iter().enumerate().min_by_key(|(_, fetch)| fetch.1);
+            if let Some((index, (_, at))) = first.map(|(index, fetch)| (index, *fetch)) {
+                this.clock = at;
+                this.fetches.swap_remove(index);
+            }
+        }
+        let at = self.lines.access(number, cpu, false, this.clock, latency);
+        this.fetches.retain(|fetch| fetch.0 != number);
+        this.fetches.push((number, at));
+        self.transferred(cpu, look.source, pc);
+        None
+    }
+
+    /// `cpu` accesses line `number`, which may be on its way, unless others have taken it again.
+    #[cold]
+    fn arrives(&mut self, cpu: usize, number: u64, source: Source) {
+        let this = &mut self.cpus[cpu];
+        if let Some(index) = this.fetches.iter().position(|fetch| fetch.0 == number) {
+            let (_, at) = this.fetches.swap_remove(index);
+            // A write of a line of which others have copies waits for the copy, too, and then for them.
+            if source == Source::Own {
+                this.clock = this.clock.max(at);
+            }
+        }
+    }
+
+    fn latency(&self, source: Source) -> u64 {
+        let Machine { memory, near, far, .. } = self.machine;
+        match source {
+            Source::Own => 0,
+            Source::Memory => memory,
+            Source::Near => near,
+            Source::Far => far,
+        }
+    }
+
+    /// A line came from `source`.
+    #[inline]
+    fn transferred(&mut self, cpu: usize, source: Source, pc: u64) {
+        let this = &mut self.cpus[cpu];
+        if matches!(source, Source::Near | Source::Far) {
             this.figures.transfers += 1;
-            this.figures.far += u64::from(look.source == Source::Far);
+            this.figures.far += u64::from(source == Source::Far);
             if this.counts && self.machine.sites > 0 {
                 let mut frames = [0; FRAMES];
                 frames[0] = pc;
@@ -212,7 +279,6 @@ impl Cpus {
                 *self.sites.entry(frames).or_default() += 1;
             }
         }
-        None
     }
 
     /// The access that follows is an atomic read-modify-write, or a fence passes.
@@ -402,110 +468,4 @@ impl Cpus {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn two() -> Cpus {
-        let mut cpus = Cpus::new(Machine::server(2, 64));
-        assert!(!cpus.arrive(0) && cpus.arrive(1));
-        assert_eq!(cpus.next(), Some(0));
-        cpus
-    }
-
-    #[test]
-    fn the_one_that_is_furthest_behind_runs() {
-        let mut cpus = two();
-        // The second begins 37 ns later.
-        assert_eq!(cpus.pass(0, 37_000), None);
-        assert_eq!(cpus.pass(0, 1), Some(1));
-        assert_eq!(cpus.next(), Some(1));
-        assert_eq!(cpus.pass(1, 2), Some(0));
-    }
-
-    #[test]
-    fn ones_own_lines_may_be_touched_ahead_of_the_others_and_shared_ones_may_not() {
-        let mut cpus = two();
-        cpus.cpus[0].clock = 500_000;
-        assert_eq!(cpus.access(0, 7, true, 0), None);
-        cpus.lines.access(7, 1, true, 0, 0);
-        assert_eq!(cpus.access(0, 7, true, 0), Some(1));
-        // The other one looks, and lets it go on.
-        assert_eq!(cpus.pass(1, 0), None);
-        assert_eq!(cpus.pass(1, 600_000), Some(0));
-        cpus.cpus[0].clock += AHEAD + 200_000;
-        assert_eq!(cpus.access(0, 8, true, 0), Some(1));
-    }
-
-    #[test]
-    fn transfers_are_counted_where_they_happen() {
-        let mut cpus = two();
-        cpus.machine.sites = 1;
-        cpus.begin(0);
-        cpus.begin(1);
-        assert_eq!(cpus.access(0, 7, true, 1), None);
-        cpus.call(1, 99);
-        cpus.others = NEVER;
-        assert_eq!((cpus.access(1, 7, true, 2), cpus.access(1, 7, false, 3)), (None, None));
-        cpus.atomic(1);
-        assert_eq!(cpus.end(0), Figures { time: 5_200, accesses: 1, ..Figures::default() });
-        let expected = Figures { time: 66_400, accesses: 2, transfers: 1, far: 0, atomics: 1 };
-        assert_eq!(cpus.end(1), expected);
-        assert_eq!(cpus.sites(), [Site { count: 1, frames: [2, 99, 0, 0, 0, 0, 0, 0] }]);
-    }
-
-    #[test]
-    fn a_server_does_one_after_the_other() {
-        let mut cpus = two();
-        assert_eq!(cpus.serve(0, 0, 1_000_000), Ok(()));
-        assert_eq!(cpus.serve(0, 0, 1), Err(1));
-        assert_eq!(cpus.serve(1, 0, 1_000_000), Ok(()));
-        assert_eq!(cpus.clock(1), 2_000_000);
-    }
-
-    #[test]
-    fn sleepers_are_woken_or_their_time_comes() {
-        let mut cpus = two();
-        assert_eq!(cpus.sleep(0, 16, NEVER), Some(1));
-        assert_eq!((cpus.wake(1, 8, 1), cpus.wake(1, 16, 9)), (0, 1));
-        assert_eq!(cpus.clock(1), 537_000);
-        assert!((1_537_000..=3_537_000).contains(&cpus.clock(0)), "{}", cpus.clock(0));
-        assert_eq!(cpus.sleep(1, 16, 4_000_000), Some(0));
-        assert_eq!(cpus.sleep(0, 16, NEVER), Some(1));
-        assert_eq!(cpus.clock(1), 4_000_000);
-        // Nobody would ever run again.
-        assert_eq!(cpus.sleep(1, 16, NEVER), None);
-    }
-
-    #[test]
-    fn who_watches_a_line_goes_on_when_it_is_written() {
-        let mut cpus = two();
-        // It has no copy of the line: somebody has written it.
-        assert_eq!(cpus.watch(0, 7), Some(0));
-        assert_eq!(cpus.access(0, 7, false, 0), None);
-        assert_eq!(cpus.watch(0, 7), Some(1));
-        assert_eq!(cpus.pass(1, 500_000), None);
-        assert_eq!(cpus.access(1, 8, true, 0), None);
-        assert_eq!(cpus.next(), Some(1));
-        assert_eq!(cpus.access(1, 7, true, 0), None);
-        assert_eq!((cpus.clock(0), cpus.watching), (cpus.clock(1), 0));
-        // Nobody is left to write it.
-        cpus.watch(1, 7);
-        assert_eq!(cpus.access(0, 7, false, 0), None);
-        assert_eq!(cpus.watch(0, 7), None);
-    }
-
-    #[test]
-    fn loads_that_repeat_are_turns_of_a_loop_unless_something_was_written() {
-        let mut cpus = two();
-        cpus.others = NEVER;
-        let mut load = |pc, writes| {
-            cpus.access(0, 7, writes, pc);
-            let before = cpus.clock(0);
-            cpus.load(0, 7 * 64, pc);
-            cpus.clock(0) - before
-        };
-        let turns = |loads: [u64; 3]| loads.map(|time| (20_000..=60_000).contains(&time));
-        assert_eq!(turns([load(1, false), load(1, false), load(2, false)]), [false, true, false]);
-        assert_eq!(turns([load(1, false), load(2, false), load(2, true)]), [true, false, false]);
-    }
-}
+mod tests;
