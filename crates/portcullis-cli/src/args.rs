@@ -223,7 +223,7 @@ pub struct Replay {
 
 #[derive(Debug, Args, Serialize)]
 pub struct Scale {
-    /// What the CPUs do: memcached, nvme, nic, swiotlb, disk-2008, nested, or the file of a trace
+    /// What the CPUs do: memcached, nvme, nvme-2026, nic, swiotlb, disk-2008, nested, or the file of a trace
     #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
     pub workload: String,
 
@@ -240,6 +240,10 @@ pub struct Scale {
     /// Sockets that they are spread over [default: one for each 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub sockets: Option<u8>,
+
+    /// IOMMUs that the devices are behind, each with a queue of its own [default: one for each 32 CPUs, as servers have]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub units: Option<u16>,
 
     /// IOMMU whose waits to assume: vtd is Intel's, smmuv3 is Arm's, virtio-iommu is a guest's, none answers at once.
     /// Or a TOML file that describes one (its name has a `.` or a `/`)

@@ -348,6 +348,7 @@ pub fn tables() -> Vec<Table> {
     let machine = |cpus, sockets| Machine {
         cpus,
         sockets,
+        iommus: 1,
         near_ns: 1.0,
         far_ns: 2.0,
         submission_ns: 3.0,
@@ -400,7 +401,10 @@ pub fn tables() -> Vec<Table> {
             ]
             .map(row)
             .into(),
+            behind_one: Vec::new(),
+            by_waits: [Vec::new(), Vec::new()],
             offer: Offer::Library,
+            own: None,
             told: Told::default(),
         }
     };

@@ -10,8 +10,7 @@ use std::process::ExitCode;
 
 use portcullis::addr::Direction;
 use portcullis_model::scale::{
-    Copied, Copies, LINUX_STRICT, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload,
-    run,
+    Copied, Copies, Machine, Mapping, NAMES, Operations, POLICIES, Policy, Request, Workload, run,
 };
 use portcullis_trace::replay::{FORMATS, Profile, ProfileError, Work};
 use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, TraceError};
@@ -19,7 +18,7 @@ use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, Tr
 use crate::args::{On, Scale};
 use crate::calibration::{Calibration, CalibrationError};
 use crate::choice::Besides;
-use crate::on_linux::{Offer, Place};
+use crate::on_linux::{Offer, OwnStrict, Place};
 use crate::verdict::nothing_told;
 use crate::{look, print};
 use report::{Row, Table};
@@ -54,6 +53,9 @@ const MOST_PAGES: u64 = 1 << 20;
 /// CPUs of a socket, unless it is said otherwise.
 const PER_SOCKET: u32 = 64;
 
+/// CPUs whose devices are behind one IOMMU, unless it is said otherwise: servers have 4 to 16.
+const PER_IOMMU: u32 = 32;
+
 /// Runs the command and prints what it found.
 pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
     let (tables, profile, calibration) = tables(arguments)?;
@@ -74,8 +76,10 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         None => Calibration::default(),
     };
     let operations = Operations::measured().map_err(CommandError::Simulation)?;
-    let offer = Offer::of(arguments.on, profile.format.as_deref().unwrap_or(FORMATS[0]));
-    let is_of_today = |policy: &&Policy| !policy.old || offer == Offer::Module && policy.name == LINUX_STRICT;
+    let format = profile.format.as_deref().unwrap_or(FORMATS[0]);
+    let offer = Offer::of(arguments.on, format);
+    let own = OwnStrict::of(format).filter(|_| offer != Offer::Library);
+    let is_of_today = |policy: &&Policy| !policy.old || own.is_some_and(|own| own.name == policy.name);
     let mut policies: Vec<&Policy> = POLICIES.iter().filter(is_of_today).collect();
     if !arguments.policy.is_empty() {
         policies =
@@ -90,23 +94,41 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
     cpus.dedup();
     let mut tables = Vec::new();
     for cpus in cpus {
-        let machine = Machine {
-            copies_in: arguments.on == On::Linux,
-            ..machine(&profile, &calibration, cpus, arguments.sockets)
-        };
         let built_in = || Workload::named(&arguments.workload, cpus);
         let mut workload = recorded.clone().or_else(built_in).ok_or(CommandError::Empty(String::new()))?;
         // Nothing keeps CPUs waiting in a recording but what the library does.
         if recorded.is_some() {
             workload.device.count = cpus;
         }
-        let all = run(&machine, &workload, &POLICIES[0], &operations).map_err(CommandError::Simulation)?;
-        let row = |policy: &&'static Policy| {
-            let outcome = run(&machine, &workload, policy, &operations).map_err(CommandError::Simulation)?;
-            Ok(Row::new(policy, outcome, &all))
+        let iommus = arguments.units.map_or(cpus.div_ceil(PER_IOMMU), u32::from);
+        let machine = Machine {
+            iommus: iommus.min(workload.device.count),
+            copies_in: arguments.on == On::Linux,
+            ..machine(&profile, &calibration, cpus, arguments.sockets)
         };
-        let rows = policies.iter().map(row).collect::<Result<Vec<Row>, CommandError>>()?;
-        tables.push(Table { machine, workload, rows, offer, told: told.clone() });
+        // What else the policies that wait for each unmap would come to: if there were one IOMMU, and if waits took less or more.
+        let on = |machine: &Machine, policies: &[&'static Policy]| -> Result<Vec<Row>, CommandError> {
+            let all = run(machine, &workload, &POLICIES[0], &operations).map_err(CommandError::Simulation)?;
+            let row = |policy: &&'static Policy| {
+                let outcome =
+                    run(machine, &workload, policy, &operations).map_err(CommandError::Simulation)?;
+                Ok(Row::new(policy, outcome, &all))
+            };
+            policies.iter().map(row).collect()
+        };
+        let rows = on(&machine, &policies)?;
+        let strict: Vec<_> = policies.iter().copied().filter(|policy| policy.strict).collect();
+        let each: Vec<_> = strict.iter().copied().filter(|policy| policy.waits_each()).collect();
+        let behind_one = match machine.iommus {
+            1 => Vec::new(),
+            _ => on(&Machine { iommus: 1, ..machine.clone() }, &each)?,
+        };
+        let waits = |times: f64| {
+            let (submission_ns, request_ns) = (machine.submission_ns * times, machine.request_ns * times);
+            on(&Machine { submission_ns, request_ns, ..machine.clone() }, &strict)
+        };
+        let by_waits = if each.is_empty() { [Vec::new(), Vec::new()] } else { [waits(0.25)?, waits(4.0)?] };
+        tables.push(Table { machine, workload, rows, behind_one, by_waits, offer, own, told: told.clone() });
     }
     Ok((tables, profile, calibration))
 }
@@ -117,6 +139,7 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
     Machine {
         cpus,
         sockets,
+        iommus: 1,
         near_ns: calibration.near_ns.value,
         far_ns: calibration.far_ns.value,
         submission_ns: waits.doorbell.ns + waits.completion.ns,
@@ -294,6 +317,7 @@ mod tests {
         let expected = Machine {
             cpus: 65,
             sockets: 2,
+            iommus: 1,
             near_ns: 7.0,
             far_ns: 8.0,
             submission_ns: 21.0,
@@ -402,7 +426,8 @@ mod tests {
                 .collect()
         };
         assert_eq!(old(&[]), ["vtd-2024"]);
-        assert!(old(&["--on", "library"]).is_empty() && old(&["--profile", "smmuv3"]).is_empty());
+        assert_eq!(old(&["--profile", "smmuv3"]), ["smmu-2026"]);
+        assert!(old(&["--on", "library"]).is_empty());
         let named = of(&["--cpus", "1", "--policy", "vtd-2024,lazy"]).unwrap();
         assert_eq!(names(&named[0]), ["lazy", "vtd-2024"]);
     }
@@ -435,7 +460,7 @@ mod tests {
         let all: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
         let tables = of(&["--workload", path, "--cpus", "2", "--policy", &all.join(",")]).unwrap();
         let left = ["passthrough", "strict", "strict-batch", "strict-ring", "lazy"];
-        let old = ["lazy-2015", "tree-2008", "bitmap-2008", "smmu-2017", "vtd-2024"];
+        let old = ["lazy-2015", "tree-2008", "bitmap-2008", "smmu-2017", "vtd-2024", "smmu-2026"];
         assert_eq!(names(&tables[0]), [&left[..], &old[..]].concat());
         assert!(!tables[0].told.copies && tables[0].told.nothing.is_none());
     }

@@ -4,7 +4,9 @@
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
-use crate::choice::{Besides, Candidate, NO_COPIES, SMALL, advice, capital, choose, depends, range, tied};
+use crate::choice::{
+    Besides, Candidate, NO_COPIES, SMALL, advice, by_waits, capital, choose, depends, range, tied,
+};
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
@@ -230,29 +232,14 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
     Some(format!("By the other CPU work for each mapping, choose: {}.{alone}", said.join("; ")))
 }
 
-/// What the choice is where hardware takes a quarter of the time that the profile assumes, and where it takes four times as long: about
-/// as far as published figures for one kind of IOMMU lie apart.
+/// What the choice is where waits are shorter, and longer.
 fn waits(choice: Row<'_>, strict: &[Row<'_>]) -> Option<String> {
     let waits = |row: &Row<'_>| row.policy.wait_ns_per_op > 0.0;
     if strict.len() < 2 || !strict.iter().any(waits) {
         return None;
     }
     let chosen = |times| choose(strict.iter().map(|row| row.with_waits(times)));
-    let (short, long) = (chosen(0.25)?, chosen(4.0)?);
-    let named = |row: Row<'_>| format!("{} ({})", row.mode().name(), percent(row.lost()));
-    Some(if [short, long].iter().all(|row| row.mode() == choice.mode()) {
-        format!(
-            "The choice is the same if the IOMMU's waits are a quarter as long ({}) or four times as long ({}) as assumed.",
-            percent(short.lost()),
-            percent(long.lost())
-        )
-    } else {
-        format!(
-            "If the IOMMU's waits are a quarter as long as assumed, choose {}; if four times as long, {}.",
-            named(short),
-            named(long)
-        )
-    })
+    Some(by_waits(choice, chosen(0.25)?, chosen(4.0)?))
 }
 
 /// What the policies leave open that protect less.

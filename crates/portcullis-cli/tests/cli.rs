@@ -457,7 +457,7 @@ fn what_is_mistaken_for_a_trace_is_told() {
     let folder = portcullis(&["replay", env!("CARGO_TARGET_TMPDIR")]);
     assert!(stderr(&folder).contains("is a directory"), "{}", stderr(&folder));
     let nothing = portcullis(&["scale", "--workload", "memcache"]);
-    assert!(stderr(&nothing).contains("memcached, nvme, nic, swiotlb"), "{}", stderr(&nothing));
+    assert!(stderr(&nothing).contains("memcached, nvme, nvme-2026, nic, swiotlb"), "{}", stderr(&nothing));
     for (name, contents) in [("empty.trace", &b""[..]), ("prose.trace", b"Dear Sir or Madam,\n")] {
         let message = fails(name, contents, &[]);
         assert!(message.contains("docs/replay.md#recording-a-trace"), "{message}");

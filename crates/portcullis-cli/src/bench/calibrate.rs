@@ -6,7 +6,7 @@ use portcullis_bench::calibrate::{CalibrateError, calibrate};
 
 use crate::calibration::{Calibration, Figure};
 use crate::look::number_of;
-use crate::print;
+use crate::{look, print};
 
 /// Why nothing was measured or printed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,46 @@ pub fn run() -> Result<ExitCode, CommandError> {
         ),
         walk_read_ns: assumed.walk_read_ns,
     };
+    for sentence in doubts(&calibration) {
+        look::tell(&look::wrap(&format!("warning: {sentence}"), "  "));
+    }
     print(&(serde_json::to_string_pretty(&calibration).map_err(std::io::Error::from)? + "\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What no machine has that does nothing else. (Between sockets of a large server a line takes some 300 ns.)
+fn doubts(calibration: &Calibration) -> Vec<String> {
+    let bounds = [
+        ("near_ns", calibration.near_ns.value, 5.0, 600.0),
+        ("atomic_ns", calibration.atomic_ns.value, 0.5, 100.0),
+        ("copy_hot_ns", calibration.copy_hot_ns.value, 2.0, 100.0),
+        ("copy_cold_ns", calibration.copy_cold_ns.value, 10.0, 1_000.0),
+        ("copy_remote_ns", calibration.copy_remote_ns.value, 2.0, 1_000.0),
+    ];
+    let doubted = bounds.into_iter().filter(|(_, value, least, most)| !(*least..=*most).contains(value));
+    doubted
+        .map(|(name, value, least, most)| {
+            format!(
+                "{name} of {value:.1} is not between {least} and {most}, as on a machine that does nothing else: measure again when it is idle, \
+                 before `scale` takes this file"
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_was_busy_is_doubted() {
+        let mut calibration = Calibration::default();
+        assert!(doubts(&calibration).is_empty(), "{:?}", doubts(&calibration));
+        (calibration.near_ns.value, calibration.copy_cold_ns.value) = (12_807.0, 6_761.0);
+        let said = doubts(&calibration);
+        assert!(
+            said.len() == 2 && said[0].starts_with("near_ns of 12807.0 is not between 5 and 600"),
+            "{said:?}"
+        );
+    }
 }

@@ -24,6 +24,8 @@ mod tree;
 mod units;
 mod vfio;
 
+pub use units::Kind;
+
 use std::error::Error;
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use super::log::Log;
 use crate::linux::host::Host;
 
 /// Whose IOMMU a unit is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     Vtd,
@@ -23,7 +23,7 @@ pub enum Kind {
 
 impl Kind {
     /// By the name that its driver gives it, and that of the device that it is a part of: a virtio-iommu is called by its place on PCI.
-    fn of(name: &str, above: &str) -> Self {
+    pub fn of(name: &str, above: &str) -> Self {
         match name {
             _ if above.starts_with("virtio") => Self::VirtioIommu,
             _ if name.starts_with("dmar") => Self::Vtd,

@@ -7,6 +7,7 @@
 pub mod args;
 mod busy;
 mod events;
+mod here;
 pub mod instance;
 mod output;
 mod progress;
@@ -92,15 +93,22 @@ pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
     let code = made.status.map_or(0, code);
     match file.filter(|_| so.events > 0) {
         Some(path) if asked.replay => {
-            let words = ["portcullis".as_ref(), "replay".as_ref(), path.as_os_str()];
+            let (options, said) = here::options(Path::new("/"));
+            let words = ["portcullis".as_ref(), "replay".as_ref(), path.as_os_str()].into_iter();
+            let words = words.chain(options.iter().map(AsRef::as_ref));
             let arguments = crate::args::Arguments::try_parse_from(words)?;
+            said.into_iter().for_each(tell);
             if let Some(crate::args::Command::Replay(mut arguments)) = arguments.command {
                 arguments.of_here = true;
                 let verdict = replay::run(&arguments)?;
                 return Ok(if code == 0 { verdict } else { ExitCode::from(code) });
             }
         }
-        Some(path) => look::tell(&format!("next: portcullis replay {}\n", path.display())),
+        Some(path) => {
+            let (options, _) = here::options(Path::new("/"));
+            let options: String = options.iter().map(|word| format!(" {word}")).collect();
+            look::tell(&format!("next: portcullis replay {}{options}\n", path.display()));
+        }
         None if asked.replay => {
             tell("There is nothing to replay.");
             return Ok(ExitCode::FAILURE);

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use clap::ValueEnum;
-use portcullis_model::scale::{LINUX_STRICT, Policy};
+use portcullis_model::scale::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
 use super::html::{escape, sentence};
 use crate::args::PolicyName;
 use crate::exposed::Exposed;
-use crate::on_linux;
+use crate::on_linux::{self, OwnStrict};
 
 /// What devices reach under a policy, besides buffers that are mapped for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,13 +149,10 @@ pub fn table(caption: &str, head: &[String], mut rows: Vec<Row>, choice: Option<
 /// What a policy is, in one sentence, and Linux's name for it.
 fn about(policy: &str) -> String {
     let Some(mode) = Mode::named(policy) else {
-        return match policy {
-            LINUX_STRICT => {
-                "Linux's strict mode behind VT-d and AMD-Vi: a CPU holds the domain's lock while it waits. docs/scaling.md."
-            }
-            _ => "A design of the past: docs/scaling.md.",
-        }
-        .into();
+        return OwnStrict::named(policy).map_or_else(
+            || "A design of the past: docs/scaling.md.".into(),
+            |own| format!("Linux's own strict mode: {}. See docs/scaling.md.", own.differs),
+        );
     };
     let named = PolicyName::value_variants().iter().find(|name| name.mode() == mode);
     let help = named

@@ -4,17 +4,17 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use portcullis::domain;
-use portcullis_model::scale::{LINUX_STRICT, Machine, Outcome, Policy, Request, Spent, Workload};
+use portcullis_model::scale::{Machine, Outcome, Policy, Request, Spent, Workload};
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Mode, Profile, Work};
 use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, NO_COPIES, advice, choose, depends, range};
+use crate::choice::{Candidate, NO_COPIES, advice, by_waits, choose, depends, range};
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
 use crate::machine;
-use crate::on_linux::{self, Offer};
+use crate::on_linux::{self, Offer, OwnStrict};
 use crate::scale::Told;
 
 /// A policy and what it came to.
@@ -61,7 +61,7 @@ impl Candidate for Strict<'_> {
     }
 
     fn lost(&self) -> f64 {
-        (1.0 - self.row.share).max(0.0)
+        lost(self.row)
     }
 
     fn open(&self) -> f64 {
@@ -78,28 +78,39 @@ pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
     pub rows: Vec<Row>,
+    /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not.
+    pub behind_one: Vec<Row>,
+    /// The strict ones, if waits took a quarter of what is assumed, and four times as long; none where no row waits for each unmap.
+    pub by_waits: [Vec<Row>; 2],
     /// What is chosen among.
     pub offer: Offer,
+    /// What Linux's own strict mode is there.
+    pub own: Option<OwnStrict>,
     pub told: Told,
 }
 
 impl Table {
-    /// The row of Linux's own strict mode, if there is one, and that mode is what strict is where this is asked for.
-    fn strict_of_linux(&self) -> Option<&Row> {
-        let is_linux = self.offer != Offer::Library;
-        self.rows.iter().find(|row| is_linux && row.policy.name == LINUX_STRICT)
+    /// Linux's own strict mode, and its row, if it is what strict is where this is asked for.
+    fn strict_of_linux(&self) -> Option<(OwnStrict, &Row)> {
+        let own = self.own?;
+        self.rows.iter().find(|row| row.policy.name == own.name).map(|row| (own, row))
     }
 
     /// The strict policies on offer.
     fn strict(&self) -> Vec<Strict<'_>> {
+        self.strict_of(&self.rows)
+    }
+
+    /// The same among `rows`.
+    fn strict_of<'a>(&self, rows: &'a [Row]) -> Vec<Strict<'a>> {
         let strict = Mode::Each(domain::Policy::Strict);
-        let of_linux = self.strict_of_linux().is_some();
+        let own = self.strict_of_linux().map(|(own, _)| own.name);
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
-        let strict = self.rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
-            let named = Mode::named(row.policy.name).filter(|mode| !(of_linux && *mode == strict));
-            let own = (of_linux && row.policy.name == LINUX_STRICT).then_some(strict);
-            let mode = named.or(own).filter(|mode| self.offer.has(*mode))?;
+        let strict = rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
+            let named = Mode::named(row.policy.name).filter(|mode| own.is_none() || *mode != strict);
+            let of_linux = (own == Some(row.policy.name)).then_some(strict);
+            let mode = named.or(of_linux).filter(|mode| self.offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
             Some(Strict { row, mode, open, open_is_known: self.told.copies })
         });
@@ -115,7 +126,8 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     let name = Printable(&workload.name);
     let (cpus, sockets) =
         (number_of(machine.cpus.into(), "CPU"), number_of(machine.sockets.into(), "socket"));
-    text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, simulated"), "  "));
+    let iommus = number_of(machine.iommus.into(), "IOMMU");
+    text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, {iommus} (--units), simulated"), "  "));
     for line in setting(workload) {
         text.push_str(&wrap(&line, "  "));
     }
@@ -130,11 +142,14 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     }
     text.push_str(&wrap(&format!("Workload: {}.", workload.about), ""));
     text.push_str(&wrap(
-        "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. The IOMMU carries out \
+        "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. An IOMMU carries out \
          one submission after the other; what CPUs ask for meanwhile goes into the next, up to 64 together. Devices wait for its page \
          walks. docs/scaling.md says how far to trust this.",
         "",
     ));
+    if table.offer == Offer::Module && table.told.copies {
+        text.push_str(&wrap(on_linux::LINUX_CODE, ""));
+    }
     let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
     inferred.sort();
     inferred.dedup();
@@ -211,10 +226,32 @@ fn verdict(table: &Table) -> Vec<String> {
         });
         said.push(advice(choice, &strict));
     }
-    if let Some(row) = table.strict_of_linux() {
+    match (table.strict_of_linux(), table.own) {
+        (Some((own, row)), _) => {
+            let lost = percent(lost(row));
+            said.push(format!("Strict is Linux's own ({lost}), the row {}: {}.", own.name, own.differs));
+        }
+        (None, Some(own)) if strict.iter().any(|row| row.mode == Mode::Each(domain::Policy::Strict)) => {
+            said.push(format!(
+                "The row strict is the library's; `--policy {},..` adds Linux's own.",
+                own.name
+            ));
+        }
+        _ => {}
+    }
+    said.extend(choice.and_then(|choice| waits(table, choice)));
+    if let Some(lazy) = table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name()) {
+        let lost = percent(lost(lazy));
         said.push(format!(
-            "Strict is Linux's own: the row {LINUX_STRICT}, where a CPU holds the domain's lock while it waits ({}).",
-            percent((1.0 - row.share).max(0.0))
+            "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
+        ));
+    }
+    if !table.behind_one.is_empty() {
+        let cost = |row: &Row| format!("{} {}", row.policy.name, percent(lost(row)));
+        let all: Vec<String> = table.behind_one.iter().map(cost).collect();
+        said.push(format!(
+            "With all devices behind one IOMMU (--units 1) it would cost: {}.",
+            all.join(", ")
         ));
     }
     let chosen = choice.map(|choice| choice.row);
@@ -236,6 +273,24 @@ fn verdict(table: &Table) -> Vec<String> {
         );
     }
     said
+}
+
+/// The share of the throughput that a policy costs.
+fn lost(row: &Row) -> f64 {
+    (1.0 - row.share).max(0.0)
+}
+
+/// What the choice is where waits take a quarter of what is assumed, and where they take four times as long.
+fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
+    let [short, long] = table.by_waits.each_ref().map(|rows| choose(table.strict_of(rows).into_iter()));
+    let (short, long) = (short?, long?);
+    if table.strict().len() < 2 {
+        let [short, long] = [short, long].map(|strict| percent(strict.lost()));
+        return Some(format!(
+            "If the IOMMU's waits are a quarter as long as assumed, that costs {short}; if four times as long, {long}."
+        ));
+    }
+    Some(by_waits(choice, short, long))
 }
 
 /// What takes the most of a request with this policy, and where that comes from.
@@ -353,6 +408,7 @@ struct Result<'a> {
     policy: &'static str,
     cpus: u32,
     sockets: u32,
+    units: u32,
     requests_per_s: f64,
     relative_to_passthrough: f64,
     work_ns: f64,
@@ -380,6 +436,7 @@ fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
         policy: row.policy.name,
         cpus: table.machine.cpus,
         sockets: table.machine.sockets,
+        units: table.machine.iommus,
         requests_per_s: *per_s,
         relative_to_passthrough: row.share,
         work_ns: spent.work_ns,

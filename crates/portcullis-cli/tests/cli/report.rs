@@ -428,14 +428,20 @@ fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
     assert!(verdict[0].ends_with("of its throughput on 32 CPUs."), "{verdict:?}");
     let open = "; it leaves open other data in a buffer's page.";
     assert!(verdict[1].starts_with("With strict, ") && verdict[1].ends_with(open), "{verdict:?}");
-    assert!(
-        verdict[2].starts_with("What takes the most of a request: with strict, ")
-            && verdict[2].contains("; with lazy-2015, waits for lines and locks "),
-        "{verdict:?}"
-    );
+    for (begins, has) in [
+        ("The row strict is the library's; ", "vtd-2024,..` adds Linux's own."),
+        ("If the IOMMU's waits are a quarter as long as assumed, that costs ", "; if four times as long, "),
+        ("With lazy (", " devices reach memory that the driver has back until the next flush."),
+        ("What takes the most of a request: with strict, ", "; with lazy-2015, waits for lines and locks "),
+    ] {
+        assert!(
+            verdict.iter().any(|said| said.starts_with(begins) && said.contains(has)),
+            "{begins}: {verdict:?}"
+        );
+    }
     let said = page.split("class=\"verdict\">").nth(1).unwrap().split("</div>").next().unwrap();
     assert!(page.contains("scale --policy lazy") && said.contains("of its throughput on 32"), "{said}");
-    assert_eq!(said.matches("<p>").count(), 4, "{said}");
+    assert_eq!(said.matches("<p>").count(), verdict.len(), "{said}");
     assert!(said.contains("On Linux, strict: <code>iommu.strict=1"), "{said}");
     // A curve has a point for each number of CPUs, in a wide window and in a narrow one.
     assert_eq!(page.matches("class=\"mark open of-lazy\"").count(), 2);

@@ -23,19 +23,26 @@ pub(super) struct Load {
     pub device_ns: f64,
 }
 
+/// An IOMMU, with what CPUs that use devices behind it wait for each other in.
+pub(super) struct Iommu {
+    pub shared: Sharing,
+    pub queue: Commit,
+}
+
 pub(super) struct Setup {
     pub cpus: usize,
     pub sockets: usize,
     pub depth: u32,
     pub loads: Vec<Load>,
     pub latency_ns: f64,
-    pub shared: Sharing,
-    pub queue: Commit,
+    /// Of each IOMMU: what CPUs share that use devices behind it, and its queue.
+    pub iommus: Vec<Iommu>,
     /// Of each socket: what copies.
     pub copies: Vec<Sharing>,
     pub devices: Vec<Serial>,
-    /// What a unit takes of what is shared, alone.
+    /// What a unit takes of what is shared, alone, and how much of that is a wait for the hardware.
     pub unit_ns: f64,
+    pub unit_wait_ns: f64,
 }
 
 /// What came of it.
@@ -45,7 +52,7 @@ pub(super) struct Ran {
     pub ns: f64,
     /// Of all CPUs together.
     pub spent: Spent,
-    /// The shares of the time in which the invalidation queue, and the busiest device, worked.
+    /// The shares of the time in which each invalidation queue, and each device, worked, on average.
     pub queue_busy: f64,
     pub device_busy: f64,
 }
@@ -166,16 +173,35 @@ impl Engine {
         }
     }
 
-    /// How long the queue worked, and each device on average.
+    /// How long each queue worked, and each device, on average.
     fn worked(&self) -> (f64, f64) {
         let devices: f64 = self.setup.devices.iter().map(|device| device.worked).sum();
-        (self.setup.queue.worked, devices / self.setup.devices.len().max(1) as f64)
+        let queues: f64 = self.setup.iommus.iter().map(|iommu| iommu.queue.worked).sum();
+        (queues / self.setup.iommus.len().max(1) as f64, devices / self.setup.devices.len().max(1) as f64)
+    }
+
+    /// The device that a CPU uses.
+    fn device_of(&self, cpu: usize) -> usize {
+        cpu % self.setup.devices.len()
+    }
+
+    /// The IOMMU that its device is behind: devices are dealt out to them in turn.
+    fn iommu_of(&mut self, cpu: usize) -> &mut Iommu {
+        let at = self.device_of(cpu) % self.setup.iommus.len();
+        &mut self.setup.iommus[at]
+    }
+
+    /// The one whose station has somebody done first, and when.
+    fn first(&self, next: impl Fn(&Iommu) -> f64) -> (usize, f64) {
+        let all = self.setup.iommus.iter().map(next).enumerate();
+        all.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
     }
 
     /// The next thing that happens; when it was.
     fn step(&mut self) -> Option<f64> {
         let timer = self.events.peek().map_or(f64::INFINITY, |event| event.0);
-        let (shared, queue) = (self.setup.shared.next(), self.setup.queue.next());
+        let (of_shared, shared) = self.first(|iommu| iommu.shared.next());
+        let (of_queue, queue) = self.first(|iommu| iommu.queue.next());
         let copies = self.setup.copies.iter().map(Sharing::next).enumerate();
         let (socket, copy) = copies.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY));
         let now = timer.min(shared).min(queue).min(copy);
@@ -196,12 +222,12 @@ impl Engine {
                 }
             }
         } else if shared == now {
-            let cpu = self.setup.shared.leave(now)?;
+            let cpu = self.setup.iommus[of_shared].shared.leave(now)?;
             let this = &mut self.cpus[cpu];
             this.spent.shared_ns += (now - this.since - this.alone).max(0.0);
             self.advance(cpu, now);
         } else if queue == now {
-            for cpu in self.setup.queue.leave(now) {
+            for cpu in self.setup.iommus[of_queue].queue.leave(now) {
                 self.cpus[cpu].spent.wait_ns += now - self.cpus[cpu].since;
                 self.advance(cpu, now);
             }
@@ -263,11 +289,12 @@ impl Engine {
                     return self.push(now + ns, Event::Done(cpu));
                 }
                 Step::Share(units) => {
-                    let alone = units * self.setup.unit_ns;
+                    let (alone, waits) = (units * self.setup.unit_ns, units * self.setup.unit_wait_ns);
                     let this = &mut self.cpus[cpu];
                     (this.since, this.alone) = (now, alone);
-                    this.spent.own_ns += alone;
-                    return self.setup.shared.enter(now, cpu, units);
+                    this.spent.own_ns += alone - waits;
+                    this.spent.wait_ns += waits;
+                    return self.iommu_of(cpu).shared.enter(now, cpu, units);
                 }
                 Step::Copy(kib) => {
                     self.cpus[cpu].since = now;
@@ -276,13 +303,13 @@ impl Engine {
                 }
                 Step::Wait => {
                     self.cpus[cpu].since = now;
-                    return self.setup.queue.enter(now, cpu);
+                    return self.iommu_of(cpu).queue.enter(now, cpu);
                 }
                 Step::Begun => {
-                    let (load, devices) = (self.cpus[cpu].current, self.setup.devices.len());
+                    let (load, device) = (self.cpus[cpu].current, self.device_of(cpu));
                     self.cpus[cpu].sent.push_back(load);
                     let ns = self.setup.loads[load].device_ns;
-                    let done = self.setup.devices[cpu % devices].serve(now, ns) + self.setup.latency_ns;
+                    let done = self.setup.devices[device].serve(now, ns) + self.setup.latency_ns;
                     self.push(done, Event::Complete(cpu));
                 }
                 Step::Ended => {

@@ -7,6 +7,8 @@ pub struct Machine {
     pub cpus: u32,
     /// Sockets, over which they are spread.
     pub sockets: u32,
+    /// IOMMUs, at least 1. Each is for some of the devices, and none is without one.
+    pub iommus: u32,
     /// A cache line of another CPU of the socket.
     pub near_ns: f64,
     /// A cache line of another socket.
@@ -27,8 +29,7 @@ pub struct Machine {
     pub walk_read_ns: f64,
     /// What copying costs.
     pub copies: Copies,
-    /// Slots that a device writes have the driver's bytes first, as in Linux and in our module: `bounce` and `swiotlb` copy what is
-    /// received twice.
+    /// Slots of `bounce` that a device writes have the driver's bytes first, as in our module: what is received is copied twice.
     pub copies_in: bool,
 }
 

@@ -21,11 +21,11 @@ mod workload;
 
 pub use machine::{Copies, Machine};
 pub use operations::{Curve, Line, Operations, Size};
-pub use policy::{Copied, LINUX_STRICT, POLICIES, Policy, Waits};
+pub use policy::{Copied, LINUX_STRICT, LINUX_STRICT_SMMU, POLICIES, Policy, Waits};
 pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
-use engine::{Engine, Load, Setup};
-use stations::{Commit, Serial, Sharing};
+use engine::{Engine, Iommu, Load, Setup};
+use stations::{BATCH, Commit, Serial, Sharing};
 
 /// Where CPUs spend their time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -104,7 +104,7 @@ pub fn run(
     let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
     let (every, locked) = match policy.waits {
         Waits::Never => (0.0, 0.0),
-        Waits::Shared(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0),
+        Waits::Shared(unmaps) | Waits::Own(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0),
         Waits::Locked(unmaps) => {
             let wait = machine.submission_ns + machine.request_ns;
             let seen =
@@ -112,8 +112,9 @@ pub fn run(
             (0.0, seen / f64::from(unmaps.max(1)))
         }
     };
+    let is_shared = matches!(policy.waits, Waits::Shared(_));
     // Who submits fills the ring that all CPUs share.
-    if let (Some(curve), true) = (&mut curve, every > 0.0) {
+    if let (Some(curve), true) = (&mut curve, every > 0.0 && is_shared) {
         let ring = operations.ring(machine)?;
         ns.iter_mut().zip(&ring.ns).for_each(|(ns, ring)| *ns += every * ring);
         if every * ring.transfers > curve.transfers {
@@ -121,9 +122,18 @@ pub fn run(
         }
         curve.inferred.extend(ring.inferred);
     }
-    // Who waits with a lock held has the others wait, too.
+    // Who waits with a lock held has the others wait, too; and where more than one want it, it is handed on.
+    let (submits, handed_on) = if policy.handed_on > 0 {
+        let far = if machine.sockets > 1 { 1.0 - 1.0 / f64::from(machine.sockets) } else { 0.0 };
+        let line = machine.near_ns * (1.0 - far) + machine.far_ns * far;
+        let ring = operations.ring(machine)?;
+        (ring.ns.get(1).copied().unwrap_or(0.0), f64::from(policy.handed_on) * line)
+    } else {
+        (0.0, 0.0)
+    };
     for (cpus, ns) in ns.iter_mut().enumerate() {
-        *ns += locked * cpus.max(1) as f64;
+        let handed_on = if cpus > 1 { handed_on } else { 0.0 };
+        *ns += (locked + submits + handed_on) * cpus.max(1) as f64;
     }
     let ways = Ways::new(machine, policy, operations, every)?;
     let loads = workload.requests.iter().map(|request| load(machine, workload, &ways, request));
@@ -131,6 +141,8 @@ pub fn run(
     let per_kib = per_kib(machine, policy);
     let memory = |cpus: u32| per_kib.max(f64::from(cpus) * 1024.0 / machine.copies.socket_gb_per_s);
     let curve_of_copies: Vec<f64> = (0..=machine.cpus).map(memory).collect();
+    let stations = if policy.of_machine { 1 } else { machine.iommus.clamp(1, workload.device.count) };
+    let most = if is_shared { BATCH } else { 1 };
     let setup = Setup {
         cpus: machine.cpus as usize,
         sockets,
@@ -138,8 +150,13 @@ pub fn run(
         loads: loads.collect(),
         latency_ns: workload.device.latency_ns,
         unit_ns: ns.get(1).copied().unwrap_or(0.0),
-        shared: Sharing::new(ns),
-        queue: Commit::new(machine.submission_ns, machine.request_ns, machine.in_flight),
+        unit_wait_ns: locked,
+        iommus: (0..stations)
+            .map(|_| Iommu {
+                shared: Sharing::new(ns.clone()),
+                queue: Commit::new(machine.submission_ns, machine.request_ns, machine.in_flight, most),
+            })
+            .collect(),
         copies: (0..sockets).map(|_| Sharing::new(curve_of_copies.clone())).collect(),
         devices: vec![Serial::default(); workload.device.count as usize],
     };
@@ -227,8 +244,8 @@ impl<'a> Ways<'a> {
 
     /// How often what is copied whole is copied.
     fn times(&self, mapping: &Mapping) -> f64 {
-        let copies_in = self.machine.copies_in && self.policy.copied == Copied::Newest;
-        if copies_in && mapping.received { 2.0 } else { 1.0 }
+        let of_machine = self.machine.copies_in && self.policy.copied == Copied::Newest;
+        if (of_machine || self.policy.copies_in) && mapping.received { 2.0 } else { 1.0 }
     }
 
     /// In the ring, or through a slot, or with slots for the ends: the cheaper of those that leave no other data open.

@@ -55,14 +55,17 @@ impl Sharing {
 }
 
 /// The most requests of one submission.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 
-/// The invalidation queue behind a `SharedQueue`: those who come while the hardware works wait for one submission together.
+/// The invalidation queue: those who come while the hardware works wait for one submission together, as behind a `SharedQueue`, or
+/// each for its own.
 #[derive(Debug)]
 pub(super) struct Commit {
     submission_ns: f64,
     request_ns: f64,
     in_flight: usize,
+    /// Requests of one submission at the most.
+    most: usize,
     /// When each submission under way ends, and who is in it.
     busy: VecDeque<(f64, Vec<usize>)>,
     waiting: VecDeque<usize>,
@@ -71,10 +74,10 @@ pub(super) struct Commit {
 }
 
 impl Commit {
-    pub(super) fn new(submission_ns: f64, request_ns: f64, in_flight: u32) -> Self {
+    pub(super) fn new(submission_ns: f64, request_ns: f64, in_flight: u32, most: usize) -> Self {
         let in_flight = in_flight.max(1) as usize;
         let (busy, waiting) = (VecDeque::new(), VecDeque::new());
-        Self { submission_ns, request_ns, in_flight, busy, waiting, worked: 0.0 }
+        Self { submission_ns, request_ns, in_flight, most, busy, waiting, worked: 0.0 }
     }
 
     pub(super) fn enter(&mut self, now: f64, customer: usize) {
@@ -84,7 +87,7 @@ impl Commit {
 
     fn submit(&mut self, now: f64) {
         while self.busy.len() < self.in_flight && !self.waiting.is_empty() {
-            let count = self.waiting.len().min(BATCH);
+            let count = self.waiting.len().min(self.most);
             let ns = self.submission_ns + self.request_ns * count as f64;
             self.worked += ns;
             let place = self.busy.partition_point(|other| other.0 <= now + ns);
@@ -145,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_submission_has_64_requests_at_the_most() {
-        let mut commit = Commit::new(100.0, 1.0, 1);
+        let mut commit = Commit::new(100.0, 1.0, 1, BATCH);
         (0..70).for_each(|customer| commit.enter(0.0, customer));
         assert_eq!(commit.leave(101.0), [0]);
         assert_eq!((commit.next(), commit.leave(265.0)), (265.0, (1..65).collect()));
@@ -154,14 +157,14 @@ mod tests {
 
     #[test]
     fn who_comes_while_hardware_works_is_in_the_next_submission() {
-        let mut commit = Commit::new(100.0, 1.0, 1);
+        let mut commit = Commit::new(100.0, 1.0, 1, BATCH);
         commit.enter(0.0, 1);
         commit.enter(10.0, 2);
         commit.enter(50.0, 3);
         assert_eq!((commit.next(), commit.leave(101.0)), (101.0, vec![1]));
         assert_eq!((commit.next(), commit.leave(203.0)), (203.0, vec![2, 3]));
         assert_eq!((commit.next(), commit.worked), (f64::INFINITY, 203.0));
-        let mut two = Commit::new(100.0, 0.0, 2);
+        let mut two = Commit::new(100.0, 0.0, 2, BATCH);
         two.enter(0.0, 1);
         two.enter(10.0, 2);
         assert_eq!((two.leave(100.0), two.next()), (vec![1], 110.0));

@@ -10,6 +10,7 @@ fn machine(cpus: u32, sockets: u32) -> Machine {
     Machine {
         cpus,
         sockets,
+        iommus: 1,
         near_ns: 60.0,
         far_ns: 120.0,
         submission_ns: 710.0,
@@ -324,10 +325,40 @@ fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
                 .unwrap();
         (outcome.spent.copy_ns / 1_000.0).round() as u64
     };
-    for policy in ["bounce", "swiotlb"] {
+    // A swiotlb does so anyway.
+    for (policy, received) in [("bounce", [4, 8]), ("swiotlb", [8, 8])] {
         let of = |received| [false, true].map(|copies_in| copied(policy, received, copies_in));
-        assert_eq!((of(true), of(false)), ([4, 8], [4, 4]), "{policy}");
+        assert_eq!((of(true), of(false)), (received, [4, 4]), "{policy}");
     }
     // The library's queues do not, and the designs of the past are as they were.
     assert_eq!(["adaptive", "swiotlb-2021"].map(|policy| copied(policy, true, true)), [4, 4]);
+}
+
+/// Devices behind different IOMMUs do not wait for each other, and one without a device is none.
+#[test]
+fn each_iommu_is_for_some_of_the_devices() {
+    let of = |policy: &str, iommus: u32, count: u32| {
+        let mut workload = Workload::named("swiotlb", 32).unwrap();
+        workload.device.count = count;
+        workload.requests[0].work_ns = 1_000.0;
+        let machine = Machine { iommus, ..machine(32, 1) };
+        run(&machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap())
+            .unwrap()
+            .per_s
+    };
+    // One wait at a time, of 710 ns, and what the holder of the lock does besides.
+    let one = of("vtd-2024", 1, 32);
+    assert!((0.4e6..1.41e6).contains(&one), "{one}");
+    for (iommus, devices) in [(2, 32), (2, 2), (9, 2)] {
+        let two = of("vtd-2024", iommus, devices);
+        assert!((1.9..2.6).contains(&(two / one)), "{iommus} {devices}: {one} {two}");
+    }
+    assert_eq!(of("vtd-2024", 9, 1), of("vtd-2024", 1, 1));
+    // A machine has one swiotlb, whatever IOMMUs it has.
+    assert_eq!(of("swiotlb-lifo", 2, 32), of("swiotlb-lifo", 1, 32));
+    // By an invalidation of its own for each unmap, one after the other; and not where those who wait are served together.
+    let own = of("smmu-2026", 1, 32);
+    assert!((1.3e6..1.41e6).contains(&own), "{own}");
+    assert!((1.9..2.01).contains(&(of("smmu-2026", 2, 32) / own)));
+    assert!(of("strict", 1, 32) > 1.2 * own);
 }

@@ -194,8 +194,8 @@ pub struct Options {
     pub work_ns: Option<f64>,
     /// With page tables of which format: one of [`FORMATS`].
     pub format: String,
-    /// Of a buffer that a device writes, `bounce` and `swiotlb` copy what the driver has in it into the slot first, so that bytes which
-    /// the device leaves alone stay as they were. Linux's swiotlb and our module do so, for drivers that nobody changes; it is one copy
+    /// Of a buffer that a device writes, `bounce` copies what the driver has in it into the slot first, so that bytes which the device
+    /// leaves alone stay as they were. Our module does so, for drivers that nobody changes, and a swiotlb does so anyway; it is one copy
     /// more. Without it a slot is handed out as it is, as the library's queues do.
     pub copies_in: bool,
     /// For tests of the checker: the model ignores every invalidation, as if the driver had left them out.

@@ -112,7 +112,8 @@ impl Mode {
                 config: QueueConfig::ring(DESCRIPTORS, granule).batch(RING_BATCH),
                 measures: false,
             },
-            Self::Bounce | Self::Swiotlb if copies_in => Strategy::One(QueueConfig::bounce().copying_in()),
+            Self::Bounce if copies_in => Strategy::One(QueueConfig::bounce().copying_in()),
+            // Of these, the swiotlb copies in by itself.
             Self::Bounce | Self::Swiotlb => Strategy::One(QueueConfig::bounce()),
             Self::Adaptive => Strategy::Rings {
                 config: QueueConfig::auto(DESCRIPTORS, granule).batch(RING_BATCH),
