@@ -73,6 +73,24 @@ fn a_full_ring_is_looked_at_once_for_each_turn_of_a_wait() {
     assert_eq!((first, turns, unit.looks.get()), (None, 5, 5));
 }
 
+/// Nor is anything gained while a place is held, however far the unit has come.
+#[test]
+fn a_full_ring_with_a_held_place_is_looked_at_once_for_each_turn_of_a_wait() {
+    let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
+    let all = ring.reserve(7, &unit, || panic!("there is room")).unwrap();
+    ring.publish(all, 7, &unit);
+    let held = ring.hold(2).unwrap();
+    unit.head.set(3);
+    let mut turns = 0;
+    let first = ring.reserve(1, &unit, || {
+        turns += 1;
+        turns < 5
+    });
+    assert_eq!((first, turns, unit.looks.get()), (None, 5, 5));
+    drop(held);
+    assert_eq!(ring.reserve(3, &unit, || panic!("there is room")), Some(7));
+}
+
 #[test]
 fn what_was_reserved_first_is_rung_first() {
     let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());

@@ -137,6 +137,23 @@ fn frees_expect_their_unmaps_up_to_a_bound() {
     assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (8, 1));
 }
 
+/// The first and the last byte of what was unmapped belong to it, and the bytes beside them do not.
+#[test]
+fn a_free_of_one_byte_expects_the_unmap_of_its_page() {
+    for (byte, claimed) in [(0xffff, 0), (0x1_0000, 1), (0x1_0fff, 1), (0x1_1000, 0)] {
+        let (ops, summary) = read(&lines(&[
+            format!(
+                "dma_map_sg: {NVME} dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={{{byte:#x}}} sizes={{0x1}} \
+                 phys_addrs={{0x3000}} attrs="
+            ),
+            format!("dma_unmap_sg: {NVME} dir=TO_DEVICE phys_addrs={{0x3000}} attrs="),
+            iommu_unmap(0x1_0000, 0x1000),
+        ]));
+        assert_eq!(shape(&ops), ["M0", "U0"]);
+        assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (claimed, 1 - claimed), "{byte:#x}");
+    }
+}
+
 /// Maps of interrupts lie between a mapping's own, and leftovers of an older mapping at the same addresses before them.
 #[test]
 fn a_mapping_claims_its_own_runs_only() {
