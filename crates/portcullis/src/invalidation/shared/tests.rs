@@ -180,6 +180,27 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
     }
 }
 
+/// A leader waits for those of the last batch: half as many looks after each that was in vain, and as many as ever once in some
+/// batches.
+#[test]
+fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_batches() {
+    let queue = Told::queue(1000);
+    let lingers: Vec<_> = (0..=2 * PROBE)
+        .map(|_| {
+            // Another caller was in the last batch, and does not come again.
+            queue.meeting.callers.set(2);
+            assert_eq!(queue.submit(&[whole(1)]), Ok(()));
+            queue.meeting.linger.get()
+        })
+        .collect();
+    let halves = [LINGER / 2, LINGER / 4, LINGER / 8, 0, 0, 0, 0, 0];
+    assert_eq!(lingers, [&halves[..], &halves, &halves[..1]].concat());
+    // All who were in the last batch are in this one.
+    queue.meeting.callers.set(1);
+    assert_eq!(queue.submit(&[whole(1)]), Ok(()));
+    assert_eq!((queue.meeting.linger.get(), queue.meeting.callers.get()), (LINGER / 2, 1));
+}
+
 /// Has `others` staged, in this order, while a submission of `first` is under way. Returns what each call returned, `first`'s first:
 /// `None` for one that panicked.
 fn together(
