@@ -14,6 +14,9 @@ mod recorded;
 mod report;
 #[path = "cli/shape.rs"]
 mod shape;
+#[cfg(target_os = "linux")]
+#[path = "cli/stopped.rs"]
+mod stopped;
 #[cfg(all(target_os = "linux", feature = "bench"))]
 #[path = "cli/whole.rs"]
 mod whole;

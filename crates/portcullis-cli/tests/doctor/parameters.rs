@@ -148,6 +148,9 @@ fn what_is_ignored_is_told_with_what_was_meant() {
             ("itnel_iommu=on", "Linux has no parameter of this name, take intel_iommu=on"),
             ("iommu.stict=1", "Linux has no parameter of this name, take iommu.strict=1"),
             ("swotlb=force", "Linux has no parameter of this name, take swiotlb=force"),
+            // Of less than five letters, a name is anybody's.
+            ("iomu=pt", ""),
+            ("oimmu=pt", "Linux has no parameter of this name, take iommu=pt"),
             ("arm-smmu.disable_bypass=0", "it is for Arm's SMMU, which this machine does not have"),
             ("vfio.no_such=1", "the module vfio of this kernel has no parameter no_such"),
             ("vfio.enable_unsafe_noiommu_mode=1", "read"),
