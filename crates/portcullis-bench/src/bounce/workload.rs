@@ -170,4 +170,14 @@ mod tests {
         assert_eq!(copies(case(Shape::Pool(4096), Some(Way::Both))), (true, true));
         assert_eq!(copies(case(Shape::Swiotlb(4096), Some(Way::From))), (true, true));
     }
+
+    #[test]
+    fn a_pool_has_room_for_all_buffers_twice_and_no_less_than_linux_s() {
+        let mib = |threads, depth| {
+            let (shape, way) = (Shape::Pool(64 << 10), Some(Way::To));
+            Case { shape, way, threads, depth, crowded: false }.pool_bytes() >> 20
+        };
+        assert_eq!((mib(1, 1), mib(1, 512), mib(1, 513)), (64, 64, 128));
+        assert_eq!(mib(3, 512), 256, "a power of two");
+    }
 }

@@ -28,8 +28,8 @@ enum Fault {
     None,
     /// A page leads to another one's memory.
     LeadsElsewhere,
-    /// An unmap leaves the page in the table.
-    StaysMapped,
+    /// The unmap of this page of a turn leaves it in the table.
+    StaysMapped(usize),
     /// A strict unmap does not wait for the hardware.
     NotInvalidated,
     /// Addresses are used again without a flush.
@@ -82,7 +82,7 @@ impl Lane for ScriptLane {
     }
 
     fn unmap_one(&mut self, index: usize) -> bool {
-        if self.0.fault != Fault::StaysMapped {
+        if self.0.fault != Fault::StaysMapped(index) {
             self.0.mapped[index].store(0, Ordering::Relaxed);
         }
         if self.0.promise == Promise::Strict && self.0.fault != Fault::NotInvalidated {
@@ -121,8 +121,10 @@ fn broken_promises_are_found() {
         assert_eq!(verdict(promise, Fault::None), None, "{promise:?}");
         let elsewhere = verdict(promise, Fault::LeadsElsewhere);
         assert!(elsewhere.is_some_and(|fault| fault.contains("instead of")), "{promise:?}");
-        let stays = verdict(promise, Fault::StaysMapped);
-        assert!(stays.is_some_and(|fault| fault.contains("still leads to")), "{promise:?}");
+        for index in [0, TURN / 2, TURN - 1] {
+            let stays = verdict(promise, Fault::StaysMapped(index));
+            assert!(stays.is_some_and(|fault| fault.contains("still leads to")), "{promise:?}, page {index}");
+        }
     }
     let early = verdict(Promise::Strict, Fault::NotInvalidated);
     assert!(early.is_some_and(|fault| fault.contains("before it was invalidated")));
