@@ -70,7 +70,7 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
-/// What follows a [`range`] of costs of what is on `offer`, where it is one of several.
+/// The end of a sentence on a [`range`] of costs: several policies of `offer` make it one.
 pub fn depends(range: &str, offer: Offer) -> &'static str {
     match offer {
         _ if !range.contains(" to ") && !range.contains("at most") => "",

@@ -24,7 +24,8 @@ mod tree;
 mod units;
 mod vfio;
 
-pub use units::Kind;
+#[cfg(target_os = "linux")]
+pub use units::{Kind, kinds};
 
 use std::error::Error;
 use std::process::ExitCode;

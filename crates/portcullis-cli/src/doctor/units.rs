@@ -6,6 +6,9 @@ use super::kernel::Kernel;
 use super::log::Log;
 use crate::linux::host::Host;
 
+/// Where Linux lists the units.
+const FOLDER: &str = "sys/class/iommu";
+
 /// Whose IOMMU a unit is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -23,7 +26,7 @@ pub enum Kind {
 
 impl Kind {
     /// By the name that its driver gives it, and that of the device that it is a part of: a virtio-iommu is called by its place on PCI.
-    pub fn of(name: &str, above: &str) -> Self {
+    fn of(name: &str, above: &str) -> Self {
         match name {
             _ if above.starts_with("virtio") => Self::VirtioIommu,
             _ if name.starts_with("dmar") => Self::Vtd,
@@ -71,18 +74,29 @@ impl Unit {
     }
 }
 
-/// The units, in the order of their names.
-pub fn read(host: &Host<'_>, kernel: &Kernel, log: &Log) -> Vec<Unit> {
-    let names = host.list("sys/class/iommu");
-    names.into_iter().map(|name| unit(host, kernel, log, name)).collect()
+/// The names of the units, in order, and their kinds.
+pub fn kinds<'a>(host: &'a Host<'_>) -> impl Iterator<Item = (String, Kind)> + 'a {
+    host.list(FOLDER).into_iter().map(|name| {
+        let kind = Kind::of(&name, &above(host, &name));
+        (name, kind)
+    })
 }
 
-fn unit(host: &Host<'_>, kernel: &Kernel, log: &Log, name: String) -> Unit {
-    let folder = format!("sys/class/iommu/{name}");
+/// The device that a unit is a part of.
+fn above(host: &Host<'_>, name: &str) -> String {
+    host.link(&host.at(&format!("{FOLDER}/{name}/device"))).unwrap_or_default()
+}
+
+/// The units, in the order of their names.
+pub fn read(host: &Host<'_>, kernel: &Kernel, log: &Log) -> Vec<Unit> {
+    kinds(host).map(|(name, kind)| unit(host, kernel, log, (name, kind))).collect()
+}
+
+fn unit(host: &Host<'_>, kernel: &Kernel, log: &Log, (name, kind): (String, Kind)) -> Unit {
+    let folder = format!("{FOLDER}/{name}");
     let text = |file: &str| host.file(&format!("{folder}/{file}"));
     let hex = |file: &str| u64::from_str_radix(text(file)?.trim(), 16).ok();
-    let above = host.link(&host.at(&format!("{folder}/device"))).unwrap_or_default();
-    let kind = Kind::of(&name, &above);
+    let above = above(host, &name);
     let mut unit = Unit {
         kind,
         address_bits: None,

@@ -44,6 +44,7 @@ pub fn status(asked: &Status) -> Result<(), Box<dyn Error>> {
     Ok(crate::print(&text)?)
 }
 
-fn here() -> host::Host<'static> {
+/// This machine.
+pub fn here() -> host::Host<'static> {
     host::Host::new("/", &host::Here)
 }

@@ -1,15 +1,12 @@
 //! What a recording of this machine is replayed with.
 
-use std::path::Path;
+use crate::doctor::{Kind, kinds};
+use crate::linux::host::Host;
 
-use crate::doctor::Kind;
-
-/// Options of `replay` that make it assume the IOMMU of the machine at `root`, and what is to be known of them. Where it has no IOMMU that is
-/// known, they are as without a machine.
-pub fn options(root: &Path) -> (&'static [&'static str], Option<&'static str>) {
-    let mut kinds = kinds(root);
-    kinds.sort();
-    match kinds.first() {
+/// The options by which `replay` assumes the IOMMU of this machine, and a sentence that goes with them. A machine whose IOMMU is not known
+/// has none.
+pub fn options(host: &Host<'_>) -> (&'static [&'static str], Option<&'static str>) {
+    match kinds(host).map(|(_, kind)| kind).min() {
         Some(Kind::AmdVi) => (
             &["--format", "amd-v1"],
             Some(
@@ -27,23 +24,13 @@ pub fn options(root: &Path) -> (&'static [&'static str], Option<&'static str>) {
     }
 }
 
-/// The kinds of the IOMMUs that Linux drives there.
-fn kinds(root: &Path) -> Vec<Kind> {
-    let folder = root.join("sys/class/iommu");
-    let all = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-    all.map(|unit| {
-        let above = std::fs::read_link(unit.path().join("device")).unwrap_or_default();
-        let above = above.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Kind::of(&unit.file_name().to_string_lossy(), &above)
-    })
-    .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
+    use super::*;
     use crate::args::Arguments;
+    use crate::linux::host::Here;
 
     #[test]
     fn a_recording_is_replayed_with_the_iommu_of_its_machine() {
@@ -56,11 +43,12 @@ mod tests {
             ("else", "else", &[], false),
         ] {
             let root = tempfile::tempdir().unwrap();
-            assert_eq!(super::options(root.path()), (&[][..], None));
+            let host = Host::new(root.path(), &Here);
+            assert_eq!(super::options(&host), (&[][..], None));
             let unit = root.path().join("sys/class/iommu").join(name);
             std::fs::create_dir_all(&unit).unwrap();
             std::os::unix::fs::symlink(format!("../../../devices/{above}"), unit.join("device")).unwrap();
-            let (found, said) = super::options(root.path());
+            let (found, said) = super::options(&host);
             assert_eq!((found, said.is_some()), (options, says), "{name}");
             // `replay` takes them.
             Arguments::try_parse_from([&["portcullis", "replay", "x"], found].concat()).unwrap();

@@ -35,7 +35,7 @@ use self::session::Session;
 use self::spool::Spool;
 use self::tracefs::TracingError;
 use crate::look::{self, bytes, count, number_of, percent};
-use crate::{interrupt, replay};
+use crate::{interrupt, linux, replay};
 
 /// Why there is no recording.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +93,7 @@ pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
     let code = made.status.map_or(0, code);
     match file.filter(|_| so.events > 0) {
         Some(path) if asked.replay => {
-            let (options, said) = here::options(Path::new("/"));
+            let (options, said) = here::options(&linux::here());
             let words = ["portcullis".as_ref(), "replay".as_ref(), path.as_os_str()].into_iter();
             let words = words.chain(options.iter().map(AsRef::as_ref));
             let arguments = crate::args::Arguments::try_parse_from(words)?;
@@ -105,7 +105,7 @@ pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
             }
         }
         Some(path) => {
-            let (options, _) = here::options(Path::new("/"));
+            let (options, _) = here::options(&linux::here());
             let options: String = options.iter().map(|word| format!(" {word}")).collect();
             look::tell(&format!("next: portcullis replay {}{options}\n", path.display()));
         }

@@ -78,7 +78,8 @@ pub struct Table {
     pub machine: Machine,
     pub workload: Workload,
     pub rows: Vec<Row>,
-    /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not.
+    /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not. Of the table with the most CPUs alone,
+    /// as the next one.
     pub behind_one: Vec<Row>,
     /// The strict ones, if waits took a quarter of what is assumed, and four times as long; none where no row waits for each unmap.
     pub by_waits: [Vec<Row>; 2],

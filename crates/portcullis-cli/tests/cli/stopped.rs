@@ -30,7 +30,7 @@ fn a_replay_that_is_interrupted_has_the_figures_of_what_it_read() {
         assert!(replay.try_wait().unwrap().is_none(), "it has ended");
         std::thread::yield_now();
     }
-    // SAFETY: the call takes two numbers; the process is this one's child, which nobody has waited for, so it is no other's number.
+    // SAFETY: the call takes two numbers. The number is still the child's, since this test waits for it later.
     assert_eq!(unsafe { libc::kill(replay.id() as libc::pid_t, libc::SIGINT) }, 0);
     // A read goes on, and what is read counts.
     replay.stdin.take().unwrap().write_all(GOOD.as_bytes()).unwrap();

@@ -40,7 +40,7 @@ pub(super) struct Setup {
     /// Of each socket: what copies.
     pub copies: Vec<Sharing>,
     pub devices: Vec<Serial>,
-    /// What a unit takes of what is shared, alone, and how much of that is a wait for the hardware.
+    /// The time of one operation on shared state where no other CPU is there, and the part of it that waits for the hardware.
     pub unit_ns: f64,
     pub unit_wait_ns: f64,
 }

@@ -29,7 +29,7 @@ pub struct Machine {
     pub walk_read_ns: f64,
     /// What copying costs.
     pub copies: Copies,
-    /// Slots of `bounce` that a device writes have the driver's bytes first, as in our module: what is received is copied twice.
+    /// `bounce` copies a buffer that a device writes into its slot first, as the Linux module does, and so copies it twice.
     pub copies_in: bool,
 }
 

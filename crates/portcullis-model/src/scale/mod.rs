@@ -242,7 +242,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// How often what is copied whole is copied.
+    /// How often a policy that bounces a mapping copies its bytes.
     fn times(&self, mapping: &Mapping) -> f64 {
         let of_machine = self.machine.copies_in && self.policy.copied == Copied::Newest;
         if (of_machine || self.policy.copies_in) && mapping.received { 2.0 } else { 1.0 }

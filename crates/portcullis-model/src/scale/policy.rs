@@ -11,7 +11,7 @@ pub enum Waits {
     Shared(u32),
     /// One wait for so many unmaps, with a lock held that all CPUs need.
     Locked(u32),
-    /// One wait for so many unmaps, each a submission of its own, which the hardware carries out one after the other.
+    /// One wait for so many unmaps. Each CPU submits by itself, and the hardware carries out one submission after the other.
     Own(u32),
 }
 
@@ -43,12 +43,12 @@ pub struct Policy {
     pub looks_ns: f64,
     /// Nanoseconds for each mapping in which changed tables are written back to memory, where the IOMMU does not look into caches.
     pub written_back_ns: f64,
-    /// Lines that the next CPU under the lock takes from the one before it, where the operation was measured without that lock. The CPU
-    /// submits under it, too.
+    /// Cache lines that a CPU fetches from the lock's last holder. The operation was measured without the lock, under which the CPU also
+    /// submits.
     pub handed_on: u32,
     /// Its copies.
     pub copied: Copied,
-    /// What devices write is copied into its slot first, whatever the machine does.
+    /// It copies a buffer that a device writes into its slot first, on every machine.
     pub copies_in: bool,
     /// Mappings of more pages are not copied, but mapped, and their unmap waits.
     pub most_copied: u64,
@@ -56,7 +56,7 @@ pub struct Policy {
     pub reads: f64,
     /// A device reaches a buffer no more when its unmap, or the commit of its batch, has returned.
     pub strict: bool,
-    /// All that CPUs share in it is one for the whole machine, whatever IOMMUs there are: nothing is translated.
+    /// All CPUs share its state, however many IOMMUs there are, since it does not translate.
     pub of_machine: bool,
     /// It is a design of the past.
     pub old: bool,

@@ -64,7 +64,7 @@ pub(super) struct Commit {
     submission_ns: f64,
     request_ns: f64,
     in_flight: usize,
-    /// Requests of one submission at the most.
+    /// The most requests that one submission has.
     most: usize,
     /// When each submission under way ends, and who is in it.
     busy: VecDeque<(f64, Vec<usize>)>,

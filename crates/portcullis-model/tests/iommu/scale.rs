@@ -312,7 +312,7 @@ fn adaptive_copies_all_of_what_has_no_page_of_its_own_and_no_more_than_it_may() 
     assert_eq!([1, 32, 33].map(|pages| copied(pages, false, 1e9)), [4, 128, 0]);
 }
 
-/// Where drivers are not changed, what is received is copied into its slot first, and out of it again; what is sent, once.
+/// With `copies_in` a bounced buffer is copied twice if a device writes it, and once if a device reads it.
 #[test]
 fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
     let copies = Copies { hot_ns: 1_000.0, cold_ns: 1_000.0, remote_ns: 1_000.0, socket_gb_per_s: 68.0 };
