@@ -173,6 +173,39 @@ fn what_a_unit_confirms_is_where_it_is_told_to() {
     }
 }
 
+/// `place` is the second command's in the register at `tail`; `on` is the write that turns the queue on, whose base is at `base`.
+/// Turned off and on again, the queue has its head at `anew`.
+fn takes_nothing_while_off<K: Kind>(
+    (base, queue): (usize, fn(u64) -> u64),
+    (head, tail, place): (usize, usize, u32),
+    on: (usize, u32),
+    anew: u32,
+) {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let unit = host::<K>(&memory).unit;
+    let frame = portcullis::platform::Frames::alloc(&*memory, 1).unwrap();
+    let has = |at: u32, when: &str| assert_eq!(unit.get(head), at, "{}: {when}", std::any::type_name::<K>());
+    unit.write64(base, queue(frame.get()));
+    unit.write32(tail, place);
+    has(0, "the queue is off");
+    unit.write32(on.0, on.1);
+    unit.write32(tail, place);
+    has(place, "the queue is on");
+    unit.write32(on.0, on.1);
+    has(place, "the queue was on before");
+    unit.write32(on.0, 0);
+    unit.write32(on.0, on.1);
+    has(anew, "the queue is on again");
+}
+
+#[test]
+fn a_unit_takes_no_command_of_a_queue_that_is_off() {
+    takes_nothing_while_off::<VtD>((0x90, |frame| frame), (0x80, 0x88, 16), (0x18, 1 << 26), 0);
+    takes_nothing_while_off::<AmdVi>((0x8, |frame| frame), (0x2000, 0x2008, 16), (0x18, 1 | 1 << 12), 16);
+    takes_nothing_while_off::<RiscV>((0x18, |frame| frame >> 2), (0x20, 0x24, 1), (0x48, 1), 0);
+    takes_nothing_while_off::<SmmuV3>((0x90, |frame| frame | 4), (0x9c, 0x98, 1), (0x20, 1 << 3), 1);
+}
+
 /// RISC-V's queues: an error stays until a 1 is written to it, or the queue is turned on anew.
 #[test]
 fn errors_of_a_queue_end_when_it_is_turned_on() {

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use super::unpack::Machine;
 use crate::doctor::Found;
+use crate::doctor::finding::Severity;
 use crate::doctor::tree::Tree;
 use crate::golden::files::is_golden;
+use crate::look::{BAD, BOLD};
 
 const MACHINES: [&str; 11] = [
     "server",
@@ -45,6 +47,19 @@ fn machines_are_told_as_before() {
         is_golden(golden.join(format!("{name}.txt")), &text);
         let json = serde_json::to_string_pretty(&found).unwrap();
         is_golden(golden.join(format!("{name}.json")), &format!("{json}\n"));
+    }
+}
+
+#[test]
+fn what_is_critical_is_red_and_nothing_else() {
+    for name in MACHINES {
+        let found = look(&Machine::read(name));
+        let text = found.text(80);
+        let lines_in = |style: anstyle::Style| text.matches(&style.to_string()).count();
+        let critical = found.findings.iter().filter(|finding| finding.severity == Severity::Critical).count();
+        // Where something is critical, the line that counts what was found is red, too.
+        let red = critical + usize::from(critical > 0);
+        assert_eq!((lines_in(BAD), lines_in(BOLD)), (red, found.findings.len() + 1 - red), "{name}");
     }
 }
 

@@ -11,5 +11,7 @@ mod oracle;
 #[cfg(not(watched))]
 mod pieces;
 mod queues;
+#[cfg(not(watched))]
+mod quick;
 mod ring;
 mod strangers;
