@@ -96,3 +96,25 @@ impl Near {
         table.set(last.table.get());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_remembered_until_the_stamp_changes() {
+        let near = Near::default();
+        let last = |region| Last { region, table: PhysAddr::new(region << 12) };
+        let found = |stamp| [1, 2, 5].map(|region| near.find(stamp, region).is_some());
+        assert_eq!(found(7), [false; 3]);
+        near.remember(7, last(1));
+        near.remember(7, last(2));
+        assert_eq!(near.find(7, 1), Some(last(1).table));
+        assert_eq!((found(7), found(8)), ([true, true, false], [false; 3]));
+        // Of two regions with one place the last is remembered.
+        near.remember(7, last(1 + TABLES as u64));
+        assert_eq!(found(7), [false, true, true]);
+        near.remember(8, last(2));
+        assert_eq!((found(7), found(8)), ([false; 3], [false, true, false]));
+    }
+}
