@@ -129,6 +129,18 @@ fn a_full_queue_needs_no_flush_of_its_own() {
     assert_eq!(push(&queue, &platform, true, 999), (Pushed::Queued, Some(range(0))));
 }
 
+/// It takes no flush where all that was queued is confirmed, though its queue has not heard of it.
+#[test]
+fn a_cpu_that_goes_takes_a_flush_where_something_waits() {
+    let platform = StdPlatform::with_cpus(1);
+    let queue = per_cpu();
+    assert!(!queue.close_of(&platform, 0));
+    assert_eq!(push(&queue, &platform, true, 0).0, FIRST);
+    assert!(queue.close_of(&platform, 0));
+    flush(&queue, &platform);
+    assert!(!queue.close_of(&platform, 0));
+}
+
 #[test]
 fn a_timer_that_was_lost_is_asked_for_again_once() {
     let platform = StdPlatform::with_cpus(1);
