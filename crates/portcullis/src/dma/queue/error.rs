@@ -14,8 +14,21 @@ impl DmaMapError {
             RingError::Arena(ArenaError::Space(error)) => Self::List(error.into()),
             RingError::Arena(ArenaError::OutOfMemory) => Self::OutOfMemory,
             RingError::Arena(ArenaError::Empty) => Self::List(MapListError::EmptyList),
-            // Of the other errors, a map of a ring returns only that it is full.
-            _ => Self::Full,
+            RingError::Arena(ArenaError::Full { .. }) => Self::Full,
+            // A map of a ring returns none of these: they are of a ring that is made, ends a mapping, commits or is closed. With each of
+            // them nothing is mapped, and a full ring is what a driver has an answer for.
+            RingError::Arena(
+                ArenaError::Granule { .. }
+                | ArenaError::TooLarge { .. }
+                | ArenaError::NotReserved { .. }
+                | ArenaError::InUse { .. },
+            )
+            | RingError::Batch { .. }
+            | RingError::Foreign { .. }
+            | RingError::StillMapped { .. }
+            | RingError::Untranslated
+            | RingError::OtherDomain
+            | RingError::Unconfirmed { .. } => Self::Full,
         }
     }
 
@@ -37,8 +50,21 @@ impl DmaUnmapError {
             RingError::Arena(ArenaError::NotReserved { range }) => {
                 Self::Unmap(UnmapError::NotMapped { range, unmapped: 0 })
             }
-            // The end of a mapping has no other errors.
-            _ => Self::OtherQueue,
+            RingError::Foreign { .. } | RingError::Untranslated => Self::OtherQueue,
+            // The end of a mapping has none of these: they are of a ring that is made, maps or is closed. The mapping is as it was.
+            RingError::Arena(
+                ArenaError::Empty
+                | ArenaError::Granule { .. }
+                | ArenaError::TooLarge { .. }
+                | ArenaError::Space(_)
+                | ArenaError::OutOfMemory
+                | ArenaError::Oversize { .. }
+                | ArenaError::Full { .. }
+                | ArenaError::InUse { .. },
+            )
+            | RingError::Batch { .. }
+            | RingError::Map(_)
+            | RingError::OtherDomain => Self::OtherQueue,
         }
     }
 
