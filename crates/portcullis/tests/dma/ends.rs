@@ -15,3 +15,5 @@ mod queues;
 mod quick;
 mod ring;
 mod strangers;
+#[cfg(not(watched))]
+mod torn;
