@@ -75,6 +75,20 @@ fn what_is_given_back_for_now_comes_again_at_the_next_boot() {
     assert!(!fake.is_protected("0000:00:05.0"));
 }
 
+/// The module that is loaded would take it again at once.
+#[test]
+fn a_device_that_the_loaded_module_s_parameters_name_is_kept_no_more_and_stays_protected() {
+    let fake = Fake::new();
+    fake.protect("nvme0n1", "policy=bounce", KEEP).unwrap();
+    fake.file("sys/kernel/portcullis/rules", "0000:00:04.0 policy=bounce\n");
+    fake.unprotect("nvme0n1", KEEP).unwrap();
+    assert!(!fake.root.join(FILE).exists());
+    assert!(fake.is_protected("0000:00:04.0"));
+    let said =
+        "0000:00:04.0 stays protected until the module is loaded anew, as at a boot: its parameters name it.";
+    assert!(fake.heard().contains(said), "{}", fake.heard());
+}
+
 #[test]
 fn a_device_that_has_gone_is_taken_out_by_its_address() {
     let fake = Fake::new();
