@@ -1,10 +1,15 @@
 //! What is asked for wrongly is an error that changes nothing.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use portcullis::SetupError;
 use portcullis::addr::{Direction, Iova, PhysAddr};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{DmaMapError, DmaUnmapError};
 use portcullis::domain::MapListError;
+use portcullis::platform::{CopyMemory, Frames, Table};
 use portcullis_model::Memory;
 
 use super::support::*;
@@ -126,4 +131,58 @@ fn pools_that_cannot_be() {
     let error = Swiotlb::new(Manual::default(), memory.clone(), &more).map(|_| ()).unwrap_err();
     assert_eq!(error, SetupError::NoArea { area_bytes: AREA, reach });
     assert_eq!(memory.frames_in_use(), 0);
+}
+
+/// Memory whose copies panic while it is told to.
+struct Panics(Arc<Memory>, Arc<AtomicBool>);
+
+// SAFETY: all is the memory's.
+unsafe impl Frames for Panics {
+    fn alloc(&self, count: usize) -> Option<PhysAddr> {
+        self.0.alloc(count)
+    }
+
+    unsafe fn free(&self, first: PhysAddr, count: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.free(first, count) }
+    }
+
+    unsafe fn table(&self, frame: PhysAddr) -> &Table {
+        self.0.table_at(frame)
+    }
+}
+
+// SAFETY: all is the memory's; a call that panics has copied nothing.
+unsafe impl CopyMemory for Panics {
+    unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        assert!(!self.1.load(Ordering::Relaxed), "as asked for");
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.copy(from, to, len) }
+    }
+
+    unsafe fn zero(&self, at: PhysAddr, len: u64) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.zero(at, len) }
+    }
+}
+
+/// Short ones come from the CPU's magazines, odd ones from an area.
+#[test]
+fn a_map_whose_copy_panics_keeps_no_slots() {
+    for len in [2000, 5000, AREA - 2048] {
+        let (memory, panics) = (Memory::new(16 << 20), Arc::new(AtomicBool::new(false)));
+        let buffer = memory.buffer(AREA).unwrap();
+        let config = SwiotlbConfig { max_bytes: AREA, ..config() };
+        let pool = Swiotlb::new(Manual::default(), Panics(memory, Arc::clone(&panics)), &config).unwrap();
+        let mapped = || map(&pool, buffer.phys(), len, Direction::ToDevice, &Constraints::new());
+        panics.store(true, Ordering::Relaxed);
+        for _ in 0..3 * AREA / len {
+            assert!(catch_unwind(AssertUnwindSafe(mapped)).is_err());
+        }
+        panics.store(false, Ordering::Relaxed);
+        assert_eq!(pool.usage().mapped, 0, "{len}");
+        let whole = map(&pool, buffer.phys(), AREA, Direction::ToDevice, &Constraints::new()).unwrap();
+        unmap(&pool, whole.phys, AREA).unwrap();
+        assert_eq!(pool.usage().mapped, 0, "{len}");
+    }
 }
