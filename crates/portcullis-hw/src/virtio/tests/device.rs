@@ -3,6 +3,19 @@
 use super::*;
 
 #[test]
+fn a_device_that_has_just_enough_is_taken() {
+    let enough: [fn(&mut fake::Device); 2] = [
+        |device| device.configure(config::DOMAIN_END, 4, 2),
+        |device| device.configure(config::INPUT_END, 8, 0xfff),
+    ];
+    for change in enough {
+        let fake = Fake::new();
+        change(&mut fake.device());
+        assert!(start(&fake).is_ok());
+    }
+}
+
+#[test]
 fn a_device_that_lacks_something_is_an_error_and_its_memory_is_given_back() {
     type Lacking = (&'static str, &'static str, fn(&mut fake::Device));
     let lacking: [Lacking; 12] = [
