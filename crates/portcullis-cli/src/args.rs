@@ -369,7 +369,10 @@ fn size(text: &str) -> Result<u64, String> {
     let (number, shift) = SIZES.into_iter().find_map(of).unwrap_or((number, 0));
     let bytes = number.trim_end().parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
     bytes.filter(|bytes| *bytes >= budget::LEAST).ok_or_else(|| {
-        format!("expected a size from {}, such as 512M or 4G", crate::look::size(budget::LEAST))
+        format!(
+            "expected a size with its unit, K, M, G or T of 1,024: from {}M, such as 512M or 4G",
+            budget::LEAST >> 20
+        )
     })
 }
 

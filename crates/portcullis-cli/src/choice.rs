@@ -40,7 +40,16 @@ pub trait Candidate: Copy {
 }
 
 /// Why policies are not in a verdict.
-pub const NO_COPIES: &str = "Policies that copy are left out: this recording does not tell what they would copy, as it has no directions, or has syncs of buffers that were mapped before it began.";
+pub fn no_copies(directions_known: bool, syncs_known: bool) -> String {
+    let lacks = match (directions_known, syncs_known) {
+        (false, false) => "mappings without a direction, and syncs of buffers whose map is not in it",
+        (true, false) => "syncs of buffers whose map is not in it",
+        _ => "mappings without a direction",
+    };
+    format!(
+        "Policies that copy are left out: this recording does not tell what they would copy, as it has {lacks}."
+    )
+}
 
 /// If policies differ by less than this share of the CPU time, the verdict names the one that leaves less open.
 pub const SMALL: f64 = 0.01;

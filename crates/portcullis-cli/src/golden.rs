@@ -442,7 +442,7 @@ fn what_scale_prints_is_as_it_was() {
     // The verdict where the policy to choose is the slowest, and where the recording says nothing of copies; then, where there is no figure.
     tables.truncate(1);
     tables[0].rows.retain(|row| ["passthrough", "strict"].contains(&row.policy.name));
-    tables[0].told.copies = false;
+    tables[0].told.directions = false;
     tables[0].workload.device.gb_per_s = 1e3;
     text += &scaled::render(&tables, &profile, &calibration, true);
     tables[0].workload.device.requests_per_s = 1e12;

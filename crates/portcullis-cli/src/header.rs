@@ -73,7 +73,6 @@ fn kind(one: &Recorded) -> String {
             format!("{} with a direction that cannot be, and is taken for both", number("allocation"))
         }
         Era::MapsWithoutSize => format!("{} of the IOMMU without a size", number("map")),
-        _ => format!("{:?}", one.era),
     }
 }
 

@@ -3,7 +3,7 @@
 use portcullis_trace::Printable;
 use portcullis_trace::replay::{Profile, built_in_names};
 
-use crate::look::{columns, wrap, wrap_at};
+use crate::look::{columns, number_of, number_of_these, wrap, wrap_at};
 use crate::short::spread_sign;
 use crate::table::LINES;
 
@@ -69,10 +69,10 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
     }
     let caches = &profile.caches;
     text.push_str(&item(&format!(
-        "caches: IOTLB of {} entries, {} ways; {} table pointers a level - {}",
-        caches.iotlb_entries,
-        caches.iotlb_ways,
-        caches.walk_cache_entries,
+        "caches: IOTLB of {}, {}; {} a level - {}",
+        number_of_these(caches.iotlb_entries as u64, "entry", "entries"),
+        number_of(caches.iotlb_ways as u64, "way"),
+        number_of(caches.walk_cache_entries as u64, "table pointer"),
         Printable(&caches.source)
     )));
     text.push_str(&item(&format!(

@@ -3,7 +3,7 @@
 use anstream::adapter::strip_str;
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Table, presets};
-use indicatif::HumanCount;
+pub use portcullis_trace::figures::{bytes, count, number_of, number_of_these};
 use portcullis_trace::printable::{Printable, PrintableLines};
 
 /// What bars of progress are made of, on terminals of any kind: done, the end of that, and to do.
@@ -28,16 +28,6 @@ pub fn table(unicode: bool) -> Table {
     let mut table = Table::new();
     table.load_style(if unicode { presets::UTF8_FULL_CONDENSED } else { presets::ASCII_FULL_CONDENSED });
     table
-}
-
-/// A number with its thousands set apart.
-pub fn count(n: u64) -> String {
-    HumanCount(n).to_string()
-}
-
-/// `1 map`, `2 maps`.
-pub fn number_of(n: u64, thing: &str) -> String {
-    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 /// How wide lines are: [`COLUMNS`], or as wide as a terminal that is narrower.
@@ -134,17 +124,6 @@ pub fn wrap_lines(text: &str, indent: &str) -> String {
 /// How many columns `text` takes; its colours take none.
 fn width(text: &str) -> usize {
     strip_str(text).map(|part| part.chars().count()).sum()
-}
-
-/// Bytes as a person says them: `77 kB`.
-pub fn bytes(bytes: f64) -> String {
-    match bytes {
-        _ if bytes < 1.0 => "< 1 byte".into(),
-        _ if bytes < 999.5 => number_of(bytes.round() as u64, "byte"),
-        _ if bytes < 999.5e3 => format!("{:.0} kB", bytes / 1e3),
-        _ if bytes < 999.5e6 => format!("{:.1} MB", bytes / 1e6),
-        _ => format!("{:.1} GB", bytes / 1e9),
-    }
 }
 
 /// A size that is a power of two, or near one: `4 KiB`.
@@ -284,11 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_said_as_people_say_them() {
-        assert_eq!(
-            [0.4, 512.0, 76_934.0, 999_499.0, 1_250_000.0].map(bytes),
-            ["< 1 byte", "512 bytes", "77 kB", "999 kB", "1.2 MB"]
-        );
+    fn shares_are_said_as_people_say_them() {
         assert_eq!(
             [0.0001, 0.001, 0.043, 0.57].map(percent),
             ["less than 0.1 %", "0.1 %", "4.3 %", "57.0 %"]

@@ -86,7 +86,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             POLICIES.iter().filter(|known| arguments.policy.iter().any(|name| name == known.name)).collect();
     }
     let (recorded, told) = recorded(arguments)?;
-    if !told.copies {
+    if !told.copies() {
         policies.retain(|policy| policy.copied == Copied::Nothing);
     }
     let mut cpus: Vec<u32> = arguments.cpus.iter().map(|cpus| u32::from(*cpus)).collect();
@@ -165,8 +165,10 @@ fn machine(profile: &Profile, calibration: &Calibration, cpus: u32, sockets: Opt
 /// What a recording tells; all of it, where there is none.
 #[derive(Debug, Clone)]
 pub struct Told {
-    /// What policies that copy would copy; if not, they are not among the rows.
-    pub copies: bool,
+    /// The direction and the bytes of all mappings.
+    pub directions: bool,
+    /// The mappings of all syncs.
+    pub syncs: bool,
     /// Why it tells no cost at all, if so.
     pub nothing: Option<String>,
     /// The CPU time that comes with each mapping; `None` for a workload that says it by itself.
@@ -177,7 +179,14 @@ pub struct Told {
 
 impl Default for Told {
     fn default() -> Self {
-        Self { copies: true, nothing: None, besides: None, place: Place::default() }
+        Self { directions: true, syncs: true, nothing: None, besides: None, place: Place::default() }
+    }
+}
+
+impl Told {
+    /// What policies that copy would copy; if not, they are not among the rows.
+    pub fn copies(&self) -> bool {
+        self.directions && self.syncs
     }
 }
 
@@ -218,7 +227,8 @@ fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), Comman
         mappings.into_iter().map(|mapping| Request { work_ns: ns, mappings: vec![mapping] }).collect();
     let nothing = || nothing_told(summary.hidden(), summary.mappings());
     let told = Told {
-        copies: summary.copies_known(),
+        directions: summary.directions_known(),
+        syncs: summary.syncs_known(),
         nothing: (!summary.costs_known()).then(nothing),
         besides: Some(Besides { ns, work, cpus: summary.cpus }),
         place: Place::named(&summary.devices),
@@ -372,7 +382,7 @@ mod tests {
             "{about}"
         );
         assert!(device.gb_per_s >= 1e3 && device.requests_per_s >= 1e12, "it keeps up: {device:?}");
-        assert_eq!((told.copies, told.nothing), (true, None));
+        assert_eq!((told.copies(), told.nothing), (true, None));
         assert_eq!(told.besides, Some(Besides { ns: 700.0, work: Work::Asked, cpus: 1 }));
         let nothing = self::file(&[mapped(0, whole, page, false)]);
         assert!(matches!(recording(nothing.path(), None), Err(CommandError::Empty(_))));
@@ -465,6 +475,6 @@ mod tests {
         let left = ["passthrough", "strict", "strict-batch", "strict-ring", "lazy"];
         let old = ["lazy-2015", "tree-2008", "bitmap-2008", "smmu-2017", "vtd-2024", "smmu-2026"];
         assert_eq!(names(&tables[0]), [&left[..], &old[..]].concat());
-        assert!(!tables[0].told.copies && tables[0].told.nothing.is_none());
+        assert!(!tables[0].told.copies() && tables[0].told.nothing.is_none());
     }
 }

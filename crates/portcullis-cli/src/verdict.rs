@@ -5,7 +5,7 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport};
 
 use crate::choice::{
-    Besides, Candidate, NO_COPIES, SMALL, advice, by_waits, capital, choose, depends, range, tied,
+    Besides, Candidate, SMALL, advice, by_waits, capital, choose, depends, no_copies, range, tied,
 };
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
@@ -148,7 +148,10 @@ impl<'a> Verdict<'a> {
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict)));
         sentences.extend(rest(&rows));
-        sentences.extend((rows.len() < runs.costs.len()).then(|| NO_COPIES.to_owned()));
+        sentences.extend(
+            (rows.len() < runs.costs.len())
+                .then(|| no_copies(trace.directions_known && !trace.iommu_only, trace.syncs_known)),
+        );
         Self { sentences, choice: choice.map(|row| row.policy.policy) }
     }
 }

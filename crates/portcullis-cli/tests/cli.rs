@@ -538,7 +538,7 @@ fn a_mapping_too_large_to_follow_is_refused_and_its_line_named() {
     let path = file("huge.trace", text.as_bytes());
     let output = portcullis(&["replay", path.to_str().unwrap()]);
     assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
-    for said in ["huge.trace: line 1: ", "2048 MiB are the limit", "--memory allows more"] {
+    for said in ["huge.trace: line 1: ", "--memory allows 2.1 GB: make it less by"] {
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
     }
 }

@@ -20,6 +20,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use crate::figures::bytes;
+
 /// What a program may take unless it is said otherwise: 2 GiB.
 pub const USUAL: u64 = 2 << 30;
 
@@ -125,16 +127,44 @@ pub struct Over {
 
 impl fmt::Display for Over {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        write!(f, "{} MiB of memory are in use", mib(self.used))?;
+        let size = |size: u64| bytes(size as f64);
+        write!(f, "{} of memory are in use", size(self.used))?;
         if self.wanted > 0 {
-            write!(f, ", {} MiB more are wanted", mib(self.wanted))?;
+            write!(f, ", {} more are wanted", size(self.wanted))?;
         }
-        write!(
-            f,
-            ", and {} MiB are the limit: --device, --limit or --policy make it less, and --memory allows more",
-            mib(self.limit)
-        )
+        let needed = self.used.saturating_add(self.wanted);
+        let more = more(self.limit, |limit| limit - limit / 16 > needed);
+        write!(f, ", and --memory allows {}: {}", size(self.limit), WayOut(more))
+    }
+}
+
+/// The most that is named as a size for `--memory`: 1 TiB.
+const MOST_NAMED: u64 = 1 << 40;
+
+/// The next size after `limit` that is `enough`, doubled again and again; `None` where no machine has as much.
+pub(crate) fn more(limit: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
+    let mut next = limit.checked_next_power_of_two()?;
+    loop {
+        next = next.checked_mul(2).filter(|next| *next <= MOST_NAMED)?;
+        if enough(next) {
+            return Some(next);
+        }
+    }
+}
+
+/// What to do where memory is not enough: the size to give it, if one is, and the options by which less is enough.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WayOut(pub(crate) Option<u64>);
+
+impl fmt::Display for WayOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            // As the option takes it.
+            Some(size) if size < 1 << 30 => write!(f, "try --memory {}M, or make it less", size >> 20)?,
+            Some(size) => write!(f, "try --memory {}G, or make it less", size >> 30)?,
+            None => f.write_str("make it less")?,
+        }
+        f.write_str(" by --device, --limit or --policy")
     }
 }
 
@@ -204,10 +234,24 @@ mod tests {
 
     #[test]
     fn over_says_what_is_in_use_wanted_and_possible() {
-        let over = Over { used: 5 << 20, wanted: 3 << 20, limit: 7 << 20 }.to_string();
-        assert!(over.starts_with("5 MiB of memory are in use, 3 MiB more are wanted, and 7 MiB"), "{over}");
-        for option in ["--device", "--limit", "--policy", "--memory"] {
-            assert!(over.contains(option), "{over}");
-        }
+        let over = |used, wanted, limit| Over { used, wanted, limit }.to_string();
+        assert_eq!(
+            over(63 << 20, 3 << 20, 64 << 20),
+            "66.1 MB of memory are in use, 3.1 MB more are wanted, and --memory allows 67.1 MB: try --memory 128M, or make it less by \
+             --device, --limit or --policy"
+        );
+        // Beside what is wanted some is to be left.
+        let tried = |text: String| text.split("try --memory ").nth(1).map(|rest| rest[..4].to_owned());
+        assert_eq!(tried(over(63 << 20, 57 << 20, 64 << 20)).as_deref(), Some("256M"));
+        assert_eq!(tried(over(2 << 30, 0, 2 << 30)).as_deref(), Some("4G, "));
+        assert_eq!(tried(over(2 << 30, 0, (2 << 30) + 1)).as_deref(), Some("8G, "));
+        let endless = over(1 << 20, u64::MAX, 64 << 20);
+        assert!(
+            endless.ends_with("--memory allows 67.1 MB: make it less by --device, --limit or --policy"),
+            "{endless}"
+        );
+        assert!(
+            over(1, 0, 64 << 20).starts_with("1 byte of memory are in use, and --memory allows 67.1 MB: ")
+        );
     }
 }

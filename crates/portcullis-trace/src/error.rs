@@ -8,6 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::budget::Over;
+use crate::figures::number_of;
 use crate::input::Format;
 use crate::printable::{Printable, is_plain};
 
@@ -51,7 +52,7 @@ pub enum TraceError {
         instead: &'static str,
     },
     /// The file holds nothing but blank lines and comments.
-    #[error("{} is empty: it has no trace event in {lines} lines. {WHY_EMPTY}. {EXPECTED}", Printable(name))]
+    #[error("{} is empty: it has no trace event in {}. {WHY_EMPTY}. {EXPECTED}", Printable(name), number_of(*lines, "line"))]
     Empty {
         /// The file.
         name: String,
@@ -74,9 +75,10 @@ pub enum TraceError {
     },
     /// The compressed file ends before its contents do.
     #[error(
-        "{}: truncated {format} archive: it ends after {after_bytes} bytes, in line {line} of its text, where \
+        "{}: truncated {format} archive: it ends after {}, in line {line} of its text, where \
          more must follow",
-        Printable(name)
+        Printable(name),
+        number_of(*after_bytes, "byte")
     )]
     TruncatedArchive {
         /// The file.
@@ -92,8 +94,9 @@ pub enum TraceError {
     },
     /// The compressed file is damaged.
     #[error(
-        "{}: damaged {format} archive within its first {after_bytes} bytes, line {line} of its text: {source}",
-        Printable(name)
+        "{}: damaged {format} archive within its first {}, line {line} of its text: {source}",
+        Printable(name),
+        number_of(*after_bytes, "byte")
     )]
     CorruptArchive {
         /// The file.
@@ -153,9 +156,11 @@ pub enum TraceError {
     },
     /// An archive of next to nothing becomes text without end.
     #[error(
-        "{}: {after_bytes} bytes of this {format} archive become more than {text_bytes} bytes of text, by line {line}, as no \
+        "{}: {} of this {format} archive make more than {} of text, by line {line}, as no \
          recording's do: what it holds can be read from a file that is not packed",
-        Printable(name)
+        Printable(name),
+        number_of(*after_bytes, "byte"),
+        number_of(*text_bytes, "byte")
     )]
     Bomb {
         /// The file.

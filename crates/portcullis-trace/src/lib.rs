@@ -18,6 +18,7 @@ pub mod anonymize;
 pub mod budget;
 pub mod error;
 pub mod event;
+pub mod figures;
 pub mod input;
 pub mod measured;
 pub mod pair;

@@ -8,6 +8,7 @@ mod order;
 use crate::budget;
 use crate::error::{TraceError, excerpt};
 use crate::event::{Event, EventKind};
+use crate::figures::number_of;
 use crate::input::Input;
 use crate::parse::{Head, LATEST_NS, Line, Lists, ParseError, event_name, parse_event, parse_other};
 use crate::summary::Summary;
@@ -78,9 +79,11 @@ impl<'a> EventReader<'a> {
             self.summary.text_bytes += line.length + 1;
             if line.length > MAX_LINE as u64 {
                 self.summary.unrecognised_lines += 1;
-                let found = format!("{} bytes", line.length);
+                let found = number_of(line.length, "byte");
                 self.stray.get_or_insert_with(|| (number, found.clone()));
-                self.summary.warn(number, || (format!("a line of at most {MAX_LINE} bytes"), found));
+                self.summary.warn(number, || {
+                    (format!("a line of at most {}", number_of(MAX_LINE as u64, "byte")), found)
+                });
                 self.check()?;
                 continue;
             }

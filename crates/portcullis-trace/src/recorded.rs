@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::figures::number_of_these;
 use crate::summary::Summary;
 
-/// A way in which Linux records mappings, as it is met in a recording.
+/// A way in which Linux records mappings, as it is met in a recording. Who prints them names each: one more is a change for all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Era {
     /// Each mapping has a `dma_*` event, and the IOMMU's events say which memory lies behind it.
     DmaAndIommu,
@@ -133,12 +133,13 @@ fn no_verdict(summary: &Summary) -> &'static str {
 fn hidden_where_unmaps_alone(summary: &Summary) -> String {
     let what = "as Linux 7.0 has, and later stable versions have not. Which memory lies behind an allocation, and how long the entries \
                 of merged lists are, is guessed";
-    let are = if summary.hidden() == 1 { "unmap is" } else { "unmaps are" };
+    let are = |hidden| number_of_these(hidden, "unmap is", "unmaps are");
     match summary.hidden() {
         0 => what.into(),
         hidden => format!(
-            "{what}. {hidden} {are} of mappings that are not there at all, such as NVMe's. {}Boot with `iommu=pt` for the recording: \
+            "{what}. {} of mappings that are not there at all, such as NVMe's. {}Boot with `iommu=pt` for the recording: \
              then `dma:*` has all that drivers of the kernel map",
+            are(hidden),
             no_verdict(summary)
         ),
     }

@@ -165,13 +165,22 @@ impl Summary {
         Recorded::of(self)
     }
 
-    /// Whether the recording tells what policies that copy would copy: the direction and the bytes of all mappings, and the mappings
-    /// of all syncs, but for one in a hundred.
+    /// Whether the recording tells what policies that copy would copy: [directions](Self::directions_known) and
+    /// [syncs](Self::syncs_known).
     pub fn copies_known(&self) -> bool {
+        self.directions_known() && self.syncs_known()
+    }
+
+    /// Whether it tells the direction and the bytes of all mappings, but for one in a hundred.
+    pub fn directions_known(&self) -> bool {
         let without = self.direct_maps.saturating_add(self.nameless);
         few(without, self.mappings().saturating_add(self.nameless))
             && few(self.direct_bytes, self.bytes_mapped)
-            && few(self.syncs_unpaired.total(), self.syncs.saturating_add(self.mappings()))
+    }
+
+    /// Whether it has the mappings of all syncs, but for one in a hundred.
+    pub fn syncs_known(&self) -> bool {
+        few(self.syncs_unpaired.total(), self.syncs.saturating_add(self.mappings()))
     }
 
     /// Mappings that are known by their end alone, because the kernel records no `iommu:map`, and those that may be of the device

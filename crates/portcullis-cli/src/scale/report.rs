@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, NO_COPIES, advice, by_waits, choose, depends, range};
+use crate::choice::{Candidate, advice, by_waits, choose, depends, no_copies, range};
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
 use crate::machine;
 use crate::on_linux::{self, Offer, OwnStrict};
@@ -113,7 +113,7 @@ impl Table {
             let of_linux = (own == Some(row.policy.name)).then_some(strict);
             let mode = named.or(of_linux).filter(|mode| self.offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
-            Some(Strict { row, mode, open, open_is_known: self.told.copies })
+            Some(Strict { row, mode, open, open_is_known: self.told.copies() })
         });
         strict.collect()
     }
@@ -148,7 +148,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
          walks. docs/scaling.md says how far to trust this.",
         "",
     ));
-    if table.offer == Offer::Module && table.told.copies {
+    if table.offer == Offer::Module && table.told.copies() {
         text.push_str(&wrap(on_linux::LINUX_CODE, ""));
     }
     let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
@@ -267,7 +267,7 @@ fn verdict(table: &Table) -> Vec<String> {
     if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
         said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
     }
-    said.extend((!table.told.copies).then(|| NO_COPIES.to_owned()));
+    said.extend((!table.told.copies()).then(|| no_copies(table.told.directions, table.told.syncs)));
     if table.offer != Offer::Library {
         said.extend(
             choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place)),

@@ -167,7 +167,7 @@ fn what_a_recording_wants_is_told_and_what_to_leave_out_helps() {
     let ran = few(&[]);
     is_refused(&ran, "devices and");
     assert!(
-        ran.said.contains("hostile-wants.trace: line ") && ran.said.contains("256 MiB are the limit"),
+        ran.said.contains("hostile-wants.trace: line ") && ran.said.contains("--memory allows 268.4 MB"),
         "{}",
         ran.said
     );
@@ -446,7 +446,7 @@ fn settings_and_results_have_limits() {
     let trace = file("settings.trace", super::GOOD.as_bytes());
     for (name, text, expected) in [
         ("deep.toml", format!("name = {deep}"), "is not a profile"),
-        ("wide.toml", wide, "more than 262144 bytes"),
+        ("wide.toml", wide, "more than 262,144 bytes"),
         ("ways.toml", ways("iotlb_ways = 1000000"), "caches.iotlb_ways is 1000000, expected 1 to 256"),
         ("sets.toml", vtd.replace("iotlb_entries = 128", "iotlb_entries = 1000000"), "expected 1 to 65,536"),
         (

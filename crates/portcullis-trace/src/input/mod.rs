@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use flate2::bufread::MultiGzDecoder;
 
 use crate::error::TraceError;
+use crate::figures::number_of;
 
 /// What messages call standard input.
 const STDIN: &str = "standard input";
@@ -44,7 +45,7 @@ pub fn read_whole(source: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let message = format!("it has more than {most} bytes, which are the limit");
+        let message = format!("it has more than {}, which are the limit", number_of(most, "byte"));
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(bytes)
@@ -402,15 +403,15 @@ mod tests {
         let most = 200 << 20;
         assert_eq!(
             said(&gzip, most, true),
-            "x: truncated gzip archive: it ends after 1048576 bytes, in line 7 of its text, where more must follow"
+            "x: truncated gzip archive: it ends after 1,048,576 bytes, in line 7 of its text, where more must follow"
         );
         assert_eq!(
             said(&gzip, most, false),
-            "x: damaged gzip archive within its first 1048576 bytes, line 7 of its text: no luck"
+            "x: damaged gzip archive within its first 1,048,576 bytes, line 7 of its text: no luck"
         );
         assert_eq!(
             said(&gzip, most + 1, true),
-            "x: 1048576 bytes of this gzip archive become more than 209715201 bytes of text, by line 7, as no recording's do: what \
+            "x: 1,048,576 bytes of this gzip archive make more than 209,715,201 bytes of text, by line 7, as no recording's do: what \
              it holds can be read from a file that is not packed"
         );
         assert_eq!(said(b"text", most + 1, true), "cannot read x: no luck");

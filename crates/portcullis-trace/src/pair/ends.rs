@@ -5,6 +5,7 @@ use super::op::{OpKind, Out};
 use super::{Pairer, Unpaired};
 use crate::error::excerpt;
 use crate::event::{Direction, Region, SyncFor};
+use crate::figures::{number_of, number_of_these};
 use crate::summary::Summary;
 
 impl Pairer {
@@ -86,8 +87,9 @@ impl Pairer {
                 summary.warn(out.at.line, || {
                     let (n, first) = (phys_addrs.len(), phys_addrs.first().copied().unwrap_or(0));
                     let name = excerpt(name);
+                    let entries = number_of_these(n as u64, "entry", "entries");
                     let found =
-                        format!("a second unmap of {n} entries from {first:#x} on {name}, no map since");
+                        format!("a second unmap of {entries} from {first:#x} on {name}, no map since");
                     ("an unmap of something mapped".into(), found)
                 });
             }
@@ -125,7 +127,10 @@ impl Pairer {
         // An event counts once, by the worst of its parts.
         if let Some((addr, len, left)) = too_long {
             summary.skip(out.at.line, || {
-                (format!("a sync of at most {left} bytes at {addr:#x}"), format!("{len} bytes"))
+                (
+                    format!("a sync of at most {} at {addr:#x}", number_of(left, "byte")),
+                    number_of(len, "byte"),
+                )
             });
         } else if let Some(addr) = missing {
             let again = self.live.is_gone(device, addr);

@@ -7,6 +7,7 @@ use super::op::{DeviceId, Origin, Out};
 use super::segments::{self, Source};
 use super::{MAX_PHYS, NewMap, Pairer, Segment};
 use crate::event::{Region, SgMap};
+use crate::figures::{number_of, number_of_these};
 use crate::summary::Summary;
 
 impl Pairer {
@@ -41,7 +42,11 @@ impl Pairer {
         } else {
             let (n, size) = (phys.len(), region.size);
             summary.skip(out.at.line, || {
-                (format!("entries that make up {size} bytes"), format!("{n} entries that cannot"))
+                let entries = number_of_these(n as u64, "entry", "entries");
+                (
+                    format!("entries that make up {}", number_of(size, "byte")),
+                    format!("{entries} that cannot"),
+                )
             });
         }
     }
@@ -96,7 +101,9 @@ impl Pairer {
             }
             None => summary.skip(out.at.line, || {
                 let total = spans.iter().fold(0u64, |sum, span| sum.saturating_add(span.len));
-                let found = format!("{entries} entries for {total} bytes in {parts} DMA segments");
+                let entries = number_of_these(entries as u64, "entry", "entries");
+                let (total, parts) = (number_of(total, "byte"), number_of(parts as u64, "DMA segment"));
+                let found = format!("{entries} for {total} in {parts}");
                 ("entries whose lengths add up to the sizes".into(), found)
             }),
         }
@@ -117,13 +124,13 @@ impl Pairer {
         let too_high = |piece: &&Segment| piece.phys.checked_add(piece.len).is_none_or(|end| end > MAX_PHYS);
         if let Some(&Segment { phys, len }) = self.pieces.iter().find(too_high) {
             return summary.skip(out.at.line, || {
-                ("physical addresses below 2^52".into(), format!("{len} bytes at {phys:#x}"))
+                ("physical addresses below 2^52".into(), format!("{} at {phys:#x}", number_of(len, "byte")))
             });
         }
         let wraps = |span: &&Span| span.len > 0 && span.addr.checked_add(span.len - 1).is_none();
         if let Some(&Span { addr, len }) = new.spans.iter().find(wraps) {
             return summary.skip(out.at.line, || {
-                ("DMA addresses below 2^64".into(), format!("{len} bytes at {addr:#x}"))
+                ("DMA addresses below 2^64".into(), format!("{} at {addr:#x}", number_of(len, "byte")))
             });
         }
         match new.source {

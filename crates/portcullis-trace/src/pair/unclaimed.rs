@@ -10,6 +10,7 @@ use super::op::Out;
 use super::runs::{Fate, Run, Unmapped};
 use super::{At, Attached, Chunk, Pairer};
 use crate::event::{Event, EventKind, Region};
+use crate::figures::number_of;
 use crate::summary::Summary;
 
 /// After this time an `iommu:unmap` waits for its `dma_*` event no longer, if it ends what no event has claimed; and an `iommu:map`
@@ -257,7 +258,7 @@ fn holds(unmap: &Unmapped, region: &Region<'_>) -> bool {
 }
 
 fn wraps(iova: u64, size: u64) -> (String, String) {
-    ("a range that ends below 2^64".into(), format!("{size} bytes at iova {iova:#x}"))
+    ("a range that ends below 2^64".into(), format!("{} at iova {iova:#x}", number_of(size, "byte")))
 }
 
 #[cfg(test)]

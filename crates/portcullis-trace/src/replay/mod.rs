@@ -54,7 +54,8 @@ use portcullis::dma::{DmaMapError, DmaUnmapError};
 use registered::Registered;
 use share::Share;
 
-use crate::budget::Over;
+use crate::budget::{Over, WayOut};
+use crate::figures::{bytes, count, number_of};
 use crate::printable::Printable;
 use crate::{Chunk, Trace, TraceError};
 
@@ -110,7 +111,12 @@ pub enum ReplayError {
     },
     /// More memory is wanted than there may be: each policy keeps account of each device, each live mapping and each of its
     /// pages.
-    #[error("{name}: line {line}: with {devices} devices and {mappings} live mappings {over}", name = Printable(name))]
+    #[error(
+        "{name}: line {line}: with {} and {}, {over}",
+        number_of(*devices as u64, "device"),
+        number_of(*mappings as u64, "live mapping"),
+        name = Printable(name)
+    )]
     Memory {
         /// The recording.
         name: String,
@@ -125,8 +131,10 @@ pub enum ReplayError {
     },
     /// More pages are mapped and synced, or more timers run, by few events, than can be followed one by one in bearable time.
     #[error(
-        "{name}: line {line}: {pages} pages and timers would be followed one by one by now, {most} are possible for a recording of so \
+        "{name}: line {line}: {} pages and timers would be followed one by one by now, {} are possible for a recording of so \
          few events: --device, --limit or --policy make it less",
+        count(*pages),
+        count(*most),
         name = Printable(name)
     )]
     TooManyPages {
@@ -141,8 +149,12 @@ pub enum ReplayError {
     },
     /// More bytes than the replay keeps, where mappings are copied.
     #[error(
-        "{name}: line {line}: {policy} wants the bytes of {wanted} pages of 4 KiB beside those in use, and may have {most} in all: \
-         --device, --limit or --policy make it less, and --memory allows more",
+        "{name}: line {line}: {policy} keeps the bytes of what is mapped, and their copies: it needs {} more, and may have {} \
+         in all (its part of half of --memory, {} at the most): {}",
+        bytes(*wanted as f64),
+        bytes(*most as f64),
+        bytes(MOST_BYTES as f64),
+        WayOut(*memory),
         name = Printable(name)
     )]
     TooManyBytes {
@@ -152,10 +164,12 @@ pub enum ReplayError {
         line: u64,
         /// The policy that copies.
         policy: &'static str,
-        /// Pages of the mapping.
+        /// Bytes of the mapping's pages, or of a bounce buffer.
         wanted: u64,
-        /// Pages there can be, with bounce buffers and the directory of pages.
+        /// Bytes there can be, with bounce buffers and the directory of pages.
         most: u64,
+        /// How much memory is likely to be enough, if any is.
+        memory: Option<u64>,
     },
     /// The trace names memory where the replay has its bounce buffers.
     #[error("line {line}: mapping: memory at {phys}, where the replay has its bounce buffers")]
@@ -175,7 +189,7 @@ pub enum ReplayError {
         name: String,
     },
     /// More devices than an IOMMU has domains.
-    #[error("the trace names more than {number} devices: an IOMMU has 65,535 domains")]
+    #[error("the trace names more than {}: an IOMMU has 65,535 domains", number_of(*number as u64, "device"))]
     TooManyDevices {
         /// Devices so far.
         number: usize,

@@ -106,6 +106,12 @@ pub struct TraceReport {
     /// It tells what policies that copy would copy, but for one mapping, and one byte, in a hundred.
     #[serde(default = "yes")]
     pub copies_known: bool,
+    /// It tells the direction and the bytes of all mappings, but for one in a hundred.
+    #[serde(skip, default = "yes")]
+    pub directions_known: bool,
+    /// It has the mappings of all syncs, but for one in a hundred.
+    #[serde(skip, default = "yes")]
+    pub syncs_known: bool,
     /// It has all mappings that it shows to be, but for one in a hundred.
     #[serde(default = "yes")]
     pub costs_known: bool,
@@ -144,6 +150,8 @@ impl From<&Summary> for TraceReport {
             without_direction: summary.direct_maps,
             hidden: summary.hidden(),
             copies_known: summary.copies_known(),
+            directions_known: summary.directions_known(),
+            syncs_known: summary.syncs_known(),
             costs_known: summary.costs_known(),
         }
     }

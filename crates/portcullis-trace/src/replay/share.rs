@@ -78,9 +78,13 @@ impl Share {
         self.live = self.live.saturating_sub(pages);
     }
 
-    /// There is no room for the bytes of `wanted` pages.
+    /// There is no room for `wanted` bytes.
     pub(super) fn no_bytes(&self, line: u64, policy: &'static str, wanted: u64) -> ReplayError {
-        ReplayError::TooManyBytes { name: self.name.clone(), line, policy, wanted, most: self.bytes >> 12 }
+        let (most, limit) = (self.bytes, budget::limit());
+        // A quarter of a part is not for the recording's memory, and another may be in use.
+        let enough = |next: u64| most < MOST_BYTES && most.saturating_mul(next / limit) / 2 >= wanted;
+        let memory = budget::more(limit, enough).filter(|_| wanted <= MOST_BYTES / 2);
+        ReplayError::TooManyBytes { name: self.name.clone(), line, policy, wanted, most, memory }
     }
 
     /// `pages` pages are to be followed one by one.
@@ -160,8 +164,11 @@ mod tests {
             share.look(5, looks).unwrap();
             assert_eq!(share.pages, pages, "{looks} more");
         }
-        let error = Share { bytes: 5 << 12, ..share }.no_bytes(9, "bounce", 8);
-        assert!(error.to_string().starts_with("t: line 9: bounce wants the bytes of 8 pages of 4 KiB"));
-        assert!(error.to_string().contains("may have 5 in all"), "{error}");
+        let error = Share { bytes: 5 << 12, ..share }.no_bytes(9, "bounce", 8 << 12).to_string();
+        assert!(error.starts_with("t: line 9: bounce keeps the bytes of what is mapped, "), "{error}");
+        assert!(
+            error.contains(": it needs 33 kB more, and may have 20 kB in all (its part of half of --memory"),
+            "{error}"
+        );
     }
 }

@@ -318,7 +318,7 @@ fn merged_lists_take_their_lengths_from_the_iommu() {
     let (ops, summary) = read(&lines(&[sg.clone(), sg.replace("0x4000", "0x1800")]));
     assert_eq!(ops[0].1.iter().map(|s| s.len).sum::<u64>(), 0x4000);
     assert_eq!((ops.len(), summary.guessed_lengths, summary.skipped), (1, 1, 1));
-    assert!(summary.kept_warnings[0].found.starts_with("3 entries for 6144 bytes"));
+    assert!(summary.kept_warnings[0].found.starts_with("3 entries for 6,144 bytes"));
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn syncs_find_the_mapping_from_its_middle() {
     assert_eq!(shape(&ops), ["M0", "M1", "C0+192:64", "D0+2240:1536", "M2", "C2+0:512", "C2+528:32", "U0"]);
     assert_eq!((summary.syncs, summary.skipped), (3, 1));
     assert_eq!((summary.syncs_unpaired.before_recording, summary.syncs_unpaired.already_unmapped), (1, 1));
-    assert_eq!(summary.kept_warnings[0].expected, "a sync of at most 1 bytes at 0x1fff");
+    assert_eq!(summary.kept_warnings[0].expected, "a sync of at most 1 byte at 0x1fff");
 }
 
 #[test]
@@ -480,9 +480,9 @@ fn maps_that_cannot_be() {
     let (phys, dma) = ("physical addresses below 2^52", "DMA addresses below 2^64");
     let expected = [
         ("a size of 1 byte or more", "0 bytes"),
-        (phys, "4096 bytes at 0x10000000000000"),
-        (phys, "4096 bytes at 0xfffffffffffffffa"),
-        (dma, "4096 bytes at 0xfffffffffffffffa"),
+        (phys, "4,096 bytes at 0x10000000000000"),
+        (phys, "4,096 bytes at 0xfffffffffffffffa"),
+        (dma, "4,096 bytes at 0xfffffffffffffffa"),
     ];
     assert_eq!(said.collect::<Vec<_>>(), expected);
 }

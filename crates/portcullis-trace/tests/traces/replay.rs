@@ -141,8 +141,8 @@ fn bytes_that_cannot_be_kept_are_an_error_with_the_limit() {
         let mut trace = Trace::from_bytes("much", text.as_bytes(), ReadOptions::default()).unwrap();
         let error = replay(&mut trace, &options, |_| ()).unwrap_err().to_string();
         let expected = format!(
-            "much: line 1: {} wants the bytes of 1310720 pages of 4 KiB beside those in use, and may have 1048576 in all: \
-             --device, --limit or --policy make it less, and --memory allows more",
+            "much: line 1: {} keeps the bytes of what is mapped, and their copies: it needs 5.4 GB more, and may have 4.3 GB in all (its \
+             part of half of --memory, 4.3 GB at the most): make it less by --device, --limit or --policy",
             mode.name()
         );
         assert_eq!(error, expected);
@@ -294,8 +294,9 @@ fn refused_for_its_pages(size: u64, pages: u64) {
     let mut trace = Trace::from_bytes("large", text.as_bytes(), ReadOptions::default()).unwrap();
     let error = replay(&mut trace, &options("none"), |_| ()).unwrap_err().to_string();
     let expected = format!(
-        "large: line 2: {pages} pages and timers would be followed one by one by now, 4196352 are possible for a recording of \
-         so few events: --device, --limit or --policy make it less"
+        "large: line 2: {} pages and timers would be followed one by one by now, 4,196,352 are possible for a recording of \
+         so few events: --device, --limit or --policy make it less",
+        portcullis_trace::figures::count(pages)
     );
     assert_eq!(error, expected);
 }

@@ -96,7 +96,7 @@ fn an_overlong_line_is_passed_over() {
     let (_, after) = read_in(&text, ReadOptions::default(), 100).expect("a trace");
     assert_eq!(after.events, before.events + 1);
     assert_eq!((after.warnings, after.unrecognised_lines), (1, 1));
-    assert_eq!(after.kept_warnings[0].found, "5242880 bytes");
+    assert_eq!(after.kept_warnings[0].found, "5,242,880 bytes");
     assert_eq!(after.text_bytes, text.len() as u64 + 1, "each line and its end");
 }
 

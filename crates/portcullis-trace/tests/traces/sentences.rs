@@ -42,8 +42,8 @@ fn each_error_of_a_trace_says_where_it_is() {
             r"a\u{1b}[2J is a book, which is not read: `cat` makes the text that is",
         ),
         pair(
-            TraceError::Empty { name: name(), lines: 7 },
-            r"a\u{1b}[2J is empty: it has no trace event in 7 lines. ".to_owned()
+            TraceError::Empty { name: name(), lines: 1 },
+            r"a\u{1b}[2J is empty: it has no trace event in 1 line. ".to_owned()
                 + "Nothing was mapped meanwhile, or none of the events dma:* and iommu:* was switched on, or the IOMMU was off and this kernel, \
                    before Linux 6.12, records nothing then. "
                 + EXPECTED,
@@ -59,8 +59,8 @@ fn each_error_of_a_trace_says_where_it_is() {
             r"a\u{1b}[2J: truncated gzip archive: it ends after 8 bytes, in line 7 of its text, where more must follow",
         ),
         pair(
-            TraceError::CorruptArchive { name: name(), format, after_bytes: 8, line: 7, source: source() },
-            r"a\u{1b}[2J: damaged gzip archive within its first 8 bytes, line 7 of its text: no luck",
+            TraceError::CorruptArchive { name: name(), format, after_bytes: 1, line: 7, source: source() },
+            r"a\u{1b}[2J: damaged gzip archive within its first 1 byte, line 7 of its text: no luck",
         ),
         pair(
             TraceError::Clock { name: name(), line: 7, found: "12".into() },
@@ -75,8 +75,8 @@ fn each_error_of_a_trace_says_where_it_is() {
         ),
         pair(TraceError::Memory { name: name(), line: 7, over: OVER }, format!(r"a\u{{1b}}[2J: line 7: {OVER}")),
         pair(
-            TraceError::Bomb { name: name(), format: Format::Zstd, after_bytes: 8, text_bytes: 9, line: 7 },
-            r"a\u{1b}[2J: 8 bytes of this zstd archive become more than 9 bytes of text, by line 7, as no recording's do: what it "
+            TraceError::Bomb { name: name(), format: Format::Zstd, after_bytes: 1, text_bytes: 9000, line: 7 },
+            r"a\u{1b}[2J: 1 byte of this zstd archive make more than 9,000 bytes of text, by line 7, as no recording's do: what it "
                 .to_owned()
                 + "holds can be read from a file that is not packed",
         ),
@@ -117,20 +117,28 @@ fn each_error_of_a_replay_says_where_it_is() {
             "line 7: queue: the format has leaves at 1 to 3 levels, not at 5",
         ),
         pair(
-            ReplayError::Memory { name: name(), line, devices: 2, mappings: 3, over: OVER },
-            format!(r"a\u{{1b}}[2J: line 7: with 2 devices and 3 live mappings {OVER}"),
+            ReplayError::Memory { name: name(), line, devices: 1, mappings: 3000, over: OVER },
+            format!(r"a\u{{1b}}[2J: line 7: with 1 device and 3,000 live mappings, {OVER}"),
         ),
         pair(
-            ReplayError::TooManyPages { name: name(), line, pages: 9, most: 8 },
-            r"a\u{1b}[2J: line 7: 9 pages and timers would be followed one by one by now, 8 are possible for a recording of so few "
+            ReplayError::TooManyPages { name: name(), line, pages: 9000, most: 8000 },
+            r"a\u{1b}[2J: line 7: 9,000 pages and timers would be followed one by one by now, 8,000 are possible for a recording of so few "
                 .to_owned()
                 + "events: --device, --limit or --policy make it less",
         ),
         pair(
-            ReplayError::TooManyBytes { name: name(), line, policy: "bounce", wanted: 9, most: 8 },
-            r"a\u{1b}[2J: line 7: bounce wants the bytes of 9 pages of 4 KiB beside those in use, and may have 8 in all: --device, "
+            ReplayError::TooManyBytes {
+                name: name(),
+                line,
+                policy: "bounce",
+                wanted: 110_592,
+                most: 11 << 20,
+                memory: Some(128 << 20),
+            },
+            r"a\u{1b}[2J: line 7: bounce keeps the bytes of what is mapped, and their copies: it needs 111 kB more, and may "
                 .to_owned()
-                + "--limit or --policy make it less, and --memory allows more",
+                + "have 11.5 MB in all (its part of half of --memory, 4.3 GB at the most): try --memory 128M, or make it less by \
+                   --device, --limit or --policy",
         ),
         pair(
             ReplayError::PoolsMemory { line, phys: PhysAddr::new(0x5000) },

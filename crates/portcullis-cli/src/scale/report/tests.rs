@@ -150,7 +150,7 @@ fn the_policy_to_choose_stands_out_where_there_is_one() {
         let table = tables.last_mut().unwrap();
         let mappings = table.workload.requests.iter_mut().flat_map(|request| &mut request.mappings);
         mappings.for_each(|mapping| mapping.shared = false);
-        table.told.copies = false;
+        table.told.directions = false;
     });
     assert!(unknown.contains("; what else lies in a buffer's pages is not known"), "{unknown}");
 }

@@ -2,6 +2,7 @@
 
 use portcullis::addr::{Direction, DmaSegment, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{DmaMapError, Ended, RawMapping};
+use portcullis::platform::FRAME_SIZE;
 
 use super::due::Due;
 use super::{Engine, end_failed, model_device};
@@ -53,7 +54,11 @@ impl Engine {
         if result.is_err() && is_refused(self) {
             // Bytes of the trace's memory have taken the room that bounce buffers want.
             if !self.forget() {
-                return Err(self.share.no_bytes(line, self.mode.name(), pages(&self.scratch)));
+                return Err(self.share.no_bytes(
+                    line,
+                    self.mode.name(),
+                    pages(&self.scratch).saturating_mul(FRAME_SIZE),
+                ));
             }
             let again = self.map_in(device, lane, direction, &mut view);
             (result, ticks) = (again.0, ticks + again.1);
@@ -62,7 +67,11 @@ impl Engine {
             Ok(mapped) => mapped,
             Err(error @ DmaMapError::OutOfMemory) => return Err(ReplayError::Map { line, error }),
             Err(_) if is_refused(self) => {
-                return Err(self.share.no_bytes(line, self.mode.name(), pages(&self.scratch)));
+                return Err(self.share.no_bytes(
+                    line,
+                    self.mode.name(),
+                    pages(&self.scratch).saturating_mul(FRAME_SIZE),
+                ));
             }
             Err(error) => {
                 self.refused(line, error);
@@ -143,7 +152,8 @@ impl Engine {
             return None;
         }
         if !self.back() {
-            let error = self.share.no_bytes(line, self.mode.name(), pages(&self.scratch));
+            let error =
+                self.share.no_bytes(line, self.mode.name(), pages(&self.scratch).saturating_mul(FRAME_SIZE));
             self.note(Err(error));
             return None;
         }

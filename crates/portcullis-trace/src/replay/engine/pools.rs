@@ -9,6 +9,7 @@ use portcullis::domain::Policy;
 
 use super::Engine;
 use crate::Origin;
+use crate::replay::ReplayError;
 use crate::replay::driver::Copies;
 
 /// The pool of a machine without an IOMMU: it begins small, and mappings of up to 16 MiB fit.
@@ -47,7 +48,7 @@ impl Engine {
     }
 
     /// What its queues copy through, if they do.
-    pub(super) fn copies(&mut self) -> Result<Copies, SetupError> {
+    pub(super) fn copies(&mut self) -> Result<Copies, ReplayError> {
         let Some(bytes) = self.bytes.as_ref().filter(|_| self.mode.copies()) else {
             return Ok(Copies::None);
         };
@@ -56,7 +57,12 @@ impl Engine {
         }
         let pool = match &self.swiotlb {
             Some(pool) => pool.clone(),
-            None => Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB)?,
+            None => match Swiotlb::new(Arc::clone(&self.platform), Arc::clone(bytes), &SWIOTLB) {
+                Err(SetupError::NoArea { area_bytes, .. }) => {
+                    return Err(self.share.no_bytes(self.line, self.mode.name(), area_bytes));
+                }
+                pool => pool?,
+            },
         };
         self.swiotlb = Some(pool.clone());
         Ok(Copies::Swiotlb(pool))

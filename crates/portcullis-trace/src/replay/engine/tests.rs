@@ -173,8 +173,8 @@ fn bytes_of_mappings_that_live_or_wait_for_their_commit_are_not_forgotten() {
     let (_, result) = run(Mode::StrictBatch, "vtd-ss", &live, |share| share.bytes = 1 << 20, true);
     assert_eq!(
         result.unwrap_err().to_string(),
-        "t: line 2: strict-batch wants the bytes of 100 pages of 4 KiB beside those in use, and may have 256 in all: \
-         --device, --limit or --policy make it less, and --memory allows more"
+        "t: line 2: strict-batch keeps the bytes of what is mapped, and their copies: it needs 410 kB more, and may have 1.0 MB in all \
+         (its part of half of --memory, 4.3 GB at the most): make it less by --device, --limit or --policy"
     );
 }
 
