@@ -68,8 +68,9 @@ done
 # A command's exit code, and a device that is asked for.
 portcullis record -o /tmp/command.zst -- sh -c 'sleep 1; exit 7' >/tmp/told 2>&1; code=$?
 [ $code = 7 ] && ok "a command's exit code" || bad "a command's exit code" "$code: $(cat /tmp/told)"
-portcullis record --seconds 1 --device 1f.9 -o /tmp/other.trace >/tmp/told 2>&1
+portcullis record --seconds 1 --device 00.0 -o /tmp/other.trace >/tmp/told 2>&1 || bad "another device" "$(cat /tmp/told)"
 grep -q " dma_" /tmp/other.trace && bad "another device" "$(grep -m 1 ' dma_' /tmp/other.trace)" || ok "another device's mappings are not recorded"
+portcullis record --seconds 1 --device 1f.9 -o /tmp/none.trace >/tmp/told 2>&1 && bad "no such device" "it recorded" || ok "no such device: $(tail -n 1 /tmp/told)"
 portcullis record --seconds 1 --device "${device#0000:00:}" -o /tmp/one.trace >/tmp/told 2>&1
 grep -q " dma_\| map: " /tmp/one.trace && ok "the device's are" || bad "the device's are" "$(cat /tmp/told)"
 # What is private is gone at once, and the verdict is one command.

@@ -4,10 +4,13 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use portcullis_trace::is_named;
+
 use super::events::{Events, Kernel, hidden};
 use super::instance::{Hands, Instance};
 use super::streams::{Round, Streams};
 use super::tracefs::{Tracefs, TracingError};
+use crate::linux::host::{Here, Host};
 
 /// Memory for the buffers of all CPUs to begin with, of one at least and at most then, and of one at most later, in KiB.
 const ALL_KIB: u64 = 64 << 10;
@@ -39,6 +42,7 @@ impl Session {
         hands: Hands,
         device: Option<&str>,
     ) -> Result<(Self, Vec<String>), TracingError> {
+        device.map_or(Ok(()), |device| is_there(root, device))?;
         let tracefs = Tracefs::find(root)?;
         let (instance, was_left) = Instance::make(&tracefs, hands)?;
         let streams = Streams::open(&instance)?;
@@ -100,4 +104,19 @@ impl Session {
         instance.remove()?;
         Ok(events)
     }
+}
+
+/// Whether `asked` names a device of the machine below `root`. Where sysfs shows no device at all, any may be there.
+fn is_there(root: &Path, asked: &str) -> Result<(), TracingError> {
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    let host = Host::new(root, &Here);
+    let buses = host.at("sys/bus");
+    let on = |bus: &String| host.names(&buses.join(bus).join("devices"));
+    let mut all = host.names(&buses).iter().flat_map(on).collect::<Vec<_>>().into_iter().peekable();
+    if all.peek().is_none() || all.any(|name| is_named(asked, &name)) {
+        return Ok(());
+    }
+    let means = host.find(asked).ok().map(|device| device.name);
+    let devices = host.devices().into_iter().map(|device| device.name).collect();
+    Err(TracingError::NoSuchDevice { name: asked.to_owned(), means, devices })
 }

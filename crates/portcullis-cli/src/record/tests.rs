@@ -205,6 +205,43 @@ fn a_device_is_a_filter_of_the_events_that_name_one() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_refused_before_anything_is_switched_on() {
+    let machine = Machine::with(&["dma", "iommu"]);
+    let prepare = |device| machine.prepare(Some(device)).and_then(|(session, _)| session.end().map(drop));
+    // Sysfs shows no device at all: it may be there.
+    prepare("03.0").unwrap();
+    machine.put("sys/devices/pci0000:00/0000:00:00.0/class", "0x060000\n");
+    machine.put("sys/devices/pci0000:00/0000:00:03.0/class", "0x020000\n");
+    machine.put("sys/devices/pci0000:00/0000:00:03.0/net/eth0/mtu", "1500\n");
+    machine.put("sys/devices/platform/usb.1/uevent", "");
+    let link = |to: &str, from: &str| {
+        let from = machine.root().join(from);
+        fs::create_dir_all(from.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(machine.root().join(to), from).unwrap();
+    };
+    link("sys/bus/pci", "sys/devices/pci0000:00/0000:00:03.0/subsystem");
+    link("sys/devices/pci0000:00/0000:00:00.0", "sys/bus/pci/devices/0000:00:00.0");
+    link("sys/devices/pci0000:00/0000:00:03.0", "sys/bus/pci/devices/0000:00:03.0");
+    link("sys/devices/platform/usb.1", "sys/bus/platform/devices/usb.1");
+    link("sys/devices/pci0000:00/0000:00:03.0/net/eth0", "sys/class/net/eth0");
+    for device in ["03.0", "0000:00:03.0", "00.0", "usb.1"] {
+        prepare(device).unwrap();
+    }
+    let said = |device| {
+        let why = prepare(device).unwrap_err().to_string();
+        assert!(!machine.instance().exists(), "{why}");
+        let start =
+            format!("this machine has no device {device}, and none whose name ends so behind a colon. ");
+        why.strip_prefix(&start).unwrap().to_owned()
+    };
+    let all = "On PCI it has 0000:00:03.0: `portcullis status` says what they are; `ls /sys/bus/*/devices` lists all devices";
+    assert_eq!([said("1f.9"), said("3.0"), said("sb.1")], [all; 3]);
+    assert_eq!(said("eth0"), format!("For what is made of 0000:00:03.0, type --device 0000:00:03.0. {all}"));
+    fs::remove_dir_all(machine.root().join("sys/bus/pci")).unwrap();
+    assert_eq!(said("1f.9"), "It has none on PCI; `ls /sys/bus/*/devices` lists all devices");
+}
+
+#[test]
 fn two_runs_do_not_meet_and_what_a_killed_one_has_left_is_removed() {
     let machine = Machine::with(&["dma", "iommu"]);
     let (first, _) = machine.prepare(None).unwrap();
@@ -347,6 +384,11 @@ fn each_error_of_a_recording_says_what_to_do() {
         pair(
             TracingError::NoEvents,
             "this kernel has no events of DMA: neither `dma:*` (Linux 6.12 and later) nor `iommu:*` (with an IOMMU's driver)",
+        ),
+        pair(
+            TracingError::NoSuchDevice { name: odd(), means: Some(odd()), devices: vec![odd(), "b".into()] },
+            "this machine has no device ODD, and none whose name ends so behind a colon. For what is made of ODD, type --device ODD. On PCI \
+             it has ODD, b: `portcullis status` says what they are; `ls /sys/bus/*/devices` lists all devices",
         ),
         pair(TracingError::File { path: odd().into(), source: error() }, "ODD: no luck"),
         pair(CommandError::Read(error()), "cannot read the kernel's buffers: no luck"),

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::header::some_of;
 use crate::linux::host::is_root;
 
 /// Where tracefs is mounted, most often and on old kernels.
@@ -34,6 +35,19 @@ pub enum TracingError {
         "this kernel has no events of DMA: neither `dma:*` (Linux 6.12 and later) nor `iommu:*` (with an IOMMU's driver)"
     )]
     NoEvents,
+    #[error(
+        "this machine has no device {}, and none whose name ends so behind a colon. {}",
+        portcullis_trace::Printable(name),
+        there_are(devices, means.as_deref())
+    )]
+    NoSuchDevice {
+        /// What was asked for.
+        name: String,
+        /// The device that `protect` and `status` know by that name, if there is one.
+        means: Option<String>,
+        /// Those on PCI that are no bridges.
+        devices: Vec<String>,
+    },
     #[error("{}: {source}", portcullis_trace::Printable(path.display()))]
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
@@ -49,6 +63,18 @@ impl TracingError {
             _ => Self::File { path: path.to_owned(), source },
         }
     }
+}
+
+/// Which device could be named.
+fn there_are(devices: &[String], means: Option<&str>) -> String {
+    let of_pci = match devices {
+        [] => "It has none on PCI".to_owned(),
+        all => format!("On PCI it has {}: `portcullis status` says what they are", some_of(all)),
+    };
+    let means = means.map_or(String::new(), |device| {
+        format!("For what is made of {0}, type --device {0}. ", portcullis_trace::Printable(device))
+    });
+    format!("{means}{of_pci}; `ls /sys/bus/*/devices` lists all devices")
 }
 
 /// What was typed, with this program's path, since root may not find it by its name.
