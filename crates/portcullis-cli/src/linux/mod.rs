@@ -39,7 +39,7 @@ pub fn status(asked: &Status) -> Result<(), Box<dyn Error>> {
     let text = if asked.json {
         status::json(&found, asked)?
     } else {
-        table::text(&found, crate::look::is_unicode())
+        table::text(&found, crate::look::is_unicode(), crate::look::columns())
     };
     Ok(crate::print(&text)?)
 }

@@ -195,12 +195,12 @@ fn found(host: &Host<'_>, name: &str) -> Result<Device, FindError> {
     let device = host.find(name)?;
     let driver = host.driver(&device).map_or("no driver".into(), |driver| format!("driver {driver}"));
     let group = host.group(&device).map_or(String::new(), |group| format!(", IOMMU group {group}"));
-    host.outside.say(&format!(
-        "{} is {device} ({}{}).",
-        Printable(name),
-        Printable(driver),
-        Printable(group)
-    ));
+    let about = format!("{}{}", Printable(driver), Printable(group));
+    host.outside.say(&if name == device.name {
+        format!("{device}: {about}.")
+    } else {
+        format!("{} is {device} ({about}).", Printable(name))
+    });
     Ok(device)
 }
 

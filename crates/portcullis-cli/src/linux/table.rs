@@ -3,35 +3,36 @@
 use portcullis_trace::Printable;
 
 use super::status::{Found, Protected, Seen};
-use crate::look::{self, bytes, count, number_of};
+use crate::look::{self, bytes, count, number_of, number_of_these};
 
 /// What stands where the module does not tell.
 const NOT_TOLD: &str = "-";
 
-/// A block for each protected device, and a table of the others.
-pub fn text(found: &Found, unicode: bool) -> String {
+/// A block for each protected device, and a table of the others, in lines of `columns` at the most.
+pub fn text(found: &Found, unicode: bool, columns: usize) -> String {
+    let wrap = |text: &str, indent: &str| look::wrap_at(text, indent, columns);
     let mut text = String::new();
     for device in &found.protected {
-        text.push_str(&block(device, unicode));
+        text.push_str(&block(device, unicode, columns));
         text.push('\n');
     }
     let version = found.module.version.as_deref().unwrap_or("of a version that it does not tell");
     text.push_str(&match (found.module.loaded, found.protected.is_empty()) {
-        (false, _) => look::wrap(
+        (false, _) => wrap(
             "The module portcullis is not loaded, so Portcullis protects no device. docs/linux.md says how to get it.",
             "",
         ),
-        (true, true) => look::wrap(
+        (true, true) => wrap(
             &format!("The module portcullis ({}) is loaded, and protects none of these devices.", Printable(version)),
             "",
         ),
         (true, false) => String::new(),
     });
     for rule in &found.module.rules {
-        text.push_str(&look::wrap(&format!("Rule for devices that drivers take: {}", Printable(rule)), "  "));
+        text.push_str(&wrap(&format!("Rule for devices that drivers take: {}", Printable(rule)), "  "));
     }
     if !found.unprotected.is_empty() {
-        text.push_str(&others(&found.unprotected, unicode));
+        text.push_str(&others(&found.unprotected, unicode, columns));
     }
     text
 }
@@ -53,10 +54,10 @@ fn amount(n: u64) -> String {
     if n == 0 { "none".into() } else { bytes(n as f64) }
 }
 
-/// A table that is no wider than the terminal: what is longer takes several lines.
-fn fitted(unicode: bool) -> comfy_table::Table {
-    let mut table = look::table(unicode);
-    table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic).set_width(look::COLUMNS as u16);
+/// The table in `columns` at the most: what is longer takes several lines.
+fn fit(mut table: comfy_table::Table, columns: usize) -> comfy_table::Table {
+    let columns = u16::try_from(columns).unwrap_or(u16::MAX);
+    table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic).set_width(columns);
     table
 }
 
@@ -89,9 +90,9 @@ fn rows(device: &Protected) -> Vec<(&'static str, String)> {
         (
             "copied",
             format!(
-                "{}, in {} copies",
+                "{}, in {}",
                 figure(counter("copied_bytes"), amount),
-                figure(counter("copies"), count)
+                figure(counter("copies"), |n| number_of_these(n, "copy", "copies"))
             ),
         ),
         (
@@ -127,29 +128,52 @@ fn rows(device: &Protected) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn block(device: &Protected, unicode: bool) -> String {
+fn block(device: &Protected, unicode: bool, columns: usize) -> String {
     let seen = &device.seen;
     let uses = if seen.uses.is_empty() { String::new() } else { format!(" ({})", all_of(&seen.uses)) };
     let external = if seen.external { ", behind an external port" } else { "" };
-    let head = look::wrap(&format!("{}{uses}{external}", Printable(&seen.device)), "  ");
-    let mut table = fitted(unicode);
+    let head = look::wrap_at(&format!("{}{uses}{external}", Printable(&seen.device)), "  ", columns);
+    let mut table = fit(look::table(unicode), columns);
     for (name, value) in rows(device) {
         table.add_row([name.to_owned(), value]);
     }
     format!("{head}{table}\n")
 }
 
-fn others(devices: &[Seen], unicode: bool) -> String {
-    let mut table = fitted(unicode);
+/// A table; sentences where a narrow terminal has no room for it, as names in it would be cut.
+fn others(devices: &[Seen], unicode: bool, columns: usize) -> String {
+    let mut table = look::table(unicode);
     table.set_header(["not protected", "is", "driver", "Linux's mode", "port"]);
     for device in devices {
         table.add_row([
             Printable(&device.device).to_string(),
             all_of(&device.uses),
             told(device.driver.as_ref()),
-            device.linux_mode.as_ref().map_or("no IOMMU".into(), |mode| Printable(mode).to_string()),
+            mode(device),
             if device.external { "external".into() } else { String::new() },
         ]);
     }
-    format!("{table}\n")
+    let drawn = table.to_string();
+    let wide = drawn.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    if wide <= columns {
+        return format!("{drawn}\n");
+    }
+    if columns >= look::COLUMNS {
+        return format!("{}\n", fit(table, columns));
+    }
+    let sentences = devices.iter().map(|device| look::wrap_at(&sentence(device), "  ", columns));
+    look::wrap_at("Not protected:", "", columns) + &sentences.collect::<String>()
+}
+
+fn mode(device: &Seen) -> String {
+    device.linux_mode.as_ref().map_or("no IOMMU".into(), |mode| Printable(mode).to_string())
+}
+
+/// A row of the table, in a line.
+fn sentence(device: &Seen) -> String {
+    let uses = if device.uses.is_empty() { String::new() } else { format!(" ({})", all_of(&device.uses)) };
+    let driver =
+        device.driver.as_ref().map_or("no driver".into(), |name| format!("driver {}", Printable(name)));
+    let external = if device.external { ", external port" } else { "" };
+    format!("{}{uses}: {driver}, {}{external}", Printable(&device.device), mode(device))
 }

@@ -14,8 +14,10 @@ pub enum Mode {
     Strict,
     /// It does not.
     Lazy,
-    /// The device reaches all memory.
+    /// The device reaches all memory, as its IOMMU lets it through.
     Passthrough,
+    /// The device reaches all memory, as it is behind no IOMMU.
+    NoIommu,
     /// By this project's module: `portcullis status` tells more.
     Module,
     /// Nothing is known.
@@ -38,8 +40,8 @@ impl Mode {
             Ok("lazy") => Self::Lazy,
             Ok("passthrough") => Self::Passthrough,
             Ok(_) => Self::Unknown,
-            // No IOMMU at all, or a device of another bus.
-            Err(_) if root.join("sys/bus/pci/devices").join(device).exists() => Self::Passthrough,
+            // Devices of other buses may have one.
+            Err(_) if root.join("sys/bus/pci/devices").join(device).exists() => Self::NoIommu,
             Err(_) => Self::Unknown,
         }
     }
@@ -184,7 +186,7 @@ mod tests {
         }
         assert_eq!(
             [mode("b"), mode("c"), mode("../devices/a")],
-            [Mode::Passthrough, Mode::Unknown, Mode::Unknown]
+            [Mode::NoIommu, Mode::Unknown, Mode::Unknown]
         );
         std::fs::create_dir_all(root.path().join("sys/kernel/portcullis/devices/a")).unwrap();
         assert_eq!(mode("a"), Mode::Module);

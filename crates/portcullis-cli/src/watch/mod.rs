@@ -41,7 +41,8 @@ pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
     interrupt::listen_to_ends();
     let root = Path::new("/");
     let (session, notes) = Session::prepare(root, instance::KERNEL, asked.device.as_deref())?;
-    notes.iter().for_each(|note| look::tell(&look::wrap(note, "")));
+    let notes = notes.iter().map(String::as_str).chain(without_iommu(root));
+    notes.for_each(|note| look::tell(&look::wrap(note, "")));
     session.switch(true)?;
     let end = asked.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let (live, session) = Live::new(session, end);
@@ -50,6 +51,14 @@ pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
     outcome?;
     ended.transpose()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a view is of on a machine without an IOMMU.
+fn without_iommu(root: &Path) -> Option<&'static str> {
+    let mut groups = std::fs::read_dir(root.join("sys/kernel/iommu_groups")).into_iter().flatten();
+    groups.next().is_none().then_some(
+        "This machine has no IOMMU, or it is off: every device reaches all memory, before its map and after its unmap. What is shown are          mappings at the memory's own addresses, and of bounce buffers (swiotlb). Virtio devices make none then. `portcullis doctor` says          how to switch an IOMMU on.",
+    )
 }
 
 /// What is shorter makes no view of its own at the end.
@@ -78,11 +87,8 @@ fn show(
         if since >= interval || (!more && is_new) {
             (shown, shown_ns) = (Instant::now(), Some(now));
             let view_of = View { time: start.elapsed(), lost: trace.summary().lost_events };
-            view.show(&table::text(
-                devices.views(now, since.as_nanos() as u64),
-                view_of,
-                look::is_unicode(),
-            ))?;
+            let devices = devices.views(now, since.as_nanos() as u64);
+            view.show(&table::text(&devices, view_of, look::is_unicode(), look::room()))?;
         }
         if !more {
             return Ok(());
@@ -137,5 +143,21 @@ impl Screen {
             }
             result => result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_machine_without_an_iommu_is_said_to_have_none() {
+        let root = tempfile::tempdir().unwrap();
+        let said = || super::without_iommu(root.path());
+        assert!(said().is_some_and(|said| said.starts_with("This machine has no IOMMU, or it is off: ")));
+        let groups = root.path().join("sys/kernel/iommu_groups");
+        std::fs::create_dir_all(&groups).unwrap();
+        assert!(said().is_some());
+        // With one, also where it lets devices through.
+        std::fs::create_dir(groups.join("0")).unwrap();
+        assert_eq!(said(), None);
     }
 }

@@ -33,6 +33,9 @@ fn a_device_without_a_driver_is_protected_at_once() {
     );
     assert!(fake.is_protected("0000:00:06.0") && fake.questions.borrow().is_empty());
     assert!(fake.heard().contains("00:06.0 is 0000:00:06.0 (no driver, IOMMU group 3)."), "{}", fake.heard());
+    // Its own name says nothing of itself.
+    fake.protect("0000:00:06.0", "policy=strict", ASK).unwrap();
+    assert!(fake.heard().contains(" 0000:00:06.0: no driver, IOMMU group 3."), "{}", fake.heard());
     assert!(
         fake.heard().contains("0000:00:06.0 is protected: policy=lazy window_us=250"),
         "{}",

@@ -45,7 +45,7 @@ fn asked(device: Option<&str>) -> Status {
 }
 
 fn text(fake: &Fake, device: Option<&str>) -> String {
-    let text = table::text(&fake.host().status(&asked(device)).unwrap(), true);
+    let text = table::text(&fake.host().status(&asked(device)).unwrap(), true, 80);
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
     text

@@ -219,8 +219,10 @@ fn a_status_is_told_as_before() {
             writeln!(text, "{about}: status {}", device.unwrap_or_default()).unwrap();
             match fake.host().status(&asked) {
                 Ok(found) => {
-                    for unicode in [true, false] {
-                        text += &table::text(&found, unicode);
+                    for (unicode, columns) in [(true, 80), (false, 80), (true, 40)] {
+                        let told = table::text(&found, unicode, columns);
+                        assert!(told.lines().all(|line| line.chars().count() <= columns), "{told}");
+                        text += &told;
                     }
                     let json: serde_json::Value =
                         serde_json::from_str(&status::json(&found, &asked).unwrap()).unwrap();
