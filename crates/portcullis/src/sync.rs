@@ -6,7 +6,7 @@
 //! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off
 //! meanwhile: every lock of this crate is taken inside such a call, or in code that no interrupt
 //! handler may call (revocations in `percpu`, visits of flush queues, reclaims of tables,
-//! `SharedQueue`, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
+//! `SharedQueue` for a caller that waits for others, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
 //! dropped. No lock is held while hardware works, but for the one of a page table's reclaims and
 //! splits: a [`TicketLock`].
 
@@ -54,6 +54,62 @@ pub fn pause_among(looks: u32) {
 #[inline]
 pub fn spin() {
     if cfg!(loom) { pause() } else { core::hint::spin_loop() }
+}
+
+/// The same for a caller that has looked `looks` times, as [`pause_among`].
+#[inline]
+pub fn spin_among(looks: u32) {
+    if cfg!(loom) { pause_among(looks) } else { core::hint::spin_loop() }
+}
+
+/// Has the core fetch the cache line of `place`, which the caller soon reads, and goes on meanwhile. So lines of several places come at
+/// the same time. A hint: `place` may be anything.
+#[inline]
+pub(crate) fn prefetch<T>(place: *const T) {
+    #[cfg(coherence)]
+    {
+        unsafe extern "C" {
+            /// Of the simulator that takes the place of ThreadSanitizer's library. It looks at the number alone.
+            safe fn coherence_prefetch(address: usize);
+        }
+        coherence_prefetch(place.addr());
+    }
+    #[cfg(all(target_arch = "x86_64", not(any(loom, miri, coherence))))]
+    // SAFETY: a prefetch has no effect that the program sees, and never faults. Each x86-64 has it, also where code may not use SSE's registers.
+    unsafe {
+        core::arch::asm!("prefetcht0 [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(all(target_arch = "aarch64", not(any(loom, miri, coherence))))]
+    // SAFETY: a prefetch has no effect that the program sees, and never faults.
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
+    }
+    let _ = place;
+}
+
+/// A number for the calling thread, so that threads that come together have different ones.
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) fn thread_number() -> usize {
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    std::thread_local! {
+        static NUMBER: core::cell::Cell<usize> = const { core::cell::Cell::new(usize::MAX) };
+    }
+    let number = NUMBER.get();
+    if number != usize::MAX {
+        return number;
+    }
+    // Relaxed: only the number counts.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) & usize::MAX >> 1;
+    NUMBER.set(number);
+    number
+}
+
+/// The same without threads: by where the caller's stack is. Kernels' stacks are 16 KiB apart, or more.
+#[cfg(not(all(feature = "std", not(loom))))]
+pub(crate) fn thread_number() -> usize {
+    let here = 0_u8;
+    if cfg!(loom) { 0 } else { (&raw const here).addr() >> 14 }
 }
 
 /// How many threads run at once; `u64::MAX` without a scheduler to ask.

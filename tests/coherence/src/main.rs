@@ -72,7 +72,9 @@ impl Request {
         simulator.start(&self.machine);
         match self.work.below {
             Below::Driver => return self.run_over_one(simulator, |unit| unit),
-            Below::SharedDriver => return self.run_over_one(simulator, SharedQueue::new),
+            Below::SharedDriver => {
+                return self.run_over_one(simulator, |unit| SharedQueue::with_cpus(unit, platform::cpu));
+            }
             Below::Profile => {}
         }
         let waits = &self.profile.waits;

@@ -15,6 +15,11 @@ thread_local! {
     static CPU: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
+/// The CPU that calls.
+pub fn cpu() -> Option<usize> {
+    Some(CPU.get()).filter(|cpu| *cpu != usize::MAX)
+}
+
 /// CPUs as the simulator has them.
 #[derive(Clone)]
 pub struct Simulated {

@@ -2,18 +2,21 @@
 //! a caller only when the hardware has confirmed a submission that covers all of the caller's
 //! requests and began after these were made.
 //!
-//! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010). A CPU that needs an
-//! invalidation *stages* it (`shared/staged.rs`), and waits for its answer on a cache line of its own. One of the waiting CPUs is the
-//! *leader*: it takes all that is staged, submits it with one wait, hands the lead to a CPU that was staged meanwhile, and answers those that
-//! it took. It costs each CPU one exchange of a word that all share, and the leader two transfers of a line for each CPU. No lock is taken.
+//! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels. CPUs 0 to 15 are
+//! a group, then 16 to 31, and so on. A CPU that needs an invalidation says so on a cache line of its own, and waits. One of the CPUs of a
+//! group that wait is its *leader*: it takes what all of them ask for. Leaders of groups meet in the same way (`shared/meeting.rs`), and one of them
+//! submits for all, with one wait. Each answers those that it took by one store of a word that these look at. While one group is there alone, its
+//! leader submits at once; and a CPU that finds nobody submits without a slot.
 //!
 //! **Linger.** A leader that submits at once leaves out the CPUs that were just answered and have the
-//! next request ready a moment later: they would all wait twice as long. So a leader that has company looks again until as many are there as
-//! were there last time, or none came for some looks, up to [`LINGER`]. Where that was in vain lately, it looks less.
+//! next request ready a moment later: they would all wait twice as long. So a leader that has company looks again until all are there that were there
+//! in the last two rounds, or none came for some looks, up to [`LINGER`]. Where that was in vain lately, it looks less.
 //!
-//! **Bound.** A request is among those that are taken at the latest when the submission under way ends: it
-//! waits for two hardware waits at the most, however many CPUs there are. What does not fit into one submission ([`BATCH`]) goes in several, one after the other,
-//! so where callers ask for more than 64 requests it is two times as many as these need.
+//! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader that has just closed its list may miss a
+//! submission that begins, and so may the leader of those that ask after that: then it is five at the most, however many CPUs there are. What does
+//! not fit into one submission ([`BATCH`]) goes in several, one after the other, and all have their turn: where callers ask for more than 64 requests of different
+//! domains, each waits for two times as many submissions as these requests need. Where all together ask for more than 32, a caller's several ranges of one domain become
+//! the whole domain.
 //!
 //! **Failure.** Every CPU is told what the hardware reports for the submission with its requests, and for no other.
 //!
@@ -22,28 +25,36 @@
 //! under way. A device may take long to answer, or never do so; this way it delays, and fails, its
 //! own domain and not every CPU in its batch. So does what is longer than a batch.
 //!
-//! **More threads than cores.** A lead that is handed to a thread that has no core costs everybody a time slice. So where more callers wait than there
-//! are cores, the lead stays open for the one that runs first, and those that wait give their cores away.
+//! **More threads than cores.** A leader without a core costs everybody a time slice. So where more callers wait than there
+//! are cores, or than slots, any of them leads that runs first, and those that wait give their cores away. Callers for which a group has no slot submit alone.
 
 mod batch;
-mod staged;
+mod meeting;
+
+use alloc::boxed::Box;
 
 use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::DomainId;
-use crate::percpu::{CachePadded, LocalU64};
-use crate::sync::{AtomicBool, AtomicU64, Ordering, cores, pause, spin};
-use batch::{BATCH, Batch};
-use staged::{Lead, Staged, Taken, Told, Waiting};
+use crate::heap::{self, OutOfMemory};
+use crate::percpu::CachePadded;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, cores, pause, spin, spin_among, thread_number};
+use batch::BATCH;
+use meeting::{Held, Lead, Meeting, SLOTS};
 
-/// How often a leader looks in vain whether more come.
-const LINGER: u64 = if cfg!(loom) { 1 } else { 8 };
+/// How often a leader looks in vain whether more come, after each that came: the callers of a group, and the groups, which take longer.
+const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
+const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
 
-/// For every eighth submission the leader lingers as long as it may, to find out whether that pays again.
+/// In every eighth round the leader lingers as long as it may, to find out whether that pays again.
 const PROBE: u64 = 8;
 
 /// How often a CPU looks for its answer before it tells the scheduler: for some
 /// microseconds, longer than hardware mostly takes.
 const SPINS: u32 = 256;
+
+/// For how many looks others leave the lead to the caller that should have it.
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
+const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// A submission that costs less than this, in nanoseconds, costs less than to share it.
 const SHARED_FROM_NS: u32 = 100;
@@ -51,59 +62,84 @@ const SHARED_FROM_NS: u32 = 100;
 /// A queue that shares its waits among all callers that use it at the same time.
 ///
 /// Every domain of an IOMMU uses one of these, in an `Arc`.
-///
-/// It is not for interrupt handlers: one that interrupts the leader, or a CPU that stages, would
-/// wait for that CPU for ever. So with this as its queue no domain may wait for hardware in such a
-/// handler, which a strict unmap does, and a lazy one now and then.
 #[derive(Debug)]
 pub struct SharedQueue<Q> {
     queue: Q,
-    /// Submissions of one caller's requests alone, in no batch.
-    alone: AtomicU64,
     machine: CachePadded<Machine>,
-    meeting: CachePadded<Meeting>,
+    /// In the last round of a group there were more callers than cores, or than slots.
+    crowded: CachePadded<AtomicBool>,
+    /// Submissions of one caller's requests alone, beside those of the leaders.
+    alone: CachePadded<AtomicU64>,
 }
 
-/// What CPUs read while they wait.
+/// What does not change.
 #[derive(Debug)]
 struct Machine {
-    /// Whether a wait is worth sharing.
-    shares: bool,
+    /// Where callers meet, if a wait is worth sharing.
+    meetings: Option<Meetings>,
+    /// The number of the CPU that calls; none in an interrupt handler.
+    cpu: fn() -> Option<usize>,
     /// Threads that run at once.
     cores: u64,
-    /// The last leader took more callers than there are cores.
-    crowded: AtomicBool,
 }
 
-/// What CPUs pass each other. But for `staged`, all is the leader's.
 #[derive(Debug)]
-struct Meeting {
-    staged: Staged,
-    /// How many batches were submitted so far.
-    batches: LocalU64,
-    /// How many callers the last leader took.
-    callers: LocalU64,
-    /// For how many looks it paid to linger lately.
-    linger: LocalU64,
+struct Meetings {
+    /// Where leaders of groups meet.
+    top: Meeting,
+    groups: Box<[Meeting]>,
+}
+
+impl Meetings {
+    /// For the groups of so many CPUs.
+    fn new(cpus: u64) -> Result<Self, OutOfMemory> {
+        // No truncation: no more than there are slots.
+        let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
+        Ok(Self { top: Meeting::new()?, groups: heap::slice(groups, |_| Meeting::new())? })
+    }
+}
+
+/// Who waits where.
+#[derive(Clone, Copy)]
+enum Level<'a> {
+    /// A caller among those of the group of this number.
+    Group(usize, &'a Meeting),
+    /// A leader among those of groups.
+    Top,
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Shares the waits of `queue`, if it states that a submission costs 100 ns or more; otherwise
-    /// each caller submits alone.
+    /// each caller submits alone. So it does where the heap has no memory for the sharing: 5 KiB for each 16 CPUs and as much once more;
+    /// without `std`, which knows how many CPUs there are, 85 KiB.
+    ///
+    /// Each thread has a number of its own; without `std`, each stack. In interrupt handlers it may not be used:
+    /// for that, and for CPUs that are near each other, there is [`with_cpus`](Self::with_cpus).
     pub fn new(queue: Q) -> Self {
-        let meeting = Meeting {
-            staged: Staged::new(),
-            batches: LocalU64::new(0),
-            callers: LocalU64::new(0),
-            linger: LocalU64::new(LINGER),
-        };
-        let machine = Machine {
-            shares: queue.costs().submission_ns >= SHARED_FROM_NS,
-            cores: cores(),
-            crowded: AtomicBool::new(false),
-        };
-        let (machine, meeting) = (CachePadded(machine), CachePadded(meeting));
-        Self { queue, alone: AtomicU64::new(0), machine, meeting }
+        Self::with_cpus(queue, || Some(thread_number()))
+    }
+
+    /// As [`new`](Self::new), where `cpu` says which CPU calls: CPUs 0 to 15 share waits among themselves before they share
+    /// them with others, then 16 to 31, and so on, so these should be near each other. The number is a hint: it may be out of date at once.
+    ///
+    /// `None` stands for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have interrupted the one that
+    /// it would wait for; and any other code that may have taken the place of a caller on its CPU and keeps it from running, as a thread
+    /// with a spinlock held may where callers can be preempted. It submits alone, and waits for hardware only.
+    pub fn with_cpus(queue: Q, cpu: fn() -> Option<usize>) -> Self {
+        Self::made(queue, cpu, cores())
+    }
+
+    /// For so many CPUs.
+    fn made(queue: Q, cpu: fn() -> Option<usize>, cores: u64) -> Self {
+        let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
+        let meetings = if shares { Meetings::new(cores).ok() } else { None };
+        let machine = CachePadded(Machine { meetings, cpu, cores });
+        Self {
+            queue,
+            machine,
+            crowded: CachePadded(AtomicBool::new(false)),
+            alone: CachePadded(AtomicU64::new(0)),
+        }
     }
 
     /// The queue itself.
@@ -119,111 +155,135 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// How many batches were submitted, and submissions beside them: the number of hardware waits,
     /// however many callers waited for each.
     pub fn submissions(&self) -> u64 {
-        self.meeting.batches.get() + self.alone.load(Ordering::Relaxed)
+        let rounds = self.machine.0.meetings.as_ref().map_or(0, |meetings| meetings.top.rounds());
+        rounds + self.alone.0.load(Ordering::Relaxed)
     }
 
-    /// Waits for the answer, and leads where it is told to.
-    fn wait(&self, waiting: &Waiting<'_>) -> Result<(), InvalidationError> {
-        let mut looks = 0;
+    fn alone(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.alone.0.fetch_add(1, Ordering::Relaxed);
+        self.queue.submit(requests)
+    }
+
+    /// Waits for the answer, and leads where nobody does.
+    fn wait(&self, meetings: &Meetings, level: Level<'_>, held: &Held<'_>) -> Result<(), InvalidationError> {
+        let (meeting, patience) = match level {
+            Level::Group(_, group) => (group, PATIENCE),
+            Level::Top => (&meetings.top, TOP_PATIENCE),
+        };
+        let (mut looks, mut last, mut since) = (0_u32, meeting.state(), 0_u32);
         loop {
-            match waiting.look() {
-                Told::Answer(result) => return result,
-                Told::Leads(lead) => self.lead(lead, true),
-                Told::Nothing => {
-                    // As a rule the leader is running, unless there are too few cores.
-                    let crowded = self.machine.crowded.load(Ordering::Relaxed);
-                    let lead = if crowded { waiting.claim() } else { None };
-                    if let Some(lead) = lead {
-                        self.lead(lead, true);
-                    } else if crowded || looks == SPINS {
-                        pause();
-                    } else {
-                        looks += 1;
-                        spin();
-                    }
+            let state = meeting.state();
+            if let Some(answer) = held.answer(state) {
+                return answer;
+            }
+            let crowded = self.crowded.0.load(Ordering::Relaxed);
+            since = if state == last { since.saturating_add(1) } else { 0 };
+            last = state;
+            if state.is_quiet() && matches!(level, Level::Top) {
+                meeting.want();
+            }
+            let may_lead =
+                !state.is_busy() && (state.is_turn_of(held.number) || since >= patience || crowded);
+            if may_lead && let Some(lead) = held.lead() {
+                match level {
+                    Level::Group(number, _) => self.lead_group(meetings, number, lead),
+                    Level::Top => self.lead(lead),
                 }
+            } else {
+                looks = self.rest(looks);
             }
         }
     }
 
-    /// Takes all callers that are staged, submits what they ask for, and answers them. `after` says that it leads next after another.
-    fn lead(&self, mut lead: Lead<'_>, after: bool) {
-        let mut taken = Taken::nobody();
-        lead.take(&mut taken);
-        let mut callers = 0;
-        loop {
-            let mut batch = Batch::default();
-            callers += gather(&mut taken, &mut batch);
-            if taken.unseen().is_none() {
-                callers = self.linger(&mut lead, &mut taken, &mut batch, callers, after);
-            }
-            let is_last = taken.unseen().is_none();
-            self.meeting.batches.set(self.meeting.batches.get() + 1);
-            let result = self.queue.submit(batch.requests());
-            if is_last {
-                self.meeting.callers.set(callers);
-                lead.stays_open = callers > self.machine.cores;
-                if self.machine.crowded.load(Ordering::Relaxed) != lead.stays_open {
-                    self.machine.crowded.store(lead.stays_open, Ordering::Relaxed);
-                }
-                // The next one leads while this one answers.
-                drop(lead);
-                return taken.answer(result);
-            }
-            taken.answer(result);
+    /// Between two looks, of which there were `looks`: gives the core away where others need it, or after many. Returns how many there were.
+    fn rest(&self, looks: u32) -> u32 {
+        if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
+            pause();
+            return looks;
+        }
+        spin_among(looks);
+        looks + 1
+    }
+
+    /// Takes what the callers of a group ask for, and asks for that among the leaders of groups.
+    fn lead_group(&self, meetings: &Meetings, number: usize, mut lead: Lead<'_>) {
+        lead.begin();
+        self.linger(&mut lead, LINGER);
+        let (before, mut looks) = (meetings.top.state(), 0_u32);
+        let mut has_company = before.is_busy();
+        // Those that come while hardware works are in the next submission: of that one, not of a later one, of which this might miss each beginning.
+        let mut now = before;
+        while now.is_busy() && now.is_same_round(before) {
+            looks = self.rest(looks);
+            lead.take_more();
+            now = meetings.top.state();
+        }
+        // No other group submits.
+        if let Some(top) = meetings.top.lead_alone(number) {
+            let result = self.queue.submit(lead.batch().requests());
+            top.finish(result, false);
+            return self.end(lead, result, has_company);
+        }
+        // There is one, as nobody but its leader asks for a group.
+        let Some(held) = meetings.top.hold(number) else {
+            let result = self.alone(lead.batch().requests());
+            return self.end(lead, result, true);
+        };
+        let requests = lead.batch().requests();
+        let result = held.ask(requests, |held| self.wait(meetings, Level::Top, held));
+        has_company |= meetings.top.last() > 1;
+        self.end(lead, result, has_company);
+    }
+
+    /// Answers a group.
+    fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
+        let callers = lead.finish(result, has_company) as usize;
+        if callers as u64 > self.machine.0.cores {
+            self.crowds(true);
+        } else if callers < SLOTS {
+            self.crowds(false);
         }
     }
 
-    /// Gives the CPUs that were just answered time to come with their next request, and takes those that come. Returns how
-    /// many were taken in all.
-    fn linger(
-        &self,
-        lead: &mut Lead<'_>,
-        taken: &mut Taken,
-        batch: &mut Batch,
-        mut callers: u64,
-        after: bool,
-    ) -> u64 {
-        let Meeting { batches, callers: last, linger, .. } = &*self.meeting;
-        // Where the leader comes after another, these are not those that the other has answered.
-        let expected = last.get() + if after { callers } else { 0 };
-        if callers >= expected {
-            return callers;
+    /// Whether there are more callers than cores, as far as a caller knows.
+    fn crowds(&self, crowded: bool) {
+        let known = &self.crowded.0;
+        if known.load(Ordering::Relaxed) != crowded {
+            known.store(crowded, Ordering::Relaxed);
         }
-        let lately = linger.get();
-        let most = if batches.get().is_multiple_of(PROBE) { LINGER } else { lately };
+    }
+
+    /// Takes what groups ask for, and submits it.
+    fn lead(&self, mut lead: Lead<'_>) {
+        lead.begin();
+        self.linger(&mut lead, TOP_LINGER);
+        lead.submits();
+        let result = self.queue.submit(lead.batch().requests());
+        lead.finish(result, false);
+    }
+
+    /// Gives the callers that were just answered time to come with their next request, and takes those that come.
+    fn linger(&self, lead: &mut Lead<'_>, most: u64) {
         // Where not all of them can be running, a look is one turn for others on this core.
-        let rest: fn() = if expected > self.machine.cores { pause } else { spin };
+        let crowded = self.crowded.0.load(Ordering::Relaxed);
+        let rest: fn() = if crowded { pause } else { spin };
+        let may = lead.looks(most, PROBE);
         let mut looks = 0;
-        while looks < most && callers < expected && taken.unseen().is_none() {
+        while looks < may && lead.missing() != 0 && !lead.is_full() {
             rest();
             looks += 1;
-            if lead.has_staged() {
-                lead.take(taken);
-                callers += gather(taken, batch);
+            if lead.has_come() && lead.take_more() {
                 looks = 0;
             }
         }
-        // It has paid if most of them came.
-        let most_came = 4 * callers >= 3 * expected;
-        linger.set(if most_came { LINGER } else { most / 2 });
-        callers
+        lead.take_more();
+        lead.lingered(may, most);
     }
-}
-
-/// Adds to `batch` what the callers ask for that were taken and not seen, as long as there is room. Returns how many those were.
-fn gather(taken: &mut Taken, batch: &mut Batch) -> u64 {
-    let mut callers = 0;
-    while taken.unseen().is_some_and(|requests| batch.add_all(requests)) {
-        taken.see();
-        callers += 1;
-    }
-    callers
 }
 
 // SAFETY: `Ok` is returned to a caller whose own submission `Q` has confirmed, or who was answered after `Q` has confirmed a batch
-// that covers all its requests (`Batch`), and was submitted after they were staged (`Staged`). Of two calls that return `Ok`, the batches, or
-// submissions, are calls of `Q`, which are in one order; what callers stored before they staged themselves is before the call of `Q` by
+// that covers all its requests (`Batch`), and was submitted after it had asked (`Meeting`). Of two calls that return `Ok`, the batches, or
+// submissions, are calls of `Q`, which are in one order; what callers stored before they asked is before the call of `Q` by
 // the leader, and they are answered after it. Two callers of one batch see what both had stored.
 unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
     fn costs(&self) -> Costs {
@@ -238,21 +298,32 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
         self.submit(&[Request { domain, invalidation }])
     }
 
-    /// Stages the requests and waits for the batch that they are in; those for devices' own TLBs, and those that are
+    /// Asks among the others, and waits for the batch that the requests are in; those for devices' own TLBs, and those that are
     /// more than a batch holds, are in none.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
-        if !self.machine.shares || requests.len() > BATCH || requests.iter().any(is_for_device) {
-            self.alone.fetch_add(1, Ordering::Relaxed);
-            return self.queue.submit(requests);
+        let Some(meetings) = &self.machine.0.meetings else { return self.alone(requests) };
+        if requests.len() > BATCH || requests.iter().any(is_for_device) {
+            return self.alone(requests);
         }
-        self.meeting.staged.with(requests, |waiting, lead| {
-            if let Some(lead) = lead {
-                self.lead(lead, false);
-            }
-            self.wait(&waiting)
-        })
+        let Some(cpu) = (self.machine.0.cpu)() else { return self.alone(requests) };
+        let number = cpu / SLOTS % meetings.groups.len();
+        let group = &meetings.groups[number];
+        // Nobody else seems to be there.
+        if group.state().is_quiet()
+            && let Some(lead) = meetings.top.lead_alone(number)
+        {
+            let result = self.queue.submit(requests);
+            lead.finish(result, false);
+            return result;
+        }
+        // More callers than CPUs: some of them wait for nobody.
+        let Some(held) = group.hold(cpu % SLOTS) else {
+            self.crowds(true);
+            return self.alone(requests);
+        };
+        held.ask(requests, |held| self.wait(meetings, Level::Group(number, group), held))
     }
 }
 

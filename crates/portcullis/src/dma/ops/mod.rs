@@ -29,7 +29,7 @@
 //! interrupt handler may have interrupted just that one: from the time when a domain has its first handle, what would take
 //! such waits is left to [`maintain`](DmaOps::maintain), which the platform's timer calls. Waits for hardware are as long as the mapper's. So two
 //! things are up to a kernel that maps in interrupt handlers: its mapper waits for hardware alone (a
-//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for other callers), and while handlers may map, it calls no
+//! [`SharedQueue`](crate::invalidation::SharedQueue) does where its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is `None` there), and while handlers may map, it calls no
 //! [`reclaim`](crate::domain::Domain::reclaim) of a domain whose translations are a [`PageTable`](crate::pgtable::PageTable), whose maps
 //! wait at a table that is being taken out. What takes a CPU's values or a lock of the library's does
 //! so with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.

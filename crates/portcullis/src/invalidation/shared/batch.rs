@@ -16,6 +16,12 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Takes all out again.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.has_whole = false;
+    }
+
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }

@@ -4,6 +4,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use core::cell::Cell;
+
+use super::batch::Batch;
 use super::*;
 use crate::addr::{Iova, IovaRange};
 use crate::dice::Dice;
@@ -104,6 +107,11 @@ fn error(number: u64) -> InvalidationError {
     InvalidationError::TimedOut { waited_ns: number }
 }
 
+std::thread_local! {
+    /// The CPU that a thread is; none in an interrupt handler.
+    static CPU: Cell<Option<usize>> = const { Cell::new(Some(0)) };
+}
+
 /// Remembers what it was asked, fails for domain 666, panics for 667, and stays in a submission that asks for 668 until it may go on.
 struct Told {
     submission_ns: u32,
@@ -112,9 +120,10 @@ struct Told {
 }
 
 impl Told {
+    /// For 64 CPUs.
     fn queue(submission_ns: u32) -> SharedQueue<Self> {
         let (log, may_go_on) = (Mutex::new(Vec::new()), AtomicBool::new(false));
-        SharedQueue::new(Self { submission_ns, log, may_go_on })
+        SharedQueue::made(Self { submission_ns, log, may_go_on }, || CPU.get(), 64)
     }
 
     fn take(&self) -> Vec<Vec<Request>> {
@@ -152,18 +161,19 @@ fn what_asks_a_device_is_in_no_batch() {
     assert_eq!(queue.submit(&[devices(1, 8)]), Ok(()));
     assert_eq!(queue.queue().take(), [requests.to_vec(), vec![devices(1, 8)]], "as it was, in its order");
     // What asks none is.
-    assert_eq!(queue.submit(&requests[..3]), Ok(()));
-    assert_eq!(queue.queue().take(), [[whole(1)]]);
-    assert_eq!(queue.submissions(), 3);
+    assert_eq!(together(&queue, &[(1, requests[..3].to_vec())]), [Some(Ok(())); 2]);
+    assert_eq!(queue.queue().take(), [[whole(668)], [whole(1)]]);
+    assert_eq!(queue.submissions(), 4);
 }
 
 #[test]
 fn what_costs_next_to_nothing_is_not_shared() {
-    let requests = [whole(1), page(1, 1, true)];
     for (submission_ns, shared) in [(SHARED_FROM_NS - 1, false), (SHARED_FROM_NS, true)] {
         let queue = Told::queue(submission_ns);
-        assert_eq!(queue.submit(&requests), Ok(()));
-        assert_eq!(queue.queue().take(), [requests[..if shared { 1 } else { 2 }].to_vec()]);
+        assert_eq!(queue.machine.0.meetings.is_some(), shared);
+        assert_eq!(queue.submit(&[whole(1), page(1, 1, true)]), Ok(()));
+        assert_eq!(queue.queue().take(), [[whole(1), page(1, 1, true)]], "as it was: it is alone");
+        assert_eq!(queue.submissions(), 1);
     }
 }
 
@@ -180,80 +190,153 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
     }
 }
 
-/// A leader waits for those of the last batch: half as many looks after each that was in vain, and as many as ever once in some
-/// batches.
+/// A leader waits for those of the last rounds: half as many looks after each that was in vain, and as many as ever once in some
+/// rounds.
 #[test]
-fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_batches() {
+fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds() {
     let queue = Told::queue(1000);
+    CPU.set(Some(0));
+    let group = &queue.machine.0.meetings.as_ref().unwrap().groups[0];
     let lingers: Vec<_> = (0..=2 * PROBE)
         .map(|_| {
-            // Another caller was in the last batch, and does not come again.
-            queue.meeting.callers.set(2);
+            // Another caller was in the last round, and does not come again.
+            group.expect(0b11);
             assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-            queue.meeting.linger.get()
+            group.linger()
         })
         .collect();
-    let halves = [LINGER / 2, LINGER / 4, LINGER / 8, 0, 0, 0, 0, 0];
+    let halves = [LINGER / 2, LINGER / 4, LINGER / 8, LINGER / 16, 0, 0, 0, 0];
     assert_eq!(lingers, [&halves[..], &halves, &halves[..1]].concat());
-    // All who were in the last batch are in this one.
-    queue.meeting.callers.set(1);
+    // All that were in the last round are in this one: so it pays.
+    group.expect(0b1);
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert_eq!((queue.meeting.linger.get(), queue.meeting.callers.get()), (LINGER / 2, 1));
+    assert_eq!((group.linger(), group.last()), (LINGER, 1));
 }
 
-/// Has `others` staged, in this order, while a submission of `first` is under way. Returns what each call returned, `first`'s first:
-/// `None` for one that panicked.
+/// Where not all fit, each has its turn: the slot that was left first leads next, and takes those behind it, whatever came meanwhile.
+#[test]
+fn what_was_left_goes_before_what_came_later() {
+    let meeting = Meeting::new().unwrap();
+    // Two of these fit into a batch.
+    let half: Vec<_> = (0..BATCH as u16 / 2).map(whole).collect();
+    let other =
+        |number: u16| half.iter().map(move |request| whole(request.domain.0 + 1000 * number)).collect();
+    let asked: [Vec<_>; 5] = [1, 2, 3, 4, 5].map(other);
+    let hold = |number: usize| meeting.hold(number).unwrap();
+    let round = |held: &Held<'_>| {
+        assert!(meeting.state().is_turn_of(held.number));
+        let mut lead = held.lead().unwrap();
+        lead.begin();
+        lead.take_more();
+        lead.finish(Ok(()), false)
+    };
+    let is_there = |held: &Held<'_>| held.answer(meeting.state()).is_some();
+    hold(1).ask(&asked[1], |first| {
+        hold(2).ask(&asked[2], |second| {
+            hold(3).ask(&asked[3], |third| {
+                hold(4).ask(&asked[4], |fourth| {
+                    assert_eq!(round(first), 2);
+                    assert_eq!([first, second, third, fourth].map(is_there), [true, true, false, false]);
+                    // One with a lower number comes, as those do that were just answered.
+                    hold(0).ask(&asked[0], |late| {
+                        assert!(!meeting.state().is_turn_of(late.number));
+                        assert_eq!(round(third), 2);
+                        assert_eq!([third, fourth, late].map(is_there), [true, true, false]);
+                        assert_eq!(round(late), 1);
+                    });
+                });
+            });
+        });
+    });
+}
+
+/// How many callers ask.
+fn asking(queue: &SharedQueue<Told>) -> u32 {
+    let meetings = queue.machine.0.meetings.as_ref().unwrap();
+    meetings.groups.iter().map(Meeting::asking).sum()
+}
+
+/// Has `others` ask, each as a CPU, in this order, while a submission of `first` is under way. Returns what each call returned, `first`'s
+/// first: `None` for one that panicked.
 fn together(
     queue: &SharedQueue<Told>,
-    others: &[Vec<Request>],
+    others: &[(usize, Vec<Request>)],
 ) -> Vec<Option<Result<(), InvalidationError>>> {
     queue.queue().may_go_on.store(false, Ordering::Relaxed);
-    let call = |requests: &[Request]| catch_unwind(AssertUnwindSafe(|| queue.submit(requests))).ok();
+    let call = |cpu: usize, requests: &[Request]| {
+        CPU.set(Some(cpu));
+        catch_unwind(AssertUnwindSafe(|| queue.submit(requests))).ok()
+    };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| call(&[whole(668)]));
+        let first = scope.spawn(|| call(0, &[whole(668)]));
         let is_in_it = || queue.queue().log.lock().last().is_some_and(|last| *last == [whole(668)]);
         while !is_in_it() {
             pause();
         }
-        let mut calls = vec![first];
-        let mut newest = queue.meeting.staged.newest();
-        for requests in others {
-            calls.push(scope.spawn(|| call(requests)));
-            while queue.meeting.staged.newest() == newest {
+        let (mut calls, before) = (vec![first], asking(queue));
+        for (number, (cpu, requests)) in others.iter().enumerate() {
+            calls.push(scope.spawn(move || call(*cpu, requests)));
+            while asking(queue) <= before + number as u32 {
                 pause();
             }
-            newest = queue.meeting.staged.newest();
+            // The first one of a group leads it, before others come.
+            while !queue.machine.0.meetings.as_ref().unwrap().groups[cpu / SLOTS].is_led() {
+                pause();
+            }
         }
         queue.queue().may_go_on.store(true, Ordering::Release);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     })
 }
 
+/// CPUs of one group.
+fn near<const N: usize>(requests: [Vec<Request>; N]) -> [(usize, Vec<Request>); N] {
+    let mut cpu = 0;
+    requests.map(|requests| {
+        cpu += 1;
+        (cpu, requests)
+    })
+}
+
+fn asked(others: &[(usize, Vec<Request>)]) -> Vec<Request> {
+    others.iter().flat_map(|other| other.1.clone()).collect()
+}
+
 #[test]
 fn callers_that_come_while_hardware_works_share_the_next_submission() {
-    let queue = Told::queue(1000);
-    let others = [vec![page(1, 1, true)], vec![page(2, 1, true), page(2, 2, true)], vec![], vec![whole(1)]];
-    assert_eq!(together(&queue, &others), [Some(Ok(())); 5]);
-    let log = queue.queue().take();
-    assert_eq!((log.len(), queue.submissions()), (2, 2), "{log:?}");
-    assert!(others.concat().iter().all(|asked| covers(&log[1], asked)));
-    assert_eq!(domains(&log[1]), 2);
+    let one = [vec![page(1, 1, true)], vec![page(2, 1, true), page(2, 2, true)], vec![], vec![whole(1)]];
+    let mut two = near(one.clone());
+    // CPUs of other groups, whose leaders meet.
+    (two[1].0, two[3].0) = (SLOTS, 3 * SLOTS + 1);
+    for others in [near(one), two] {
+        let queue = Told::queue(1000);
+        assert_eq!(together(&queue, &others), [Some(Ok(())); 5]);
+        let log = queue.queue().take();
+        assert_eq!(log[0], [whole(668)]);
+        assert!(log.len() <= 1 + others.iter().map(|other| other.0 / SLOTS).max().unwrap().max(1), "{log:?}");
+        assert_eq!(log.len() as u64, queue.submissions());
+        let all = log[1..].concat();
+        assert!(asked(&others).iter().all(|asked| covers(&all, asked)));
+        assert_eq!(domains(&all), 2);
+    }
 }
 
 #[test]
 fn each_caller_is_told_of_its_own_submission() {
     // More domains than fit: two submissions for those that came together.
     let most = BATCH as u16;
-    for bad in 0..3 {
+    for (bad, groups) in (0..3).flat_map(|bad| [(bad, 1), (bad, 3)]) {
         let queue = Told::queue(1000);
         let few = |from: u16| (from..from + most / 2).map(|domain| page(domain, 1, true)).collect();
-        let mut others: [Vec<Request>; 3] = [few(0), few(most), few(2 * most)];
-        others[bad][0] = whole(666);
+        let mut others = near([few(0), few(most), few(2 * most)]);
+        others[bad].1[0] = whole(666);
+        others.iter_mut().enumerate().for_each(|(at, other)| other.0 += SLOTS * (at % groups));
         let told = together(&queue, &others);
         let log = queue.queue().take();
-        assert_eq!((log.len(), queue.submissions()), (3, 3));
+        assert_eq!(log.len() as u64, queue.submissions());
+        assert!(log.len() == 3 || groups > 1 && log.len() == 4, "{}", log.len());
         assert_eq!(told[0], Some(Ok(())));
-        for (asked, told) in others.iter().zip(&told[1..]) {
+        for ((_, asked), told) in others.iter().zip(&told[1..]) {
             let mine: Vec<_> = log.iter().filter(|batch| batch.contains(&asked[1])).collect();
             assert_eq!(mine.len(), 1);
             assert!(asked.iter().all(|request| mine[0].contains(request)));
@@ -263,34 +346,92 @@ fn each_caller_is_told_of_its_own_submission() {
     }
 }
 
+/// What does not fit into one submission, of one domain, is not read: the domain forgets all.
+#[test]
+fn groups_that_ask_for_much_of_a_domain_ask_for_it_as_a_whole() {
+    let queue = Told::queue(1000);
+    let most = BATCH as u64;
+    let few = |domain, from: u64| (from..from + most / 2).map(|number| page(domain, number, true)).collect();
+    let others = near([few(1, 0), few(1, most), few(1, 2 * most), vec![page(2, 1, true)]]);
+    assert_eq!(together(&queue, &others), [Some(Ok(())); 5]);
+    let log = queue.queue().take();
+    assert_eq!((log.len(), domains(&log[1])), (2, 2));
+    assert!(asked(&others).iter().all(|asked| covers(&log[1], asked)));
+}
+
 #[test]
 fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_abandoned() {
-    let queue = Told::queue(1000);
     let abandoned = Some(Err(InvalidationError::Abandoned));
-    let told = together(&queue, &[vec![page(1, 1, true)], vec![whole(667)], vec![page(2, 1, true)]]);
-    // The newest leads.
-    assert_eq!(told, [Some(Ok(())), abandoned, abandoned, None]);
-    // Others' requests that were not submitted at all are abandoned, too.
+    let others = near([vec![page(1, 1, true)], vec![whole(667)], vec![page(2, 1, true)]]);
+    let queue = Told::queue(1000);
+    // The first one leads.
+    assert_eq!(together(&queue, &others), [Some(Ok(())), None, abandoned, abandoned]);
+    // Who was left out leads next.
     let full: Vec<_> = (0..BATCH as u16).map(|domain| page(domain, 1, true)).collect();
-    let told = together(&queue, &[full, vec![whole(667)]]);
-    assert_eq!(told, [Some(Ok(())), abandoned, None]);
+    let told = together(&queue, &near([full, vec![whole(667)]]));
+    assert_eq!(told, [Some(Ok(())), Some(Ok(())), None]);
     // A single caller.
     assert!(catch_unwind(AssertUnwindSafe(|| queue.submit(&[whole(667)]))).is_err());
     assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
-    assert!(queue.meeting.staged.newest().is_null(), "nobody is left");
+    let meetings = queue.machine.0.meetings.as_ref().unwrap();
+    assert!(asking(&queue) == 0 && meetings.top.asking() == 0 && !meetings.top.is_led(), "nobody is left");
 }
 
-/// Where any caller is more than there are cores, none is handed the lead.
+/// It would wait for ever for the one that it has interrupted.
 #[test]
-fn a_lead_that_stays_open_is_claimed() {
+fn an_interrupt_handler_waits_for_nobody() {
+    let queue = Told::queue(1000);
+    queue.queue().may_go_on.store(false, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| queue.submit(&[whole(668)]).unwrap());
+        while queue.queue().log.lock().is_empty() {
+            pause();
+        }
+        CPU.set(None);
+        assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
+        assert_eq!(queue.submit(&[whole(666)]), Err(error(666)));
+        assert_eq!((queue.submissions(), queue.queue().take().len()), (2, 3), "the first is under way");
+        queue.queue().may_go_on.store(true, Ordering::Release);
+    });
+    CPU.set(Some(0));
+    assert_eq!(queue.submissions(), 3);
+}
+
+/// More callers than a group has room for: those that find none submit by themselves.
+#[test]
+fn who_finds_no_room_submits_alone() {
+    let queue = Told::queue(1000);
+    queue.queue().may_go_on.store(false, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| queue.submit(&[whole(668)]).unwrap());
+        while queue.queue().log.lock().is_empty() {
+            pause();
+        }
+        for _ in 0..SLOTS {
+            // All with the same number.
+            scope.spawn(|| queue.submit(&[page(1, 1, true)]).unwrap());
+        }
+        while asking(&queue) < SLOTS as u32 {
+            pause();
+        }
+        assert_eq!(queue.submit(&[whole(2)]), Ok(()), "while the first is under way");
+        assert_eq!(queue.queue().take(), [[whole(668)], [whole(2)]]);
+        queue.queue().may_go_on.store(true, Ordering::Release);
+    });
+    assert_eq!(asking(&queue), 0);
+}
+
+/// Where any caller is more than there are cores, whoever runs first leads.
+#[test]
+fn a_lead_is_taken_by_whoever_runs() {
     let mut queue = Told::queue(1000);
     queue.machine.0.cores = 0;
-    let others: Vec<_> = (0..6).map(|domain| vec![page(domain, 1, true)]).collect();
+    let others: Vec<_> = (0..6).map(|domain| (domain + 1, vec![page(domain as u16, 1, true)])).collect();
     for _ in 0..if cfg!(miri) { 3 } else { 50 } {
         assert_eq!(together(&queue, &others), [Some(Ok(())); 7]);
     }
-    assert!(queue.machine.crowded.load(Ordering::Relaxed));
+    assert!(queue.crowded.0.load(Ordering::Relaxed));
     queue.machine.0.cores = 100;
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert!(!queue.machine.crowded.load(Ordering::Relaxed));
+    assert!(!queue.crowded.0.load(Ordering::Relaxed));
 }
