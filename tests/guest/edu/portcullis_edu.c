@@ -191,8 +191,9 @@ static int land(struct edu *edu, long early, s64 *after, bool *reached)
 	if (left > 0)
 		usleep_range(left, left + 50);
 	dma_unmap_single(edu->dev, address, LENGTH, DMA_FROM_DEVICE);
-	end = ktime_get();
 	memset(edu->page, 0, LENGTH);
+	/* Behind the memset(): a write that came before it would not be seen. */
+	end = ktime_get();
 	*after = EDU_DELAY_MS * 1000 - ktime_us_delta(end, start);
 	edu_wait(edu->registers);
 	*reached = !all(edu->page, 0);
