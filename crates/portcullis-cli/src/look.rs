@@ -126,6 +126,11 @@ fn width(text: &str) -> usize {
     strip_str(text).map(|part| part.chars().count()).sum()
 }
 
+/// Whether no line of `text` is wider than `columns`.
+pub fn fits(text: &str, columns: usize) -> bool {
+    text.lines().all(|line| width(line) <= columns)
+}
+
 /// A size that is a power of two, or near one: `4 KiB`.
 pub fn size(bytes: u64) -> String {
     match bytes {

@@ -240,7 +240,7 @@ mod tests {
             "66.1 MB of memory are in use, 3.1 MB more are wanted, and --memory allows 67.1 MB: try --memory 128M, or make it less by \
              --device, --limit or --policy"
         );
-        // Beside what is wanted some is to be left.
+        // The named size has room for more than is wanted.
         let tried = |text: String| text.split("try --memory ").nth(1).map(|rest| rest[..4].to_owned());
         assert_eq!(tried(over(63 << 20, 57 << 20, 64 << 20)).as_deref(), Some("256M"));
         assert_eq!(tried(over(2 << 30, 0, 2 << 30)).as_deref(), Some("4G, "));

@@ -8,7 +8,7 @@ use crate::look::{self, bytes, count, number_of, number_of_these};
 /// What stands where the module does not tell.
 const NOT_TOLD: &str = "-";
 
-/// A block for each protected device, and a table of the others, in lines of `columns` at the most.
+/// The text for a terminal of `columns`: a block for each protected device, then a table of the other devices.
 pub fn text(found: &Found, unicode: bool, columns: usize) -> String {
     let wrap = |text: &str, indent: &str| look::wrap_at(text, indent, columns);
     let mut text = String::new();
@@ -154,8 +154,7 @@ fn others(devices: &[Seen], unicode: bool, columns: usize) -> String {
         ]);
     }
     let drawn = table.to_string();
-    let wide = drawn.lines().map(|line| line.chars().count()).max().unwrap_or(0);
-    if wide <= columns {
+    if look::fits(&drawn, columns) {
         return format!("{drawn}\n");
     }
     if columns >= look::COLUMNS {

@@ -18,6 +18,7 @@ use portcullis_trace::{Chunk, Input, OpKind, ReadOptions, Summary, Trace, TraceE
 use self::device::Devices;
 use self::live::Live;
 use self::table::View;
+use crate::linux::host::{Here, Host};
 use crate::record::args::Watch;
 use crate::record::instance;
 use crate::record::session::Session;
@@ -55,9 +56,10 @@ pub fn run(asked: &Watch) -> Result<ExitCode, CommandError> {
 
 /// What a view is of on a machine without an IOMMU.
 fn without_iommu(root: &Path) -> Option<&'static str> {
-    let mut groups = std::fs::read_dir(root.join("sys/kernel/iommu_groups")).into_iter().flatten();
-    groups.next().is_none().then_some(
-        "This machine has no IOMMU, or it is off: every device reaches all memory, before its map and after its unmap. What is shown are          mappings at the memory's own addresses, and of bounce buffers (swiotlb). Virtio devices make none then. `portcullis doctor` says          how to switch an IOMMU on.",
+    Host::new(root, &Here).list("sys/kernel/iommu_groups").is_empty().then_some(
+        "This machine has no IOMMU, or it is off: every device reaches all memory, before its map and after its unmap. What is shown are \
+         mappings at the memory's own addresses, and of bounce buffers (swiotlb). Virtio devices make none then. `portcullis doctor` says \
+         how to switch an IOMMU on.",
     )
 }
 

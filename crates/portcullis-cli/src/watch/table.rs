@@ -39,7 +39,7 @@ pub fn text(devices: &[Shown<'_>], view: View, unicode: bool, columns: usize) ->
         }
     }
     let table = table.to_string();
-    if table.lines().all(|line| line.chars().count() <= columns) {
+    if look::fits(&table, columns) {
         return format!("{head}{table}\n");
     }
     let lines = devices.iter().map(|device| {

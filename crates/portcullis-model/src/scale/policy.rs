@@ -9,9 +9,9 @@ pub enum Waits {
     Never,
     /// One wait for so many unmaps, shared with all CPUs that wait at the time.
     Shared(u32),
-    /// One wait for so many unmaps, with a lock held that all CPUs need.
+    /// A CPU waits once for this number of unmaps, with a lock held that all CPUs need.
     Locked(u32),
-    /// One wait for so many unmaps. Each CPU submits by itself, and the hardware carries out one submission after the other.
+    /// A CPU waits once for this number of unmaps. Each CPU submits by itself, and the hardware carries out one submission after the other.
     Own(u32),
 }
 

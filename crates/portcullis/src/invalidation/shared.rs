@@ -5,15 +5,15 @@
 //! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels. CPUs 0 to 15 are
 //! a group, then 16 to 31, and so on. A CPU that needs an invalidation says so on a cache line of its own, and waits. One of the CPUs of a
 //! group that wait is its *leader*: it takes what all of them ask for. Leaders of groups meet in the same way (`shared/meeting.rs`), and one of them
-//! submits for all, with one wait. Each answers those that it took by one store of a word that these look at. While one group is there alone, its
-//! leader submits at once; and a CPU that finds nobody submits without a slot.
+//! submits for all, with one wait. A leader answers its callers by one store, to a word that all of them poll. If only one group is active, its
+//! leader submits at once. A CPU that finds no other caller submits without taking a slot.
 //!
 //! **Linger.** A leader that submits at once leaves out the CPUs that were just answered and have the
 //! next request ready a moment later: they would all wait twice as long. So a leader that has company looks again until all are there that were there
 //! in the last two rounds, or none came for some looks, up to [`LINGER`]. Where that was in vain lately, it looks less.
 //!
-//! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader that has just closed its list may miss a
-//! submission that begins, and so may the leader of those that ask after that: then it is five at the most, however many CPUs there are. What does
+//! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader may close its list just before a
+//! submission begins, and miss that. The leader after it may miss another one. So a request waits for five submissions at the most, however many CPUs there are. What does
 //! not fit into one submission ([`BATCH`]) goes in several, one after the other, and all have their turn: where callers ask for more than 64 requests of different
 //! domains, each waits for two times as many submissions as these requests need. Where all together ask for more than 32, a caller's several ranges of one domain become
 //! the whole domain.
@@ -25,8 +25,8 @@
 //! under way. A device may take long to answer, or never do so; this way it delays, and fails, its
 //! own domain and not every CPU in its batch. So does what is longer than a batch.
 //!
-//! **More threads than cores.** A leader without a core costs everybody a time slice. So where more callers wait than there
-//! are cores, or than slots, any of them leads that runs first, and those that wait give their cores away. Callers for which a group has no slot submit alone.
+//! **More threads than cores.** A leader without a core costs everybody a time slice. So if more callers wait than there are cores
+//! or slots, the first caller that runs takes the lead, and waiting callers yield their cores. A caller that finds no free slot in its group submits alone.
 
 mod batch;
 mod meeting;
@@ -91,7 +91,7 @@ struct Meetings {
 }
 
 impl Meetings {
-    /// For the groups of so many CPUs.
+    /// Meetings for `cpus` CPUs.
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
         // No truncation: no more than there are slots.
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;

@@ -54,11 +54,7 @@ impl Engine {
         if result.is_err() && is_refused(self) {
             // Bytes of the trace's memory have taken the room that bounce buffers want.
             if !self.forget() {
-                return Err(self.share.no_bytes(
-                    line,
-                    self.mode.name(),
-                    pages(&self.scratch).saturating_mul(FRAME_SIZE),
-                ));
+                return Err(self.no_bytes(line));
             }
             let again = self.map_in(device, lane, direction, &mut view);
             (result, ticks) = (again.0, ticks + again.1);
@@ -67,11 +63,7 @@ impl Engine {
             Ok(mapped) => mapped,
             Err(error @ DmaMapError::OutOfMemory) => return Err(ReplayError::Map { line, error }),
             Err(_) if is_refused(self) => {
-                return Err(self.share.no_bytes(
-                    line,
-                    self.mode.name(),
-                    pages(&self.scratch).saturating_mul(FRAME_SIZE),
-                ));
+                return Err(self.no_bytes(line));
             }
             Err(error) => {
                 self.refused(line, error);
@@ -152,8 +144,7 @@ impl Engine {
             return None;
         }
         if !self.back() {
-            let error =
-                self.share.no_bytes(line, self.mode.name(), pages(&self.scratch).saturating_mul(FRAME_SIZE));
+            let error = self.no_bytes(line);
             self.note(Err(error));
             return None;
         }
@@ -219,6 +210,12 @@ impl Engine {
                 self.fail(end_failed(op.line, error));
             }
         }
+    }
+
+    /// There is no room for the bytes of the mapping in hand.
+    fn no_bytes(&self, line: u64) -> ReplayError {
+        let bytes = pages(&self.scratch).saturating_mul(FRAME_SIZE);
+        self.share.no_bytes(line, self.mode.name(), bytes)
     }
 }
 

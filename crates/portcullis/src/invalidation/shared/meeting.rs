@@ -68,6 +68,11 @@ impl State {
         self.0 & QUIET != 0
     }
 
+    /// Whether slot `number`, whose first word is `head`, asks.
+    fn is_asked(self, number: usize, head: u64) -> bool {
+        (self.0 >> number ^ head) & 1 != 0
+    }
+
     /// Whether no lead was given up between this and `other`, or 2^16 of them.
     pub fn is_same_round(self, other: Self) -> bool {
         self.0 >> ROUND == other.0 >> ROUND
@@ -277,10 +282,10 @@ impl Meeting {
     /// How many callers ask and were not answered.
     #[cfg(all(test, not(loom)))]
     pub fn asking(&self) -> u32 {
-        let heads = self.slots.iter().enumerate();
-        let bit = |(number, slot): (usize, &Slot)| (slot.head.load(Ordering::Acquire) & 1) << number;
-        let asked: u64 = heads.map(bit).sum();
-        ((asked ^ self.word.0.load(Ordering::Acquire)) & ALL).count_ones()
+        let state = self.state();
+        let asks =
+            |(number, slot): &(usize, &Slot)| state.is_asked(*number, slot.head.load(Ordering::Acquire));
+        self.slots.iter().enumerate().filter(asks).count() as u32
     }
 
     /// As after two rounds in which these slots were taken.
@@ -457,7 +462,7 @@ impl<'a> Lead<'a> {
         let (mut asking, mut manys, mut count) = (0_u64, 0_u64, self.batch().requests().len());
         for number in numbers(slots) {
             let head = meeting.slots[number].head.load(Ordering::Acquire);
-            if (self.state.0 >> number ^ head) & 1 != 0 {
+            if self.state.is_asked(number, head) {
                 asking |= 1 << number;
                 manys |= u64::from(Head(head).kind() <= MANY_OF_ONE) << number;
                 heads[number] = Head(head);
@@ -510,8 +515,8 @@ impl<'a> Lead<'a> {
     /// Whether the first of [these](Self::missing) asks now. Looks at its line alone, as each look takes a line from its caller.
     pub fn has_come(&self) -> bool {
         let number = self.missing().trailing_zeros() as usize;
-        let head = self.meeting.slots.get(number).map(|slot| slot.head.load(Ordering::Relaxed));
-        head.is_some_and(|head| (self.state.0 >> number ^ head) & 1 != 0)
+        let slot = self.meeting.slots.get(number);
+        slot.is_some_and(|slot| self.state.is_asked(number, slot.head.load(Ordering::Relaxed)))
     }
 
     /// Whether there is no room for all that ask.

@@ -3,6 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::Scope;
 
 use core::cell::Cell;
 
@@ -289,6 +290,19 @@ fn together(
     })
 }
 
+/// Calls `f` while a submission is under way, and lets that end.
+fn beside<'env>(queue: &'env SharedQueue<Told>, f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)) {
+    queue.queue().may_go_on.store(false, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| queue.submit(&[whole(668)]).unwrap());
+        while queue.queue().log.lock().is_empty() {
+            pause();
+        }
+        f(scope);
+        queue.queue().may_go_on.store(true, Ordering::Release);
+    });
+}
+
 /// CPUs of one group.
 fn near<const N: usize>(requests: [Vec<Request>; N]) -> [(usize, Vec<Request>); N] {
     let mut cpu = 0;
@@ -380,18 +394,12 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
 /// It would wait for ever for the one that it has interrupted.
 #[test]
 fn an_interrupt_handler_waits_for_nobody() {
-    let queue = Told::queue(1000);
-    queue.queue().may_go_on.store(false, Ordering::Relaxed);
-    std::thread::scope(|scope| {
-        scope.spawn(|| queue.submit(&[whole(668)]).unwrap());
-        while queue.queue().log.lock().is_empty() {
-            pause();
-        }
+    let queue = &Told::queue(1000);
+    beside(queue, |_| {
         CPU.set(None);
         assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
         assert_eq!(queue.submit(&[whole(666)]), Err(error(666)));
         assert_eq!((queue.submissions(), queue.queue().take().len()), (2, 3), "the first is under way");
-        queue.queue().may_go_on.store(true, Ordering::Release);
     });
     CPU.set(Some(0));
     assert_eq!(queue.submissions(), 3);
@@ -400,25 +408,19 @@ fn an_interrupt_handler_waits_for_nobody() {
 /// More callers than a group has room for: those that find none submit by themselves.
 #[test]
 fn who_finds_no_room_submits_alone() {
-    let queue = Told::queue(1000);
-    queue.queue().may_go_on.store(false, Ordering::Relaxed);
-    std::thread::scope(|scope| {
-        scope.spawn(|| queue.submit(&[whole(668)]).unwrap());
-        while queue.queue().log.lock().is_empty() {
-            pause();
-        }
+    let queue = &Told::queue(1000);
+    beside(queue, |scope| {
         for _ in 0..SLOTS {
             // All with the same number.
             scope.spawn(|| queue.submit(&[page(1, 1, true)]).unwrap());
         }
-        while asking(&queue) < SLOTS as u32 {
+        while asking(queue) < SLOTS as u32 {
             pause();
         }
         assert_eq!(queue.submit(&[whole(2)]), Ok(()), "while the first is under way");
         assert_eq!(queue.queue().take(), [[whole(668)], [whole(2)]]);
-        queue.queue().may_go_on.store(true, Ordering::Release);
     });
-    assert_eq!(asking(&queue), 0);
+    assert_eq!(asking(queue), 0);
 }
 
 /// Where any caller is more than there are cores, whoever runs first leads.
