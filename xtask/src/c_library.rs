@@ -83,6 +83,12 @@ pub fn command(arguments: &[&str]) -> Result<(), String> {
     let [to] = arguments else {
         return Err("usage: cargo xtask c-library FOLDER (/usr/local, say, or a package's root)".to_owned());
     };
+    // A compiler takes such a name for an option.
+    if to.starts_with('-') {
+        return Err(format!(
+            "`cargo xtask c-library` has no option {to}: it takes a folder, such as /usr/local"
+        ));
+    }
     make(Path::new(to))?;
     println!("{to}/include/portcullis.h, {to}/lib/libportcullis.a and .so, {to}/lib/pkgconfig/portcullis.pc");
     println!(

@@ -109,9 +109,10 @@ impl Tests {
     }
 }
 
-/// The tests that `files` need, each once, and what is to be run by hand for the others.
-fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static str>) {
+/// The tests that `files` need, each once; what is to be run by hand for others; and the files that have neither.
+fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static str>, Vec<&'a str>) {
     let (mut tests, mut by_hand, mut programs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut without = Vec::new();
     for file in files {
         let row = ROWS.iter().find(|(begin, _)| file.starts_with(begin));
         for test in row.map_or(&[][..], |(_, tests)| tests) {
@@ -128,11 +129,12 @@ fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static
         }
         let other = OTHERS.iter().find(|(begin, _)| file.starts_with(begin)).map(|(_, what)| *what);
         by_hand.extend(other.filter(|what| !by_hand.contains(what)));
+        without.extend((row.is_none() && other.is_none()).then_some(file));
     }
     if !programs.is_empty() {
         tests.push(Tests::Unoptimised(programs.leak()));
     }
-    (tests, by_hand)
+    (tests, by_hand, without)
 }
 
 /// Files that differ from where this branch left `revision`, and those that git does not know yet.
@@ -154,16 +156,24 @@ pub fn command(arguments: &[&str]) -> Result<(), String> {
         _ => return Err("`--changed [REVISION]`: what differs from it (HEAD) is tested".into()),
     };
     let files = files(revision)?;
-    let (tests, by_hand) = needed(files.iter().map(String::as_str));
-    println!("{} files differ from {revision}", files.len());
+    let (tests, by_hand, without) = needed(files.iter().map(String::as_str));
+    println!("{} from {revision}", counted(files.len()));
     by_hand.iter().for_each(|what| println!("to be run besides: {what}"));
+    if !without.is_empty() {
+        println!("this command has no tests of {}; `cargo xtask test` runs everything", without.join(", "));
+    }
     if tests.is_empty() {
-        println!("none of them has tests that are run by this command; `cargo xtask test` runs all");
+        println!("nothing was run");
         return Ok(());
     }
     run(&tests.iter().map(|test| test.arguments()).collect::<Vec<_>>())?;
     println!("passed; `cargo xtask check` has the lints, and `cargo xtask test` runs everything");
     Ok(())
+}
+
+/// How many files differ.
+fn counted(files: usize) -> String {
+    if files == 1 { "1 file differs".to_owned() } else { format!("{files} files differ") }
 }
 
 /// Programs of the package that compiles them without optimising, which take the least time of all.
@@ -227,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_file_has_the_tests_of_the_first_row_that_it_fits() {
-        let of = |files: &[&str]| needed(files.iter().copied());
+        let of = |files: &[&'static str]| needed(files.iter().copied());
         assert_eq!(
             of(&["crates/portcullis/src/dma/ring/mod.rs"]),
-            (vec![UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![])
+            (vec![UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![], vec![])
         );
         let both = of(&[
             "crates/portcullis/src/iova/space.rs",
@@ -241,7 +251,11 @@ mod tests {
         assert_eq!(both[0], UNITS);
         let [_, STACK, Tests::Unoptimised(programs)] = both[..] else { panic!("{both:?}") };
         assert_eq!(programs, ["iova", "dma", "no_alloc", "not_coherent", "domain", "pgtable"]);
-        assert_eq!(of(&["kmod/rust/lib.rs", "kmod/README.md", "LICENSE-MIT"]), (vec![], vec![OTHERS[0].1]));
+        assert_eq!(
+            of(&["kmod/rust/lib.rs", "kmod/README.md", "LICENSE-MIT"]),
+            (vec![], vec![OTHERS[0].1], vec!["LICENSE-MIT"])
+        );
+        assert_eq!(of(&["Cargo.lock", "README.md", ".ci/run"]).2, ["Cargo.lock", ".ci/run"]);
         assert_eq!(of(&["README.md", "docs/design.md"]).0.len(), 2);
     }
 

@@ -58,6 +58,12 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let parts = match arguments[..] {
+        ["guest", ref rest @ ..] => return done(guest::command(rest)),
+        ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
+        [command, "--help" | "-h"] if !usage_of(command).is_empty() => {
+            print!("{}", usage_of(command));
+            return ExitCode::SUCCESS;
+        }
         ["test"] => return report(test()),
         ["test", "--changed", ref rest @ ..] => return done(changed::command(rest)),
         ["test", "--quick"] => return done(changed::quick()),
@@ -70,18 +76,46 @@ fn main() -> ExitCode {
         ["conformance"] => vec![conformance_part()],
         ["c-library"] => vec![c_part()],
         ["c-library", ref rest @ ..] => return done(c_library::command(rest)),
-        ["guest", ref rest @ ..] => return done(guest::command(rest)),
-        ["coherence", ref rest @ ..] => return coherence::command(&root(), rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;
         }
         _ => {
-            eprint!("xtask: no such command\n{USAGE}");
+            eprint!("xtask: {}", refused(&arguments));
             return ExitCode::from(2);
         }
     };
     report(run_all(&parts, || Ok(())))
+}
+
+/// The part of the usage that is about one command; empty where there is no such command.
+fn usage_of(command: &str) -> String {
+    let mut is_own = false;
+    let own = USAGE.lines().filter(|line| {
+        if let Some(name) = command_of(line) {
+            is_own = name == command;
+        }
+        is_own
+    });
+    own.map(|line| format!("{line}\n")).collect()
+}
+
+/// The command whose description begins on this line of the usage.
+fn command_of(line: &str) -> Option<&str> {
+    line.strip_prefix("cargo xtask ")?.split(' ').next()
+}
+
+/// Says which words are wrong, and what may stand in their place.
+fn refused(arguments: &[&str]) -> String {
+    let (command, rest) = arguments.split_first().map_or(("", arguments), |(command, rest)| (*command, rest));
+    let own = usage_of(command);
+    if own.is_empty() {
+        let mut names: Vec<&str> = USAGE.lines().filter_map(command_of).collect();
+        names.dedup();
+        let names = names.join(", ");
+        return format!("there is no command `{command}`: `cargo xtask help` explains {names}\n");
+    }
+    format!("`cargo xtask {command}` does not take `{}`:\n{own}", rest.join(" "))
 }
 
 fn report(outcome: Result<Summary, String>) -> ExitCode {

@@ -10,18 +10,26 @@ use std::process::Command;
 #[test]
 fn the_command_says_what_it_takes() {
     let mut text = String::new();
-    let asked: [&[&str]; 11] = [
+    let asked: [&[&str]; 19] = [
         &["help"],
         &["guest", "--help"],
         &["coherence", "--help"],
         &["no-such"],
         &["test", "--slow"],
         &["test", "--changed", "--all"],
+        &["test", "--help"],
+        &["check", "--fast"],
         &["c-library", "a", "b"],
+        &["c-library", "--help"],
+        &["c-library", "--prefix"],
+        &["guest", "--job", "no-such"],
+        &["guest", "--slow", "1"],
         &["guest", "--job", "list"],
         &["guest", "--kernel"],
         &["guest", "--kernel", "5.4"],
         &["guest", "--patience", "0"],
+        &["guest", "--modes", "strict fast"],
+        &["guest", "--guest-kernel", "no-such", "--job", "stress"],
     ];
     for words in asked {
         let said = Command::new(env!("CARGO_BIN_EXE_xtask")).args(words).output().unwrap();

@@ -26,10 +26,12 @@ pub const DRIVERS: [&str; 16] = [
     "crc32c_generic",
 ];
 
-/// The project's policies, and Linux's modes.
+/// The project's policies.
 const OURS: &str = "strict lazy bounce auto";
+/// Linux's modes.
 const LINUX: &str = "linux-passthrough linux-lazy linux-strict";
-const ALL: &str = "linux-passthrough linux-lazy linux-strict lazy strict bounce auto";
+/// Both.
+pub const ALL: &str = "linux-passthrough linux-lazy linux-strict lazy strict bounce auto";
 
 /// Builds programs into a folder, and says where they are.
 type Build = fn(&Path) -> Result<Vec<PathBuf>, String>;

@@ -68,7 +68,16 @@ pub fn command(words: &[&str]) -> Result<(), String> {
         print!("{USAGE}");
         return Ok(());
     }
+    if words == LIST {
+        println!("{}", list());
+        return Ok(());
+    }
     let wanted = parse(words)?;
+    if let Some(image) = wanted.given.as_ref().map(|given| given.join("bzImage"))
+        && !image.is_file()
+    {
+        return Err(format!("--guest-kernel: there is no {}", image.display()));
+    }
     if let Some(why) = missing() {
         return Err(why);
     }
@@ -78,7 +87,20 @@ pub fn command(words: &[&str]) -> Result<(), String> {
 /// Whether the words are ones that the command takes.
 #[cfg(test)]
 pub fn is_request(words: &[&str]) -> bool {
-    parse(words).is_ok()
+    words == LIST || parse(words).is_ok()
+}
+
+/// The words that ask for the names of the jobs.
+const LIST: [&str; 2] = ["--job", "list"];
+
+/// The options that a value follows.
+const WITH_VALUE: [&str; 8] =
+    ["--kernel", "--guest-kernel", "--iommu", "--job", "--modes", "--minutes", "--patience", "--seed"];
+
+/// Each job with what it is for.
+fn list() -> String {
+    let lines: Vec<_> = JOBS.iter().map(|job| format!("{}: {}", job.name, job.what)).collect();
+    lines.join("\n")
 }
 
 fn parse(words: &[&str]) -> Result<Wanted, String> {
@@ -88,6 +110,9 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
         if word == "--verbose" {
             wanted.verbose = true;
             continue;
+        }
+        if !WITH_VALUE.contains(&word) {
+            return Err(format!("there is no option {word}\n{USAGE}"));
         }
         let value = *words.next().ok_or_else(|| format!("{word} wants a value\n{USAGE}"))?;
         let unknown = || format!("{word} knows no {value}\n{USAGE}");
@@ -102,10 +127,21 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
             }
             "--job" => {
                 let known = JOBS.iter().find(|job| job.name == value);
-                let names: Vec<_> = JOBS.iter().map(|job| format!("{}: {}", job.name, job.what)).collect();
-                wanted.jobs.push(known.ok_or_else(|| format!("the jobs are:\n{}", names.join("\n")))?);
+                let names = || JOBS.map(|job| job.name).join(", ");
+                let unknown = || format!("there is no job {value}: `--job list` explains {}", names());
+                wanted.jobs.push(known.ok_or_else(unknown)?);
             }
-            "--modes" => wanted.modes = Some(value.to_owned()),
+            "--modes" => {
+                let unknown =
+                    value.split_whitespace().find(|mode| !jobs::ALL.split(' ').any(|one| one == *mode));
+                if let Some(mode) = unknown {
+                    return Err(format!(
+                        "--modes knows no {mode}: it takes {}",
+                        jobs::ALL.replace(' ', ", ")
+                    ));
+                }
+                wanted.modes = Some(value.to_owned());
+            }
             "--minutes" => wanted.minutes = at_least_one(word, value)?.get().into(),
             // With 0 every guest would be given up before it has booted, and a soak of no minutes is none.
             "--patience" => wanted.patience = at_least_one(word, value)?.get(),
