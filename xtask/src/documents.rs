@@ -40,6 +40,26 @@ fn paths(document: &Document) -> Vec<String> {
     pieces.filter(|path| !is_there(path)).cloned().collect()
 }
 
+/// Names in rows of a table that are in code between bars, before the file that must have a definition of them; and which file has none.
+fn undefined(text: &str) -> Vec<String> {
+    let rows = text.lines().skip_while(|line| *line != "| what | name | file |").skip(2);
+    let mut undefined = Vec::new();
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, names, file] = cells[..] else { panic!("{row}") };
+        let file = file.trim_matches('`');
+        let source = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+        let is_defined = |name: &str| {
+            let kinds = ["const ", "struct ", "enum ", "fn ", "pub "];
+            let ends = |rest: &str| rest.starts_with([':', '(', '<', ' ']);
+            kinds.iter().any(|kind| source.split(&format!("{kind}{name}")).skip(1).any(ends))
+        };
+        let lacking = names.split(", ").map(|name| name.trim_matches('`')).filter(|name| !is_defined(name));
+        undefined.extend(lacking.map(|name| format!("{name} in {file}")));
+    }
+    undefined
+}
+
 /// How a page calls the place of a heading.
 fn anchor(heading: &str) -> String {
     let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
@@ -267,6 +287,15 @@ fn every_unsafe_trait_is_in_the_list_of_contracts() {
     let page = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
     traits.retain(|name| !page.contains(&format!("\n| `{name}` |")));
     assert_eq!(traits, [""; 0]);
+}
+
+#[test]
+fn what_contributing_says_is_decided_in_a_file_is_defined_there() {
+    let text = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    assert!(text.contains("\n| what | name | file |\n"));
+    assert_eq!(undefined(&text), [""; 0]);
+    let made = "| what | name | file |\n| --- | --- | --- |\n| a | `ROWS`, `ROW` | `xtask/src/changed.rs` |\n| b | `x` | `no/file.rs` |\n";
+    assert_eq!(undefined(made), ["ROW in xtask/src/changed.rs", "x in no/file.rs"]);
 }
 
 #[test]
