@@ -11,6 +11,7 @@ use clap::Parser;
 use super::report::{Row, Table};
 use super::tables;
 use crate::args::{Arguments, Command};
+use crate::golden::files::difference;
 use crate::look::count;
 
 /// The table that `comment` asks for; `None` where it asks for none.
@@ -67,6 +68,5 @@ fn the_tables_of_the_document_are_what_the_command_prints() {
         std::fs::write(&path, &new).unwrap();
         return;
     }
-    let differs = old.lines().zip(new.lines()).find(|(old, new)| old != new);
-    assert!(old == new, "PORTCULLIS_WRITE_TABLES=1 writes them; the first that differs: {differs:?}");
+    assert!(old == new, "{}", difference(&path, &old, &new));
 }

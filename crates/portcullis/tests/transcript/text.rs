@@ -1,6 +1,9 @@
 //! A transcript: what was called, what was answered, and what went on below, line by line, against a file.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../golden/mod.rs"]
+mod golden;
+
 // For crates without it.
 extern crate std;
 
@@ -79,14 +82,7 @@ impl Transcript {
     /// Compares the transcript with the file of this name in `folder`, or writes that with `PORTCULLIS_WRITE_TABLES=1`.
     #[track_caller]
     pub fn assert_is(self, folder: &str, name: &str) {
-        let path = PathBuf::from(folder).join(name).with_extension("txt");
-        if std::env::var_os("PORTCULLIS_WRITE_TABLES").is_some() {
-            return std::fs::write(path, self.text).unwrap();
-        }
-        let golden = std::fs::read_to_string(&path).unwrap_or_default();
-        let (was, is) = (golden.lines().chain([""]), self.text.lines().chain([""]));
-        let differs = was.zip(is).enumerate().find(|(_, (was, is))| was != is);
-        assert!(golden == self.text, "{name}, the first line that differs: {differs:#?}");
+        golden::is_golden(PathBuf::from(folder).join(name).with_extension("txt"), &self.text);
     }
 }
 
