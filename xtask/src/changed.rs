@@ -12,37 +12,34 @@ use super::{limited, quietly, root};
 
 /// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
 const ROWS: [(&str, &[Tests]); 27] = [
-    ("crates/portcullis/src/dma/", &[UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])]),
-    ("crates/portcullis/tests/dma/", &[Tests::Unoptimised(&["dma"])]),
-    ("crates/portcullis/examples/", &[Tests::Unoptimised(&["dma"])]),
+    ("crates/portcullis/src/dma/", &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"])]),
+    ("crates/portcullis/tests/dma/", &[unoptimised(&["dma"])]),
+    ("crates/portcullis/examples/", &[unoptimised(&["dma"])]),
     (
         "crates/portcullis/src/bounce/",
-        &[UNITS, Tests::Programs("portcullis", &["bounce"]), Tests::Unoptimised(&["dma"])],
+        &[UNITS, Tests::Programs("portcullis", &["bounce"]), unoptimised(&["dma"])],
     ),
-    ("crates/portcullis/src/iova/", &[UNITS, Tests::Unoptimised(&["iova", "dma", "no_alloc"])]),
-    ("crates/portcullis/src/pgtable/", &[UNITS, Tests::Unoptimised(&["pgtable", "dma"])]),
-    ("crates/portcullis/src/invalidation/", &[UNITS, Tests::Unoptimised(&["domain", "dma"])]),
-    ("crates/portcullis/src/domain/", &[UNITS, Tests::Unoptimised(&["domain", "dma", "registration"])]),
-    ("crates/portcullis/src/std_platform/", &[UNITS, Tests::Unoptimised(&["std_platform"])]),
-    ("crates/portcullis/", &[UNITS, Tests::Unoptimised(&["dma", "domain", "iova", "pgtable", "no_alloc"])]),
+    ("crates/portcullis/src/iova/", &[UNITS, unoptimised(&["iova", "dma", "no_alloc"])]),
+    ("crates/portcullis/src/pgtable/", &[UNITS, unoptimised(&["pgtable", "dma"])]),
+    ("crates/portcullis/src/invalidation/", &[UNITS, unoptimised(&["domain", "dma"])]),
+    ("crates/portcullis/src/domain/", &[UNITS, unoptimised(&["domain", "dma", "registration"])]),
+    ("crates/portcullis/src/std_platform/", &[UNITS, unoptimised(&["std_platform"])]),
+    ("crates/portcullis/", &[UNITS, unoptimised(&["dma", "domain", "iova", "pgtable", "no_alloc"])]),
     (
         "crates/portcullis-hw/",
-        &[Tests::Package("portcullis-hw"), Tests::Unoptimised(&["conformance", "transcripts"])],
+        &[UNITS_OF_HW, Tests::Package("portcullis-hw"), unoptimised(&["conformance", "transcripts"])],
     ),
-    (
-        "crates/portcullis-linux/",
-        &[Tests::Package("portcullis-linux"), Tests::Unoptimised(&["registration"])],
-    ),
-    ("crates/portcullis-model/", &[Tests::Package("portcullis-model"), Tests::Unoptimised(&["dma"])]),
+    ("crates/portcullis-linux/", &[Tests::Package("portcullis-linux"), unoptimised(&["registration"])]),
+    ("crates/portcullis-model/", &[Tests::Package("portcullis-model"), unoptimised(&["dma"])]),
     ("crates/portcullis-trace/", &[Tests::Package("portcullis-trace")]),
-    ("crates/portcullis-bench/", &[Tests::Package("portcullis-bench")]),
+    ("crates/portcullis-bench/", &[UNITS_OF_BENCH, Tests::Package("portcullis-bench")]),
     ("crates/portcullis-fuzz/", &[Tests::Package("portcullis-fuzz")]),
     ("crates/portcullis-cli/", &[Tests::Package("portcullis-cli")]),
     ("crates/portcullis-c/", &[Tests::Package("portcullis-c")]),
     ("xtask/", &[Tests::Package("xtask")]),
     ("tests/stack/", &[STACK]),
-    ("tests/units/", &[UNITS]),
-    ("tests/unoptimised/", &[Tests::Unoptimised(&QUICK)]),
+    ("tests/units/", &[Tests::Package("portcullis-units")]),
+    ("tests/unoptimised/", &[unoptimised(&QUICK)]),
     ("docs/", DOCUMENTS),
     ("CHANGELOG.md", DOCUMENTS),
     ("CONTRIBUTING.md", DOCUMENTS),
@@ -50,7 +47,15 @@ const ROWS: [(&str, &[Tests]); 27] = [
     ("SECURITY.md", DOCUMENTS),
 ];
 
-const UNITS: Tests = Tests::Package("portcullis-units");
+/// The modules' own tests of the crates whose libraries are compiled without them (`test = false`).
+const UNITS: Tests = Tests::Programs("portcullis-units", &["portcullis"]);
+const UNITS_OF_HW: Tests = Tests::Programs("portcullis-units", &["portcullis_hw"]);
+const UNITS_OF_BENCH: Tests = Tests::Programs("portcullis-units", &["portcullis_bench"]);
+
+/// Programs of the package that compiles them without optimising.
+const fn unoptimised(programs: &'static [&'static str]) -> Tests {
+    Tests::Programs("portcullis-unoptimised", programs)
+}
 
 /// What looks at the stack that calls take: a kernel's is small.
 const STACK: Tests = Tests::Package("portcullis-stack");
@@ -83,8 +88,6 @@ enum Tests {
     Binary(&'static str, &'static str),
     /// Programs.
     Programs(&'static str, &'static [&'static str]),
-    /// Programs of the package that compiles them without optimising.
-    Unoptimised(&'static [&'static str]),
 }
 
 impl Tests {
@@ -93,7 +96,6 @@ impl Tests {
         let (package, programs): (_, &[&str]) = match self {
             Self::Package(package) | Self::Binary(package, _) => (package, &[]),
             Self::Programs(package, programs) => (package, programs),
-            Self::Unoptimised(programs) => ("portcullis-unoptimised", programs),
         };
         let mut arguments = vec!["test", "--locked", "-p", package];
         match package {
@@ -111,19 +113,23 @@ impl Tests {
 
 /// The tests that `files` need, each once; what is to be run by hand for others; and the files that have neither.
 fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static str>, Vec<&'a str>) {
-    let (mut tests, mut by_hand, mut programs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut without = Vec::new();
+    let (mut packages, mut by_hand, mut without) = (Vec::new(), Vec::new(), Vec::new());
+    let mut programs: Vec<(&str, Vec<&str>)> = Vec::new();
     for file in files {
         let row = ROWS.iter().find(|(begin, _)| file.starts_with(begin));
         for test in row.map_or(&[][..], |(_, tests)| tests) {
             match test {
-                // One build, and one command, for all programs of that package.
-                Tests::Unoptimised(names) => {
-                    let new =
-                        names.iter().filter(|name| !programs.contains(*name)).copied().collect::<Vec<_>>();
-                    programs.extend(new);
+                // One build, and one command, for all programs of a package.
+                Tests::Programs(package, names) => {
+                    let at = programs.iter().position(|(one, _)| one == package).unwrap_or_else(|| {
+                        programs.push((package, Vec::new()));
+                        programs.len() - 1
+                    });
+                    let known = &mut programs[at].1;
+                    let new: Vec<_> = names.iter().filter(|name| !known.contains(*name)).copied().collect();
+                    known.extend(new);
                 }
-                test if !tests.contains(test) => tests.push(*test),
+                test if !packages.contains(test) => packages.push(*test),
                 _ => {}
             }
         }
@@ -131,10 +137,8 @@ fn needed<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<Tests>, Vec<&'static
         by_hand.extend(other.filter(|what| !by_hand.contains(what)));
         without.extend((row.is_none() && other.is_none()).then_some(file));
     }
-    if !programs.is_empty() {
-        tests.push(Tests::Unoptimised(programs.leak()));
-    }
-    (tests, by_hand, without)
+    let programs = programs.into_iter().map(|(package, names)| Tests::Programs(package, names.leak()));
+    (programs.chain(packages).collect(), by_hand, without)
 }
 
 /// Files that differ from where this branch left `revision`, and those that git does not know yet.
@@ -191,10 +195,15 @@ const QUICK: [&str; 9] = [
 
 /// Runs the tests that see the most in the least time.
 pub fn quick() -> Result<(), String> {
+    run(&quick_commands())
+}
+
+fn quick_commands() -> [Vec<&'static str>; 2] {
     let packages = ["portcullis-units", "portcullis-hw", "portcullis-linux", "portcullis-model", "xtask"];
-    let units = packages.iter().flat_map(|package| ["-p", package]);
-    let units = ["test", "--locked", "--lib", "--bins"].into_iter().chain(units).collect();
-    run(&[units, Tests::Unoptimised(&QUICK).arguments()])
+    let packages = packages.iter().flat_map(|package| ["-p", package]);
+    // The core's library has no tests but as a program of `portcullis-units`.
+    let units = ["test", "--locked", "--lib", "--bins", "--test", "portcullis"];
+    [units.into_iter().chain(packages).collect(), unoptimised(&QUICK).arguments()]
 }
 
 fn times_file() -> PathBuf {
@@ -240,7 +249,7 @@ mod tests {
         let of = |files: &[&'static str]| needed(files.iter().copied());
         assert_eq!(
             of(&["crates/portcullis/src/dma/ring/mod.rs"]),
-            (vec![UNITS, STACK, Tests::Unoptimised(&["dma", "not_coherent", "no_alloc"])], vec![], vec![])
+            (vec![UNITS, unoptimised(&["dma", "not_coherent", "no_alloc"]), STACK], vec![], vec![])
         );
         let both = of(&[
             "crates/portcullis/src/iova/space.rs",
@@ -249,7 +258,9 @@ mod tests {
         ])
         .0;
         assert_eq!(both[0], UNITS);
-        let [_, STACK, Tests::Unoptimised(programs)] = both[..] else { panic!("{both:?}") };
+        let [_, Tests::Programs("portcullis-unoptimised", programs), STACK] = both[..] else {
+            panic!("{both:?}")
+        };
         assert_eq!(programs, ["iova", "dma", "no_alloc", "not_coherent", "domain", "pgtable"]);
         assert_eq!(
             of(&["kmod/rust/lib.rs", "kmod/README.md", "LICENSE-MIT"]),
@@ -266,7 +277,7 @@ mod tests {
         for (begin, tests) in ROWS {
             assert!(root().join(begin).exists(), "{begin}");
             for test in tests {
-                let Tests::Unoptimised(names) = test else { continue };
+                let Tests::Programs("portcullis-unoptimised", names) = test else { continue };
                 assert!(
                     names.iter().all(|name| manifest.contains(&format!("name = \"{name}\""))),
                     "{names:?}"
@@ -291,13 +302,34 @@ mod tests {
         assert!(QUICK.iter().all(|name| manifest.contains(&format!("name = \"{name}\""))));
     }
 
+    /// `cargo test` of a package leaves out the tests of its library where that has `test = false`.
+    #[test]
+    fn no_library_s_own_tests_are_left_out() {
+        let program_of = |begin: &str| {
+            let name = begin.strip_prefix("crates/")?.split('/').next()?;
+            let text = std::fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap();
+            let library = text.split("\n[lib]\n").nth(1)?.split("\n[").next()?;
+            library.lines().any(|line| line == "test = false").then(|| name.replace('-', "_"))
+        };
+        let is_source = |begin: &str| begin.matches('/').count() == 2 || begin.contains("/src/");
+        let mut seen = 0;
+        for (begin, tests) in ROWS.into_iter().filter(|(begin, _)| is_source(begin)) {
+            let Some(program) = program_of(begin) else { continue };
+            let own = |test: &Tests| matches!(test, Tests::Programs("portcullis-units", programs) if programs.contains(&program.as_str()));
+            assert!(tests.iter().any(own), "{begin}");
+            seen += 1;
+        }
+        assert!(seen > 9, "{seen}");
+        let quick = quick_commands()[0].join(" ");
+        assert!(quick.contains("--test portcullis") && quick.contains("-p portcullis-units"), "{quick}");
+    }
+
     /// A row of the table in CONTRIBUTING, but for the times.
     fn row((begin, tests): (&str, &[Tests])) -> String {
         let name = |test: &Tests| match test {
             Tests::Package(package) => (*package).to_owned(),
             Tests::Binary(package, names) => format!("{package}: {names}"),
             Tests::Programs(package, programs) => format!("{package}: {}", programs.join(", ")),
-            Tests::Unoptimised(programs) => format!("portcullis-unoptimised: {}", programs.join(", ")),
         };
         format!("| `{begin}` | {} |", tests.iter().map(name).collect::<Vec<_>>().join("; "))
     }
