@@ -11,7 +11,20 @@ use std::time::Instant;
 use super::{limited, quietly, root};
 
 /// Files by how their paths begin, and the test programs that see mistakes in them first. A file takes the first row that it fits.
-const ROWS: [(&str, &[Tests]); 27] = [
+const ROWS: [(&str, &[Tests]); 32] = [
+    (
+        "crates/portcullis/src/dma/queue/config.rs",
+        &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"]), TEXTS],
+    ),
+    (
+        "crates/portcullis/src/bounce/pool/config.rs",
+        &[UNITS, Tests::Programs("portcullis", &["bounce"]), unoptimised(&["dma"]), TEXTS],
+    ),
+    (
+        "crates/portcullis/src/domain/policy.rs",
+        &[UNITS, unoptimised(&["domain", "dma", "registration"]), TEXTS],
+    ),
+    ("crates/portcullis-trace/src/replay/mode.rs", &[Tests::Package("portcullis-trace"), TEXTS]),
     ("crates/portcullis/src/dma/", &[UNITS, STACK, unoptimised(&["dma", "not_coherent", "no_alloc"])]),
     ("crates/portcullis/tests/dma/", &[unoptimised(&["dma"])]),
     ("crates/portcullis/examples/", &[unoptimised(&["dma"])]),
@@ -40,6 +53,7 @@ const ROWS: [(&str, &[Tests]); 27] = [
     ("tests/stack/", &[STACK]),
     ("tests/units/", &[Tests::Package("portcullis-units")]),
     ("tests/unoptimised/", &[unoptimised(&QUICK)]),
+    ("kmod/src/rules.c", &[TEXTS]),
     ("docs/", DOCUMENTS),
     ("CHANGELOG.md", DOCUMENTS),
     ("CONTRIBUTING.md", DOCUMENTS),
@@ -60,8 +74,11 @@ const fn unoptimised(programs: &'static [&'static str]) -> Tests {
 /// What looks at the stack that calls take: a kernel's is small.
 const STACK: Tests = Tests::Package("portcullis-stack");
 
+/// What looks for numbers and commands in documents.
+const TEXTS: Tests = Tests::Binary("portcullis-cli", "documents");
+
 /// What looks at the text of documents.
-const DOCUMENTS: &[Tests] = &[Tests::Package("xtask"), Tests::Binary("portcullis-cli", "documents")];
+const DOCUMENTS: &[Tests] = &[Tests::Package("xtask"), TEXTS];
 
 /// The commands of each row, for its files.
 #[cfg(test)]

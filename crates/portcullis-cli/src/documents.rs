@@ -4,7 +4,11 @@ use std::path::Path;
 
 use clap::error::ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingRequiredArgument};
 use clap::{CommandFactory, Parser};
+use portcullis::bounce::PoolConfig;
 use portcullis::dma::QueueConfig;
+use portcullis::domain::Policy;
+use portcullis::invalidation::QUEUE_ENTRIES;
+use portcullis_trace::replay::COMMIT_WITHIN_NS;
 
 use self::codes::documents;
 use crate::args::Arguments;
@@ -72,30 +76,60 @@ fn what_cannot_be_asked_for_is_found() {
     assert!(wrong("portcullis replay [TRACE] [--json | --legends]") && wrong("portcullis play [TRACE]"));
 }
 
-/// Where a text says how many unmaps end together, in words that have these numbers.
+/// Where a text says a number that a driver or a user may leave out, in words that have it.
 #[test]
-fn the_texts_have_the_default_batches() {
+fn the_texts_have_the_defaults() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (batch, ring) = (QueueConfig::BATCH, QueueConfig::RING_BATCH);
+    let copied = PoolConfig::default().threshold >> 10;
+    let Policy::Lazy { window_ns } = Policy::LAZY else { panic!("{:?}", Policy::LAZY) };
+    let (window, within) = (window_ns / 1_000_000, COMMIT_WITHIN_NS / 1_000_000);
+    let (args, library, replay) = ("crates/portcullis-cli/src/args.rs", "docs/library.md", "docs/replay.md");
+    let (linux, header) = ("docs/linux.md", "crates/portcullis-c/include/portcullis.h");
     let texts = [
-        ("crates/portcullis-cli/src/args.rs", format!("/// {batch} unmaps of a device wait together")),
-        ("crates/portcullis-cli/src/args.rs", format!("/// {ring} unmaps of a device wait together")),
-        ("docs/library.md", format!("| strict-batch | the same | `QueueConfig::batched({batch})` |")),
+        (args, format!("/// {batch} unmaps of a device wait together, {within} ms at the most")),
+        (args, format!("/// {ring} unmaps of a device wait together")),
+        (library, format!("| strict-batch | the same | `QueueConfig::batched({batch})` |")),
+        (library, format!("| strict-ring | the same | `QueueConfig::ring(512, 4096).batch({ring})` |")),
+        (replay, format!("a group of {batch} (batch) or {ring} (ring) unmaps")),
+        (replay, format!("with one wait, once there are {batch} |")),
+        (replay, format!("once there are {ring} in it |")),
+        ("docs/scaling.md", format!("{batch} and {ring} unmaps, and hold")),
+        (header, format!("or 0 for {batch}, and {ring} for the strategies with a ring")),
+        (replay, format!("A replay ends a group after {within} ms.")),
+        (replay, format!("A batch is committed when it is full, after {within} ms of")),
+        (header, format!("Buffers of up to {copied} KiB are copied")),
+        (linux, format!("copies of buffers up to {copied} KiB (`--threshold`)")),
+        (replay, format!("up to {copied} KiB nothing waits")),
+        (replay, format!("Mappings of up to {copied} KiB are copied")),
+        ("docs/scaling.md", format!("a mapping of more than {copied} KiB under `bounce`")),
+        (args, format!("{QUEUE_ENTRIES} unmaps or {window} ms more")),
+        ("README.md", format!("a buffer for up to {window} ms after its unmap")),
+        ("docs/design.md", format!("instead of {window} ms.")),
+        ("docs/design.md", format!("of {QUEUE_ENTRIES} entries")),
+        ("docs/glossary.md", format!("for {window} ms at most, unless the driver asks for another")),
+        (linux, format!("together, up to {window} ms later (`--window-us`)")),
         (
-            "docs/library.md",
-            format!("| strict-ring | the same | `QueueConfig::ring(512, 4096).batch({ring})` |"),
+            replay,
+            format!(
+                "waits once for up to {QUEUE_ENTRIES} unmaps. Devices reach the buffers for up to {window} ms more"
+            ),
         ),
-        ("docs/replay.md", format!("a group of {batch} (batch) or {ring} (ring) unmaps")),
-        ("docs/replay.md", format!("with one wait, once there are {batch} |")),
-        ("docs/replay.md", format!("once there are {ring} in it |")),
-        ("docs/scaling.md", format!("  {batch} and {ring} unmaps, and hold")),
-        (
-            "crates/portcullis-c/include/portcullis.h",
-            format!("or 0 for {batch}, and {ring} for the strategies with a ring"),
-        ),
+        (replay, format!("together after {QUEUE_ENTRIES} unmaps of a CPU or {window} ms;")),
     ];
-    for (file, text) in texts {
+    // The module is C here, and has the library's numbers once more.
+    let (bytes, us) = (copied << 10, window_ns / 1000);
+    let module = [
+        format!("threshold = {copied} << 10;"),
+        format!("may be copied (default {bytes})"),
+        format!("window_us = {us};"),
+        format!("may stay open, in us (default {us})"),
+    ];
+    let texts = texts.into_iter().chain(module.map(|text| ("kmod/src/rules.c", text)));
+    let lacking = texts.filter(|(file, text)| {
         let all = std::fs::read_to_string(root.join(file)).expect(file);
-        assert!(all.contains(&text), "{file} does not say \"{text}\"");
-    }
+        !all.replace('\n', " ").contains(text)
+    });
+    let lacking: Vec<_> = lacking.map(|(file, text)| format!("{file} does not say \"{text}\"")).collect();
+    assert!(lacking.is_empty(), "{}", lacking.join("\n"));
 }
