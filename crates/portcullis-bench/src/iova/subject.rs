@@ -365,4 +365,31 @@ mod tests {
             assert_eq!(matches!(told, Err(Failure::Broken(_))), is_seen, "{shape:?}: {told:?}");
         }
     }
+
+    /// Each call is watched before anything is measured: also of what is freed at once, of which nothing is left to look at.
+    #[test]
+    fn a_range_in_a_wrong_place_is_found_before_anything_is_measured() {
+        let (team, timer) = (Team::sharing_cores(2).unwrap(), OpTimer::calibrated());
+        let runner = Runner { team, timer, options: Options::tiny() };
+        let shapes = [
+            (Shape::Pair { pages: 3 }, 1),
+            (Shape::Ring { ranges: 16, pages: 3 }, 1),
+            (Shape::Replace { live: 16 }, 1),
+        ];
+        for (shape, threads) in shapes {
+            for fault in [Fault::None, Fault::NotAligned] {
+                let zero = || AtomicU64::new(0);
+                let script =
+                    move |_: &_| Ok(Script { fault, next: zero(), allocated: zero(), freed: zero() });
+                let opened = opener(Arc::new(script))(&runner, shape, threads, &Plans::default());
+                match opened.map(|_| ()) {
+                    Ok(()) => assert_eq!(fault, Fault::None, "{shape:?}"),
+                    Err(Failure::Broken(reason)) => {
+                        assert!(reason.contains("not aligned"), "{shape:?}: {reason}")
+                    }
+                    Err(other) => panic!("{shape:?} {fault:?}: {other}"),
+                }
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use portcullis::platform::{FRAME_SIZE, Frames, Table};
 /// costs nothing: its address is the pointer (as in Linux's code where that is measured beside).
 ///
 /// Where `COHERENT` is false, changes are written back to memory, as for an IOMMU that does not look into the
-/// caches. (Nothing here would notice if they were not.)
+/// caches. (No figure would show if they were not; a test counts the lines.)
 #[derive(Debug, Clone, Copy)]
 pub struct Memory<const COHERENT: bool>;
 
@@ -79,15 +79,24 @@ pub(crate) fn can_write_back() -> bool {
     false
 }
 
+/// The first address of each cache line that has one of `words`.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn lines(words: &[AtomicU64]) -> std::iter::StepBy<std::ops::Range<usize>> {
+    const LINE: usize = 64;
+    let first = words.as_ptr() as usize & !(LINE - 1);
+    let end = words.as_ptr_range().end as usize;
+    (first..end).step_by(LINE)
+}
+
 /// Writes the cache lines of `words` back and waits for that, with the instructions that Linux uses: they also
 /// drop the lines from the caches.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn write_back(words: &[AtomicU64]) {
-    const LINE: usize = 64;
-    let first = words.as_ptr() as usize & !(LINE - 1);
-    let end = words.as_ptr_range().end as usize;
-    for line in (first..end).step_by(LINE) {
+    for line in lines(words) {
+        #[cfg(all(test, target_os = "linux"))]
+        tests::WRITTEN_BACK.set(tests::WRITTEN_BACK.get() + 1);
         // SAFETY: the line holds at least one of the words, so it is mapped; the instruction changes neither
         // memory as any thread sees it nor flags. `can_write_back` was asked before such memory was made.
         unsafe { std::arch::asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
@@ -101,6 +110,65 @@ fn write_back(_: &[AtomicU64]) {}
 
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests {
+    use std::cell::Cell;
+
+    use portcullis::addr::{Iova, IovaRange, Permissions};
+    use portcullis::pgtable::{PageTable, VtdSecondStage};
+    use portcullis::platform::Platform;
+    use portcullis::std_platform::StdPlatform;
+
+    use super::*;
+
+    thread_local! {
+        /// How many lines this thread has written back.
+        pub static WRITTEN_BACK: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[repr(align(64))]
+    struct Words([AtomicU64; 24]);
+
+    #[test]
+    fn each_line_with_a_word_is_written_back_once() {
+        let words = Words(Default::default());
+        let start = words.0.as_ptr() as usize;
+        for (range, expected) in [
+            (0..8, vec![0]),
+            (7..8, vec![0]),
+            (7..9, vec![0, 64]),
+            (8..24, vec![64, 128]),
+            (1..23, vec![0, 64, 128]),
+        ] {
+            let found: Vec<usize> = lines(&words.0[range.clone()]).map(|line| line - start).collect();
+            assert_eq!(found, expected, "{range:?}");
+        }
+    }
+
+    /// The word of a leaf, and nothing where tables are coherent.
+    #[test]
+    fn what_a_map_stores_is_written_back_where_tables_are_not_coherent() {
+        if !can_write_back() {
+            return;
+        }
+        let platform = StdPlatform::new();
+        let (page, phys) = (IovaRange::new(Iova::new(0x1000), 4096).unwrap(), PhysAddr::new(0x5000));
+        fn written<const COHERENT: bool>(platform: &StdPlatform, page: IovaRange, phys: PhysAddr) -> usize {
+            let format = VtdSecondStage::new(4, 3, 48).unwrap();
+            let table = PageTable::for_cpus(Memory::<COHERENT>, format, platform.cpus()).unwrap();
+            // SAFETY: no device is behind these tables.
+            let map = || unsafe { table.map(platform, page, phys, Permissions::READ_WRITE) }.unwrap();
+            map();
+            // SAFETY: as above.
+            let unmapped = unsafe { table.unmap(platform, page, &mut |_| true) };
+            assert_eq!(unmapped.bytes, page.len());
+            let before = WRITTEN_BACK.get();
+            // The tables are there already.
+            map();
+            WRITTEN_BACK.get() - before
+        }
+        assert_eq!(written::<false>(&platform, page, phys), 1);
+        assert_eq!(written::<true>(&platform, page, phys), 0);
+    }
+
     /// Linux lists what the processor has.
     #[test]
     fn lines_are_written_back_where_the_processor_has_the_instruction() {

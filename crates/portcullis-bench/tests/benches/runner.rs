@@ -257,6 +257,16 @@ fn a_quick_run_ends_with_the_round_in_which_its_time_is_over() {
 }
 
 #[test]
+fn a_run_with_time_left_does_all_rounds() {
+    let log = Log::default();
+    let groups = ["first", "second", "third"].map(|name| group(name, vec![entrant(script("a", &log))]));
+    let until = Some(Instant::now() + Duration::from_secs(3600));
+    let (results, skipped) = run(Options { passes: 2, rounds: 3, until, ..options() }, &groups, |_| ());
+    assert_eq!((results.len(), skipped.len()), (3, 0));
+    assert_eq!(log.lock().unwrap().iter().filter(|(_, ops)| *ops > 256).count(), 3 * 2 * 3);
+}
+
+#[test]
 fn what_is_called_quick_ends_within_half_a_minute() {
     use portcullis_bench::{bounce, invalidation, path, pgtable};
     let before = Instant::now();

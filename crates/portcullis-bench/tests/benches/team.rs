@@ -1,7 +1,9 @@
 //! The pinned threads: what fails or panics in one is told, and nobody is left waiting.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use portcullis_bench::runner::Failure;
 use portcullis_bench::team::{Span, Team};
@@ -65,4 +67,31 @@ fn a_job_is_gone_when_its_result_is_there() {
     });
     assert!(matches!(too_many, Err(Failure::Unsupported(_))), "{too_many:?}");
     assert_eq!(calls.load(Ordering::Relaxed), 0);
+}
+
+/// Takes its time to be dropped, and counts it.
+struct Ends(Arc<AtomicUsize>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(50));
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_end_of_a_team_waits_for_its_threads() {
+    thread_local! {
+        static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) };
+    }
+    let team = Team::new(2).unwrap();
+    let (threads, ended) = (team.size(), Arc::new(AtomicUsize::new(0)));
+    let counter = Arc::clone(&ended);
+    team.each(threads, move |_, _| {
+        ENDS.set(Some(Ends(Arc::clone(&counter))));
+        Ok(())
+    })
+    .unwrap();
+    drop(team);
+    assert_eq!(ended.load(Ordering::Relaxed), threads);
 }
