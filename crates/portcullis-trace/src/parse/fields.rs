@@ -245,7 +245,6 @@ impl<'a> Text<'a> {
         let device = loop {
             let after = text.get(from..).unwrap_or(&[]);
             match memchr::memchr(b' ', after) {
-                Some(0) if from == 0 => return Err(bad("a device and its fields", text)),
                 Some(at)
                     if after
                         .get(at + 1..)

@@ -109,3 +109,35 @@ unsafe impl InvalidationQueue for ClockedQueue {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portcullis::addr::{Iova, IovaRange};
+    use portcullis_model::{Iommu, IommuConfig, Memory};
+
+    use super::*;
+    use crate::replay::Profile;
+
+    /// What a submission costs, and each of its requests, whichever way it comes; and the hardware is asked.
+    #[test]
+    fn one_invalidation_waits_as_a_submission_of_one() {
+        let waits = &Profile::load("vtd").unwrap().waits;
+        let queue =
+            |iommu: &std::sync::Arc<Iommu>| ClockedQueue::new(iommu.queue(), Timer::calibrated(), waits);
+        let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
+        let invalidation = Invalidation::Range { range, leaf_only: true };
+        let request = Request { domain: DomainId(1), invalidation };
+        let made = |requests: usize| {
+            let iommu = Iommu::new(IommuConfig::new(Memory::new(1 << 20)));
+            let queue = queue(&iommu);
+            match requests {
+                0 => queue.invalidate(DomainId(1), invalidation).unwrap(),
+                _ => queue.submit(&vec![request; requests]).unwrap(),
+            }
+            (queue.waited_ns(), queue.ticks() > 0, iommu.stats().range_invalidations)
+        };
+        let submission = waits.doorbell.ns + waits.completion.ns;
+        let all = |requests: u64| (submission + requests as f64 * waits.descriptor.ns, true, requests);
+        assert_eq!([made(0), made(1), made(3)], [all(1), all(1), all(3)]);
+    }
+}

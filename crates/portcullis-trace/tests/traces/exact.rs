@@ -413,11 +413,14 @@ fn memory_is_refused_by_its_first_and_by_its_last_page_and_the_first_reason_is_k
         map("d", "TO_DEVICE", 0x9000, 0xff00_0000_0000, 64),
         map("d", "TO_DEVICE", 0xa000, 0xff00_0000_0000 + (4 << 30) - 1, 1),
         map("d", "TO_DEVICE", 0xb000, 0xff00_0000_0000 + (4 << 30), 64),
+        map("d", "TO_DEVICE", 0xcfc1, 0xfeff_ffff_ffc1, 64),
+        map("d", "TO_DEVICE", 0xefc0, 0xfeff_ffff_ffc0, 64),
     ];
     let report = replayed(&events, &options("none", &[Mode::Bounce]));
     let [bounce] = &report.policies[..] else { panic!("one policy") };
-    // The first touches the bounce buffers by its last page; the last lies behind them.
-    assert_eq!((bounce.operations, bounce.failures, bounce.violations), (1, 3, 0));
+    // The first touches the bounce buffers by its last page, the fifth by its last byte; the fourth lies behind them, and the last
+    // before them.
+    assert_eq!((bounce.operations, bounce.failures, bounce.violations), (2, 4, 0));
     assert_eq!(
         bounce.first_failure.as_deref(),
         Some("line 3: mapping: memory at 0xfefffffff000, where the replay has its bounce buffers")

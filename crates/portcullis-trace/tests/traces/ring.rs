@@ -94,6 +94,23 @@ fn losses_are_counted_as_the_kernel_counts_them() {
     assert_eq!(formats.lost_before(formats.used(&page)), 12);
 }
 
+/// A page is damaged where its head, its events or an event's length end behind it; what stands before that is read.
+#[test]
+fn a_page_that_ends_too_early_is_damaged() {
+    let whole = page(9, 0, &[entry(4, 1, &event(1)), entry(4, 1, &event(2))]);
+    let read = |page: &[u8]| {
+        let read = formats().events(page, |_| ());
+        (read.events, read.damaged)
+    };
+    assert_eq!(read(&whole), (2, false));
+    for end in 0..whole.len() {
+        assert_eq!(read(&whole[..end]), (0, true), "{end} bytes");
+    }
+    let mut long = whole;
+    long[36] = 28;
+    assert_eq!(read(&long), (1, true));
+}
+
 fn merged(rounds: &[&[(u32, Vec<u8>)]]) -> Vec<String> {
     let mut merge = Merge::new(formats());
     let mut out = Vec::new();
