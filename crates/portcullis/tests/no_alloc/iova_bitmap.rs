@@ -102,6 +102,21 @@ fn without_memory_nothing_changes() {
     assert!(short > 5, "only {short} times short");
 }
 
+/// A range lies in a leaf that nothing is in any more, and in another one, which is not there. The first is collected for the second, so two
+/// are needed.
+#[test]
+fn a_leaf_that_is_collected_for_its_own_range_is_needed_again() {
+    let mut space = Bitmap::new();
+    space.add(0, 1 << 20).unwrap();
+    let page = space.alloc(1, 0, 511).unwrap();
+    space.free(page, 1).unwrap();
+    let (refused, _) = limited(0, || space.reserve(511, 2));
+    assert!(matches!(refused, Err(BitmapError::OutOfMemory)), "{refused:?}");
+    assert_eq!((space.free_pages(), space.check()), (1 << 20, Ok(())));
+    assert_eq!(space.reserve(511, 2).unwrap(), 2);
+    assert_eq!((space.free_pages(), space.check()), ((1 << 20) - 2, Ok(())));
+}
+
 #[test]
 fn an_empty_space_without_memory_stays_empty() {
     let mut space = Bitmap::new();

@@ -21,3 +21,5 @@ mod split;
 #[cfg(not(watched))]
 mod stress;
 mod support;
+#[cfg(not(watched))]
+mod unwinds;

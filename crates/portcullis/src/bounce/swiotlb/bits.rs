@@ -206,5 +206,6 @@ mod tests {
         }
         live.iter().for_each(|(at, n)| bits.give(*at, *n));
         assert!(bits.close() && bits.free() == 0 && !bits.close());
+        assert_eq!((bits.take_runs(0, 1, |_| ()), bits.take_odd(1, 0, 1)), (0, None), "none is to be had");
     }
 }
