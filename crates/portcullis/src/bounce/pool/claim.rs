@@ -76,16 +76,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     }
 
     /// Takes the mapping at `start` out of the map, and frees its buffers; its addresses are given up if they are `lost`. The
-    /// caller has it in hand, and no device reaches it any more.
-    pub(super) fn end(&mut self, start: Iova, lost: bool) {
-        let Self { pool, number, freed } = self;
+    /// caller has it in hand, and nothing else, and no device reaches it any more.
+    pub(super) fn end(mut self, start: Iova, lost: bool) {
+        let Self { pool, number, freed } = &mut self;
         let take_out = |map: &mut Map| {
             let entry = in_hand(map, start, *number);
             *freed = Some((entry.single.clone(), entry.lost.get() | lost));
             drop(map.remove(start));
         };
         pool.domain.platform().with_cpu(|_| pool.singles.with(take_out));
-        self.release();
+        self.done();
     }
 
     /// Takes the mapping at `start`, which is in hand, out of the map. It goes on, but the map knows nothing of it.

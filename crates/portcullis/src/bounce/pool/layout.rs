@@ -52,19 +52,18 @@ pub(super) struct Place {
 }
 
 impl Layout {
-    /// `classes` classes with `1 << class_shift` bytes of addresses each, from address 0 on.
+    /// `classes` classes with `1 << class_shift` bytes of addresses each. [`begin_at`](Self::begin_at) says where, before a slot
+    /// is looked for.
     pub(super) fn new(granule: PageSize, class_shift: u32, classes: usize) -> Self {
         let classes = classes.min(MOST_CLASSES) as u32;
-        let mut layout = Self {
+        Self {
             start: 0,
             bytes: u64::from(classes) << class_shift,
             granule_shift: granule.shift(),
             class_shift,
             classes,
             sizes: [Size::default(); CLASS_ROOM],
-        };
-        layout.begin_at(0);
-        layout
+        }
     }
 
     /// Moves it to `start`, where there are [`bytes`](Self::bytes) bytes.
@@ -102,9 +101,10 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        // The bit length of the last granule's number: a one is appended, as zero has no logarithm.
+        // The bit length of the last granule's number: a one is appended, as zero has no logarithm. Of no bytes that number
+        // is larger than of any class.
         let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
-        (class < self.classes && bytes > 0).then_some(class as usize)
+        (class < self.classes).then_some(class as usize)
     }
 
     /// Bytes of a slot of `class`.

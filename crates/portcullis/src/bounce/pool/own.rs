@@ -115,7 +115,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     #[inline(never)]
     unsafe fn link_single(
         &self,
-        mut claim: Claim<'_, M, P, C>,
+        claim: Claim<'_, M, P, C>,
         single: Shared<Single>,
         linked: &[PhysSegment],
     ) -> Result<Shared<Single>, DmaMapError> {
@@ -138,7 +138,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.wait_for_trim(&single);
         } else {
             claim.end(start, is_lost);
-            claim.done();
         }
         Err(failed.error.into())
     }
@@ -234,7 +233,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`unmap`](Self::unmap) of this mapping.
     pub(super) unsafe fn end_parts(
         &self,
-        mut claim: Claim<'_, M, P, C>,
+        claim: Claim<'_, M, P, C>,
         single: &Single,
         copied: bool,
     ) -> Result<(), DmaUnmapError> {
@@ -253,7 +252,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         let Err(error) = confirmed else {
             claim.end(start, lost);
-            claim.done();
             return Ok(());
         };
         claim.set(start, Phase::Unconfirmed, lost);
