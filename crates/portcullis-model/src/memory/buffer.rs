@@ -1,5 +1,6 @@
 //! A DMA buffer in simulated memory: whole bytes that a device may write while the program reads them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use portcullis::addr::{PhysAddr, PhysSegment};
@@ -9,10 +10,15 @@ use super::{BadAddress, Memory};
 
 /// Bytes in a row that start at a frame. The frames are freed when it is dropped; nothing then stops a device
 /// whose translation was left open from reaching them, which is what the checks are after.
-#[derive(Debug)]
 pub struct Buffer {
     memory: Arc<Memory>,
     segment: PhysSegment,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("phys", &self.phys()).field("len", &self.len()).finish_non_exhaustive()
+    }
 }
 
 impl Buffer {

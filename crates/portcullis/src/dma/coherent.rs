@@ -2,6 +2,7 @@
 //! freed only when the hardware has confirmed that no device reaches them, whatever the policy, and
 //! are leaked otherwise. (Under passthrough there is nothing to confirm.)
 
+use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -24,7 +25,6 @@ const SLICE: usize = 64 * WORD;
 /// and into them, by [words] too. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
 ///
 /// [words]: crate::platform::words
-#[derive(Debug)]
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     // Dropped in `release` only, once the device is known to be kept out.
     device: ManuallyDrop<DmaDevice<M, P>>,
@@ -34,6 +34,17 @@ pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
     iova: Iova,
     /// Held by a CPU that writes, where a part of a word cannot be written in one step.
     writing: Mutex<()>,
+}
+
+/// Where the memory is. Its bytes would be pages of text.
+impl<F: Frames, M: Mapper, P: Platform> fmt::Debug for CoherentMemory<F, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoherentMemory")
+            .field("iova", &self.iova)
+            .field("phys", &self.phys)
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {

@@ -1,6 +1,8 @@
 //! A device with its domain, and its mappings by number. A mapping is open to the device, with all
 //! of its pages, from the map on until an unmap has kept the promise of the device's policy.
 
+use core::fmt;
+
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
@@ -27,7 +29,6 @@ use crate::sync::{Ordering, fence};
 ///
 /// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
 /// [`Domain::map`] and [`Domain::unmap`].
-#[derive(Debug)]
 pub struct DmaDevice<M: Mapper, P: Platform> {
     domain: Shared<Domain<M, P>>,
     /// The highest address for what is mapped through this handle: none for a device that is not
@@ -37,6 +38,15 @@ pub struct DmaDevice<M: Mapper, P: Platform> {
     mask: u64,
     /// The device's own policy, if it has one.
     exception: Shared<AtomicPolicy>,
+}
+
+impl<M: Mapper, P: Platform> fmt::Debug for DmaDevice<M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaDevice")
+            .field("mask", &Iova::new(self.mask))
+            .field("policy", &self.policy())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {

@@ -18,6 +18,7 @@ pub(crate) use steps::Tally;
 
 use alloc::vec::Vec;
 use core::cell::Cell;
+use core::fmt;
 
 use self::at_once::AtOnce;
 use super::account::Books;
@@ -66,7 +67,6 @@ pub struct DomainStats {
 ///
 /// All methods take `&self` and may run on any number of CPUs at once. Dropping the domain drops its mapper;
 /// its devices must be detached before.
-#[derive(Debug)]
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
@@ -87,6 +87,16 @@ pub struct Domain<M: Mapper, P: Platform> {
     parts: Parts,
     /// Whether maps wait for nothing that another caller does, and what they have left to do.
     at_once: AtOnce,
+}
+
+/// Its policy, and the addresses that are handed out to nobody. The lists of all CPUs would be megabytes of text.
+impl<M: Mapper, P: Platform> fmt::Debug for Domain<M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain")
+            .field("policy", &self.policy())
+            .field("reserved", &self.reserved)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {

@@ -2,6 +2,7 @@
 //! and a CPU finds them only in turns and sections of the marks that are kept here.
 
 use alloc::vec::Vec;
+use core::fmt;
 
 use super::format::{Entry, Format, Layout};
 use super::place::{Near, Position};
@@ -28,7 +29,6 @@ pub(super) const RUNS_AT_ONCE: usize = 64;
 /// The caller decides which memory a device may reach: the table maps what it is told, so that is
 /// unsafe. The code that tells hardware to walk the table from its [root](Self::root) ensures that
 /// no hardware walks it any more when the page table is dropped.
-#[derive(Debug)]
 pub struct PageTable<F: Frames, X: Format> {
     pub(super) frames: F,
     format: X,
@@ -51,6 +51,16 @@ pub struct PageTable<F: Frames, X: Format> {
     pub(super) stamp: AtomicU64,
     /// Apart from the fields that every map and unmap reads.
     pub(super) books: CachePadded<Books>,
+}
+
+/// Where the table is, and how deep. What the CPUs remember of it would be pages of text.
+impl<F: Frames, X: Format> fmt::Debug for PageTable<F, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageTable")
+            .field("root", &self.root)
+            .field("levels", &self.levels())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Fields that are written when tables come and go.

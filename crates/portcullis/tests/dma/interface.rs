@@ -345,3 +345,25 @@ fn what_is_not_configured_is_as_documented() {
     let profile = DeviceProfile { mask: everywhere, offset_mask: 0, untrusted: false, group: 0 };
     assert_eq!(DeviceProfile::default(), profile);
 }
+
+/// A driver prints what it has, or unwraps an error with a buffer in it: that is a line, not the memory and the lists of all CPUs.
+#[test]
+fn what_a_driver_has_is_shown_in_a_line() {
+    let bench = Bench::new(Policy::Strict);
+    let (device, frames) = (&bench.device, &bench.memory);
+    let coherent = CoherentMemory::new(device, Arc::clone(frames), 4096).unwrap();
+    let buffer = frames.buffer(PAGE).unwrap();
+    for shown in [
+        format!("{frames:?}"),
+        format!("{buffer:?}"),
+        format!("{:?}", bench.iommu),
+        format!("{:?}", bench.iommu.queue()),
+        format!("{:?}", bench.domain),
+        format!("{:?}", bench.domain.mapper().table()),
+        format!("{device:?}"),
+        format!("{coherent:?}"),
+    ] {
+        assert!(shown.len() < 400 && !shown.contains('\n'), "{} bytes: {:.400}", shown.len(), shown);
+    }
+    assert_eq!(format!("{buffer:?}"), format!("Buffer {{ phys: {:?}, len: 4096, .. }}", buffer.phys()));
+}
