@@ -13,6 +13,8 @@
 //! | [`riscv`] | the IOMMU of RISC-V | first or second stage |
 //! | [`virtio`] | virtio-iommu | none: it maps by request |
 //!
+//! With the feature `model` there is a VT-d unit made of software, in the module `model`, to test a kernel's port without hardware.
+//!
 //! What a kernel supplies is a [`Host`]: registers, memory and a clock. Each wait for hardware ends at the latest after
 //! the time that the host allows, with an error that says what did not answer.
 //!
@@ -48,6 +50,8 @@ mod transcript;
 
 pub mod acpi;
 pub mod amdvi;
+#[cfg(all(feature = "model", not(loom)))]
+pub mod model;
 pub mod riscv;
 pub mod smmuv3;
 #[cfg(all(feature = "parts", not(loom)))]

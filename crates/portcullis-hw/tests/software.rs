@@ -11,6 +11,8 @@ mod domains;
 mod ends;
 #[path = "software/faults.rs"]
 mod faults;
+#[path = "../examples/port.rs"]
+mod port;
 #[path = "software/stops.rs"]
 mod stops;
 #[path = "software/told.rs"]
@@ -33,6 +35,12 @@ const MEMORY: u64 = 4 << 20;
 const DEVICE: DeviceId = DeviceId(0x28);
 
 type Behind<K> = SoftwareHost<K, Arc<Memory>>;
+
+/// The example: a toy kernel brings up the VT-d unit of software, and a device behind it reaches what is mapped, and nothing else.
+#[test]
+fn a_port_comes_up() {
+    port::main().unwrap();
+}
 
 fn now() -> u64 {
     static BEGAN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();

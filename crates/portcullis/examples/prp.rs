@@ -1,6 +1,7 @@
 //! An NVMe driver's queue pair. Commands name their data by pages (PRP entries), so the driver gives the controller a buffer of
-//! several pieces page by page, and the controller relies on the offset in the first page. After each command the controller runs it
-//! again, as a faulty one would, and changes nothing that the driver has read.
+//! several pieces page by page, and the controller relies on the offset in the first page. A command has room for two entries; where
+//! the data has more pages, the second is the address of a list of the rest, in memory that driver and controller share. After each
+//! command the controller runs it again, as a faulty one would, and changes nothing that the driver has read.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,45 +19,66 @@ struct Command {
     writes: bool,
     block: u64,
     len: u64,
-    /// Pages of the data: the first with an offset, all others without.
-    prps: Vec<Iova>,
+    /// The first page of the data, with an offset; and the second, or the list of all others, without.
+    prps: [u64; 2],
 }
 
 /// A queue pair: a command's identifier is its place.
-struct QueuePair<X: Machine, B: DmaBuffer> {
+struct QueuePair<X: Machine, F: Frames, B: DmaBuffer> {
+    device: Device<X>,
     queue: Queue<X, B>,
+    /// A page for the list of each command. The submission and completion queues of a real driver are such memory, too.
+    lists: CoherentMemory<F, X::Mapper, X::Platform>,
     commands: Vec<Option<Mapping<B>>>,
     /// Buffers whose commands are over, and which the controller reaches no more.
     done: Vec<B>,
 }
 
-impl<X: Machine, B: DmaBuffer> QueuePair<X, B> {
-    fn new(device: &Device<X>, config: QueueConfig) -> Result<Self, Box<dyn Error>> {
+impl<X: Machine, F: Frames, B: DmaBuffer> QueuePair<X, F, B> {
+    fn new(device: &Device<X>, frames: F, config: QueueConfig) -> Result<Self, Box<dyn Error>> {
         let commands = (0..DEPTH).map(|_| None).collect();
-        Ok(Self { queue: device.queue(config)?, commands, done: Vec::new() })
+        let lists = CoherentMemory::new(device.dma(), frames, DEPTH * PAGE as usize)?;
+        Ok(Self { device: device.clone(), queue: device.queue(config)?, lists, commands, done: Vec::new() })
     }
 
     fn submit(&mut self, buffer: B, block: u64, writes: bool) -> Result<Command, Box<dyn Error>> {
         let id = self.commands.iter().position(Option::is_none).ok_or("the queue is full")?;
         let direction = if writes { Direction::ToDevice } else { Direction::FromDevice };
         let mapping = self.queue.map(buffer, direction)?;
-        let mut prps = Vec::new();
+        let mut pages = Vec::new();
         for segment in self.queue.segments(&mapping) {
             let end = segment.iova.get() + segment.len;
             let mut at = segment.iova.get();
             while at < end {
-                prps.push(Iova::new(at));
+                pages.push(at);
                 at = (at / PAGE + 1) * PAGE;
             }
         }
         let len = mapping.len();
         self.commands[id] = Some(mapping);
-        if prps.iter().skip(1).any(|prp| prp.get() % PAGE != 0) {
+        let Some(prps) = self.prps(id, &pages) else {
             // A mapping that is dropped never ends.
             self.complete(id)?;
             return Err("a buffer that PRP entries cannot name".into());
-        }
+        };
         Ok(Command { id, writes, block, len, prps })
+    }
+
+    /// The two entries of a command, whose list is in its page.
+    fn prps(&self, id: usize, pages: &[u64]) -> Option<[u64; 2]> {
+        let (first, rest) = pages.split_first()?;
+        let list = id * PAGE as usize;
+        if rest.len() * 8 > PAGE as usize || rest.iter().any(|page| page % PAGE != 0) {
+            return None;
+        }
+        if let [] | [_] = rest {
+            return Some([*first, rest.first().copied().unwrap_or(0)]);
+        }
+        let bytes: Vec<u8> = rest.iter().flat_map(|page| page.to_le_bytes()).collect();
+        self.lists.write(list, &bytes)?;
+        // The controller is told of the command behind this, by a doorbell.
+        self.device.dma().sync_for_device();
+        Some([*first, self.lists.iova().get() + list as u64])
     }
 
     /// The completion queue says that a command is over.
@@ -87,13 +109,23 @@ impl Controller {
     fn run(&mut self, command: &Command) -> Result<(), Box<dyn Error>> {
         let mut at = (command.block * BLOCK) as usize;
         let mut left = command.len;
-        for prp in &command.prps {
-            let len = left.min(PAGE - prp.get() % PAGE);
+        let [first, second] = command.prps;
+        let others = left.saturating_sub(PAGE - first % PAGE).div_ceil(PAGE);
+        let mut pages = vec![first];
+        if others > 1 {
+            let mut list = vec![0; others as usize * 8];
+            self.iommu.dma_read(self.id, Iova::new(second), &mut list)?;
+            pages.extend(list.as_chunks().0.iter().copied().map(u64::from_le_bytes));
+        } else if others == 1 {
+            pages.push(second);
+        }
+        for page in pages {
+            let len = left.min(PAGE - page % PAGE);
             let bytes = &mut self.disk[at..at + len as usize];
             if command.writes {
-                self.iommu.dma_read(self.id, *prp, bytes)?;
+                self.iommu.dma_read(self.id, Iova::new(page), bytes)?;
             } else {
-                self.iommu.dma_write(self.id, *prp, bytes)?;
+                self.iommu.dma_write(self.id, Iova::new(page), bytes)?;
             }
             (at, left) = (at + len as usize, left - len);
         }
@@ -114,7 +146,7 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
     // What is copied keeps its offset in a page.
     let device = domain.attach(disk, DmaMask::BITS_64)?.keeping_offsets(PAGE - 1);
 
-    let mut pair: QueuePair<_, Buffer> = QueuePair::new(&device, config)?;
+    let mut pair: QueuePair<_, _, Buffer> = QueuePair::new(&device, Arc::clone(&memory), config)?;
     let mut controller = Controller { iommu: Arc::clone(&iommu), id: disk, disk: vec![0; 1 << 20] };
     for (number, len) in [BLOCK, PAGE, 3 * PAGE, 9 * BLOCK, 64 << 10].into_iter().cycle().take(40).enumerate()
     {

@@ -79,20 +79,16 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
         Ok(())
     }
 
-    /// Has back what waits. After an error all of it still waits, and the next call tries again.
-    fn commit(&mut self) -> Result<(), DmaUnmapError> {
-        self.free.extend(self.queue.commit()?);
-        self.waiting = 0;
-        Ok(())
-    }
-
-    /// The device is gone, or its driver is: ends all. The hardware is asked once more for what it did not confirm.
+    /// The device is gone or was reset, or its driver stops: one call ends all, and has back what waits. After an error another call goes
+    /// on.
     fn end_all(&mut self) -> Result<(), DmaUnmapError> {
-        let mut last = Ok(());
-        for _ in 0..2 * self.posted.len() {
-            last = self.end_oldest().and(last);
-        }
-        self.commit().and(last)
+        let ended = self.queue.unmap_all(self.posted.drain(..), |buffer| self.free.push(buffer));
+        self.waiting = self.queue.waiting();
+        ended.map_err(|failed| {
+            self.posted.extend(failed.mappings);
+            self.lost += failed.leaked;
+            failed.error
+        })
     }
 
     fn total(&self) -> usize {
@@ -125,6 +121,11 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let reached = driver.posted.first().map(Mapping::iova).ok_or("nothing is posted")?;
     iommu.detach(card);
     assert!(iommu.dma_write(card, reached, b"too late").is_err());
+    // Now the hardware fails for longer. A copy ends without it; of the other buffers none is lost, and a later call has them.
+    iommu.queue().fail_next(u64::MAX, InvalidationError::TimedOut { waited_ns: 1_000_000 });
+    errors += usize::from(driver.end_all().is_err());
+    assert_eq!((driver.total(), driver.lost), (BUFFERS, 0));
+    iommu.queue().fail_next(0, InvalidationError::TimedOut { waited_ns: 0 });
     driver.end_all()?;
     assert_eq!((driver.free.len(), driver.posted.len(), driver.waiting, driver.lost), (BUFFERS, 0, 0, 0));
     println!("{name:<8} {errors:>20} {:>20}", driver.free.len());
@@ -136,7 +137,9 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
 /// # Errors
 /// What did not work.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    println!("A device is unplugged under its driver, after three invalidations had failed.");
+    println!(
+        "A device is unplugged under its driver, after three invalidations had failed, and while all fail."
+    );
     println!("         errors of unmaps       buffers that are back");
     run("direct", QueueConfig::direct())?;
     run("batched", QueueConfig::batched(16))?;

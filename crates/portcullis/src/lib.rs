@@ -15,11 +15,11 @@
 //! | to map a buffer and unmap it (a [`Mapping`] that is dropped stays open) | [`Queue`] | `map.rs` |
 //! | buffers for a network card's rings | [`Queue`], [`Tagged`](dma::Tagged) | `nic.rs` |
 //! | lists of pages for a disk | [`BufferList`](dma::BufferList), [`Queue::segments`](dma::Queue::segments) | `prp.rs` |
-//! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::commit`](dma::Queue::commit) | `unplug.rs` |
+//! | each buffer back after an error, or when the device goes | [`NotMapped`](dma::NotMapped), [`NotUnmapped`](dma::NotUnmapped), [`Queue::unmap_all`](dma::Queue::unmap_all) | `unplug.rs` |
 //! | to run `virtio-drivers` in a kernel | its `Hal`, by a [`Queue`] | `tests/kernel/src/net.rs` |
 //! | to map by physical address | [`Queue::map_raw`](dma::Queue::map_raw) | `kernel/machine.rs` |
 //! | a kernel whose drivers map by number | [`Device::ops`](dma::Device::ops) | `docs/porting.md` |
-//! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice) |
+//! | memory that CPU and device share | [`CoherentMemory`](dma::CoherentMemory) | its [`as_slice`](dma::CoherentMemory::as_slice), `prp.rs` |
 //! | I/O buffers, mapped already | [`Device::buffers`](dma::Device::buffers) | its [`BufferPool`](dma::BufferPool) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
@@ -34,7 +34,7 @@
 //! | many small buffers, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of their area | [there](domain::Pieces) |
 //! | to run `virtio-drivers` in a program on Linux | `portcullis_linux::virtio`, with the feature `virtio-drivers` | `crates/portcullis-linux` |
 //! | the IOMMU of a virtual machine, in a VMM | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
-//! | to test without hardware | `portcullis-model` | below |
+//! | to test without hardware | `portcullis-model`, `portcullis_hw::model` | below |
 //!
 //! # From the top
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.

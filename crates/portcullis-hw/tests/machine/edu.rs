@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use portcullis::addr::Iova;
 use portcullis_hw::Registers;
+use portcullis_hw::model::SoftwareVtd;
 
 use super::Window;
-use super::software::SoftwareVtd;
 
 /// Where its buffer of 4 KiB begins, in addresses of its own.
 const BUFFER: u64 = 0x4_0000;

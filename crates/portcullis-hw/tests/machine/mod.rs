@@ -6,7 +6,6 @@
 
 mod edu;
 mod ram;
-mod software;
 mod wire;
 
 use std::error::Error;
@@ -17,12 +16,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use portcullis_hw::model::SoftwareVtd;
 use portcullis_hw::{Host, Registers};
 
 pub use edu::Edu;
+pub use portcullis_hw::model::Manners;
 pub use ram::Ram;
-pub use software::Manners;
-use software::SoftwareVtd;
 pub use wire::{Window, Wire};
 
 /// What fails here is told in words.

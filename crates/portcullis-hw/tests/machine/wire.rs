@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use portcullis_hw::Registers;
+use portcullis_hw::model::SoftwareVtd;
 use portcullis_hw::virtio::NarrowRegisters;
 
 use super::Result;
-use super::software::SoftwareVtd;
 
 /// The socket.
 pub struct Wire(Mutex<BufReader<UnixStream>>);

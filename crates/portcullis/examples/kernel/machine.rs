@@ -186,7 +186,7 @@ pub fn run() -> Result<Seen, Box<dyn Error>> {
     let iova = map_and_unmap()?;
     let strict_waits = unit.waits();
 
-    domain.space().set_policy(Policy::LAZY)?;
+    domain.set_policy(Policy::LAZY)?;
     let before = unit.waits();
     for _ in 0..10 {
         map_and_unmap()?;

@@ -70,10 +70,12 @@ pub enum DmaMapError {
         len: u64,
     },
     /// The device is not coherent and may write to the buffer, whose first or last cache line holds
-    /// other data, too; and the queue has nothing to copy through. Align the buffer and its length
-    /// to lines; or make a queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto), in a
-    /// domain that has memory to copy through.
-    #[error("a buffer for a device that is not coherent does not consist of whole lines of {line} bytes")]
+    /// other data, too; and the queue does not copy. Align the buffer and its length to lines; or make a queue by
+    /// [`QueueConfig::auto`](crate::dma::QueueConfig::auto) or [`bounce`](crate::dma::QueueConfig::bounce), in a domain that has
+    /// memory to copy through.
+    #[error(
+        "a buffer for a device that is not coherent does not consist of whole lines of {line} bytes: align it and its length, or make its queue by `auto` or `bounce`, which copy"
+    )]
     SharesLine {
         /// Bytes of a line.
         line: u64,

@@ -6,7 +6,47 @@ use alloc::vec::Vec;
 use crate::addr::PhysSegment;
 use crate::heap::OutOfMemory;
 
-/// Memory that a device may be given.
+/// Memory that a device may be given. `portcullis_model::Buffer` is such memory of the software machine; a kernel has a type of its own:
+///
+/// ```
+/// use portcullis::addr::PhysSegment;
+/// use portcullis::dma::DmaBuffer;
+/// use portcullis::platform::{FRAME_SIZE, Frames};
+///
+/// /// A page of the kernel's, whose bytes only its owner reaches, by atomic words.
+/// struct Page<F: Frames> {
+///     frames: F,
+///     piece: [PhysSegment; 1],
+/// }
+///
+/// impl<F: Frames> Page<F> {
+///     fn new(frames: F) -> Option<Self> {
+///         let phys = frames.alloc(1)?;
+///         Some(Self { frames, piece: [PhysSegment { phys, len: FRAME_SIZE }] })
+///     }
+/// }
+///
+/// // SAFETY, by clause. 1: it is a frame of the machine's, and the domain copies by the same memory, if it does. 2: the frame is this
+/// // value's alone until it is dropped, and does not move with the value. 3 and 4: this type gives nobody the bytes; what does reads and
+/// // writes them as atomic words, and those of `frames`.
+/// unsafe impl<F: Frames + 'static> DmaBuffer for Page<F> {
+///     fn segments(&self) -> &[PhysSegment] {
+///         &self.piece
+///     }
+/// }
+///
+/// impl<F: Frames> Drop for Page<F> {
+///     fn drop(&mut self) {
+///         // SAFETY: of one `alloc`. A queue gives a buffer back only when no device reaches it, and leaks it otherwise.
+///         unsafe { self.frames.free(self.piece[0].phys, 1) };
+///     }
+/// }
+/// # let memory = portcullis_model::Memory::new(1 << 20);
+/// # let page = Page::new(std::sync::Arc::clone(&memory)).unwrap();
+/// # assert_eq!((page.segments()[0].len, memory.frames_in_use()), (4096, 1));
+/// # drop(page);
+/// # assert_eq!(memory.frames_in_use(), 0);
+/// ```
 ///
 /// # Safety
 /// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. Where the device's domain has memory that

@@ -85,7 +85,7 @@ pub use pooled::{BufferPool, PoolBuffer};
 pub use queue::Strategy;
 pub use queue::{
     AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Mapping,
-    NotMapped, NotUnmapped, Queue, QueueConfig, RawMapping,
+    NotAllUnmapped, NotMapped, NotUnmapped, Queue, QueueConfig, RawMapping,
 };
 pub use raw_batch::MOST_IN_BATCH;
 #[cfg(feature = "parts")]

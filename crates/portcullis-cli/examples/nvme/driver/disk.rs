@@ -37,30 +37,46 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Di
     }
 
     /// Carries the transfers out, as many at a time as the ring holds. When this returns, the controller reaches none of the
-    /// buffers any more, by the policy in force, and they come back in the order in which they were ended.
+    /// buffers any more, by the policy in force, and they come back in the order in which they were ended. After an error they are dropped.
     pub fn run(&mut self, transfers: Vec<Transfer<B>>) -> Result<Vec<B>> {
         let mut back = Vec::new();
         let mut left = transfers.into_iter().peekable();
         while left.peek().is_some() {
-            let mut mapped: Vec<(u16, bool, Mapping<B>)> = Vec::new();
-            for transfer in left.by_ref().take(Ring::<X, F, R>::MOST) {
-                mapped.push(self.begin(transfer)?);
+            let mut mapped = Vec::new();
+            if let Err(error) = self.run_some(left.by_ref(), &mut mapped, &mut back) {
+                // The controller may still work on the others. A mapping that is dropped would stay open to it.
+                let mapped = mapped.into_iter().map(|(.., mapping)| mapping);
+                self.queue.unmap_all(mapped, drop).map_err(|failed| failed.error)?;
+                return Err(error);
             }
-            // One doorbell for all of them.
-            self.ring.ring();
-            while !mapped.is_empty() {
-                let (id, status) = self.ring.wait()?;
-                let at = mapped.iter().position(|(of, ..)| *of == id).ok_or(NvmeError::Stray)?;
-                let (_, writes, mapping) = mapped.swap_remove(at);
-                self.end(mapping)?.for_each(|buffer| back.push(buffer));
-                if status != 0 {
-                    return Err(NvmeError::Status { opcode: if writes { WRITE } else { READ }, status });
-                }
-            }
-            // The queue falls idle: nothing waits longer than this.
-            back.extend(self.queue.commit()?);
         }
         Ok(back)
+    }
+
+    /// Carries out as many transfers as the ring holds. After an error, what has not ended is in `mapped`.
+    fn run_some(
+        &mut self,
+        transfers: impl Iterator<Item = Transfer<B>>,
+        mapped: &mut Vec<(u16, bool, Mapping<B>)>,
+        back: &mut Vec<B>,
+    ) -> Result<()> {
+        for transfer in transfers.take(Ring::<X, F, R>::MOST) {
+            mapped.push(self.begin(transfer)?);
+        }
+        // One doorbell for all of them.
+        self.ring.ring();
+        while !mapped.is_empty() {
+            let (id, status) = self.ring.wait()?;
+            let at = mapped.iter().position(|(of, ..)| *of == id).ok_or(NvmeError::Stray)?;
+            let (_, writes, mapping) = mapped.swap_remove(at);
+            self.end(mapping)?.for_each(|buffer| back.push(buffer));
+            if status != 0 {
+                return Err(NvmeError::Status { opcode: if writes { WRITE } else { READ }, status });
+            }
+        }
+        // The queue falls idle: nothing waits longer than this.
+        back.extend(self.queue.commit()?);
+        Ok(())
     }
 
     /// Maps a transfer's data and puts its command into the ring.

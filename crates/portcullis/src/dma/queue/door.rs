@@ -89,6 +89,9 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
     /// copies, and another of them with the first that copies for a device that is
     /// [not coherent](Device::not_coherent).
     ///
+    /// A device that does not reach the pool's addresses gets copies that are mapped and unmapped each time, with a wait. Where devices
+    /// have less than 64 bits of addresses, keep the pool below that: [`PoolConfig::reached_by`].
+    ///
     /// The call takes no memory, so a driver that chooses at run time whether to copy makes it in any
     /// case, and chooses by the [`QueueConfig`]. It cannot stand behind an `if`, because it changes
     /// the builder's type. Where there may be no memory to copy through, [`DmaDomain::over`] takes an

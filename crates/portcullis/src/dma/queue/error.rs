@@ -1,7 +1,12 @@
 //! What goes wrong in a ring or a batch, as queues say it; and what comes back with it.
 
+use alloc::vec::Vec;
+use core::error::Error;
+use core::fmt;
+
+use super::Mapping;
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::dma::{AdaptiveMapError, BatchError, RingError};
+use crate::dma::{AdaptiveMapError, BatchError, DmaBuffer, RingError};
 use crate::domain::{MapListError, UnmapError};
 use crate::iova::ArenaError;
 
@@ -101,8 +106,52 @@ pub struct NotUnmapped<T> {
     pub error: DmaUnmapError,
 }
 
+/// Mappings of which not all have ended, and why: see [`Queue::unmap_all`](super::Queue::unmap_all).
+pub struct NotAllUnmapped<B: DmaBuffer> {
+    /// Mappings that are as they were: the driver can unmap them again.
+    pub mappings: Vec<Mapping<B>>,
+    /// How many buffers are leaked, as the device may reach them for ever.
+    pub leaked: usize,
+    /// The last reason.
+    pub error: DmaUnmapError,
+}
+
 error_by_its_reason!([B] NotMapped<B>);
-error_by_its_reason!([T] NotUnmapped<T>);
+
+/// Shows the reason, and not the mapping, whose buffer may have no `Debug`.
+impl<T> fmt::Debug for NotUnmapped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.error)
+    }
+}
+
+impl<T> fmt::Display for NotUnmapped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = match (&self.mapping, self.waits) {
+            (Some(_), _) => "the mapping is as it was, and can be unmapped again",
+            (None, true) => "the buffer waits for the next commit that succeeds",
+            (None, false) => "the buffer is leaked, as the device may reach it for ever",
+        };
+        write!(f, "{}; {left}", self.error)
+    }
+}
+
+impl<T> Error for NotUnmapped<T> {}
+
+impl<B: DmaBuffer> fmt::Debug for NotAllUnmapped<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.error)
+    }
+}
+
+impl<B: DmaBuffer> fmt::Display for NotAllUnmapped<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kept, leaked) = (self.mappings.len(), self.leaked);
+        write!(f, "{}; {kept} mappings are as they were, {leaked} buffers are leaked", self.error)
+    }
+}
+
+impl<B: DmaBuffer> Error for NotAllUnmapped<B> {}
 
 #[cfg(all(test, not(loom)))]
 #[path = "../../../tests/inside/dma/queue/error.rs"]

@@ -41,7 +41,7 @@ pub use config::Strategy;
 #[cfg(not(feature = "parts"))]
 use config::Strategy;
 pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{NotMapped, NotUnmapped};
+pub use error::{NotAllUnmapped, NotMapped, NotUnmapped};
 pub use mapping::{Ended, Mapping, RawMapping};
 pub use object::AnyQueue;
 

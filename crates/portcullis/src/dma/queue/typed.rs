@@ -1,13 +1,13 @@
 //! The calls of a queue whose mappings own their buffers. A buffer is given back or dropped only
 //! after what ends its mapping; where it is not known whether that has happened, it is leaked.
 
-use alloc::vec::Drain;
+use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
 
 use super::mapping::Kind;
 use super::{
-    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotMapped, NotUnmapped, Queue, RawMapping,
-    Side,
+    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotAllUnmapped, NotMapped, NotUnmapped, Queue,
+    RawMapping, Side,
 };
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
@@ -167,6 +167,65 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaUnmapError> {
         self.commit_raw()?;
         Ok(self.buffers.drain(..))
+    }
+
+    /// Ends all of `mappings`, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back` with each
+    /// buffer that is the driver's again, those that waited before among them, in the order of their unmaps.
+    ///
+    /// `Ok` says that all of them have come back, and that nothing [waits](Self::waiting). Where the hardware does not confirm an
+    /// unmap, the commit at the end asks it once more, so an unmap that fails is not always an error of this call. It costs as many
+    /// waits as the unmaps and a commit by themselves: where the hardware answers no more, each may take as long as that is waited for.
+    ///
+    /// # Errors
+    /// [`NotAllUnmapped`]: mappings that have not ended come back with it. What [waits](Self::waiting) goes on waiting, and can be
+    /// committed again.
+    pub fn unmap_all(
+        &mut self,
+        mappings: impl IntoIterator<Item = Mapping<B>>,
+        mut back: impl FnMut(B),
+    ) -> Result<(), NotAllUnmapped<B>> {
+        let (mut kept, mut leaked, mut last) = (Vec::new(), 0, None);
+        for mapping in mappings {
+            let mut ended = self.unmap_to(mapping, &mut back);
+            // A whole batch waits, as its commit failed: another may make room.
+            if matches!(&ended, Err(failed) if failed.mapping.is_some() && failed.error.is_of_commit())
+                && self.commit_to(&mut back).is_ok()
+                && let Err(NotUnmapped { mapping: Some(mapping), .. }) = ended
+            {
+                ended = self.unmap_to(mapping, &mut back);
+            }
+            match ended {
+                Ok(()) | Err(NotUnmapped { mapping: None, waits: true, .. }) => {}
+                Err(NotUnmapped { mapping: None, error, .. }) => (leaked, last) = (leaked + 1, Some(error)),
+                Err(NotUnmapped { mapping: Some(mapping), error, .. }) => {
+                    last = Some(error);
+                    // Without memory for it the mapping stays open, and its buffer is leaked.
+                    if kept.try_reserve(1).is_ok() {
+                        kept.push(mapping);
+                    } else {
+                        leaked += 1;
+                    }
+                }
+            }
+        }
+        match self.commit_to(&mut back).err().or(last) {
+            None => Ok(()),
+            Some(error) => Err(NotAllUnmapped { mappings: kept, leaked, error }),
+        }
+    }
+
+    /// [`commit`](Self::commit), with the buffers that come back.
+    fn commit_to(&mut self, back: &mut impl FnMut(B)) -> Result<(), DmaUnmapError> {
+        self.commit().map(|buffers| buffers.for_each(back))
+    }
+
+    /// [`unmap`](Self::unmap), with the buffers that come back.
+    fn unmap_to(
+        &mut self,
+        mapping: Mapping<B>,
+        back: &mut impl FnMut(B),
+    ) -> Result<(), NotUnmapped<Mapping<B>>> {
+        self.unmap(mapping).map(|ended| ended.for_each(back))
     }
 
     /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a buffer

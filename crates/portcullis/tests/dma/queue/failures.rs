@@ -12,7 +12,7 @@ use portcullis_model::Memory;
 use crate::played::Played;
 use crate::rig::{self, Hooked, Rig, page};
 
-use crate::queue::world::{BATCH, BATCHES, BROKEN, Frame, Machine, PAGE, World};
+use crate::queue::world::{BATCH, BATCHES, BROKEN, Frame, Machine, PAGE, STRATEGIES, World};
 
 fn mapped(world: &World, queue: &mut Queue<Machine, Frame>) -> Mapping<Frame> {
     let mapping = queue.map(world.frame(), Direction::FromDevice).unwrap();
@@ -174,4 +174,71 @@ fn a_mapping_that_somebody_ended_costs_its_owner_a_flush() {
     let back: Vec<Frame> = queue.commit().unwrap().collect();
     assert_eq!(back.len(), 1);
     assert!(!world.writes(late, b"too late"));
+}
+
+/// A device that is gone: one call ends all that its driver had mapped, and what waited before comes back with it.
+#[test]
+fn all_mappings_end_in_one_call_though_the_hardware_fails_for_a_while() {
+    for config in STRATEGIES {
+        let world = World::new(Policy::Strict);
+        let mut queue = world.nic.queue(config).unwrap();
+        let before = mapped(&world, &mut queue);
+        let mut back: Vec<Frame> = Vec::new();
+        queue.unmap(before).unwrap().for_each(|frame| back.push(frame));
+        let mappings: Vec<_> = (0..2 * BATCH + 1).map(|_| mapped(&world, &mut queue)).collect();
+        let late: Vec<_> = mappings.iter().map(Mapping::iova).collect();
+        // A whole batch is not confirmed, and not by the commit for the next mapping either.
+        world.iommu.queue().fail_next(2, BROKEN);
+        queue.unmap_all(mappings, |frame| back.push(frame)).unwrap();
+        assert_eq!((back.len(), queue.waiting()), (2 * BATCH + 2, 0), "{config:?}");
+        // A copy that is no longer in use may be written, what the driver has may not.
+        late.iter().for_each(|iova| _ = world.writes(*iova, b"too late"));
+        assert!(back.iter().all(|frame| frame.get() == *b"a packet"), "{config:?}");
+    }
+}
+
+#[test]
+fn a_call_that_ends_all_gives_back_or_counts_each_mapping_where_the_hardware_is_dead() {
+    for config in STRATEGIES {
+        let world = World::new(Policy::Strict);
+        let mut queue = world.nic.queue(config).unwrap();
+        let all = 2 * BATCH + 1;
+        let mappings: Vec<_> = (0..all).map(|_| mapped(&world, &mut queue)).collect();
+        let mut back: Vec<Frame> = Vec::new();
+        // Each time, as the domain's timer tries, too.
+        world.iommu.queue().fail_next(u64::MAX, BROKEN);
+        match queue.unmap_all(mappings, |frame| back.push(frame)) {
+            // Copies end without the hardware.
+            Ok(()) => assert_eq!((config, back.len()), (QueueConfig::bounce(), all)),
+            Err(failed) => {
+                assert_eq!((failed.leaked, failed.error.is_of_commit()), (0, true), "{config:?}");
+                assert_eq!(back.len() + queue.waiting() + failed.mappings.len(), all, "{config:?}");
+                if config == QueueConfig::direct() {
+                    assert_eq!(queue.waiting(), all);
+                } else {
+                    assert!(queue.waiting() >= BATCH && !failed.mappings.is_empty(), "{config:?}");
+                    assert!(world.writes(failed.mappings[0].iova(), b"a packet"), "it is as it was");
+                }
+                world.iommu.queue().fail_next(0, BROKEN);
+                queue.unmap_all(failed.mappings, |frame| back.push(frame)).unwrap();
+                assert_eq!((back.len(), queue.waiting()), (all, 0), "{config:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_that_ends_all_gives_back_the_mapping_of_another_queue_and_ends_the_rest() {
+    for config in STRATEGIES {
+        let world = World::new(Policy::Strict);
+        let (mut queue, mut other) = (world.nic.queue(config).unwrap(), world.nic.queue(config).unwrap());
+        let mappings = [mapped(&world, &mut queue), mapped(&world, &mut other), mapped(&world, &mut queue)];
+        let mut back: Vec<Frame> = Vec::new();
+        let failed = queue.unmap_all(mappings, |frame| back.push(frame)).unwrap_err();
+        assert_eq!((back.len(), failed.leaked, failed.error), (2, 0, DmaUnmapError::OtherQueue));
+        let said = failed.to_string();
+        assert!(said.ends_with("; 1 mappings are as they were, 0 buffers are leaked"), "{said}");
+        other.unmap_all(failed.mappings, |frame| back.push(frame)).unwrap();
+        assert_eq!(back.len(), 3);
+    }
 }

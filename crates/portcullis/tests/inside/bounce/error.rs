@@ -22,7 +22,7 @@ sentences::sentences! {
         PersistentPart { len: 1 } =>
             "a persistent mapping of 1 bytes for an untrusted device does not cover whole granules";
         SharesLine { line: 0x40 } =>
-            "a buffer for a device that is not coherent does not consist of whole lines of 64 bytes";
+            "a buffer for a device that is not coherent does not consist of whole lines of 64 bytes: align it and its length, or make its queue by `auto` or `bounce`, which copy";
         BeyondReach { last: 0xfff } =>
             "the device reaches addresses up to 0xfff, and no memory to copy through lies there";
     }

@@ -1,5 +1,8 @@
 //! What queues make of the errors of rings, pools and batches, with no two numbers the same.
 
+use alloc::format;
+use alloc::string::ToString;
+
 use super::*;
 use crate::errors::{AT, REJECTED, range};
 use crate::iova::IovaError;
@@ -47,5 +50,19 @@ fn an_end_says_what_is_still_reached() {
         (BatchError::OtherDomain, DmaUnmapError::OtherQueue),
     ] {
         assert_eq!(DmaUnmapError::of_batch(batch), queue);
+    }
+}
+
+#[test]
+fn an_unmap_that_failed_says_where_the_buffer_is() {
+    let error = DmaUnmapError::OtherQueue;
+    for (mapping, waits, left) in [
+        (Some(()), false, "the mapping is as it was, and can be unmapped again"),
+        (None, true, "the buffer waits for the next commit that succeeds"),
+        (None, false, "the buffer is leaked, as the device may reach it for ever"),
+    ] {
+        let failed = NotUnmapped { mapping, waits, error };
+        assert_eq!(failed.to_string(), format!("a mapping of another queue; {left}"));
+        assert_eq!(format!("{failed:?}"), format!("OtherQueue: {failed}"));
     }
 }

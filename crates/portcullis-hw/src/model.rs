@@ -1,7 +1,13 @@
-//! The software IOMMU behind the registers of a VT-d unit: root, context and PASID tables, which it
-//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs
-//! against QEMU runs here, on every machine. In scalable mode it has what QEMU has not: a PASID
-//! cache, and both stages at once.
+//! A VT-d unit made of software, to test a kernel's port: its [`Host`](crate::Host), its platform and its drivers (feature `model`).
+//!
+//! The software IOMMU (`portcullis-model`) stands behind the registers of a VT-d unit: root, context and PASID tables, which it
+//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs against QEMU's unit and real ones runs here, on
+//! every machine, and a device is refused what is not mapped for it. In scalable mode it has what QEMU has not: a PASID cache, and both stages at
+//! once. The memory is the software machine's: the host's [`Frames`](portcullis::platform::Frames) are an `Arc<Memory>`, or a type around it.
+//!
+//! `cargo run -p portcullis-hw --features model --example port` brings it up, maps, and shows the refusal of a late write.
+
+extern crate std;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portcullis::addr::{DeviceId, DomainId, Iova, Permissions, PhysAddr};
 use portcullis::platform::FRAME_SIZE;
-use portcullis_hw::Registers;
 use portcullis_model::{Context, Descriptor, Fault, FaultReason, Iommu, IommuConfig, Memory, TableFormat};
+
+use crate::Registers;
 
 const VER: usize = 0x00;
 const CAP: usize = 0x08;
@@ -46,13 +53,25 @@ const WIDE: u64 = 1 << 11;
 /// What a unit has.
 #[derive(Debug, Clone, Copy)]
 pub struct Manners {
+    /// Caching mode: it keeps what it found absent until it is invalidated.
     pub caches_absent: bool,
+    /// Scalable mode, with both stages.
     pub scalable: bool,
     /// Bits of the addresses that it translates, in either stage, whatever its tables have (MGAW).
     pub bits: u32,
 }
 
-/// The unit.
+/// Legacy mode, and 48 bits.
+impl Default for Manners {
+    fn default() -> Self {
+        Self { caches_absent: false, scalable: false, bits: 48 }
+    }
+}
+
+/// The unit. Its [`Registers`] are those that a driver is started on; [`read`](Self::read) and [`write`](Self::write) are what the devices
+/// behind it do.
+///
+/// It ends the program at a descriptor that no VT-d unit knows.
 pub struct SoftwareVtd {
     iommu: Arc<Iommu>,
     memory: Arc<Memory>,
@@ -85,6 +104,7 @@ impl fmt::Debug for SoftwareVtd {
 }
 
 impl SoftwareVtd {
+    /// A unit after a reset, in front of all devices: it is off, and they reach all of `memory` by its own addresses.
     pub fn new(memory: Arc<Memory>, manners: Manners) -> Arc<Self> {
         let caches_absent = manners.caches_absent;
         let config = IommuConfig { caches_absent, ..IommuConfig::new(Arc::clone(&memory)) };
@@ -95,26 +115,23 @@ impl SoftwareVtd {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device reads memory into `bytes`; they stay where it is refused.
-    pub fn read(&self, source: u16, from: Iova, bytes: &mut [u8]) {
-        if self.translates(source) {
-            let takes = self.takes(source, from, bytes.len(), Permissions::READ);
-            let result = takes.and_then(|()| self.iommu.dma_read(DeviceId(source.into()), from, bytes));
-            self.note(source, result);
-        } else {
-            let _ = self.memory.read(PhysAddr::new(from.get()), bytes);
+    /// A device reads memory into `bytes`. Returns whether it may; where it is refused, they stay as they are, and the unit records
+    /// the fault.
+    pub fn read(&self, source: u16, from: Iova, bytes: &mut [u8]) -> bool {
+        if !self.translates(source) {
+            return self.memory.read(PhysAddr::new(from.get()), bytes).is_ok();
         }
+        let takes = self.takes(source, from, bytes.len(), Permissions::READ);
+        self.note(source, takes.and_then(|()| self.iommu.dma_read(DeviceId(source.into()), from, bytes)))
     }
 
-    /// A device writes `bytes` to memory, unless it is refused.
-    pub fn write(&self, source: u16, to: Iova, bytes: &[u8]) {
-        if self.translates(source) {
-            let takes = self.takes(source, to, bytes.len(), Permissions::WRITE);
-            let result = takes.and_then(|()| self.iommu.dma_write(DeviceId(source.into()), to, bytes));
-            self.note(source, result);
-        } else {
-            let _ = self.memory.write(PhysAddr::new(to.get()), bytes);
+    /// A device writes `bytes` to memory. Returns whether it may; where it is refused, the unit records the fault.
+    pub fn write(&self, source: u16, to: Iova, bytes: &[u8]) -> bool {
+        if !self.translates(source) {
+            return self.memory.write(PhysAddr::new(to.get()), bytes).is_ok();
         }
+        let takes = self.takes(source, to, bytes.len(), Permissions::WRITE);
+        self.note(source, takes.and_then(|()| self.iommu.dma_write(DeviceId(source.into()), to, bytes)))
     }
 
     /// Refuses what is beyond the addresses that the unit has, before it looks at any table.
@@ -214,9 +231,9 @@ impl SoftwareVtd {
         Some((found, domain))
     }
 
-    /// Records a refusal, as long as the record is free.
-    fn note(&self, source: u16, result: Result<(), Fault>) {
-        let Err(fault) = result else { return };
+    /// Records a refusal, as long as the record is free. Returns whether there was none.
+    fn note(&self, source: u16, result: Result<(), Fault>) -> bool {
+        let Err(fault) = result else { return true };
         let reads = fault.access.allows(Permissions::READ);
         let mut state = self.state();
         let domain = state.pasids.get(&source);
@@ -238,6 +255,7 @@ impl SoftwareVtd {
         let kind = if reads { 1 << 62 } else { 0 };
         let record = (fault.iova.get() & !0xfff, 1 << 63 | kind | code << 32 | u64::from(source));
         state.record.get_or_insert(record);
+        false
     }
 
     fn command(&self, command: u32) {
