@@ -34,7 +34,7 @@
 //! | many small buffers, without a kernel's mapping for each | [`Pieces`](domain::Pieces), or `portcullis_linux::registration` of their area | [there](domain::Pieces) |
 //! | to run `virtio-drivers` in a program on Linux | `portcullis_linux::virtio`, with the feature `virtio-drivers` | `crates/portcullis-linux` |
 //! | the IOMMU of a virtual machine, in a VMM | `portcullis_linux::vmm`, with the feature `vm-memory` | `crates/portcullis-linux` |
-//! | to test without hardware | `portcullis-model`, `portcullis_hw::model` | below |
+//! | to test without hardware | `portcullis-model`, `model` of `portcullis-hw` | below |
 //!
 //! # From the top
 //! - Drivers: [`dma::Queue`], by [`Domain::builder`](domain::Domain::builder): mappings that own their buffers, whatever protects them.
