@@ -29,13 +29,18 @@ pub fn fill(bytes: &mut [u8], seed: u64, from: u64) {
     }
 }
 
-/// Where `bytes`, which are the pattern's from byte `from` on, are others: which words, and whose they are. The pattern has `length`
-/// bytes in all: a word from elsewhere in it is found there.
+/// Where `bytes`, which are the pattern's from byte `from` on, are others: how many bytes, in which words, and whose these are. The pattern has
+/// `length` bytes in all: a word from elsewhere in it is found there.
 pub fn differs(bytes: &[u8], seed: u64, from: u64, length: u64) -> Option<String> {
     let right = |at: usize| mix(seed ^ (from / 8 + at as u64)).to_le_bytes();
     let words = bytes.as_chunks::<8>().0;
     let wrong: Vec<usize> = (0..words.len()).filter(|&at| words[at] != right(at)).collect();
     let (&first, &last) = (wrong.first()?, wrong.last()?);
+    let differ = |at: usize| words[at].iter().zip(right(at)).filter(|(is, right)| **is != *right).count();
+    let count = match wrong.iter().map(|&at| differ(at)).sum() {
+        1 => "1 byte".to_owned(),
+        count => format!("{count} bytes"),
+    };
     let found = words[first];
     let origin = match (0..length / 8).find(|at| mix(seed ^ at).to_le_bytes() == found) {
         Some(at) => format!("what belongs at {}", at * 8),
@@ -43,7 +48,7 @@ pub fn differs(bytes: &[u8], seed: u64, from: u64, length: u64) -> Option<String
     };
     let place = |at: usize| from + at as u64 * 8;
     Some(format!(
-        "{} words of {} from {} to {}, the first is {found:02x?}, {origin}; {:02x?} is right",
+        "{count} in {} of {} words, from {} to {}, the first is {found:02x?}, {origin}; {:02x?} is right",
         wrong.len(),
         words.len(),
         place(first),
