@@ -10,6 +10,7 @@ mod events;
 mod here;
 pub mod instance;
 mod output;
+mod pages;
 mod progress;
 pub mod session;
 mod spool;
@@ -169,14 +170,14 @@ fn record(mut session: Session, mut spool: Spool, asked: &Record, name: &str) ->
 /// Takes what the buffers have.
 fn take(session: &mut Session, spool: &mut Spool, so: &mut So, name: &str) -> Result<(), CommandError> {
     let mut unwritten = None;
-    let round = session.round(|cpu, page| {
-        if let Err(error) = spool.page(cpu, page) {
+    let round = session.round(|pages| {
+        if let Err(error) = spool.add(pages) {
             unwritten.get_or_insert(error);
         }
         Ok(())
     });
     let round = round.map_err(CommandError::Read)?;
-    if let Some(source) = unwritten.or(spool.round().err()) {
+    if let Some(source) = unwritten {
         return Err(CommandError::Write { name: name.to_owned(), source });
     }
     so.events += round.events;

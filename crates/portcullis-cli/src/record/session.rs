@@ -8,6 +8,7 @@ use portcullis_trace::is_named;
 
 use super::events::{Events, Kernel, hidden};
 use super::instance::{Hands, Instance};
+use super::pages::Pages;
 use super::streams::{Round, Streams};
 use super::tracefs::{Tracefs, TracingError};
 use crate::linux::host::{Here, Host};
@@ -65,8 +66,8 @@ impl Session {
         self.instance.write("tracing_on", if on { "1" } else { "0" })
     }
 
-    /// Reads all that there is, and shows `take` each page. Where a buffer was half full, it is made larger.
-    pub fn round(&mut self, take: impl FnMut(u32, &[u8]) -> io::Result<()>) -> io::Result<Round> {
+    /// Reads all that there is, and shows it to `take`. Where a buffer was half full, it is made larger.
+    pub fn round(&mut self, take: impl FnMut(&Pages) -> io::Result<()>) -> io::Result<Round> {
         let buffer = self.buffer_kib << 10;
         let now_ns = self.instance.now_ns();
         // Without a clock, what comes meanwhile could go on for ever.

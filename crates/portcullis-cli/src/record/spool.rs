@@ -4,13 +4,12 @@
 //! keeps such a file in memory as long as it has some to spare.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::Path;
 
 use portcullis_trace::ring::{Formats, Merge};
 
-/// Stands where a CPU's number would, at the end of a round.
-const ROUND: u32 = u32::MAX;
+use super::pages::{HEAD, Pages, ROUND, read};
 
 /// Text that is handed on at once.
 const STEP: usize = 8 << 20;
@@ -18,51 +17,39 @@ const STEP: usize = 8 << 20;
 /// A file of pages.
 #[derive(Debug)]
 pub struct Spool {
-    file: BufWriter<File>,
+    file: File,
     bytes: u64,
 }
 
 impl Spool {
     /// Makes one in `folder`.
     pub fn new(folder: &Path) -> io::Result<Self> {
-        Ok(Self { file: BufWriter::with_capacity(1 << 20, tempfile::tempfile_in(folder)?), bytes: 0 })
+        Ok(Self { file: tempfile::tempfile_in(folder)?, bytes: 0 })
     }
 
-    /// Adds a page of `cpu`.
-    pub fn page(&mut self, cpu: u32, page: &[u8]) -> io::Result<()> {
-        self.bytes += page.len() as u64;
-        self.put(cpu, page)
+    /// Adds pages.
+    pub fn add(&mut self, pages: &Pages) -> io::Result<()> {
+        self.bytes += pages.bytes().len() as u64;
+        self.file.write_all(pages.bytes())
     }
 
-    /// All buffers have been read once more.
-    pub fn round(&mut self) -> io::Result<()> {
-        self.put(ROUND, &[])
-    }
-
-    fn put(&mut self, cpu: u32, page: &[u8]) -> io::Result<()> {
-        self.file.write_all(&cpu.to_ne_bytes())?;
-        self.file.write_all(&(page.len() as u32).to_ne_bytes())?;
-        self.file.write_all(page)
-    }
-
-    /// Bytes of pages in it.
+    /// Bytes in it.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Writes all of it as text, in the order of time, and returns how many events that were and how many were lost.
     pub fn write(self, formats: Formats, out: &mut dyn Write) -> io::Result<(u64, u64)> {
-        let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let mut file = self.file;
         file.rewind()?;
         let mut file = BufReader::with_capacity(1 << 20, file);
         let mut merge = Merge::new(formats);
         let (mut text, mut page) = (Vec::new(), Vec::new());
-        let mut word = [0; 4];
+        let mut head = [0; HEAD];
         while !file.fill_buf()?.is_empty() {
-            file.read_exact(&mut word)?;
-            let cpu = u32::from_ne_bytes(word);
-            file.read_exact(&mut word)?;
-            page.resize(u32::from_ne_bytes(word) as usize, 0);
+            file.read_exact(&mut head)?;
+            let (cpu, len) = read(head);
+            page.resize(len, 0);
             file.read_exact(&mut page)?;
             if cpu == ROUND {
                 merge.round(&mut text);

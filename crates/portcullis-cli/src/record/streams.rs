@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use portcullis_trace::ring::Formats;
 
 use super::instance::Instance;
+use super::pages::Pages;
 use super::tracefs::TracingError;
 
 /// A page of a buffer is no larger, whatever a kernel says.
@@ -25,7 +26,7 @@ pub struct Round {
 #[derive(Debug)]
 pub struct Streams {
     cpus: Vec<(u32, File)>,
-    page: Vec<u8>,
+    pages: Pages,
 }
 
 impl Streams {
@@ -45,7 +46,7 @@ impl Streams {
         }
         cpus.sort_by_key(|(cpu, _)| *cpu);
         let size = page_size(&instance.read("events/header_page")?);
-        Ok(Self { cpus, page: vec![0; size] })
+        Ok(Self { cpus, pages: Pages::new(size) })
     }
 
     /// How many CPUs have a buffer.
@@ -53,43 +54,51 @@ impl Streams {
         self.cpus.len()
     }
 
-    /// Empties all buffers once, and shows `take` each page. What comes meanwhile may stay: of one CPU no more than `most` bytes are read,
-    /// and where `now_ns` tells the time of the events' clock, nothing behind an event that is later.
+    /// Empties all buffers once, and shows `take` the pages, some hundreds at a time, and at last the end of the round. What comes meanwhile may
+    /// stay: of one CPU no more than `most` bytes are read, and where `now_ns` tells the time of the events' clock, nothing behind an event
+    /// that is later.
     pub fn round(
         &mut self,
         formats: &Formats,
         most: u64,
         now_ns: Option<u64>,
-        mut take: impl FnMut(u32, &[u8]) -> io::Result<()>,
+        mut take: impl FnMut(&Pages) -> io::Result<()>,
     ) -> io::Result<Round> {
-        let mut round = Round::default();
-        for (cpu, file) in &mut self.cpus {
+        let (Self { cpus, pages }, mut round) = (self, Round::default());
+        pages.clear();
+        for (cpu, file) in cpus {
             let mut bytes = 0;
             while bytes < most {
-                let read = match file.read(&mut self.page) {
+                let room = pages.room();
+                let read = match file.read(room) {
                     Ok(0) => break,
                     Ok(read) => read,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                     Err(error) => return Err(error),
                 };
-                let page = self.page.get(..read).unwrap_or(&[]);
+                let page = room.get(..read).unwrap_or_default();
                 bytes += read as u64;
                 if formats.is_empty(page) {
                     continue;
                 }
-                let mut last_ns = 0;
-                let found = formats.events(page, |entry| last_ns = entry.time_ns);
+                let (found, len) = (formats.count(page), formats.used(page).len());
                 round.events += found.events;
                 round.lost += found.lost;
-                take(*cpu, formats.used(page))?;
+                pages.keep(*cpu, len);
+                if pages.is_full() {
+                    take(pages)?;
+                    pages.clear();
+                }
                 // Else a busy CPU would hand out a page for every few events.
-                if now_ns.is_some_and(|now_ns| last_ns >= now_ns) {
+                if now_ns.is_some_and(|now_ns| found.last_ns >= now_ns) {
                     break;
                 }
             }
             round.fullest = round.fullest.max(bytes);
         }
+        pages.end_round();
+        take(pages)?;
         Ok(round)
     }
 }

@@ -9,6 +9,7 @@ use portcullis_trace::anonymize::anonymize;
 
 use super::events::{Events, Kernel};
 use super::instance::{Hands, Instance, KERNEL};
+use super::pages::Pages;
 use super::progress::So;
 use super::session::Session;
 use super::spool::Spool;
@@ -128,8 +129,7 @@ fn what_is_recorded_is_what_the_kernel_prints_and_nothing_is_left() {
     session.switch(true).unwrap();
     assert_eq!(read("tracing_on"), "1");
     let mut spool = Spool::new(machine.root()).unwrap();
-    let round = session.round(|cpu, page| spool.page(cpu, page)).unwrap();
-    spool.round().unwrap();
+    let round = session.round(|pages| spool.add(pages)).unwrap();
     assert!(round.events > 100 && round.lost == 0, "{round:?}");
     let formats = session.end().unwrap().formats;
     assert!(!machine.instance().exists());
@@ -149,8 +149,7 @@ fn an_anonymous_recording_is_the_recording_made_anonymous() {
         let machine = Machine::with(&["dma", "iommu"]);
         let (mut session, _) = machine.prepare(None).unwrap();
         let mut spool = Spool::new(machine.root()).unwrap();
-        let round = session.round(|cpu, page| spool.page(cpu, page)).unwrap();
-        spool.round().unwrap();
+        let round = session.round(|pages| spool.add(pages)).unwrap();
         let (formats, release) = (session.end().unwrap().formats, "6.12".to_owned());
         let mut text = Vec::new();
         let recorded = Recorded { spool, formats, measured: None, release };
@@ -174,8 +173,8 @@ fn a_round_ends_with_what_came_before_it() {
     let pages = |most, now_ns| {
         let mut pages = [0; 2];
         let mut streams = Streams::open(&instance).unwrap();
-        let take = |cpu, _: &[u8]| {
-            pages[cpu as usize] += 1;
+        let take = |read: &Pages| {
+            read.each().for_each(|(cpu, _)| pages[cpu as usize] += 1);
             Ok(())
         };
         streams.round(&formats, most, now_ns, take).unwrap();

@@ -53,7 +53,7 @@ impl Live {
             return Ok(());
         };
         if self.since.elapsed() > LATE {
-            let passed_over = session.round(|_, _| Ok(()))?;
+            let passed_over = session.round(|_| Ok(()))?;
             self.merge.skip(passed_over.events);
         }
         session.pause(self.end);
@@ -62,8 +62,8 @@ impl Live {
         if let Some(now_ns) = session.now_ns() {
             merge.tick(now_ns);
         }
-        session.round(|cpu, page| {
-            merge.page(cpu, page);
+        session.round(|pages| {
+            pages.each().for_each(|(cpu, page)| merge.page(cpu, page));
             Ok(())
         })?;
         if self.ended {

@@ -45,6 +45,8 @@ pub struct Page {
     pub lost: u64,
     /// The page does not end as it says: what is behind this cannot be read.
     pub damaged: bool,
+    /// When the last event happened, on the events' clock; 0 without one.
+    pub last_ns: u64,
 }
 
 /// The number of `size` bytes at `at`.
@@ -94,6 +96,11 @@ impl Formats {
         page.get(..end).unwrap_or(page)
     }
 
+    /// What [`events`](Self::events) returns, without a look at the events themselves.
+    pub fn count(&self, page: &[u8]) -> Page {
+        self.events(page, |_| ())
+    }
+
     /// Shows `visit` the events of `page`, in their order.
     pub fn events<'a>(&self, page: &'a [u8], mut visit: impl FnMut(Entry<'a>)) -> Page {
         let mut read = Page { lost: self.lost_before(page), ..Page::default() };
@@ -122,6 +129,7 @@ impl Formats {
                 _ => {
                     time_ns = time_ns.wrapping_add(since);
                     read.events += 1;
+                    read.last_ns = time_ns;
                     visit(Entry { time_ns, data });
                 }
             }
