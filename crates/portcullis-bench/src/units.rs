@@ -1,6 +1,7 @@
 //! The drivers of IOMMUs, each over a unit of software. The unit carries out its commands within the
 //! write of the doorbell and takes no time of its own, so that a bench measures the driver alone.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -34,10 +35,18 @@ fn now() -> u64 {
     BEGAN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-fn host<K: Kind>(relax: fn()) -> SoftwareHost<K, Memory<true>> {
+/// The number of the CPU that calls, for sharing waits: of the thread, as each has a core.
+fn cpu() -> Option<usize> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static CPU: usize = NEXT.fetch_add(1, Ordering::Relaxed));
+    Some(CPU.with(|cpu| *cpu))
+}
+
+/// `cpus` share their waits.
+fn host<K: Kind>(relax: fn(), cpus: usize) -> SoftwareHost<K, Memory<true>> {
     // SAFETY: the driver's host has the same frames.
     let unit = unsafe { Software::new(Memory) };
-    SoftwareHost { unit, now, relax, patience: PATIENCE_NS }
+    SoftwareHost { unit, now, relax, patience: PATIENCE_NS, cpus, cpu }
 }
 
 /// A unit that is on, with a device in domain 1, whose invalidations it is told of.
@@ -54,19 +63,19 @@ pub fn ready<X: Format + Copy, U: Iommu<X>>(unit: U) -> Result<U, UnitError> {
 }
 
 impl Driver {
-    /// A unit with its driver. `relax` is what a thread does that waits.
+    /// A unit with its driver. `relax` is what a thread does that waits; `cpus` share their waits, or 0.
     ///
     /// # Errors
     /// What the driver says of the unit.
-    pub fn queue(self, relax: fn()) -> Result<Arc<dyn InvalidationQueue>, UnitError> {
+    pub fn queue(self, relax: fn(), cpus: usize) -> Result<Arc<dyn InvalidationQueue>, UnitError> {
         Ok(match self {
-            Self::VtD => Arc::new(ready(vtd::Unit::start(host::<VtD>(relax))?)?),
+            Self::VtD => Arc::new(ready(vtd::Unit::start(host::<VtD>(relax, cpus))?)?),
             Self::AmdVi => {
                 let config = amdvi::Config { last_device: 0xff, capability: None };
-                Arc::new(ready(amdvi::Unit::start(host::<AmdVi>(relax), config)?)?)
+                Arc::new(ready(amdvi::Unit::start(host::<AmdVi>(relax, cpus), config)?)?)
             }
-            Self::RiscV => Arc::new(ready(riscv::Unit::start(host::<RiscV>(relax))?)?),
-            Self::SmmuV3 => Arc::new(ready(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax))?)?),
+            Self::RiscV => Arc::new(ready(riscv::Unit::start(host::<RiscV>(relax, cpus))?)?),
+            Self::SmmuV3 => Arc::new(ready(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax, cpus))?)?),
         })
     }
 }
@@ -84,10 +93,11 @@ mod tests {
     #[test]
     fn a_unit_that_is_ready_leads_its_device() {
         let relax = std::thread::yield_now;
-        leads_its_device(vtd::Unit::start(host::<VtD>(relax)));
+        let cpus = 0;
+        leads_its_device(vtd::Unit::start(host::<VtD>(relax, cpus)));
         let config = amdvi::Config { last_device: 0xff, capability: None };
-        leads_its_device(amdvi::Unit::start(host::<AmdVi>(relax), config));
-        leads_its_device(riscv::Unit::start(host::<RiscV>(relax)));
-        leads_its_device(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax)));
+        leads_its_device(amdvi::Unit::start(host::<AmdVi>(relax, cpus), config));
+        leads_its_device(riscv::Unit::start(host::<RiscV>(relax, cpus)));
+        leads_its_device(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax, cpus)));
     }
 }

@@ -50,8 +50,10 @@ pub(crate) trait Doorbell {
     fn head(&self) -> u32;
 }
 
-/// Who has written what, of a ring whose commands lie in memory of its owner's.
+/// Who has written what, of a ring whose commands lie in memory of its owner's. It is alone on its cache lines: each submission writes it, and of the
+/// unit around it each CPU reads something.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct CommandRing {
     /// The first place that no CPU has reserved.
     reserved: AtomicU64,

@@ -62,12 +62,33 @@ pub trait Host: Send + Sync + 'static {
         core::hint::spin_loop();
     }
 
-    /// Calls `f`, which takes places in the unit's ring and waits for the unit, or holds a lock, so that nothing that uses the unit
+    /// Calls `f`, which takes places in the unit's ring and waits for the unit or for other CPUs that do, or holds a lock, so that nothing that uses the unit
     /// interrupts it: with preemption off; and with interrupts off where their handlers map or unmap, as a handler would wait for
     /// what its own CPU has not done. Calls may be nested. By default nothing is turned off: right for a program whose preempted
     /// threads go on soon.
     fn undisturbed<R>(&self, f: impl FnOnce() -> R) -> R {
         f()
+    }
+
+    /// How many CPUs share their waits for the unit, asked once, by `start`: the highest number that [`cpu`](Self::cpu) returns, and 1. Then the requests of a
+    /// call may go in the submission of another CPU, of which there is one for all that wait at the same time:
+    /// [`SharedWaits`](portcullis::invalidation::SharedWaits) says for how many submissions a CPU waits, what memory that takes (VT-d's scalable mode takes it for
+    /// each stage), and which numbers are near each other. Where there is no memory for it, `start` succeeds all the same, and each CPU submits by itself;
+    /// so it does by default. A virtio-iommu asks for none of this.
+    ///
+    /// A CPU waits for others inside of [`undisturbed`](Self::undisturbed), for as long as their submissions take, each up to four times the
+    /// [patience](Self::patience_ns). So none of the host's functions, nor of its frames', may wait for another CPU, which may wait for this one; and a CPU that
+    /// stops for good there keeps the others.
+    fn cpus(&self) -> usize {
+        0
+    }
+
+    /// The number of the CPU that calls, where [`cpus`](Self::cpus) share their waits. It is asked inside of [`undisturbed`](Self::undisturbed), which keeps away
+    /// what would use the unit on this CPU meanwhile: so interrupt handlers have the number of their CPU, too. `None` is for a caller that `undisturbed` does not
+    /// keep away: where that leaves preemption on, a thread that may have preempted another caller, and keeps it from going on (as it has a spin lock, or a
+    /// higher priority). It would wait for that one, and so it submits by itself.
+    fn cpu(&self) -> Option<usize> {
+        None
     }
 
     /// The longest that the driver waits for one answer, in nanoseconds. 100 ms by default: Linux allows VT-d a second,

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
-use portcullis::invalidation::{InvalidationQueue, SharedQueue};
+use portcullis::invalidation::InvalidationQueue;
 use portcullis::pgtable::{Format, PageTable};
 use portcullis::platform::{Frames, Platform};
 
@@ -41,7 +41,7 @@ impl<X: Format + Copy> Attachment<X> {
 /// ([`domain`](Self::domain)) and their devices, [`enable`](Self::enable), attach and detach as devices come and go,
 /// [`shut_down`](Self::shut_down). Its structures stay allocated when it is dropped instead, as the hardware goes on reading them.
 ///
-/// An `Arc` of a unit is the unit, and so is a [`SharedQueue`] around one, by which CPUs share their waits.
+/// An `Arc` of a unit is the unit. CPUs share their waits for it where [`Host::cpus`](crate::Host::cpus) says how many there are.
 ///
 /// # Safety
 /// Devices are attached by safe calls of a [`UnitDomain`](crate::UnitDomain), which relies on the unit:
@@ -149,75 +149,56 @@ pub unsafe trait Iommu<X: Format>: InvalidationQueue {
         Self: Sized;
 }
 
-/// What stands for the unit that `$inner` says it has.
-macro_rules! stands_for {
-    ($type:ty, |$this:ident| $inner:expr, |$whole:ident| $shut_down:expr) => {
-        // SAFETY: all is the unit's own answer, and its queue passes everything on.
-        unsafe impl<X: Format, U: Iommu<X>> Iommu<X> for $type {
-            type Frames = U::Frames;
+// SAFETY: all is the unit's own answer, and its queue passes everything on.
+unsafe impl<X: Format, U: Iommu<X>> Iommu<X> for Arc<U> {
+    type Frames = U::Frames;
 
-            fn frames(&self) -> &Self::Frames {
-                let $this = self;
-                U::frames($inner)
-            }
+    fn frames(&self) -> &Self::Frames {
+        U::frames(self)
+    }
 
-            fn numbers(&self) -> &Numbers {
-                let $this = self;
-                U::numbers($inner)
-            }
+    fn numbers(&self) -> &Numbers {
+        U::numbers(self)
+    }
 
-            fn layout(&self) -> Result<X, UnitError> {
-                let $this = self;
-                U::layout($inner)
-            }
+    fn layout(&self) -> Result<X, UnitError> {
+        U::layout(self)
+    }
 
-            fn domains(&self) -> (DomainId, DomainId) {
-                let $this = self;
-                U::domains($inner)
-            }
+    fn domains(&self) -> (DomainId, DomainId) {
+        U::domains(self)
+    }
 
-            fn last_iova(&self) -> Iova {
-                let $this = self;
-                U::last_iova($inner)
-            }
+    fn last_iova(&self) -> Iova {
+        U::last_iova(self)
+    }
 
-            fn reserved(&self) -> &'static [IovaRange] {
-                let $this = self;
-                U::reserved($inner)
-            }
+    fn reserved(&self) -> &'static [IovaRange] {
+        U::reserved(self)
+    }
 
-            fn enable(&self) -> Result<(), UnitError> {
-                let $this = self;
-                U::enable($inner)
-            }
+    fn enable(&self) -> Result<(), UnitError> {
+        U::enable(self)
+    }
 
-            unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> Result<(), UnitError> {
-                let $this = self;
-                // SAFETY: the caller's promise.
-                unsafe { U::attach($inner, device, to) }
-            }
+    unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> Result<(), UnitError> {
+        // SAFETY: the caller's promise, clause by clause.
+        unsafe { U::attach(self, device, to) }
+    }
 
-            fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
-                let $this = self;
-                U::detach($inner, device)
-            }
+    fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
+        U::detach(self, device)
+    }
 
-            fn next_fault(&self) -> Option<Fault> {
-                let $this = self;
-                U::next_fault($inner)
-            }
+    fn next_fault(&self) -> Option<Fault> {
+        U::next_fault(self)
+    }
 
-            fn shut_down(self) -> Result<(), UnitError> {
-                let $whole = self;
-                $shut_down
-            }
-        }
-    };
+    /// Where this is the last that has it: [`UnitError::Shared`] else.
+    fn shut_down(self) -> Result<(), UnitError> {
+        Arc::into_inner(self).ok_or(UnitError::Shared)?.shut_down()
+    }
 }
-
-stands_for!(SharedQueue<U>, |shared| shared.queue(), |shared| shared.into_inner().shut_down());
-// Where this is the last that has it: `UnitError::Shared` else.
-stands_for!(Arc<U>, |unit| unit, |unit| Arc::into_inner(unit).ok_or(UnitError::Shared)?.shut_down());
 
 /// The addresses from `first` to `last`, for constants.
 pub(crate) const fn addresses(first: u64, last: u64) -> IovaRange {

@@ -58,6 +58,7 @@ pub mod smmuv3;
 pub mod software;
 pub mod virtio;
 pub mod vtd;
+mod waits;
 
 pub use domain::{DomainError, UnitDomain, UnitDomainBuilder, UnitMapper, UnitQueue, UnitTables};
 pub use fault::{Access, Fault, Reason};

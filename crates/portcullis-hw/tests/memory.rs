@@ -94,7 +94,7 @@ fn starts_and_attaches<X, U, K>(
         // SAFETY: the driver's host has the same frames.
         let unit = unsafe { Software::new(pool.clone()) };
         prepare(&unit);
-        SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000 }
+        SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000, cpus: 4, cpu: || None }
     }));
     let (unit, pieces) =
         until_it_succeeds(|| start(hosts.pop().expect("a unit")), || assert_eq!(pool.taken(), 0));

@@ -24,7 +24,14 @@ type Unit = smmuv3::Unit<SoftwareHost<SmmuV3, Arc<Memory>>, 12>;
 fn unit(memory: &Arc<Memory>) -> Unit {
     // SAFETY: the driver's host has the same frames.
     let unit = unsafe { Software::new(Arc::clone(memory)) };
-    let host = SoftwareHost { unit, now: || 0, relax: std::hint::spin_loop, patience: 1_000_000 };
+    let host = SoftwareHost {
+        unit,
+        now: || 0,
+        relax: std::hint::spin_loop,
+        patience: 1_000_000,
+        cpus: 0,
+        cpu: || None,
+    };
     smmuv3::Unit::start(host).unwrap()
 }
 

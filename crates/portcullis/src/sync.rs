@@ -6,7 +6,7 @@
 //! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off
 //! meanwhile: every lock of this crate is taken inside such a call, or in code that no interrupt
 //! handler may call (revocations in `percpu`, visits of flush queues, reclaims of tables,
-//! `SharedQueue` for a caller that waits for others, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
+//! `SharedWaits` for a caller that waits for others, which a driver keeps handlers away from meanwhile, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
 //! dropped. No lock is held while hardware works, but for the one of a page table's reclaims and
 //! splits: a [`TicketLock`].
 

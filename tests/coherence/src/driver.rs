@@ -11,6 +11,7 @@ use portcullis_bench::units::{Memory, ready};
 use portcullis_hw::software::{Software, VtD};
 use portcullis_hw::{Host, Registers, vtd};
 
+use crate::platform;
 use crate::simulator::Simulator;
 
 /// The longest that the driver waits: simulated CPUs may all stand before one that is behind.
@@ -70,8 +71,8 @@ unsafe impl Registers for Hidden {
     }
 }
 
-/// What the driver stands on.
-pub struct Simulation(Hidden);
+/// What the driver stands on: the unit, and how many CPUs share their waits for it.
+pub struct Simulation(Hidden, usize);
 
 impl Host for Simulation {
     type Registers = Hidden;
@@ -89,22 +90,28 @@ impl Host for Simulation {
         self.0.simulator.now()
     }
 
+    fn cpus(&self) -> usize {
+        self.1
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        platform::cpu()
+    }
+
     fn patience_ns(&self) -> u64 {
         PATIENCE_NS
     }
 }
 
-/// A VT-d unit that is on and works `busy` nanoseconds on each submission, and its driver.
-pub fn driver(simulator: &'static Simulator, busy: u64) -> Result<vtd::Unit<Simulation>, Failure> {
+/// A VT-d unit that is on and works `busy` nanoseconds on each submission, and its driver, which shares the waits of so many CPUs.
+pub fn driver(
+    simulator: &'static Simulator,
+    busy: u64,
+    cpus: usize,
+) -> Result<vtd::Unit<Simulation>, Failure> {
     // SAFETY: the driver's host has the same frames.
     let unit = unsafe { Software::new(Memory) };
-    let unit = vtd::Unit::start(Simulation(Hidden {
-        simulator,
-        unit,
-        busy,
-        begin: AtomicU64::new(0),
-        end: AtomicU64::new(0),
-    }))
-    .and_then(ready);
+    let hidden = Hidden { simulator, unit, busy, begin: AtomicU64::new(0), end: AtomicU64::new(0) };
+    let unit = vtd::Unit::start(Simulation(hidden, cpus)).and_then(ready);
     unit.map_err(|error| Failure::Refused(error.to_string()))
 }

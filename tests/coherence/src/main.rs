@@ -17,10 +17,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use portcullis::invalidation::{InvalidationQueue, SharedQueue};
 use portcullis_bench::path::{AtOnce, Lanes};
 use portcullis_bench::runner::Failure;
-use portcullis_hw::vtd;
 use portcullis_trace::replay::Profile;
 
-use driver::{Simulation, driver};
+use driver::driver;
 use platform::{Hardware, Simulated};
 use simulator::{Figures, Machine, Simulator, simulator};
 use work::{Below, Work};
@@ -71,10 +70,8 @@ impl Request {
         // First, as a queue asks how many CPUs there are.
         simulator.start(&self.machine);
         match self.work.below {
-            Below::Driver => return self.run_over_one(simulator, |unit| unit),
-            Below::SharedDriver => {
-                return self.run_over_one(simulator, |unit| SharedQueue::with_cpus(unit, platform::cpu));
-            }
+            Below::Driver => return self.run_over_one(simulator, 0),
+            Below::SharedDriver => return self.run_over_one(simulator, self.machine.cpus as usize),
             Below::Profile => {}
         }
         let waits = &self.profile.waits;
@@ -94,15 +91,11 @@ impl Request {
         self.run_over(simulator, || Arc::new(SharedQueue::new(hardware())))
     }
 
-    /// Over one unit of a driver, whichever the domain, which takes as long for a submission as the profile says.
-    fn run_over_one<Q: InvalidationQueue + 'static>(
-        &self,
-        simulator: &'static Simulator,
-        queue: impl Fn(vtd::Unit<Simulation>) -> Q,
-    ) -> Result<Vec<Figures>, Failure> {
+    /// Over one unit of a driver, whichever the domain, which takes as long for a submission as the profile says, and whose waits so many CPUs share.
+    fn run_over_one(&self, simulator: &'static Simulator, sharing: usize) -> Result<Vec<Figures>, Failure> {
         let waits = &self.profile.waits;
         let busy = waits.doorbell.ns + waits.completion.ns;
-        let queue = Arc::new(queue(driver(simulator, busy.round() as u64)?));
+        let queue = Arc::new(driver(simulator, busy.round() as u64, sharing)?);
         self.run_over(simulator, || Arc::clone(&queue))
     }
 

@@ -32,7 +32,7 @@ pub enum Below {
     Profile,
     /// The driver of a VT-d unit, which takes as long as the profile says.
     Driver,
-    /// The same below a `SharedQueue`.
+    /// The same, where CPUs share their waits.
     SharedDriver,
 }
 

@@ -138,6 +138,15 @@ impl Host for UnitHost {
         interrupts::off(f)
     }
 
+    fn cpus(&self) -> usize {
+        CPUS
+    }
+
+    /// In handlers, too: none comes while its CPU shares waits.
+    fn cpu(&self) -> Option<usize> {
+        Some(boot::cpu())
+    }
+
     fn patience_ns(&self) -> u64 {
         // An emulator's processor may stand still for long.
         10_000_000_000

@@ -31,7 +31,7 @@ or one of a design of the past, as `portcullis bench path` has them, in place of
   swiotlb-2022-1
 or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time but the profile's:
   vtd-raw-1        each CPU waits for its own submission
-  vtd-shared-raw-1 CPUs share waits, by a SharedQueue above the driver
+  vtd-shared-raw-1 CPUs share waits, as the driver does where its host says which CPU calls
 
   --cpus 1,2,16    numbers of CPUs, up to 256 (1,2,16,64,256)
   --per-socket N   CPUs of a socket (64)

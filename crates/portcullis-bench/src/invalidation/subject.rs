@@ -32,7 +32,7 @@ enum Which {
     SingleQueue,
     GlobalLock,
     PgtableOnly,
-    /// A driver's queue, and the same below a `SharedQueue`.
+    /// A driver's queue, and the same where CPUs share its waits.
     Driver(Driver),
     SharedDriver(Driver),
     AtOnce,
@@ -86,7 +86,7 @@ pub const SUBJECTS: [SubjectInfo; 10] = [
     },
     SubjectInfo {
         name: "vtd-shared",
-        about: "the same with a SharedQueue around the driver",
+        about: "the same, where CPUs share their waits",
         which: Which::SharedDriver(Driver::VtD),
     },
     SubjectInfo { name: "amdvi", about: "as vtd, of AMD-Vi's driver", which: Which::Driver(Driver::AmdVi) },
@@ -204,8 +204,9 @@ impl Maker {
         let is_software = matches!(info.which, Which::Driver(_) | Which::SharedDriver(_) | Which::AtOnce);
         let timing = if is_software { Timing::NONE } else { *timing };
         let hardware = Arc::new(Hardware::new(timing, stated, timer, *crowded, watch));
-        let driver = |driver: Driver| {
-            let unit = driver.queue(if *crowded { std::thread::yield_now } else { std::hint::spin_loop });
+        let driver = |driver: Driver, cpus: usize| {
+            let relax = if *crowded { std::thread::yield_now } else { std::hint::spin_loop };
+            let unit = driver.queue(relax, cpus);
             let unit = unit.map_err(|error| Failure::Refused(error.to_string()))?;
             Ok::<_, Failure>(Arc::new(Told { unit, hardware: Arc::clone(&hardware) }))
         };
@@ -217,11 +218,12 @@ impl Maker {
                 Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
             }
             (Which::Driver(which), _) => {
-                let queue = waits(driver(which)?);
+                let queue = waits(driver(which, 0)?);
                 Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
             }
             (Which::SharedDriver(which), _) => {
-                let queue = waits(Arc::new(SharedQueue::new(driver(which)?)));
+                let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+                let queue = waits(driver(which, cpus)?);
                 Arc::new(Ours::new(platform, queue, hardware, policy, shape)?)
             }
             (Which::AtOnce, _) => {

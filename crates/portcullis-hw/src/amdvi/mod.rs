@@ -2,9 +2,8 @@
 //!
 //! [`Unit::start`] takes a unit over, whatever firmware has left of it, and from
 //! [`enable`](crate::Iommu::enable) on no device reaches anything until it is attached. The unit is
-//! the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give
-//! each an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one,
-//! so that CPUs share waits.
+//! the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
+//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
 //!
 //! Host translation by version 1 tables. Devices' own TLBs stay off, as do page requests, guest
 //! translation, and the exclusion range. Interrupts are not remapped: no entry of the device table

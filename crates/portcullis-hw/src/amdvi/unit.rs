@@ -20,6 +20,7 @@ use crate::numbers::Numbers;
 use crate::queue::{Command, Commands, Queue};
 use crate::switch::Switch;
 use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::waits::Waits;
 
 /// The domain of devices that are attached to nothing, which events name.
 const NOTHING: u16 = 0;
@@ -111,6 +112,7 @@ pub struct Unit<H: Host> {
     /// See [`Bell`].
     should_run: AtomicBool,
     numbers: Numbers,
+    waits: Waits,
 }
 
 impl<H: Host> Unit<H> {
@@ -147,6 +149,7 @@ impl<H: Host> Unit<H> {
                 return Err(UnitError::OutOfMemory);
             }
         };
+        let waits = Waits::new(&host);
         let unit = Self {
             host,
             capabilities,
@@ -158,6 +161,7 @@ impl<H: Host> Unit<H> {
             switch: Switch::new(),
             should_run: AtomicBool::new(false),
             numbers: Numbers::new(),
+            waits,
         };
         // After an error the unit may have been told of the rings' memory: it stays allocated.
         unit.take_rings()?;
@@ -403,6 +407,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 // each covers its request. Submissions are in one order by the ring's exchanges, and those of a
 // unit that is not on yet by the switch's: such a unit has never read what they name. Registers and
 // memory are as `Registers` and `Frames` promise.
+// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`).
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])
@@ -412,7 +417,9 @@ unsafe impl<H: Host> InvalidationQueue for Unit<H> {
         if !self.switch.is_on() {
             return Ok(());
         }
-        self.queue.carry_out(&self.host, &self.bell(), requests, describe)
+        self.waits.share(&self.host, requests, |requests| {
+            self.queue.carry_out(&self.host, &self.bell(), requests, describe)
+        })
     }
 
     fn caches_absent(&self) -> bool {

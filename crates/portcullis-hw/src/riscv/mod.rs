@@ -2,9 +2,8 @@
 //!
 //! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach
 //! anything until it is attached. The unit is the
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give each
-//! an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one, so
-//! that CPUs share waits.
+//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
+//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
 //!
 //! All domains of a unit use one [`Stage`]: the number of a domain is the tag of its translations
 //! (PSCID of the first stage, GSCID of the second), and an invalidation names nothing else. There

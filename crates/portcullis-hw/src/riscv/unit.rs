@@ -18,6 +18,7 @@ use crate::iommu::{Attachment, Iommu};
 use crate::numbers::Numbers;
 use crate::queue::{Command, Queue};
 use crate::sync::Mutex;
+use crate::waits::Waits;
 
 /// In the control of a context that is not valid, where the unit ignores it: the device counts as
 /// attached.
@@ -38,6 +39,7 @@ pub struct Unit<H: Host> {
     /// Held while contexts change and the unit is waited for, and for `ddtp`.
     contexts: Mutex<Contexts>,
     numbers: Numbers,
+    waits: Waits,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,7 @@ impl<H: Host> Unit<H> {
                 return Err(error);
             }
         };
+        let waits = Waits::new(&host);
         let unit = Self {
             host,
             capabilities,
@@ -127,6 +130,7 @@ impl<H: Host> Unit<H> {
             faults: Mutex::new(faults),
             contexts: Mutex::new(Contexts { directory, levels: None }),
             numbers: Numbers::new(),
+            waits,
         };
         // After an error the unit may have been told of the queues' memory: it stays allocated.
         unit.turn_on_queues()?;
@@ -430,14 +434,17 @@ impl<H: Host> Unit<H> {
 // commands"). Each command covers its request: a page's leaf by its address, all levels without
 // one; and a fence is between those for the unit and those for devices. Submissions are in one
 // order by the ring's exchanges. Registers and memory are as `Registers` and `Frames` promise.
+// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`).
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        self.queue.carry_out(&self.host, &Bell(&self.host), requests, |commands, request| {
-            describe(commands, self.stage, &self.capabilities, request)
+        self.waits.share(&self.host, requests, |requests| {
+            self.queue.carry_out(&self.host, &Bell(&self.host), requests, |commands, request| {
+                describe(commands, self.stage, &self.capabilities, request)
+            })
         })
     }
 }

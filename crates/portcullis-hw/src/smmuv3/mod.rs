@@ -2,9 +2,8 @@
 //!
 //! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach
 //! anything until it is attached. The unit is the
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give each
-//! an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one, so
-//! that CPUs share waits.
+//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
+//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
 //!
 //! A device's number is its stream's: for PCI bus, device and function, and what the firmware's
 //! tables say to put above them. Tables have pages of one size in all domains of a unit. A domain

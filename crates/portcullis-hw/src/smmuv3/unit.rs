@@ -15,6 +15,7 @@ use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::iommu::{Attachment, Iommu};
 use crate::numbers::Numbers;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
+use crate::waits::Waits;
 
 /// What a unit can do, as four of its identification registers say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +127,7 @@ pub struct Unit<H: Host, const GRANULE: u32> {
     /// Held for one change of CR0, or of GBPA, which the unit acknowledges.
     control: Mutex<()>,
     numbers: Numbers,
+    waits: Waits,
 }
 
 impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
@@ -184,6 +186,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
                 return Err(error);
             }
         };
+        let waits = Waits::new(&host);
         let unit = Self {
             host,
             capabilities,
@@ -193,6 +196,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
             stages: AtomicU64::new(0),
             control: Mutex::new(()),
             numbers: Numbers::new(),
+            waits,
         };
         // After an error the unit may have been told of the queues' memory: it stays allocated.
         unit.turn_on_queues()?;
@@ -465,13 +469,21 @@ const fn bit(stage: Stage) -> u64 {
 // then the unit sees what the caller has stored when it first walks that stage; or after it, and
 // then the stage's bit is seen here. Submissions are in one order by the ring's exchanges. No
 // device has a TLB, as the unit refuses ATS. Registers and memory are as `Registers` and `Frames`
-// promise.
+// promise. Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
+// (`SharedWaits::submit`): the CPU that makes it has the fence, after all that the others have stored.
 unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+        self.waits.share(&self.host, requests, |requests| self.submit_own(requests))
+    }
+}
+
+impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
+    /// Submits `requests` by itself.
+    fn submit_own(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         fence(Ordering::SeqCst);
         let used = self.stages.load(Ordering::Acquire);
         let has_ranges = self.capabilities.idr3 & IDR3_RIL != 0;

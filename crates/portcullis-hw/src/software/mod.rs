@@ -187,6 +187,10 @@ pub struct SoftwareHost<K, F> {
     pub relax: fn(),
     /// The longest that a driver waits, in nanoseconds.
     pub patience: u64,
+    /// How many CPUs share their waits.
+    pub cpus: usize,
+    /// Which of them calls.
+    pub cpu: fn() -> Option<usize>,
 }
 
 impl<K: Kind, F: Frames> Host for SoftwareHost<K, F> {
@@ -211,5 +215,13 @@ impl<K: Kind, F: Frames> Host for SoftwareHost<K, F> {
 
     fn patience_ns(&self) -> u64 {
         self.patience
+    }
+
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        (self.cpu)()
     }
 }

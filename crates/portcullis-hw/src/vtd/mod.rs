@@ -1,8 +1,8 @@
 //! Intel VT-d.
 //!
 //! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach anything until it is
-//! attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains: give each
-//! an `Arc` of it, or of a [`SharedQueue`](portcullis::invalidation::SharedQueue) around one, so that CPUs share waits.
+//! attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
+//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
 //!
 //! The unit walks tables of the second stage, in legacy mode or in scalable mode ([`Mode`]). In
 //! scalable mode it may have the first stage, too, whose tables are those of x86-64: [`FirstStage`]

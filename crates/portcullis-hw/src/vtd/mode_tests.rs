@@ -1,13 +1,16 @@
 //! Units that QEMU's is not, by their capabilities; and the very words of scalable mode's
 //! structures.
 
+extern crate std;
+
 mod fake_unit;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
-use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue};
+use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
 use portcullis::pgtable::{Format, X86FirstStage};
 use portcullis::platform::Frames;
 
@@ -203,6 +206,45 @@ fn the_first_stage_snoops_where_the_unit_can() {
     assert_eq!(entries(&unit, 0x28).1[1], 7 | 1 << 23 | 1 << 24);
     assert_eq!(attach(&*unit, 0x30, second(8)), Ok(()));
     assert_eq!(entries(&unit, 0x30).1[1], 8 | 1 << 23);
+}
+
+std::thread_local! {
+    /// The CPU that a thread is, where it shares waits.
+    static CPU: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// A descriptor names a stage, and a request does not: so CPUs share waits with those alone that ask for the same stage.
+#[test]
+fn what_cpus_ask_for_together_is_forgotten_by_its_own_stage() {
+    let (mut host, _) = host::<true>(CAP, BOTH);
+    (host.cpus, host.cpu) = (4, || CPU.get());
+    let unit = Arc::new(Unit::start_in(host, Mode::Scalable).unwrap());
+    unit.enable().unwrap();
+    let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
+    fake(&unit).done();
+    let before = fake(&unit).state.lock().waits;
+    const EACH: u64 = if cfg!(watched) { 10 } else { 2_000 };
+    std::thread::scope(|scope| {
+        for cpu in 0..4_usize {
+            let (unit, stage) = (&unit, &stage);
+            scope.spawn(move || {
+                CPU.set(Some(cpu));
+                let domain = DomainId(cpu as u16);
+                for page in 0..EACH {
+                    let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
+                    let requests =
+                        [Request { domain, invalidation: Invalidation::Range { range, leaf_only: true } }];
+                    if cpu % 2 == 0 { unit.submit(&requests) } else { stage.submit(&requests) }.unwrap();
+                }
+            });
+        }
+    });
+    let (done, waits) = (fake(&unit).done(), fake(&unit).state.lock().waits - before);
+    assert_eq!(done.len() as u64, 4 * EACH, "each has a domain of its own");
+    assert!(cfg!(watched) || waits < 4 * EACH, "no two CPUs were in one submission");
+    // Of the second stage's IOTLB, and by PASIDs.
+    let is_first = |low: u64| low & 0xf == 6;
+    assert!(done.iter().all(|[low, _]| is_first(*low) == (low >> 16 & 1 == 1)));
 }
 
 /// Units that are built for 39 bits, or for 46, walk tables of four levels: of what these translate,

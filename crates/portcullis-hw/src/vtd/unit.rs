@@ -20,6 +20,7 @@ use crate::numbers::Numbers;
 use crate::queue::{Command, Queue};
 use crate::switch::Switch;
 use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::waits::Waits;
 
 /// A VT-d unit.
 ///
@@ -43,6 +44,9 @@ pub struct Unit<H: Host> {
     /// Where the next fault record is looked for.
     next_record: Mutex<usize>,
     numbers: Numbers,
+    /// Of domains with tables of the second stage, and of the first: a request does not say which.
+    second: Waits,
+    first: Waits,
 }
 
 impl<H: Host> Unit<H> {
@@ -117,6 +121,11 @@ impl<H: Host> Unit<H> {
                 return Err(error);
             }
         };
+        // None for a stage that the unit does not walk.
+        let waits = |walks: bool| if walks { Waits::new(&host) } else { Waits::alone() };
+        let (second, first) =
+            (capabilities.second_stage(mode).is_ok(), capabilities.first_stage(mode).is_ok());
+        let (second, first) = (waits(second), waits(first));
         let unit = Self {
             host,
             capabilities,
@@ -129,6 +138,8 @@ impl<H: Host> Unit<H> {
             commands: Mutex::new(()),
             next_record: Mutex::new(0),
             numbers: Numbers::new(),
+            second,
+            first,
         };
         // After an error the unit may have been told of the queue's memory: it stays allocated.
         unit.turn_on_queue()?;
@@ -299,9 +310,12 @@ impl<H: Host> Unit<H> {
         if !self.has_root().map_err(timed_out)? {
             return Ok(());
         }
-        self.flush_write_buffer().map_err(timed_out)?;
-        self.queue.carry_out(&self.host, &self.bell(), requests, |commands, request| {
-            describe(commands, &self.capabilities, stage, request)
+        let waits = if matches!(stage, Stage::First) { &self.first } else { &self.second };
+        waits.share(&self.host, requests, |requests| {
+            self.flush_write_buffer().map_err(timed_out)?;
+            self.queue.carry_out(&self.host, &self.bell(), requests, |commands, request| {
+                describe(commands, &self.capabilities, stage, request)
+            })
         })
     }
 }
@@ -453,6 +467,8 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
 // SAFETY: a submission ends with a descriptor that the unit confirms when the submission's others are complete (section 6.5.2.8), IOTLB
 // invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges, and those of a
 // unit that has no root yet by the switch's: it has read nothing of what they name. Registers and memory are as `Registers` and `Frames` promise.
+// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`). Those of
+// one batch are all of this stage.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

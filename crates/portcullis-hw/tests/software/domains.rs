@@ -1,8 +1,8 @@
 //! Domains that units make: their numbers, their limits, the devices that are attached to them, and what becomes of their tables
 //! where a unit does not confirm.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use portcullis::addr::{
     DeviceId, Direction, DmaSegment, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
@@ -10,7 +10,7 @@ use portcullis::addr::{
 use portcullis::bounce::PoolConfig;
 use portcullis::dma::{DmaMask, Queue, QueueConfig};
 use portcullis::domain::{Domain, Policy};
-use portcullis::invalidation::SharedQueue;
+use portcullis::invalidation::{Invalidation, Request};
 use portcullis::mapper::Mapper;
 use portcullis::pgtable::Format;
 use portcullis::platform::CacheMaintenance;
@@ -20,7 +20,7 @@ use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
 use portcullis_hw::{DomainError, Iommu, UnitDomainBuilder, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
-use crate::{Behind, DEVICE, MEMORY, host};
+use crate::{Behind, CPU, CPUS, DEVICE, MEMORY, host};
 
 const OTHER: DeviceId = DeviceId(0x30);
 
@@ -337,32 +337,57 @@ fn unconfirmed<X, U, K>(
     assert_eq!(bench.unit.shut_down(), Err(UnitError::Shared), "the domain has it");
 }
 
-/// CPUs share their waits where the queue around the unit is its stand-in.
-fn shared<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
-where
+/// CPUs that wait at the same time are in one submission; one that names no CPU submits by itself. `tail` says how far the ring is filled.
+fn shared<X, U, K>(
+    start: impl Fn(Behind<K>) -> Result<U, UnitError>,
+    of: fn(&U) -> &Behind<K>,
+    tail: fn(&Software<K, Arc<Memory>>) -> u32,
+) where
     X: Format,
     U: Iommu<X, Frames = Arc<Memory>>,
     K: Kind,
 {
-    let bench = Bench::new(|host| start(host).map(SharedQueue::new));
+    let bench = Bench::new(start);
     let domain = bench.unit.domain(DomainId(7)).unwrap().build(StdPlatform::new()).unwrap();
-    let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
-    let mut queue: Queue<_> = device.queue(QueueConfig::direct()).unwrap();
-    let (before, page) = (bench.unit.submissions(), [PhysSegment { phys: PhysAddr::new(0x5000), len: 4096 }]);
-    for _ in 0..10 {
-        // SAFETY: the unit walks no tables.
-        let (mapping, _) =
-            unsafe { queue.map_raw(&page, Direction::FromDevice, &mut [DmaSegment::default()]) }.unwrap();
-        let _ = queue.unmap_raw(mapping).unwrap();
-    }
-    assert_eq!(bench.unit.submissions() - before, 10);
-    drop((queue, device, domain));
+    domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
+    let unit = &bench.unit;
+    let filled = |work: &dyn Fn()| {
+        let before = tail(&of(unit).unit);
+        work();
+        tail(&of(unit).unit).wrapping_sub(before) % RING
+    };
+    let unmap = |page: u64| {
+        let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
+        let invalidation = Invalidation::Range { range, leaf_only: true };
+        unit.submit(&[Request { domain: DomainId(7), invalidation }]).unwrap();
+    };
+    let together = |names: bool| {
+        let barrier = Barrier::new(CPUS);
+        std::thread::scope(|scope| {
+            for cpu in 0..CPUS {
+                let (barrier, unmap) = (&barrier, &unmap);
+                scope.spawn(move || {
+                    CPU.set(names.then_some(cpu));
+                    barrier.wait();
+                    unmap(cpu as u64);
+                });
+            }
+        });
+    };
+    let alone = CPUS as u32 * filled(&|| unmap(1));
+    assert!((0..100).all(|_| filled(&|| together(false)) == alone), "each by itself");
+    let shares = (0..1_000).any(|_| filled(&|| together(true)) < alone);
+    assert!(shares, "no two of {CPUS} CPUs were in one submission");
+    drop(domain);
     bench.end();
 }
 
-/// The five, for each unit with tables.
+/// Commands that a ring has room for.
+const RING: u32 = 256;
+
+/// The five, for each unit with tables, and where its ring's tail is.
 macro_rules! of_each {
-    ($($unit:ident: $kind:ty, $start:expr, $stop:expr, $of:expr;)*) => {
+    ($($unit:ident: $kind:ty, $start:expr, $stop:expr, $of:expr, $tail:expr;)*) => {
         $(mod $unit {
             use super::*;
 
@@ -387,8 +412,8 @@ macro_rules! of_each {
             }
 
             #[test]
-            fn waits_are_shared_around_a_unit() {
-                shared::<_, _, $kind>($start);
+            fn cpus_share_their_waits_for_a_unit() {
+                shared::<_, _, $kind>($start, $of, $tail);
             }
         })*
     };
@@ -397,8 +422,12 @@ macro_rules! of_each {
 const AMDVI: amdvi::Config = amdvi::Config { last_device: 0xff, capability: None };
 
 of_each! {
-    of_vtd: VtD, vtd::Unit::start, |unit| unit.set(0x34, 1 << 4), vtd::Unit::host;
-    of_amdvi: AmdVi, |host| amdvi::Unit::start(host, AMDVI), |unit| unit.set(0x2020, 1 << 3), amdvi::Unit::host;
-    of_riscv: RiscV, riscv::Unit::start, |unit| unit.set(0x48, unit.get(0x48) | 1 << 10), riscv::Unit::host;
-    of_smmuv3: SmmuV3, smmuv3::Unit::<_, 12>::start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host;
+    of_vtd: VtD, vtd::Unit::start, |unit| unit.set(0x34, 1 << 4), vtd::Unit::host,
+        |unit| unit.get(0x88) >> 4;
+    of_amdvi: AmdVi, |host| amdvi::Unit::start(host, AMDVI), |unit| unit.set(0x2020, 1 << 3), amdvi::Unit::host,
+        |unit| unit.get(0x2008) >> 4;
+    of_riscv: RiscV, riscv::Unit::start, |unit| unit.set(0x48, unit.get(0x48) | 1 << 10), riscv::Unit::host,
+        |unit| unit.get(0x24);
+    of_smmuv3: SmmuV3, smmuv3::Unit::<_, 12>::start, |unit| unit.set(0x60, unit.get(0x60) ^ 1), smmuv3::Unit::host,
+        |unit| unit.get(0x98);
 }

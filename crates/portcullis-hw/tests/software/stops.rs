@@ -41,7 +41,8 @@ fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     // SAFETY: the driver's host has the same frames.
     let software = unsafe { Software::watched(Arc::clone(&memory), Box::new(watcher)) };
     let patience = 60_000_000_000;
-    let host = SoftwareHost { unit: software, now, relax: std::hint::spin_loop, patience };
+    let host =
+        SoftwareHost { unit: software, now, relax: std::hint::spin_loop, patience, cpus: 0, cpu: || None };
     let unit = start(host).unwrap();
     unit.enable().unwrap();
     lead_device(&unit);
@@ -90,7 +91,8 @@ fn each_command_counts<K: Kind, X: Format, U: Iommu<X>>(start: impl Fn(Behind<K>
         // SAFETY: the driver's host has the same frames.
         let unit = unsafe { Software::watched(memory, Box::new(watcher)) };
         let now = || CLOCK.fetch_add(1, Ordering::Relaxed);
-        let host = SoftwareHost { unit, now, relax: std::hint::spin_loop, patience: 10_000 };
+        let host =
+            SoftwareHost { unit, now, relax: std::hint::spin_loop, patience: 10_000, cpus: 0, cpu: || None };
         match start(host).and_then(|unit| unit.enable()) {
             Err(UnitError::Unconfirmed(_)) => {}
             done => {

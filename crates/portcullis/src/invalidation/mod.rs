@@ -27,7 +27,7 @@ pub(crate) use flush_queue::{
     Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting,
 };
 pub use gather::{GATHER_RANGES, Gather};
-pub use shared::SharedQueue;
+pub use shared::{SharedQueue, SharedWaits};
 
 use crate::addr::{DeviceId, DomainId, IovaRange};
 

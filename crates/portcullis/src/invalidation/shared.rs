@@ -30,87 +30,31 @@
 
 mod batch;
 mod meeting;
-
-use alloc::boxed::Box;
+mod waits;
 
 use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::DomainId;
-use crate::heap::{self, OutOfMemory};
-use crate::percpu::CachePadded;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, cores, pause, spin, spin_among, thread_number};
-use batch::BATCH;
-use meeting::{Held, Lead, Meeting, SLOTS};
+use crate::sync::{cores, thread_number};
 
-/// How often a leader looks in vain whether more come, after each that came: the callers of a group, and the groups, which take longer.
-const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
-const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
-
-/// In every eighth round the leader lingers as long as it may, to find out whether that pays again.
-const PROBE: u64 = 8;
-
-/// How often a CPU looks for its answer before it tells the scheduler: for some
-/// microseconds, longer than hardware mostly takes.
-const SPINS: u32 = 256;
-
-/// For how many looks others leave the lead to the caller that should have it.
-const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
-const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
+pub use waits::SharedWaits;
 
 /// A submission that costs less than this, in nanoseconds, costs less than to share it.
 const SHARED_FROM_NS: u32 = 100;
 
-/// A queue that shares its waits among all callers that use it at the same time.
+/// A queue that shares its waits among all callers that use it at the same time: [`SharedWaits`] says what that guarantees, and what it costs.
 ///
-/// Every domain of an IOMMU uses one of these, in an `Arc`.
+/// Every domain of the IOMMU uses it, in an `Arc`. The drivers of `portcullis-hw` need none: they share waits by themselves.
 #[derive(Debug)]
 pub struct SharedQueue<Q> {
     queue: Q,
-    machine: CachePadded<Machine>,
-    /// In the last round of a group there were more callers than cores, or than slots.
-    crowded: CachePadded<AtomicBool>,
-    /// Submissions of one caller's requests alone, beside those of the leaders.
-    alone: CachePadded<AtomicU64>,
-}
-
-/// What does not change.
-#[derive(Debug)]
-struct Machine {
-    /// Where callers meet, if a wait is worth sharing.
-    meetings: Option<Meetings>,
+    waits: SharedWaits,
     /// The number of the CPU that calls; none in an interrupt handler.
     cpu: fn() -> Option<usize>,
-    /// Threads that run at once.
-    cores: u64,
-}
-
-#[derive(Debug)]
-struct Meetings {
-    /// Where leaders of groups meet.
-    top: Meeting,
-    groups: Box<[Meeting]>,
-}
-
-impl Meetings {
-    /// Meetings for `cpus` CPUs.
-    fn new(cpus: u64) -> Result<Self, OutOfMemory> {
-        // No truncation: no more than there are slots.
-        let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
-        Ok(Self { top: Meeting::new()?, groups: heap::slice(groups, |_| Meeting::new())? })
-    }
-}
-
-/// Who waits where.
-#[derive(Clone, Copy)]
-enum Level<'a> {
-    /// A caller among those of the group of this number.
-    Group(usize, &'a Meeting),
-    /// A leader among those of groups.
-    Top,
 }
 
 impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Shares the waits of `queue`, if it states that a submission costs 100 ns or more; otherwise
-    /// each caller submits alone. So it does where the heap has no memory for the sharing: 5 KiB for each 16 CPUs and as much once more;
+    /// each caller submits alone. So it does where the heap has no memory for the sharing: 5 KiB for each 16 CPUs, and 5 KiB more;
     /// without `std`, which knows how many CPUs there are, 85 KiB.
     ///
     /// Each thread has a number of its own; without `std`, each stack. In interrupt handlers it may not be used:
@@ -132,14 +76,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// For so many CPUs.
     fn made(queue: Q, cpu: fn() -> Option<usize>, cores: u64) -> Self {
         let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
-        let meetings = if shares { Meetings::new(cores).ok() } else { None };
-        let machine = CachePadded(Machine { meetings, cpu, cores });
-        Self {
-            queue,
-            machine,
-            crowded: CachePadded(AtomicBool::new(false)),
-            alone: CachePadded(AtomicU64::new(0)),
-        }
+        // No truncation: no more than there are addresses.
+        Self { queue, waits: SharedWaits::new(if shares { cores as usize } else { 0 }), cpu }
     }
 
     /// The queue itself.
@@ -153,131 +91,9 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     }
 
     /// How many batches were submitted, and submissions beside them: the number of hardware waits,
-    /// however many callers waited for each.
+    /// however many callers waited for each. 0 where none are shared.
     pub fn submissions(&self) -> u64 {
-        let rounds = self.machine.0.meetings.as_ref().map_or(0, |meetings| meetings.top.rounds());
-        rounds + self.alone.0.load(Ordering::Relaxed)
-    }
-
-    fn alone(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        self.alone.0.fetch_add(1, Ordering::Relaxed);
-        self.queue.submit(requests)
-    }
-
-    /// Waits for the answer, and leads where nobody does.
-    fn wait(&self, meetings: &Meetings, level: Level<'_>, held: &Held<'_>) -> Result<(), InvalidationError> {
-        let (meeting, patience) = match level {
-            Level::Group(_, group) => (group, PATIENCE),
-            Level::Top => (&meetings.top, TOP_PATIENCE),
-        };
-        let (mut looks, mut last, mut since) = (0_u32, meeting.state(), 0_u32);
-        loop {
-            let state = meeting.state();
-            if let Some(answer) = held.answer(state) {
-                return answer;
-            }
-            let crowded = self.crowded.0.load(Ordering::Relaxed);
-            since = if state == last { since.saturating_add(1) } else { 0 };
-            last = state;
-            if state.is_quiet() && matches!(level, Level::Top) {
-                meeting.want();
-            }
-            let may_lead =
-                !state.is_busy() && (state.is_turn_of(held.number) || since >= patience || crowded);
-            if may_lead && let Some(lead) = held.lead() {
-                match level {
-                    Level::Group(number, _) => self.lead_group(meetings, number, lead),
-                    Level::Top => self.lead(lead),
-                }
-            } else {
-                looks = self.rest(looks);
-            }
-        }
-    }
-
-    /// Between two looks, of which there were `looks`: gives the core away where others need it, or after many. Returns how many there were.
-    fn rest(&self, looks: u32) -> u32 {
-        if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
-            pause();
-            return looks;
-        }
-        spin_among(looks);
-        looks + 1
-    }
-
-    /// Takes what the callers of a group ask for, and asks for that among the leaders of groups.
-    fn lead_group(&self, meetings: &Meetings, number: usize, mut lead: Lead<'_>) {
-        lead.begin();
-        self.linger(&mut lead, LINGER);
-        let (before, mut looks) = (meetings.top.state(), 0_u32);
-        let mut has_company = before.is_busy();
-        // Those that come while hardware works are in the next submission: of that one, not of a later one, of which this might miss each beginning.
-        let mut now = before;
-        while now.is_busy() && now.is_same_round(before) {
-            looks = self.rest(looks);
-            lead.take_more();
-            now = meetings.top.state();
-        }
-        // No other group submits.
-        if let Some(top) = meetings.top.lead_alone(number) {
-            let result = self.queue.submit(lead.batch().requests());
-            top.finish(result, false);
-            return self.end(lead, result, has_company);
-        }
-        // There is one, as nobody but its leader asks for a group.
-        let Some(held) = meetings.top.hold(number) else {
-            let result = self.alone(lead.batch().requests());
-            return self.end(lead, result, true);
-        };
-        let requests = lead.batch().requests();
-        let result = held.ask(requests, |held| self.wait(meetings, Level::Top, held));
-        has_company |= meetings.top.last() > 1;
-        self.end(lead, result, has_company);
-    }
-
-    /// Answers a group.
-    fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
-        let callers = lead.finish(result, has_company) as usize;
-        if callers as u64 > self.machine.0.cores {
-            self.crowds(true);
-        } else if callers < SLOTS {
-            self.crowds(false);
-        }
-    }
-
-    /// Whether there are more callers than cores, as far as a caller knows.
-    fn crowds(&self, crowded: bool) {
-        let known = &self.crowded.0;
-        if known.load(Ordering::Relaxed) != crowded {
-            known.store(crowded, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes what groups ask for, and submits it.
-    fn lead(&self, mut lead: Lead<'_>) {
-        lead.begin();
-        self.linger(&mut lead, TOP_LINGER);
-        lead.submits();
-        let result = self.queue.submit(lead.batch().requests());
-        lead.finish(result, false);
-    }
-
-    /// Gives the callers that were just answered time to come with their next request, and takes those that come.
-    fn linger(&self, lead: &mut Lead<'_>, most: u64) {
-        // Where not all of them can be running, a look is one turn for others on this core.
-        let crowded = self.crowded.0.load(Ordering::Relaxed);
-        let rest: fn() = if crowded { pause } else { spin };
-        let may = lead.looks(most, PROBE);
-        let mut looks = 0;
-        while looks < may && lead.missing() != 0 && !lead.is_full() {
-            rest();
-            looks += 1;
-            if lead.has_come() && lead.take_more() {
-                looks = 0;
-            }
-        }
-        lead.take_more();
-        lead.lingered(may, most);
+        self.waits.submissions()
     }
 }
 
@@ -301,31 +117,6 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
     /// Asks among the others, and waits for the batch that the requests are in; those for devices' own TLBs, and those that are
     /// more than a batch holds, are in none.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        let is_for_device =
-            |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
-        let Some(meetings) = &self.machine.0.meetings else { return self.alone(requests) };
-        if requests.len() > BATCH || requests.iter().any(is_for_device) {
-            return self.alone(requests);
-        }
-        let Some(cpu) = (self.machine.0.cpu)() else { return self.alone(requests) };
-        let number = cpu / SLOTS % meetings.groups.len();
-        let group = &meetings.groups[number];
-        // Nobody else seems to be there.
-        if group.state().is_quiet()
-            && let Some(lead) = meetings.top.lead_alone(number)
-        {
-            let result = self.queue.submit(requests);
-            lead.finish(result, false);
-            return result;
-        }
-        // More callers than CPUs: some of them wait for nobody.
-        let Some(held) = group.hold(cpu % SLOTS) else {
-            self.crowds(true);
-            return self.alone(requests);
-        };
-        held.ask(requests, |held| self.wait(meetings, Level::Group(number, group), held))
+        self.waits.submit(self.cpu, requests, |requests| self.queue.submit(requests))
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests;

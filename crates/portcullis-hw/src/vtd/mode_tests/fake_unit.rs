@@ -1,5 +1,7 @@
 //! A unit that may have scalable mode, and a host with memory for its tables.
 
+extern crate std;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -36,8 +38,9 @@ pub(super) struct State {
     pub(super) unknown: Option<u64>,
     pub(super) stopped: bool,
     pub(super) tail: u64,
-    /// The descriptors that it has carried out, but for waits.
+    /// The descriptors that it has carried out, but for waits, and how many waits.
     pub(super) done: Vec<[u64; 2]>,
+    pub(super) waits: u64,
 }
 
 /// A unit that carries out what it is told at once, and caches nothing.
@@ -72,6 +75,7 @@ impl FakeUnit {
                 }
                 [low, address] if low & 0xf == 5 => {
                     self.memory.word(address).store(low >> 32, Ordering::Release);
+                    state.waits += 1;
                 }
                 other => {
                     assert!(
@@ -161,6 +165,9 @@ unsafe impl<const COHERENT: bool> Frames for Seen<COHERENT> {
 pub(super) struct TestHost<const COHERENT: bool> {
     pub(super) host: FakeHost<FakeUnit>,
     pub(super) frames: Seen<COHERENT>,
+    /// How many CPUs share their waits, and which calls.
+    pub(super) cpus: usize,
+    pub(super) cpu: fn() -> Option<usize>,
 }
 
 impl<const COHERENT: bool> Host for TestHost<COHERENT> {
@@ -176,7 +183,19 @@ impl<const COHERENT: bool> Host for TestHost<COHERENT> {
     }
 
     fn now_ns(&self) -> u64 {
+        // While one submits, the others get on and ask.
+        if self.cpu().is_some() {
+            std::thread::yield_now();
+        }
         self.host.now_ns()
+    }
+
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        (self.cpu)()
     }
 
     fn patience_ns(&self) -> u64 {
@@ -196,7 +215,8 @@ pub(super) fn host<const COHERENT: bool>(cap: u64, ecap: u64) -> (TestHost<COHER
     let memory = Memory::new(FRAMES);
     let unit =
         FakeUnit { memory: memory.clone(), state: Mutex::new(State { cap, ecap, ..State::default() }) };
-    (TestHost { host: FakeHost::new(unit, &memory), frames: Seen(memory.clone()) }, memory)
+    let (host, frames) = (FakeHost::new(unit, &memory), Seen(memory.clone()));
+    (TestHost { host, frames, cpus: 0, cpu: || None }, memory)
 }
 
 pub(super) type TestUnit = Unit<TestHost<true>>;

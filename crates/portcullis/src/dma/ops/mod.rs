@@ -28,8 +28,8 @@
 //! Every method says whether it may wait, and where it may be called. No map, unmap or sync waits for what another *caller* does, as an
 //! interrupt handler may have interrupted just that one: from the time when a domain has its first handle, what would take
 //! such waits is left to [`maintain`](DmaOps::maintain), which the platform's timer calls. Waits for hardware are as long as the mapper's. So two
-//! things are up to a kernel that maps in interrupt handlers: its mapper waits for hardware alone (a
-//! [`SharedQueue`](crate::invalidation::SharedQueue) does where its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is `None` there), and while handlers may map, it calls no
+//! things are up to a kernel that maps in interrupt handlers: its mapper waits for no caller that a handler may have interrupted (`portcullis-hw`'s drivers keep handlers away while they share waits; a
+//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for none where its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is `None`), and while handlers may map, it calls no
 //! [`reclaim`](crate::domain::Domain::reclaim) of a domain whose translations are a [`PageTable`](crate::pgtable::PageTable), whose maps
 //! wait at a table that is being taken out. What takes a CPU's values or a lock of the library's does
 //! so with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.

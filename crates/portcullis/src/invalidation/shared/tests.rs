@@ -7,10 +7,12 @@ use std::thread::Scope;
 
 use core::cell::Cell;
 
-use super::batch::Batch;
+use super::super::batch::Batch;
+use super::super::{SHARED_FROM_NS, SharedQueue};
 use super::*;
-use crate::addr::{Iova, IovaRange};
+use crate::addr::{DomainId, Iova, IovaRange};
 use crate::dice::Dice;
+use crate::invalidation::{Costs, InvalidationQueue};
 use crate::sync::Mutex;
 
 fn whole(domain: u16) -> Request {
@@ -171,10 +173,10 @@ fn what_asks_a_device_is_in_no_batch() {
 fn what_costs_next_to_nothing_is_not_shared() {
     for (submission_ns, shared) in [(SHARED_FROM_NS - 1, false), (SHARED_FROM_NS, true)] {
         let queue = Told::queue(submission_ns);
-        assert_eq!(queue.machine.0.meetings.is_some(), shared);
+        assert_eq!(queue.waits.machine.0.meetings.is_some(), shared);
         assert_eq!(queue.submit(&[whole(1), page(1, 1, true)]), Ok(()));
         assert_eq!(queue.queue().take(), [[whole(1), page(1, 1, true)]], "as it was: it is alone");
-        assert_eq!(queue.submissions(), 1);
+        assert_eq!(queue.submissions(), u64::from(shared), "waits that CPUs may share");
     }
 }
 
@@ -197,7 +199,7 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
 fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds() {
     let queue = Told::queue(1000);
     CPU.set(Some(0));
-    let group = &queue.machine.0.meetings.as_ref().unwrap().groups[0];
+    let group = &queue.waits.machine.0.meetings.as_ref().unwrap().groups[0];
     let lingers: Vec<_> = (0..=2 * PROBE)
         .map(|_| {
             // Another caller was in the last round, and does not come again.
@@ -253,7 +255,7 @@ fn what_was_left_goes_before_what_came_later() {
 
 /// How many callers ask.
 fn asking(queue: &SharedQueue<Told>) -> u32 {
-    let meetings = queue.machine.0.meetings.as_ref().unwrap();
+    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
     meetings.groups.iter().map(Meeting::asking).sum()
 }
 
@@ -281,7 +283,7 @@ fn together(
                 pause();
             }
             // The first one of a group leads it, before others come.
-            while !queue.machine.0.meetings.as_ref().unwrap().groups[cpu / SLOTS].is_led() {
+            while !queue.waits.machine.0.meetings.as_ref().unwrap().groups[cpu / SLOTS].is_led() {
                 pause();
             }
         }
@@ -387,7 +389,7 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
     // A single caller.
     assert!(catch_unwind(AssertUnwindSafe(|| queue.submit(&[whole(667)]))).is_err());
     assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
-    let meetings = queue.machine.0.meetings.as_ref().unwrap();
+    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
     assert!(asking(&queue) == 0 && meetings.top.asking() == 0 && !meetings.top.is_led(), "nobody is left");
 }
 
@@ -427,13 +429,13 @@ fn who_finds_no_room_submits_alone() {
 #[test]
 fn a_lead_is_taken_by_whoever_runs() {
     let mut queue = Told::queue(1000);
-    queue.machine.0.cores = 0;
+    queue.waits.machine.0.cores = 0;
     let others: Vec<_> = (0..6).map(|domain| (domain + 1, vec![page(domain as u16, 1, true)])).collect();
     for _ in 0..if cfg!(miri) { 3 } else { 50 } {
         assert_eq!(together(&queue, &others), [Some(Ok(())); 7]);
     }
-    assert!(queue.crowded.0.load(Ordering::Relaxed));
-    queue.machine.0.cores = 100;
+    assert!(queue.waits.crowded.0.load(Ordering::Relaxed));
+    queue.waits.machine.0.cores = 100;
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert!(!queue.crowded.0.load(Ordering::Relaxed));
+    assert!(!queue.waits.crowded.0.load(Ordering::Relaxed));
 }

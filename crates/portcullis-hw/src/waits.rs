@@ -1,0 +1,35 @@
+//! The waits of CPUs for a unit, which they share where the host says which CPU calls.
+
+use portcullis::invalidation::{InvalidationError, Request, SharedWaits};
+
+use crate::host::Host;
+
+/// One for each kind of table that requests do not name: a CPU that submits for others does so as for itself.
+#[derive(Debug)]
+pub(crate) struct Waits(SharedWaits);
+
+impl Waits {
+    /// For the CPUs of `host`.
+    pub fn new<H: Host>(host: &H) -> Self {
+        Self(SharedWaits::new(host.cpus()))
+    }
+
+    /// None are shared.
+    pub fn alone() -> Self {
+        Self(SharedWaits::new(0))
+    }
+
+    /// Has `requests` carried out by `submit`, or by that of another CPU, with its own: [`SharedWaits::submit`]. Where they may be shared, nothing
+    /// that uses the unit interrupts this CPU meanwhile ([`Host::undisturbed`]): so no caller waits for another one on its own CPU.
+    pub fn share<H: Host>(
+        &self,
+        host: &H,
+        requests: &[Request],
+        submit: impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        if !self.0.may_share(requests) {
+            return self.0.submit(|| None, requests, submit);
+        }
+        host.undisturbed(|| self.0.submit(|| host.cpu(), requests, submit))
+    }
+}

@@ -1,0 +1,281 @@
+//! Callers that wait for hardware together: see [`SharedQueue`](super::SharedQueue).
+
+use alloc::boxed::Box;
+
+use super::batch::BATCH;
+use super::meeting::{Held, Lead, Meeting, SLOTS};
+use crate::heap::{self, OutOfMemory};
+use crate::invalidation::{Invalidation, InvalidationError, Request};
+use crate::percpu::CachePadded;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, pause, spin, spin_among};
+
+/// How often a leader looks in vain whether more come, after each that came: the callers of a group, and the groups, which take longer.
+const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
+const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
+
+/// In every eighth round the leader lingers as long as it may, to find out whether that pays again.
+const PROBE: u64 = 8;
+
+/// How often a CPU looks for its answer before it tells the scheduler: for some
+/// microseconds, longer than hardware mostly takes.
+const SPINS: u32 = 256;
+
+/// For how many looks others leave the lead to the caller that should have it.
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
+const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
+
+/// The waits of CPUs for one hardware queue, which they share: one hardware wait for all callers that wait at the same time. A driver has it beside
+/// its queue; a [`SharedQueue`](super::SharedQueue) is this and a queue.
+///
+/// - A request is in the submission after the one under way as a rule, and waits for five submissions at the most, however many CPUs there are; where
+///   callers ask for more than 64 requests of different domains, for two times as many as these need. A caller waits for others without a limit of
+///   its own: for as long as their submissions take. One that never goes on, as its CPU has stopped, keeps the others for ever.
+/// - Each caller is told what became of the submission with its requests, and of no other.
+/// - Requests to devices' own TLBs, and more than 64 requests at once, go alone.
+/// - Nothing is allocated after [`new`](Self::new).
+#[derive(Debug)]
+pub struct SharedWaits {
+    machine: CachePadded<Machine>,
+    /// In the last round of a group there were more callers than cores, or than slots.
+    crowded: CachePadded<AtomicBool>,
+    /// Submissions of one caller's requests alone, beside those of the leaders.
+    alone: CachePadded<AtomicU64>,
+}
+
+/// What does not change.
+#[derive(Debug)]
+struct Machine {
+    /// Where callers meet, if they do.
+    meetings: Option<Meetings>,
+    /// Threads that run at once.
+    cores: u64,
+}
+
+#[derive(Debug)]
+struct Meetings {
+    /// Where leaders of groups meet.
+    top: Meeting,
+    groups: Box<[Meeting]>,
+}
+
+impl Meetings {
+    /// Meetings for `cpus` CPUs.
+    fn new(cpus: u64) -> Result<Self, OutOfMemory> {
+        // No truncation: no more than there are slots.
+        let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
+        Ok(Self { top: Meeting::new()?, groups: heap::slice(groups, |_| Meeting::new())? })
+    }
+}
+
+/// Who waits where.
+#[derive(Clone, Copy)]
+enum Level<'a> {
+    /// A caller among those of the group of this number.
+    Group(usize, &'a Meeting),
+    /// A leader among those of groups.
+    Top,
+}
+
+impl SharedWaits {
+    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them with others,
+    /// then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and where the heap has no memory
+    /// for it, each caller submits alone.
+    pub fn new(cpus: usize) -> Self {
+        let meetings = if cpus == 0 { None } else { Meetings::new(cpus as u64).ok() };
+        let machine = CachePadded(Machine { meetings, cores: cpus as u64 });
+        Self { machine, crowded: CachePadded(AtomicBool::new(false)), alone: CachePadded(AtomicU64::new(0)) }
+    }
+
+    /// How many batches were submitted, and submissions beside them: the number of hardware waits, however many callers waited for
+    /// each. 0 where none are shared.
+    pub fn submissions(&self) -> u64 {
+        let Some(meetings) = &self.machine.0.meetings else { return 0 };
+        meetings.top.rounds() + self.alone.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether these requests may go with those of other callers: not where each submits by itself, nor if they are more than a batch holds, nor
+    /// if one asks a device to forget, which may take long to answer.
+    pub fn may_share(&self, requests: &[Request]) -> bool {
+        let is_for_device =
+            |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
+        self.machine.0.meetings.is_some() && requests.len() <= BATCH && !requests.iter().any(is_for_device)
+    }
+
+    /// Has `requests` carried out by `hardware`, which submits them and waits for the end of that; or by the `hardware` of another caller, in one
+    /// batch with others' requests. So every caller's `hardware` must do the same for the same requests: what it captures is not passed on.
+    /// `Ok` says that a call of one which began after this call, with requests that cover all of `requests`, has returned `Ok`.
+    ///
+    /// `cpu` says which CPU calls, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
+    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone. It is asked where the requests [may be shared](Self::may_share).
+    ///
+    /// # Errors
+    /// Those of the call; [`InvalidationError::Abandoned`] where the caller that made it panicked.
+    pub fn submit(
+        &self,
+        cpu: impl FnOnce() -> Option<usize>,
+        requests: &[Request],
+        hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        let Some(meetings) = &self.machine.0.meetings else { return hardware(requests) };
+        let Some(cpu) = (if self.may_share(requests) { cpu() } else { None }) else {
+            return self.alone(requests, &hardware);
+        };
+        let number = cpu / SLOTS % meetings.groups.len();
+        let group = &meetings.groups[number];
+        // Nobody else seems to be there.
+        if group.state().is_quiet()
+            && let Some(lead) = meetings.top.lead_alone(number)
+        {
+            let result = hardware(requests);
+            lead.finish(result, false);
+            return result;
+        }
+        // More callers than CPUs: some of them wait for nobody.
+        let Some(held) = group.hold(cpu % SLOTS) else {
+            self.crowds(true);
+            return self.alone(requests, &hardware);
+        };
+        held.ask(requests, |held| self.wait(meetings, Level::Group(number, group), held, &hardware))
+    }
+
+    fn alone(
+        &self,
+        requests: &[Request],
+        hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        self.alone.0.fetch_add(1, Ordering::Relaxed);
+        hardware(requests)
+    }
+
+    /// Waits for the answer, and leads where nobody does.
+    fn wait(
+        &self,
+        meetings: &Meetings,
+        level: Level<'_>,
+        held: &Held<'_>,
+        hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        let (meeting, patience) = match level {
+            Level::Group(_, group) => (group, PATIENCE),
+            Level::Top => (&meetings.top, TOP_PATIENCE),
+        };
+        let (mut looks, mut last, mut since) = (0_u32, meeting.state(), 0_u32);
+        loop {
+            let state = meeting.state();
+            if let Some(answer) = held.answer(state) {
+                return answer;
+            }
+            let crowded = self.crowded.0.load(Ordering::Relaxed);
+            since = if state == last { since.saturating_add(1) } else { 0 };
+            last = state;
+            if state.is_quiet() && matches!(level, Level::Top) {
+                meeting.want();
+            }
+            let may_lead =
+                !state.is_busy() && (state.is_turn_of(held.number) || since >= patience || crowded);
+            if may_lead && let Some(lead) = held.lead() {
+                match level {
+                    Level::Group(number, _) => self.lead_group(meetings, number, lead, hardware),
+                    Level::Top => self.lead(lead, hardware),
+                }
+            } else {
+                looks = self.rest(looks);
+            }
+        }
+    }
+
+    /// Between two looks, of which there were `looks`: gives the core away where others need it, or after many. Returns how many there were.
+    fn rest(&self, looks: u32) -> u32 {
+        if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
+            pause();
+            return looks;
+        }
+        spin_among(looks);
+        looks + 1
+    }
+
+    /// Takes what the callers of a group ask for, and asks for that among the leaders of groups.
+    fn lead_group(
+        &self,
+        meetings: &Meetings,
+        number: usize,
+        mut lead: Lead<'_>,
+        hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) {
+        lead.begin();
+        self.linger(&mut lead, LINGER);
+        let (before, mut looks) = (meetings.top.state(), 0_u32);
+        let mut has_company = before.is_busy();
+        // Those that come while hardware works are in the next submission: of that one, not of a later one, of which this might miss each beginning.
+        let mut now = before;
+        while now.is_busy() && now.is_same_round(before) {
+            looks = self.rest(looks);
+            lead.take_more();
+            now = meetings.top.state();
+        }
+        // No other group submits.
+        if let Some(top) = meetings.top.lead_alone(number) {
+            let result = hardware(lead.batch().requests());
+            top.finish(result, false);
+            return self.end(lead, result, has_company);
+        }
+        // There is one, as nobody but its leader asks for a group.
+        let Some(held) = meetings.top.hold(number) else {
+            let result = self.alone(lead.batch().requests(), hardware);
+            return self.end(lead, result, true);
+        };
+        let requests = lead.batch().requests();
+        let result = held.ask(requests, |held| self.wait(meetings, Level::Top, held, hardware));
+        has_company |= meetings.top.last() > 1;
+        self.end(lead, result, has_company);
+    }
+
+    /// Answers a group.
+    fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
+        let callers = lead.finish(result, has_company) as usize;
+        if callers as u64 > self.machine.0.cores {
+            self.crowds(true);
+        } else if callers < SLOTS {
+            self.crowds(false);
+        }
+    }
+
+    /// Whether there are more callers than cores, as far as a caller knows.
+    fn crowds(&self, crowded: bool) {
+        let known = &self.crowded.0;
+        if known.load(Ordering::Relaxed) != crowded {
+            known.store(crowded, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes what groups ask for, and submits it.
+    fn lead(&self, mut lead: Lead<'_>, hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>) {
+        lead.begin();
+        self.linger(&mut lead, TOP_LINGER);
+        lead.submits();
+        let result = hardware(lead.batch().requests());
+        lead.finish(result, false);
+    }
+
+    /// Gives the callers that were just answered time to come with their next request, and takes those that come.
+    fn linger(&self, lead: &mut Lead<'_>, most: u64) {
+        // Where not all of them can be running, a look is one turn for others on this core.
+        let crowded = self.crowded.0.load(Ordering::Relaxed);
+        let rest: fn() = if crowded { pause } else { spin };
+        let may = lead.looks(most, PROBE);
+        let mut looks = 0;
+        while looks < may && lead.missing() != 0 && !lead.is_full() {
+            rest();
+            looks += 1;
+            if lead.has_come() && lead.take_more() {
+                looks = 0;
+            }
+        }
+        lead.take_more();
+        lead.lingered(may, most);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "tests.rs"]
+mod tests;
