@@ -33,7 +33,7 @@ const CONTENDED: [u32; 8] = [1, 2, 4, 8, 16, 32, 64, 256];
 type Wanted = (&'static str, &'static [u32], u32);
 
 /// All that is kept. CPUs of an old design wait for each other, and how long depends on how many there are.
-const KEPT: [Wanted; 44] = [
+const KEPT: [Wanted; 45] = [
     ("raw-1", &EACH, 64),
     ("raw-4", &[1, 16], 64),
     ("raw-16", &[1, 16], 64),
@@ -62,7 +62,8 @@ const KEPT: [Wanted; 44] = [
     ("adaptive-4", &[1, 16], 64),
     ("adaptive-16", &[1, 16], 64),
     ("adaptive-64", &[1, 16], 64),
-    ("vtd-raw-1@vtd", &[1, 2, 4, 8, 16, 32, 64], 64),
+    ("vtd-raw-1@vtd", &[1], 64),
+    ("vtd-shared-raw-1@vtd", &CONTENDED, 64),
     ("lazy-2015-1-live512", &CONTENDED, 64),
     ("lazy-2015-1-live512", &[2], 1),
     ("lazy-2015-1-live512", &[4], 2),

@@ -126,8 +126,7 @@ pub fn run(
     let (submits, handed_on) = if policy.handed_on > 0 {
         let far = if machine.sockets > 1 { 1.0 - 1.0 / f64::from(machine.sockets) } else { 0.0 };
         let line = machine.near_ns * (1.0 - far) + machine.far_ns * far;
-        let ring = operations.ring(machine)?;
-        (ring.ns.get(1).copied().unwrap_or(0.0), f64::from(policy.handed_on) * line)
+        (operations.alone_ns(machine)?, f64::from(policy.handed_on) * line)
     } else {
         (0.0, 0.0)
     };

@@ -149,20 +149,29 @@ impl Operations {
         })
     }
 
-    /// What each submission to a hardware queue costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it: filling
-    /// a VT-d unit's ring, which all share, and waiting for each other there. It was measured with the waits of `vtd`, of which
+    /// What each submission to a hardware queue costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which share waits: meeting
+    /// each other, and filling a VT-d unit's ring for all. It was measured with the waits of `vtd`, of which
     /// each submission takes one, and two where others submit meanwhile.
     ///
     /// # Errors
     /// Where it was not measured.
     pub fn ring(&self, machine: &Machine) -> Result<Curve, String> {
-        let (with, without) = (self.curve("vtd-raw@vtd", machine)?, self.curve("raw", machine)?);
+        let (with, without) = (self.curve("vtd-shared-raw@vtd", machine)?, self.curve("raw", machine)?);
         let both = with.ns.iter().zip(&without.ns).enumerate();
         let ns = both.map(|(cpus, (with, without))| {
             let waits = if cpus > 1 { 2.0 * VTD } else { VTD };
             (with - without - waits).max(0.0)
         });
         Ok(Curve { ns: ns.collect(), ..with })
+    }
+
+    /// What a submission costs one CPU that shares waits with nobody, besides the hardware's own time.
+    ///
+    /// # Errors
+    /// Where it was not measured.
+    pub fn alone_ns(&self, machine: &Machine) -> Result<f64, String> {
+        let ns = |name| Ok::<_, String>(self.curve(name, machine)?.ns.get(1).copied().unwrap_or(0.0));
+        Ok((ns("vtd-raw@vtd")? - ns("raw")? - VTD).max(0.0))
     }
 
     /// How `name` with `pages` pages differs from one page. Where no size was measured, a page table's own work does.
