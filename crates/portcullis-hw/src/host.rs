@@ -70,23 +70,22 @@ pub trait Host: Send + Sync + 'static {
         f()
     }
 
-    /// How many CPUs share their waits for the unit, asked once, by `start`: the highest number that [`cpu`](Self::cpu) returns, and 1. Then the requests of a
-    /// call may go in the submission of another CPU, of which there is one for all that wait at the same time:
-    /// [`SharedWaits`](portcullis::invalidation::SharedWaits) says for how many submissions a CPU waits, what memory that takes (VT-d's scalable mode takes it for
-    /// each stage), and which numbers are near each other. Where there is no memory for it, `start` succeeds all the same, and each CPU submits by itself;
-    /// so it does by default. A virtio-iommu asks for none of this.
+    /// How many CPUs share their waits for the unit: one more than the highest number that [`cpu`](Self::cpu) returns. `start` asks once. Then one submission
+    /// carries the requests of all CPUs that wait at the same time. [`SharedWaits`](portcullis::invalidation::SharedWaits) says how many
+    /// submissions a CPU waits for, how much memory that takes (in VT-d's scalable mode once for each stage), and which numbers should be near each other. Without
+    /// that memory `start` succeeds all the same, and each CPU submits by itself. The default, 0, does so, too. A virtio-iommu does not ask.
     ///
-    /// A CPU waits for others inside of [`undisturbed`](Self::undisturbed), for as long as their submissions take, each up to four times the
-    /// [patience](Self::patience_ns). So none of the host's functions, nor of its frames', may wait for another CPU, which may wait for this one; and a CPU that
-    /// stops for good there keeps the others.
+    /// A CPU waits for others inside of [`undisturbed`](Self::undisturbed), as long as their submissions take: each takes up to four times the
+    /// [patience](Self::patience_ns). So no function of the host, or of its frames, may wait for another CPU: that CPU may wait for this one. A CPU that
+    /// stops for good meanwhile keeps the others waiting.
     fn cpus(&self) -> usize {
         0
     }
 
-    /// The number of the CPU that calls, where [`cpus`](Self::cpus) share their waits. It is asked inside of [`undisturbed`](Self::undisturbed), which keeps away
-    /// what would use the unit on this CPU meanwhile: so interrupt handlers have the number of their CPU, too. `None` is for a caller that `undisturbed` does not
-    /// keep away: where that leaves preemption on, a thread that may have preempted another caller, and keeps it from going on (as it has a spin lock, or a
-    /// higher priority). It would wait for that one, and so it submits by itself.
+    /// The number of the CPU that calls, where [`cpus`](Self::cpus) share their waits. The driver asks inside of [`undisturbed`](Self::undisturbed): nothing else on
+    /// this CPU uses the unit then, so interrupt handlers return their CPU's number, too. Return `None` for a caller that `undisturbed` does not
+    /// keep away. Where `undisturbed` leaves preemption on, this is a thread that may have preempted another caller and keeps it from running, because it holds
+    /// a spin lock or has a higher priority. It would wait for that caller for ever, so it submits by itself.
     fn cpu(&self) -> Option<usize> {
         None
     }

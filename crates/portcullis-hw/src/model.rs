@@ -1,7 +1,7 @@
 //! A VT-d unit made of software, to test a kernel's port: its [`Host`](crate::Host), its platform and its drivers (feature `model`).
 //!
 //! The software IOMMU (`portcullis-model`) stands behind the registers of a VT-d unit: root, context and PASID tables, which it
-//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs against QEMU's unit and real ones runs here, on
+//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs against QEMU's unit runs here, on
 //! every machine, and a device is refused what is not mapped for it. In scalable mode it has what QEMU has not: a PASID cache, and both stages at
 //! once. The memory is the software machine's: the host's [`Frames`](portcullis::platform::Frames) are an `Arc<Memory>`, or a type around it.
 //!
@@ -53,11 +53,11 @@ const WIDE: u64 = 1 << 11;
 /// What a unit has.
 #[derive(Debug, Clone, Copy)]
 pub struct Manners {
-    /// Caching mode: it keeps what it found absent until it is invalidated.
+    /// Caching mode: it keeps a translation that it found absent until that is invalidated. It keeps no context that it found absent.
     pub caches_absent: bool,
     /// Scalable mode, with both stages.
     pub scalable: bool,
-    /// Bits of the addresses that it translates, in either stage, whatever its tables have (MGAW).
+    /// Bits of the addresses that it translates, in either stage, whatever its tables have (MGAW): 1 to 63.
     pub bits: u32,
 }
 
@@ -71,7 +71,7 @@ impl Default for Manners {
 /// The unit. Its [`Registers`] are those that a driver is started on; [`read`](Self::read) and [`write`](Self::write) are what the devices
 /// behind it do.
 ///
-/// It ends the program at a descriptor that no VT-d unit knows.
+/// It panics at a descriptor that it does not have, which is every one but those that this crate's driver submits.
 pub struct SoftwareVtd {
     iommu: Arc<Iommu>,
     memory: Arc<Memory>,

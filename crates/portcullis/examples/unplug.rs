@@ -79,7 +79,7 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
         Ok(())
     }
 
-    /// The device is gone or was reset, or its driver stops: one call ends all, and has back what waits. After an error another call goes
+    /// The device is gone or was reset, or its driver stops: one call ends all, and gets back what waits. After an error another call goes
     /// on.
     fn end_all(&mut self) -> Result<(), DmaUnmapError> {
         let ended = self.queue.unmap_all(self.posted.drain(..), |buffer| self.free.push(buffer));

@@ -103,7 +103,7 @@ impl Host for Simulation {
     }
 }
 
-/// A VT-d unit that is on and works `busy` nanoseconds on each submission, and its driver, which shares the waits of so many CPUs.
+/// A VT-d unit that is on and works `busy` nanoseconds on each submission, and its driver. `cpus` CPUs share their waits for it; with 0 none do.
 pub fn driver(
     simulator: &'static Simulator,
     busy: u64,

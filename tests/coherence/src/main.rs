@@ -91,7 +91,8 @@ impl Request {
         self.run_over(simulator, || Arc::new(SharedQueue::new(hardware())))
     }
 
-    /// Over one unit of a driver, whichever the domain, which takes as long for a submission as the profile says, and whose waits so many CPUs share.
+    /// Over one unit of a driver for all domains. The unit takes as long for a submission as the profile says. `sharing` CPUs share their waits for it; with 0
+    /// none do.
     fn run_over_one(&self, simulator: &'static Simulator, sharing: usize) -> Result<Vec<Figures>, Failure> {
         let waits = &self.profile.waits;
         let busy = waits.doorbell.ns + waits.completion.ns;

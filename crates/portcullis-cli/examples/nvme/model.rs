@@ -45,7 +45,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: they came from one `alloc`, and no device reaches them: the queue gives a buffer back only then.
+        // SAFETY: they came from one `alloc`, and no device uses them: the queue gives a buffer back when its command has ended, and under a
+        // policy that is not lazy the controller does not even reach it any more.
         unsafe { self.ram.free(self.segment[0].phys, self.segment[0].len.div_ceil(4096) as usize) };
     }
 }

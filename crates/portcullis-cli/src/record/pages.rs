@@ -31,7 +31,7 @@ impl Pages {
         self.bytes.get_mut(start..start + self.page).unwrap_or_default()
     }
 
-    /// What was put into the [room](Self::room) is a page of `cpu`, of `len` bytes.
+    /// Takes the first `len` bytes of the [room](Self::room) for a page of `cpu`.
     pub fn keep(&mut self, cpu: u32, len: usize) {
         self.head(cpu, len.min(self.page));
     }

@@ -27,8 +27,8 @@ use crate::heap::OutOfMemory;
 /// }
 ///
 /// // SAFETY, by clause. 1: it is a frame of the machine's, and the domain copies by the same memory, if it does. 2: the frame is this
-/// // value's alone until it is dropped, and does not move with the value. 3 and 4: this type gives nobody the bytes; what does reads and
-/// // writes them as atomic words, and those of `frames`.
+/// // value's alone until it is dropped, and does not move with the value. 3 and 4: no safe code reaches the bytes. Code that is added to
+/// // give access reads and writes the atomic words of `frames`.
 /// unsafe impl<F: Frames + 'static> DmaBuffer for Page<F> {
 ///     fn segments(&self) -> &[PhysSegment] {
 ///         &self.piece
@@ -37,7 +37,8 @@ use crate::heap::OutOfMemory;
 ///
 /// impl<F: Frames> Drop for Page<F> {
 ///     fn drop(&mut self) {
-///         // SAFETY: of one `alloc`. A queue gives a buffer back only when no device reaches it, and leaks it otherwise.
+///         // SAFETY: of one `alloc`. A queue gives a buffer back when no device reaches it, and leaks it otherwise. Under a lazy policy a
+///         // device may reach it for some milliseconds more: this kernel's devices write to nothing that their drivers have unmapped.
 ///         unsafe { self.frames.free(self.piece[0].phys, 1) };
 ///     }
 /// }

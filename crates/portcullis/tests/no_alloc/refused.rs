@@ -408,3 +408,25 @@ fn queues_without_translation_survive_every_refusal() {
     each(Policy::Passthrough, BOUNCE, true, false);
     each(Policy::Passthrough, AUTO, true, true);
 }
+
+/// Where the hardware does not confirm, and the heap has no memory for a buffer that would wait, the buffer is leaked, and the error says so.
+#[test]
+fn a_buffer_that_cannot_wait_for_want_of_memory_is_said_to_be_leaked() {
+    let ground = Ground::new();
+    let mut life = Life { ground: &ground, refused: false, name: "no room", request: 0 };
+    let device = life.device(Policy::Strict, false);
+    for refuses in [false, true] {
+        let mut queue = device.queue::<List>(DIRECT).unwrap();
+        let mapping =
+            queue.map(ground.lists[0], Direction::FromDevice).map_err(|refused| refused.error).unwrap();
+        ground.iommu.queue().fail_next(1, InvalidationError::TimedOut { waited_ns: 1 });
+        if refuses {
+            grant(0, false);
+        }
+        let failed = queue.unmap(mapping).err();
+        grant_all();
+        let failed = failed.expect("the hardware has failed");
+        assert_eq!((failed.mapping.is_none(), failed.waits), (true, !refuses));
+        assert_eq!(queue.commit().unwrap().count(), usize::from(!refuses));
+    }
+}

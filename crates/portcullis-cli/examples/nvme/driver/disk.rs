@@ -37,18 +37,16 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Di
     }
 
     /// Carries the transfers out, as many at a time as the ring holds. When this returns, the controller reaches none of the
-    /// buffers any more, by the policy in force, and they come back in the order in which they were ended. After an error they are dropped.
+    /// buffers any more, by the policy in force, and they come back in the order in which they were ended. After an error the buffers of
+    /// commands that are under way are leaked, as the controller may still reach them.
     pub fn run(&mut self, transfers: Vec<Transfer<B>>) -> Result<Vec<B>> {
         let mut back = Vec::new();
         let mut left = transfers.into_iter().peekable();
         while left.peek().is_some() {
+            // After an error the controller may still work on what is left here: a mapping that is dropped stays open, and its buffer is not used
+            // again. A driver that goes on keeps them, resets the controller, and ends them by `Queue::unmap_all`.
             let mut mapped = Vec::new();
-            if let Err(error) = self.run_some(left.by_ref(), &mut mapped, &mut back) {
-                // The controller may still work on the others. A mapping that is dropped would stay open to it.
-                let mapped = mapped.into_iter().map(|(.., mapping)| mapping);
-                self.queue.unmap_all(mapped, drop).map_err(|failed| failed.error)?;
-                return Err(error);
-            }
+            self.run_some(left.by_ref(), &mut mapped, &mut back)?;
         }
         Ok(back)
     }

@@ -101,8 +101,8 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        // The bit length of the last granule's number: a one is appended, as zero has no logarithm. Of no bytes that number
-        // is larger than of any class.
+        // The bit length of the last granule's number: a one is appended, as zero has no logarithm. For 0 bytes the
+        // subtraction wraps, so the class is larger than any.
         let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
         (class < self.classes).then_some(class as usize)
     }

@@ -26,7 +26,7 @@ pub(crate) fn classes(threshold: u64) -> usize {
     (class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1).min(42)
 }
 
-/// Returns the class of mappings of `len` bytes; `None` beyond the last of `classes`, where 0 bytes are, too: they count as 2^64.
+/// Returns the class of mappings of `len` bytes; `None` for more bytes than the last of `classes` holds, and for 0 bytes, which count as 2^64.
 #[inline]
 pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
     let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();

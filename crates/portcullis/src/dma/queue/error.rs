@@ -110,6 +110,8 @@ pub struct NotUnmapped<T> {
 pub struct NotAllUnmapped<B: DmaBuffer> {
     /// Mappings that are as they were: the driver can unmap them again.
     pub mappings: Vec<Mapping<B>>,
+    /// How many buffers wait for a [commit](super::Queue::commit) that succeeds.
+    pub waiting: usize,
     /// How many buffers are leaked, as the device may reach them for ever.
     pub leaked: usize,
     /// The last reason.
@@ -146,8 +148,12 @@ impl<B: DmaBuffer> fmt::Debug for NotAllUnmapped<B> {
 
 impl<B: DmaBuffer> fmt::Display for NotAllUnmapped<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kept, leaked) = (self.mappings.len(), self.leaked);
-        write!(f, "{}; {kept} mappings are as they were, {leaked} buffers are leaked", self.error)
+        let Self { mappings, waiting, leaked, error } = self;
+        let kept = mappings.len();
+        write!(
+            f,
+            "{error}; mappings as they were: {kept}; buffers that wait for a commit: {waiting}; leaked: {leaked}"
+        )
     }
 }
 

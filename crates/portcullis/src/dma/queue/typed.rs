@@ -133,13 +133,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
             // In line: a call would take the buffer's address, and so force it into memory.
-            Err(NotUnmapped { mapping, waits, error }) => {
+            Err(NotUnmapped { mapping, mut waits, error }) => {
                 let mapping = match mapping {
                     Some(raw) => Some(Mapping { raw, buffer }),
                     None => {
-                        if waits {
-                            self.keep(buffer);
-                        }
+                        waits = waits && self.keep(buffer);
                         None
                     }
                 };
@@ -148,14 +146,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Keeps a buffer until a commit.
+    /// Keeps a buffer until a commit, and says so.
     #[inline]
-    fn keep(&mut self, buffer: ManuallyDrop<B>) {
+    fn keep(&mut self, buffer: ManuallyDrop<B>) -> bool {
         // There is room for a batch from the beginning. More wait only where hardware does not confirm, and are leaked where there
         // is no memory for that.
-        if self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok() {
+        let has_room = self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok();
+        if has_room {
             self.buffers.push(ManuallyDrop::into_inner(buffer));
         }
+        has_room
     }
 
     /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, and gives
@@ -169,30 +169,37 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(self.buffers.drain(..))
     }
 
-    /// Ends all of `mappings`, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back` with each
-    /// buffer that is the driver's again, those that waited before among them, in the order of their unmaps.
+    /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back` with
+    /// each buffer that is the driver's again. Buffers that wait for a commit come back in the order of their unmaps, those that waited before among
+    /// them; where an unmap ends by itself, its buffer comes back at once.
     ///
     /// `Ok` says that all of them have come back, and that nothing [waits](Self::waiting). Where the hardware does not confirm an
-    /// unmap, the commit at the end asks it once more, so an unmap that fails is not always an error of this call. It costs as many
-    /// waits as the unmaps and a commit by themselves: where the hardware answers no more, each may take as long as that is waited for.
+    /// unmap, the commit at the end asks it once more, so an unmap that fails is not always an error of this call.
+    ///
+    /// It waits as often as the unmaps by themselves and two commits. Where the hardware answers no more, each of these may take as long as that is
+    /// waited for. Context: that of [`unmap`](Self::unmap); it allocates only for what does not end. If `back` panics, the mappings that are left stay
+    /// open, and their buffers are leaked.
     ///
     /// # Errors
-    /// [`NotAllUnmapped`]: mappings that have not ended come back with it. What [waits](Self::waiting) goes on waiting, and can be
-    /// committed again.
+    /// [`NotAllUnmapped`]: it has the mappings that can be unmapped again (dropped, they stay open), and says how many buffers wait for a commit that
+    /// succeeds, and how many are leaked.
     pub fn unmap_all(
         &mut self,
         mappings: impl IntoIterator<Item = Mapping<B>>,
         mut back: impl FnMut(B),
     ) -> Result<(), NotAllUnmapped<B>> {
         let (mut kept, mut leaked, mut last) = (Vec::new(), 0, None);
+        let mut confirms = true;
         for mapping in mappings {
             let mut ended = self.unmap_to(mapping, &mut back);
-            // A whole batch waits, as its commit failed: another may make room.
-            if matches!(&ended, Err(failed) if failed.mapping.is_some() && failed.error.is_of_commit())
-                && self.commit_to(&mut back).is_ok()
-                && let Err(NotUnmapped { mapping: Some(mapping), .. }) = ended
+            // A whole batch waits, as its commit failed: another may make room. Where that fails, too, no more are tried before the last.
+            if confirms
+                && matches!(&ended, Err(failed) if failed.mapping.is_some() && failed.error.is_of_commit())
             {
-                ended = self.unmap_to(mapping, &mut back);
+                confirms = self.commit_to(&mut back).is_ok();
+                if confirms && let Err(NotUnmapped { mapping: Some(mapping), .. }) = ended {
+                    ended = self.unmap_to(mapping, &mut back);
+                }
             }
             match ended {
                 Ok(()) | Err(NotUnmapped { mapping: None, waits: true, .. }) => {}
@@ -210,7 +217,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         match self.commit_to(&mut back).err().or(last) {
             None => Ok(()),
-            Some(error) => Err(NotAllUnmapped { mappings: kept, leaked, error }),
+            Some(error) => Err(NotAllUnmapped { mappings: kept, waiting: self.buffers.len(), leaked, error }),
         }
     }
 

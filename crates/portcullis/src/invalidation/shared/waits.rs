@@ -102,7 +102,7 @@ impl SharedWaits {
     }
 
     /// Has `requests` carried out by `hardware`, which submits them and waits for the end of that; or by the `hardware` of another caller, in one
-    /// batch with others' requests. So every caller's `hardware` must do the same for the same requests: what it captures is not passed on.
+    /// batch with others' requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
     /// `Ok` says that a call of one which began after this call, with requests that cover all of `requests`, has returned `Ok`.
     ///
     /// `cpu` says which CPU calls, a hint that may be out of date at once; or `None` where the caller must not wait for other callers

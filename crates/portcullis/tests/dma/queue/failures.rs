@@ -237,7 +237,10 @@ fn a_call_that_ends_all_gives_back_the_mapping_of_another_queue_and_ends_the_res
         let failed = queue.unmap_all(mappings, |frame| back.push(frame)).unwrap_err();
         assert_eq!((back.len(), failed.leaked, failed.error), (2, 0, DmaUnmapError::OtherQueue));
         let said = failed.to_string();
-        assert!(said.ends_with("; 1 mappings are as they were, 0 buffers are leaked"), "{said}");
+        assert!(
+            said.ends_with("; mappings as they were: 1; buffers that wait for a commit: 0; leaked: 0"),
+            "{said}"
+        );
         other.unmap_all(failed.mappings, |frame| back.push(frame)).unwrap();
         assert_eq!(back.len(), 3);
     }
