@@ -172,7 +172,7 @@ pub struct Replay {
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
     pub work: Option<u64>,
 
-    /// Print what each policy costs at other rates, too: from 500 ns to 1 ms of other CPU time for each mapping
+    /// Print what each policy costs at other rates, too: from 500 ns to 10 ms of other CPU time for each mapping
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub sweep: bool,
 

@@ -88,6 +88,8 @@ impl From<String> for Cell {
 
 pub struct Row {
     pub policy: String,
+    /// What it is, in one sentence, and Linux's name for it.
+    pub about: String,
     pub open: Open,
     /// Among policies that leave the same open, what costs less comes first.
     pub cost: f64,
@@ -138,7 +140,7 @@ pub fn table(caption: &str, head: &[String], mut rows: Vec<Row>, choice: Option<
             let _ = writeln!(
                 html,
                 "</tr>\n<tr class=\"about\"><td colspan=\"{columns}\">{}</td></tr>",
-                sentence(&about(&row.policy)).trim_end()
+                sentence(&row.about).trim_end()
             );
         }
         html += "</tbody>\n";
@@ -147,7 +149,7 @@ pub fn table(caption: &str, head: &[String], mut rows: Vec<Row>, choice: Option<
 }
 
 /// What a policy is, in one sentence, and Linux's name for it.
-fn about(policy: &str) -> String {
+pub fn about(policy: &str) -> String {
     let Some(mode) = Mode::named(policy) else {
         return OwnStrict::named(policy).map_or_else(
             || "A design of the past: docs/scaling.md.".into(),

@@ -139,6 +139,7 @@ fn policies(runs: &Runs, choice: Option<&str>) -> String {
         });
         Row {
             policy: policy.policy.into(),
+            about: policies::about(policy.policy),
             open: Open::counted(policy, known),
             cost: cost.median_ns,
             cells: std::iter::once(share).chain(costs.map(Cell::from)).chain(open).collect(),

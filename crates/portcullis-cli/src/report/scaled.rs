@@ -1,5 +1,7 @@
 //! What `scale` found, as a part of the page.
 
+use portcullis::domain;
+
 use super::axes::{around_zero, at_share, share, shares};
 use super::benched::each;
 use super::html::{details, element, pairs, table, time};
@@ -8,6 +10,7 @@ use super::policies::{self, Cell, Open, Row};
 use super::read::{Scale, Scaled, Spent};
 use super::{machine, made, said};
 use crate::look::{count, number_of};
+use crate::on_linux::OwnStrict;
 
 /// The most numbers of CPUs that have a column.
 const COLUMNS: usize = 6;
@@ -59,10 +62,24 @@ fn policies(results: &[Scale], choice: Option<&str>) -> String {
         if let Some(cell) = cells.last_mut() {
             cell.bar = last;
         }
-        Row { policy: policy.clone(), open: Open::made(policy), cost: last.unwrap_or(0.0), cells }
+        let about = about(policy, results);
+        Row { policy: policy.clone(), about, open: Open::made(policy), cost: last.unwrap_or(0.0), cells }
     };
     let rows = each(results, |result| &result.policy).into_iter().map(row).collect();
     policies::table("The share of the throughput that protection takes", &head, rows, choice)
+}
+
+/// What a policy is. Strict of the library shares waits, and Linux's does not: where both are rows, one is not called by the other's name.
+fn about(policy: &str, results: &[Scale]) -> String {
+    let of_linux = results.iter().find_map(|result| OwnStrict::named(&result.policy));
+    match of_linux.filter(|_| policy == domain::Policy::Strict.name()) {
+        Some(own) => format!(
+            "Each unmap waits, and CPUs that wait at the same time share one wait: the library's own, for drivers that use its queues. \
+             Linux: no setting; its own strict mode is the row {}.",
+            own.name
+        ),
+        None => policies::about(policy),
+    }
 }
 
 /// The same as a plot: its logarithm, so that a percent is told from two, beside what takes all.

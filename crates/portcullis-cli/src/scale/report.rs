@@ -230,7 +230,16 @@ fn verdict(table: &Table) -> Vec<String> {
     match (table.strict_of_linux(), table.own) {
         (Some((own, row)), _) => {
             let lost = percent(lost(row));
-            said.push(format!("Strict is Linux's own ({lost}), the row {}: {}.", own.name, own.differs));
+            let ours = table.rows.iter().any(|row| row.policy.name == domain::Policy::Strict.name());
+            let ours = if ours {
+                " The row strict is the library's, for drivers that use its queues: CPUs that wait at the same time share a wait."
+            } else {
+                ""
+            };
+            said.push(format!(
+                "Strict is Linux's own ({lost}), the row {}: {}.{ours}",
+                own.name, own.differs
+            ));
         }
         (None, Some(own)) if strict.iter().any(|row| row.mode == Mode::Each(domain::Policy::Strict)) => {
             said.push(format!(
@@ -247,9 +256,12 @@ fn verdict(table: &Table) -> Vec<String> {
             "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
         ));
     }
-    if !table.behind_one.is_empty() {
-        let cost = |row: &Row| format!("{} {}", row.policy.name, percent(lost(row)));
-        let all: Vec<String> = table.behind_one.iter().map(cost).collect();
+    let cost = |row: &Row| {
+        let is_ours = table.own.is_some() && row.policy.name == domain::Policy::Strict.name();
+        format!("{}{} {}", if is_ours { "the library's " } else { "" }, row.policy.name, percent(lost(row)))
+    };
+    let all: Vec<String> = table.behind_one.iter().map(cost).collect();
+    if !all.is_empty() {
         said.push(format!(
             "With all devices behind one IOMMU (--units 1) it would cost: {}.",
             all.join(", ")

@@ -448,6 +448,24 @@ fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
     assert!(!page.contains("of-lazy bar"));
 }
 
+/// Two rows are strict, and cost a multiple of each other: what Linux calls strict is one of them.
+#[test]
+fn linux_s_own_strict_is_not_taken_for_the_library_s() {
+    let path = scale("strict.json", &["--policy", "strict,vtd-2024,bounce", "--cpus", "64"]);
+    let (json, page) = (json(&path), report(&[&path], &[]));
+    let verdict: Vec<_> =
+        json["verdict"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    let has = |text: &str| verdict.iter().any(|said| said.contains(text));
+    assert!(
+        has("the row vtd-2024: ") && has("The row strict is the library's, for drivers that use its queues"),
+        "{verdict:?}"
+    );
+    assert!(has("it would cost: the library's strict "), "{verdict:?}");
+    let about = |text: &str| page.matches(text).count();
+    assert_eq!(about("Linux: no setting; its own strict mode is the row vtd-2024."), 1);
+    assert_eq!(about("<code>iommu.strict=1</code>, a group"), 0, "no row of the library's has Linux's name");
+}
+
 #[test]
 fn one_number_of_cpus_is_shown_as_bars_and_not_as_curves_of_one_point() {
     let page = report(&[&scale("scale-1.json", &["--policy", "lazy,strict", "--cpus", "16"])], &[]);

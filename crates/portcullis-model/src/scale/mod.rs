@@ -102,14 +102,16 @@ pub fn run(
     }
     let mut curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
     let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
-    let (every, locked) = match policy.waits {
-        Waits::Never => (0.0, 0.0),
-        Waits::Shared(unmaps) | Waits::Own(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0),
+    // For each unmap: waits for the queue, and what the holder of a lock waits, of which the hardware is busy for some.
+    let (every, locked, busy) = match policy.waits {
+        Waits::Never => (0.0, 0.0, 0.0),
+        Waits::Shared(unmaps) | Waits::Own(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0, 0.0),
         Waits::Locked(unmaps) => {
             let wait = machine.submission_ns + machine.request_ns;
             let seen =
                 if policy.looks_ns > 0.0 { (wait / policy.looks_ns).ceil() * policy.looks_ns } else { wait };
-            (0.0, seen / f64::from(unmaps.max(1)))
+            let unmaps = f64::from(unmaps.max(1));
+            (0.0, seen / unmaps, wait / unmaps)
         }
     };
     let is_shared = matches!(policy.waits, Waits::Shared(_));
@@ -159,13 +161,15 @@ pub fn run(
         copies: (0..sockets).map(|_| Sharing::new(curve_of_copies.clone())).collect(),
         devices: vec![Serial::default(); workload.device.count as usize],
     };
+    let units: f64 = setup.loads.iter().map(|load| load.units).sum::<f64>() / setup.loads.len() as f64;
     let ran = Engine::new(setup).run(REQUESTS);
     let requests = ran.requests as f64;
+    let locked_busy = requests / ran.ns * units * busy / f64::from(stations);
     let (lines, inferred) = curve.map(|curve| (curve.lines, curve.inferred)).unwrap_or_default();
     Ok(Outcome {
         per_s: requests / ran.ns * 1e9,
         spent: ran.spent.over(requests),
-        queue_busy: ran.queue_busy,
+        queue_busy: (ran.queue_busy + locked_busy).min(1.0),
         device_busy: ran.device_busy,
         lines,
         inferred,

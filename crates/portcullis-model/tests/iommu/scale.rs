@@ -353,6 +353,25 @@ fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
     assert_eq!(["adaptive", "swiotlb-2021"].map(|policy| copied(policy, true, true)), [4, 4]);
 }
 
+/// What a lock's holder waits for keeps the hardware busy, as what waits in the queue does.
+#[test]
+fn the_hardware_is_busy_while_the_holder_of_a_lock_waits() {
+    let workload = Workload::named("swiotlb", 4).unwrap();
+    for policy in ["vtd-2024", "smmu-2026"] {
+        let machine = machine(4, 1);
+        let outcome =
+            run(&machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap())
+                .unwrap();
+        // A mapping for each request, and a wait for each unmap.
+        let busy = outcome.per_s * machine.submission_ns / 1e9;
+        assert!(
+            busy > 0.05 && (outcome.queue_busy / busy - 1.0).abs() < 0.1,
+            "{policy}: {} {busy}",
+            outcome.queue_busy
+        );
+    }
+}
+
 /// Devices behind different IOMMUs do not wait for each other, and one without a device is none.
 #[test]
 fn each_iommu_is_for_some_of_the_devices() {
