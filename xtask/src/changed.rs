@@ -40,7 +40,11 @@ const ROWS: [(&str, &[Tests]); 32] = [
     ("crates/portcullis/", &[UNITS, unoptimised(&["dma", "domain", "iova", "pgtable", "no_alloc"])]),
     (
         "crates/portcullis-hw/",
-        &[UNITS_OF_HW, Tests::Package("portcullis-hw"), unoptimised(&["conformance", "transcripts"])],
+        &[
+            UNITS_OF_HW,
+            Tests::Package("portcullis-hw"),
+            unoptimised(&["conformance", "memory", "transcripts"]),
+        ],
     ),
     ("crates/portcullis-linux/", &[Tests::Package("portcullis-linux"), unoptimised(&["registration"])]),
     ("crates/portcullis-model/", &[Tests::Package("portcullis-model"), unoptimised(&["dma"])]),
@@ -198,10 +202,11 @@ fn counted(files: usize) -> String {
 }
 
 /// Programs of the package that compiles them without optimising, which take the least time of all.
-const QUICK: [&str; 9] = [
+const QUICK: [&str; 10] = [
     "dma",
     "domain",
     "iova",
+    "memory",
     "no_alloc",
     "not_coherent",
     "pgtable",
