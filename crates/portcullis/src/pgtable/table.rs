@@ -53,13 +53,16 @@ pub struct PageTable<F: Frames, X: Format> {
     pub(super) books: CachePadded<Books>,
 }
 
-/// Where the table is, and how deep. What the CPUs remember of it would be pages of text.
+/// Where the table is, and how deep; by `{:#?}` also what the CPUs remember of it, which is pages of text.
 impl<F: Frames, X: Format> fmt::Debug for PageTable<F, X> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageTable")
-            .field("root", &self.root)
-            .field("levels", &self.levels())
-            .finish_non_exhaustive()
+        let whole = f.alternate();
+        let mut shown = f.debug_struct("PageTable");
+        shown.field("root", &self.root).field("levels", &self.levels());
+        if whole {
+            shown.field("near", &self.near);
+        }
+        shown.finish_non_exhaustive()
     }
 }
 

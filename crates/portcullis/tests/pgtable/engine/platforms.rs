@@ -47,7 +47,7 @@ type Table = PageTable<Arc<Hooked<true>>, VtdSecondStage>;
 fn takes_the_lock(frames: &Hooked<true>, table: &Arc<Table>, platform: &One, start: u64) -> bool {
     let seen = Arc::new(AtomicBool::new(false));
     let (hook, within) = (Arc::clone(&seen), Arc::clone(table));
-    frames.once(move || hook.store(format!("{within:?}").contains("<locked>"), Ordering::Relaxed));
+    frames.once(move || hook.store(format!("{within:#?}").contains("<locked>"), Ordering::Relaxed));
     let (range, phys) = (range(start, PAGE), PhysAddr::new(ELSEWHERE + start));
     table.open(platform, range, phys, Permissions::READ_WRITE).unwrap();
     assert!(frames.hook.lock().unwrap().is_none(), "there was a table already");
