@@ -93,11 +93,10 @@ mod tests {
     #[test]
     fn a_unit_that_is_ready_leads_its_device() {
         let relax = std::thread::yield_now;
-        let cpus = 0;
-        leads_its_device(vtd::Unit::start(host::<VtD>(relax, cpus)));
+        leads_its_device(vtd::Unit::start(host::<VtD>(relax, 0)));
         let config = amdvi::Config { last_device: 0xff, capability: None };
-        leads_its_device(amdvi::Unit::start(host::<AmdVi>(relax, cpus), config));
-        leads_its_device(riscv::Unit::start(host::<RiscV>(relax, cpus)));
-        leads_its_device(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax, cpus)));
+        leads_its_device(amdvi::Unit::start(host::<AmdVi>(relax, 0), config));
+        leads_its_device(riscv::Unit::start(host::<RiscV>(relax, 0)));
+        leads_its_device(smmuv3::Unit::<_, 12>::start(host::<SmmuV3>(relax, 0)));
     }
 }

@@ -64,7 +64,7 @@ unsafe impl Platform for Kernel {
         if self.lent.swap(true, Ordering::Acquire) {
             return f(None);
         }
-        // SAFETY: nobody else has CPU 0.
+        // SAFETY: the flag was clear, so no other caller has CPU 0 until it is cleared below.
         let result = f(Some(&unsafe { LocalCpu::new(0) }));
         self.lent.store(false, Ordering::Release);
         result

@@ -47,6 +47,7 @@ mod sync;
 #[cfg(all(test, not(any(loom, watched))))]
 #[path = "../../portcullis/tests/transcript/text.rs"]
 mod transcript;
+mod waits;
 
 pub mod acpi;
 pub mod amdvi;
@@ -58,7 +59,6 @@ pub mod smmuv3;
 pub mod software;
 pub mod virtio;
 pub mod vtd;
-mod waits;
 
 pub use domain::{DomainError, UnitDomain, UnitDomainBuilder, UnitMapper, UnitQueue, UnitTables};
 pub use fault::{Access, Fault, Reason};

@@ -68,10 +68,10 @@ impl Default for Manners {
     }
 }
 
-/// The unit. Its [`Registers`] are those that a driver is started on; [`read`](Self::read) and [`write`](Self::write) are what the devices
-/// behind it do.
+/// The unit. A driver starts on its [`Registers`]. A device behind it reads memory by [`read`](Self::read), and writes memory by
+/// [`write`](Self::write).
 ///
-/// It panics at a descriptor that it does not have, which is every one but those that this crate's driver submits.
+/// It carries out the descriptors that this crate's driver submits, and panics at any other descriptor.
 pub struct SoftwareVtd {
     iommu: Arc<Iommu>,
     memory: Arc<Memory>,

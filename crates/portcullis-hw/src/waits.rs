@@ -28,7 +28,7 @@ impl Waits {
         submit: impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) -> Result<(), InvalidationError> {
         if !self.0.may_share(requests) {
-            return self.0.submit(|| None, requests, submit);
+            return submit(requests);
         }
         host.undisturbed(|| self.0.submit(|| host.cpu(), requests, submit))
     }

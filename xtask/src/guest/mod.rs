@@ -93,10 +93,6 @@ pub fn is_request(words: &[&str]) -> bool {
 /// The words that ask for the names of the jobs.
 const LIST: [&str; 2] = ["--job", "list"];
 
-/// The options that a value follows.
-const WITH_VALUE: [&str; 8] =
-    ["--kernel", "--guest-kernel", "--iommu", "--job", "--modes", "--minutes", "--patience", "--seed"];
-
 /// Each job with what it is for.
 fn list() -> String {
     let lines: Vec<_> = JOBS.iter().map(|job| format!("{}: {}", job.name, job.what)).collect();
@@ -107,46 +103,42 @@ fn parse(words: &[&str]) -> Result<Wanted, String> {
     let mut wanted = Wanted { minutes: 30, patience: 1, seed: std::process::id(), ..Wanted::default() };
     let mut words = words.iter();
     while let Some(&word) = words.next() {
-        if word == "--verbose" {
-            wanted.verbose = true;
-            continue;
-        }
-        if !WITH_VALUE.contains(&word) {
-            return Err(format!("there is no option {word}\n{USAGE}"));
-        }
-        let value = *words.next().ok_or_else(|| format!("{word} wants a value\n{USAGE}"))?;
-        let unknown = || format!("{word} knows no {value}\n{USAGE}");
+        let mut value = || words.next().copied().ok_or_else(|| format!("{word} wants a value\n{USAGE}"));
+        let unknown = |value: &str| format!("{word} knows no {value}\n{USAGE}");
         match word {
-            "--kernel" if KERNELS.iter().any(|(name, _)| *name == value) => {
-                wanted.kernels.push(value.to_owned())
+            "--verbose" => wanted.verbose = true,
+            "--kernel" => {
+                let value = value()?;
+                let known = KERNELS.iter().find(|(name, _)| *name == value);
+                wanted.kernels.push(known.ok_or_else(|| unknown(value))?.0.to_owned());
             }
-            "--guest-kernel" => wanted.given = Some(PathBuf::from(value)),
+            "--guest-kernel" => wanted.given = Some(PathBuf::from(value()?)),
             "--iommu" => {
+                let value = value()?;
                 let known = Iommu::ALL.into_iter().find(|iommu| iommu.name() == value);
-                wanted.iommus.push(known.ok_or_else(unknown)?);
+                wanted.iommus.push(known.ok_or_else(|| unknown(value))?);
             }
             "--job" => {
+                let value = value()?;
                 let known = JOBS.iter().find(|job| job.name == value);
                 let names = || JOBS.map(|job| job.name).join(", ");
                 let unknown = || format!("there is no job {value}: `--job list` explains {}", names());
                 wanted.jobs.push(known.ok_or_else(unknown)?);
             }
             "--modes" => {
-                let unknown =
-                    value.split_whitespace().find(|mode| !jobs::ALL.split(' ').any(|one| one == *mode));
-                if let Some(mode) = unknown {
-                    return Err(format!(
-                        "--modes knows no {mode}: it takes {}",
-                        jobs::ALL.replace(' ', ", ")
-                    ));
+                let value = value()?;
+                let is_known = |mode: &str| jobs::ALL.split(' ').any(|one| one == mode);
+                if let Some(mode) = value.split_whitespace().find(|mode| !is_known(mode)) {
+                    let all = jobs::ALL.replace(' ', ", ");
+                    return Err(format!("--modes knows no {mode}: it takes {all}"));
                 }
                 wanted.modes = Some(value.to_owned());
             }
-            "--minutes" => wanted.minutes = at_least_one(word, value)?.get().into(),
+            "--minutes" => wanted.minutes = at_least_one(word, value()?)?.get().into(),
             // With 0 every guest would be given up before it has booted, and a soak of no minutes is none.
-            "--patience" => wanted.patience = at_least_one(word, value)?.get(),
-            "--seed" => wanted.seed = at_least_one(word, value)?.get(),
-            _ => return Err(unknown()),
+            "--patience" => wanted.patience = at_least_one(word, value()?)?.get(),
+            "--seed" => wanted.seed = at_least_one(word, value()?)?.get(),
+            _ => return Err(format!("there is no option {word}\n{USAGE}")),
         }
     }
     Ok(wanted)

@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// Each call is watched before anything is measured: also of what is freed at once, of which nothing is left to look at.
+    /// The bench watches each call before it measures anything. So it sees a range that is freed at once, which no check afterwards can see.
     #[test]
     fn a_range_in_a_wrong_place_is_found_before_anything_is_measured() {
         let (team, timer) = (Team::sharing_cores(2).unwrap(), OpTimer::calibrated());

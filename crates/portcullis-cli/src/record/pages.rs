@@ -20,7 +20,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// None yet, for pages of `page` bytes at the most.
+    /// Makes room for pages of at most `page` bytes each.
     pub fn new(page: usize) -> Self {
         Self { bytes: vec![0; FULL + page + 2 * HEAD], used: 0, page }
     }

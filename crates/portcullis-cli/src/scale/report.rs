@@ -230,8 +230,7 @@ fn verdict(table: &Table) -> Vec<String> {
     match (table.strict_of_linux(), table.own) {
         (Some((own, row)), _) => {
             let lost = percent(lost(row));
-            let ours = table.rows.iter().any(|row| row.policy.name == domain::Policy::Strict.name());
-            let ours = if ours {
+            let ours = if table.rows.iter().any(is_of_library) {
                 " The row strict is the library's, for drivers that use its queues: CPUs that wait at the same time share a wait."
             } else {
                 ""
@@ -256,12 +255,12 @@ fn verdict(table: &Table) -> Vec<String> {
             "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
         ));
     }
-    let cost = |row: &Row| {
-        let is_ours = table.own.is_some() && row.policy.name == domain::Policy::Strict.name();
-        format!("{}{} {}", if is_ours { "the library's " } else { "" }, row.policy.name, percent(lost(row)))
-    };
-    let all: Vec<String> = table.behind_one.iter().map(cost).collect();
-    if !all.is_empty() {
+    if !table.behind_one.is_empty() {
+        let cost = |row: &Row| {
+            let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
+            format!("{whose}{} {}", row.policy.name, percent(lost(row)))
+        };
+        let all: Vec<String> = table.behind_one.iter().map(cost).collect();
         said.push(format!(
             "With all devices behind one IOMMU (--units 1) it would cost: {}.",
             all.join(", ")
@@ -286,6 +285,11 @@ fn verdict(table: &Table) -> Vec<String> {
         );
     }
     said
+}
+
+/// Whether a row is of the library's strict, which shares waits, and not of Linux's.
+fn is_of_library(row: &Row) -> bool {
+    row.policy.name == domain::Policy::Strict.name()
 }
 
 /// The share of the throughput that a policy costs.

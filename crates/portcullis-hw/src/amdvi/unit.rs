@@ -406,8 +406,8 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
 // The commands are in the order of the requests, with a barrier where a device could undo one, and
 // each covers its request. Submissions are in one order by the ring's exchanges, and those of a
 // unit that is not on yet by the switch's: such a unit has never read what they name. Registers and
-// memory are as `Registers` and `Frames` promise.
-// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`).
+// memory are as `Registers` and `Frames` promise. Where CPUs share waits, `Ok` is of a submission that
+// covers the requests and began after the call (`SharedWaits::submit`).
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

@@ -25,6 +25,7 @@ pub use policy::{Copied, LINUX_STRICT, LINUX_STRICT_SMMU, POLICIES, Policy, Wait
 pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
 use engine::{Engine, Iommu, Load, Setup};
+use operations::{ALONE, SHARED};
 use stations::{BATCH, Commit, Serial, Sharing};
 
 /// Where CPUs spend their time, in nanoseconds.
@@ -117,7 +118,7 @@ pub fn run(
     let is_shared = matches!(policy.waits, Waits::Shared(_));
     // Who submits fills the ring that all CPUs share.
     if let (Some(curve), true) = (&mut curve, every > 0.0 && is_shared) {
-        let ring = operations.ring(machine)?;
+        let ring = operations.ring(SHARED, machine)?;
         ns.iter_mut().zip(&ring.ns).for_each(|(ns, ring)| *ns += every * ring);
         if every * ring.transfers > curve.transfers {
             curve.lines = ring.lines;
@@ -128,7 +129,8 @@ pub fn run(
     let (submits, handed_on) = if policy.handed_on > 0 {
         let far = if machine.sockets > 1 { 1.0 - 1.0 / f64::from(machine.sockets) } else { 0.0 };
         let line = machine.near_ns * (1.0 - far) + machine.far_ns * far;
-        (operations.alone_ns(machine)?, f64::from(policy.handed_on) * line)
+        let ring = operations.ring(ALONE, machine)?;
+        (ring.ns.get(1).copied().unwrap_or(0.0), f64::from(policy.handed_on) * line)
     } else {
         (0.0, 0.0)
     };

@@ -9,6 +9,11 @@ const FAR: f64 = 120.0;
 /// What the hardware took there for a submission, where an operation is measured with the waits of `vtd`.
 const VTD: f64 = 710.0;
 
+/// CPUs share their waits for the hardware.
+pub const SHARED: &str = "vtd-shared-raw@vtd";
+/// A CPU submits by itself. Measured of one CPU.
+pub const ALONE: &str = "vtd-raw@vtd";
+
 /// The file of the repository.
 const MEASURED: &str = include_str!("operations.txt");
 
@@ -149,29 +154,20 @@ impl Operations {
         })
     }
 
-    /// What each submission to a hardware queue costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which share waits: meeting
-    /// each other, and filling a VT-d unit's ring for all. It was measured with the waits of `vtd`, of which
-    /// each submission takes one, and two where others submit meanwhile.
+    /// What each submission to a VT-d unit's ring costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which do so by
+    /// `way`: [`SHARED`] or [`ALONE`]. It was measured with the waits of `vtd`, of which each submission takes one, and two where others
+    /// submit meanwhile.
     ///
     /// # Errors
     /// Where it was not measured.
-    pub fn ring(&self, machine: &Machine) -> Result<Curve, String> {
-        let (with, without) = (self.curve("vtd-shared-raw@vtd", machine)?, self.curve("raw", machine)?);
+    pub fn ring(&self, way: &str, machine: &Machine) -> Result<Curve, String> {
+        let (with, without) = (self.curve(way, machine)?, self.curve("raw", machine)?);
         let both = with.ns.iter().zip(&without.ns).enumerate();
         let ns = both.map(|(cpus, (with, without))| {
             let waits = if cpus > 1 { 2.0 * VTD } else { VTD };
             (with - without - waits).max(0.0)
         });
         Ok(Curve { ns: ns.collect(), ..with })
-    }
-
-    /// What a submission costs one CPU that shares waits with nobody, besides the hardware's own time.
-    ///
-    /// # Errors
-    /// Where it was not measured.
-    pub fn alone_ns(&self, machine: &Machine) -> Result<f64, String> {
-        let ns = |name| Ok::<_, String>(self.curve(name, machine)?.ns.get(1).copied().unwrap_or(0.0));
-        Ok((ns("vtd-raw@vtd")? - ns("raw")? - VTD).max(0.0))
     }
 
     /// How `name` with `pages` pages differs from one page. Where no size was measured, a page table's own work does.

@@ -30,19 +30,23 @@
 //! goes with it. Of what is copied the device never reaches the original: that is protected to the
 //! byte.
 
-/// Makes an error of a type whose field `error` says why something could not be done. Only that
-/// field is shown, so a result can be unwrapped although the buffer in its error has no `Debug`.
+/// Makes an error of a type whose field `error` says why something could not be done. It shows that field, or what `$says` makes of the value, and
+/// no buffer: so a result can be unwrapped although the buffer in its error has no `Debug`.
 macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
+        error_by_its_reason!([$($generics)*] $type, |this, f| core::fmt::Display::fmt(&this.error, f));
+    };
+    ([$($generics:tt)*] $type:ty, |$this:ident, $f:ident| $says:expr) => {
         impl<$($generics)*> core::fmt::Debug for $type {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                write!(f, "{:?}: {}", self.error, self.error)
+                write!(f, "{:?}: {self}", self.error)
             }
         }
 
         impl<$($generics)*> core::fmt::Display for $type {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                core::fmt::Display::fmt(&self.error, f)
+            fn fmt(&self, $f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                let $this = self;
+                $says
             }
         }
 

@@ -43,8 +43,8 @@ impl<X: Machine, F: Frames + Clone, R: Registers, B: DmaBuffer + Send + Sync> Di
         let mut back = Vec::new();
         let mut left = transfers.into_iter().peekable();
         while left.peek().is_some() {
-            // After an error the controller may still work on what is left here: a mapping that is dropped stays open, and its buffer is not used
-            // again. A driver that goes on keeps them, resets the controller, and ends them by `Queue::unmap_all`.
+            // After an error this has the mappings that the controller may still use. The drop leaves each of them open, and its buffer is never
+            // used again. A driver that goes on keeps the mappings, resets the controller, and then ends them by `Queue::unmap_all`.
             let mut mapped = Vec::new();
             self.run_some(left.by_ref(), &mut mapped, &mut back)?;
         }

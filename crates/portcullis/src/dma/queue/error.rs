@@ -1,8 +1,6 @@
 //! What goes wrong in a ring or a batch, as queues say it; and what comes back with it.
 
 use alloc::vec::Vec;
-use core::error::Error;
-use core::fmt;
 
 use super::Mapping;
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
@@ -120,44 +118,20 @@ pub struct NotAllUnmapped<B: DmaBuffer> {
 
 error_by_its_reason!([B] NotMapped<B>);
 
-/// Shows the reason, and not the mapping, whose buffer may have no `Debug`.
-impl<T> fmt::Debug for NotUnmapped<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.error)
-    }
-}
+error_by_its_reason!([T] NotUnmapped<T>, |this, f| {
+    let left = match (&this.mapping, this.waits) {
+        (Some(_), _) => "the mapping is as it was, and can be unmapped again",
+        (None, true) => "the buffer waits for the next commit that succeeds",
+        (None, false) => "the buffer is leaked, as the device may reach it for ever",
+    };
+    write!(f, "{}; {left}", this.error)
+});
 
-impl<T> fmt::Display for NotUnmapped<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let left = match (&self.mapping, self.waits) {
-            (Some(_), _) => "the mapping is as it was, and can be unmapped again",
-            (None, true) => "the buffer waits for the next commit that succeeds",
-            (None, false) => "the buffer is leaked, as the device may reach it for ever",
-        };
-        write!(f, "{}; {left}", self.error)
-    }
-}
-
-impl<T> Error for NotUnmapped<T> {}
-
-impl<B: DmaBuffer> fmt::Debug for NotAllUnmapped<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.error)
-    }
-}
-
-impl<B: DmaBuffer> fmt::Display for NotAllUnmapped<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mappings, waiting, leaked, error } = self;
-        let kept = mappings.len();
-        write!(
-            f,
-            "{error}; mappings as they were: {kept}; buffers that wait for a commit: {waiting}; leaked: {leaked}"
-        )
-    }
-}
-
-impl<B: DmaBuffer> Error for NotAllUnmapped<B> {}
+error_by_its_reason!([B: DmaBuffer] NotAllUnmapped<B>, |this, f| {
+    let Self { mappings, waiting, leaked, error } = this;
+    let kept = mappings.len();
+    write!(f, "{error}; mappings as they were: {kept}; buffers that wait for a commit: {waiting}; leaked: {leaked}")
+});
 
 #[cfg(all(test, not(loom)))]
 #[path = "../../../tests/inside/dma/queue/error.rs"]

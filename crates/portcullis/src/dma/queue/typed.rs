@@ -170,8 +170,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back` with
-    /// each buffer that is the driver's again. Buffers that wait for a commit come back in the order of their unmaps, those that waited before among
-    /// them; where an unmap ends by itself, its buffer comes back at once.
+    /// each buffer that the driver may use again. An unmap that ends by itself gives its buffer back at once. A commit gives back the buffers that wait for it,
+    /// also those of earlier unmaps, in the order of their unmaps.
     ///
     /// `Ok` says that all of them have come back, and that nothing [waits](Self::waiting). Where the hardware does not confirm an
     /// unmap, the commit at the end asks it once more, so an unmap that fails is not always an error of this call.
