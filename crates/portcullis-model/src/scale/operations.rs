@@ -10,9 +10,9 @@ const FAR: f64 = 120.0;
 const VTD: f64 = 710.0;
 
 /// CPUs share their waits for the hardware.
-pub const SHARED: &str = "vtd-shared-raw@vtd";
+pub(super) const SHARED: &str = "vtd-shared-raw@vtd";
 /// A CPU submits by itself. Measured of one CPU.
-pub const ALONE: &str = "vtd-raw@vtd";
+pub(super) const ALONE: &str = "vtd-raw@vtd";
 
 /// The file of the repository.
 const MEASURED: &str = include_str!("operations.txt");
@@ -160,7 +160,7 @@ impl Operations {
     ///
     /// # Errors
     /// Where it was not measured.
-    pub fn ring(&self, way: &str, machine: &Machine) -> Result<Curve, String> {
+    pub(super) fn ring(&self, way: &str, machine: &Machine) -> Result<Curve, String> {
         let (with, without) = (self.curve(way, machine)?, self.curve("raw", machine)?);
         let both = with.ns.iter().zip(&without.ns).enumerate();
         let ns = both.map(|(cpus, (with, without))| {
