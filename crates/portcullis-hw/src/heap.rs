@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use crate::host::UnitError;
 
 /// Room for `count` values more.
-fn reserve<T>(list: &mut Vec<T>, count: usize) -> Result<(), UnitError> {
+pub(crate) fn reserve<T>(list: &mut Vec<T>, count: usize) -> Result<(), UnitError> {
     list.try_reserve(count).map_err(|_| UnitError::OutOfMemory)
 }
 

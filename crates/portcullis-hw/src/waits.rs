@@ -11,7 +11,12 @@ pub(crate) struct Waits(SharedWaits);
 impl Waits {
     /// For the CPUs of `host`.
     pub fn new<H: Host>(host: &H) -> Self {
-        Self(SharedWaits::new(host.cpus()))
+        Self::of(host.cpus())
+    }
+
+    /// For `cpus` CPUs, whose numbers are in a row.
+    pub fn of(cpus: usize) -> Self {
+        Self(SharedWaits::new(cpus))
     }
 
     /// None are shared.

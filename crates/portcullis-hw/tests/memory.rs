@@ -113,6 +113,46 @@ fn starts_and_attaches<X, U, K>(
     assert_eq!(pool.taken(), 0);
 }
 
+/// Queues of CPUs are what there is memory for, of either kind: a unit comes up with fewer, or with none.
+#[test]
+fn smmuv3_with_as_many_queues_of_cpus_as_there_is_memory_for() {
+    let pool = Pool::new();
+    let host = || {
+        // SAFETY: the driver's host has the same frames.
+        let unit = unsafe { Software::new(pool.clone()) }.with_own_queues(0, 3);
+        SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000, cpus: 8, cpu: || None }
+    };
+    let start = smmuv3::Unit::<Behind<SmmuV3>, 12>::start;
+    let ends_with = |all: Vec<usize>| {
+        // Two for each of four, one for each of eight.
+        assert_eq!(all, [0, 2, 3, 4, 8]);
+    };
+    let mut all = Vec::new();
+    for pieces in 0..100 {
+        let host = host();
+        let Ok(unit) = granting(pieces, || start(host)).0 else { continue };
+        all.push(unit.own_queues());
+        unit.shut_down().unwrap();
+        assert_eq!(pool.taken(), 0, "with {pieces} pieces");
+    }
+    all.dedup();
+    ends_with(all);
+    let (mut all, mut held) = (Vec::new(), Vec::new());
+    held.extend((0..FRAMES).filter_map(|_| pool.alloc(1)));
+    while let Some(frame) = held.pop() {
+        // SAFETY: of the line above.
+        unsafe { pool.free(frame, 1) };
+        let taken = pool.taken();
+        if let Ok(unit) = start(host()) {
+            all.push(unit.own_queues());
+            unit.shut_down().unwrap();
+        }
+        assert_eq!(pool.taken(), taken);
+    }
+    all.dedup();
+    ends_with(all);
+}
+
 /// A table is read to its end, or is an error: no part of it is left out for want of memory.
 #[test]
 fn firmware_s_tables() {

@@ -11,6 +11,8 @@ mod domains;
 mod ends;
 #[path = "software/faults.rs"]
 mod faults;
+#[path = "software/own.rs"]
+mod own;
 #[path = "../examples/port.rs"]
 mod port;
 #[path = "software/stops.rs"]

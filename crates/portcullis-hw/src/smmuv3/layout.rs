@@ -28,6 +28,9 @@ pub mod reg {
     pub const EVENTQ_BASE: usize = 0xa0;
     pub const EVENTQ_PROD: usize = 0x1_00a8;
     pub const EVENTQ_CONS: usize = 0x1_00ac;
+    pub const IDR6: usize = 0x190;
+    /// Of each page of ECMDQs, 32 bytes apart: where it is, of 64 bits; CFG and STATUS, which say that it is on.
+    pub const CONTROL_PAGE: usize = 0x4000;
 }
 
 /// Fields of IDR0.
@@ -76,6 +79,8 @@ pub mod idr1 {
     /// The queues, the tables are where hardware has put them.
     pub const QUEUES_PRESET: u32 = 1 << 29;
     pub const TABLES_PRESET: u32 = 1 << 30;
+    /// There are more command queues: see [`ecmdq`](super::ecmdq).
+    pub const ECMDQ: u32 = 1 << 31;
 }
 
 /// IDR3: one TLB invalidation may name a range.
@@ -151,6 +156,40 @@ pub mod gerror {
     /// Those that an acknowledgement ends, with or without effect: aborted writes of events, page
     /// requests and messages.
     pub const WRITES: u32 = 0xfc;
+}
+
+/// Enhanced Command queues, of SMMUv3.3: pages of 64 KiB with the registers of up to 256 queues each, which lie at equal distances.
+///
+/// Sources: IHI 0070, issue G.b, sections 3.5.6 "Enhanced Command queue interfaces", 6.2.5 "Registers in a Command queue control page", and those
+/// of SMMU_IDR6, SMMU_CMDQ_CONTROL_PAGE_* and SMMU_ECMDQ_* in 6.3; the patches "iommu/arm-smmu-v3: Add support for ECMDQ register mode"
+/// (Zhen Lei, 2021; Tanmay Jagdale, 2024) to Linux. They agree but for which bits of a page's address may be set (55 to 16 in
+/// the manual, which this has, and 51 to 12 in the patches). Where the manual has the registers of queues 0x100 bytes apart, it has 256 of them in a page.
+pub mod ecmdq {
+    /// IDR6: pages, and queues of each, as powers of two. None has more than 8.
+    pub const fn pages(idr6: u32) -> u32 {
+        idr6 >> 24 & 0xf
+    }
+    pub const fn of_a_page(idr6: u32) -> u32 {
+        idr6 >> 16 & 0xf
+    }
+    pub const MOST: u32 = 8;
+    /// Bytes of a page.
+    pub const PAGE: usize = 0x1_0000;
+    /// CONTROL_PAGE_BASE: the page is of registers, at this offset from the unit's first register.
+    pub const PRESET: u64 = 1;
+    pub const ADDRESS: u64 = 0x00ff_ffff_ffff_0000;
+    /// Registers of a queue.
+    pub const BASE: usize = 0x00;
+    pub const PROD: usize = 0x08;
+    pub const CONS: usize = 0x0c;
+    /// PROD: the queue is on (EN). CONS: the unit acts so (ENACK).
+    pub const EN: u32 = 1 << 31;
+    /// CONS: changes with each error (ERR). PROD: acknowledges it by having the same value (ERRACK).
+    pub const ERR: u32 = 1 << 23;
+    /// CONS: why the unit has stopped.
+    pub const fn error(cons: u32) -> u32 {
+        cons >> 24 & 7
+    }
 }
 
 /// Which addresses a base register of a queue or a table takes.

@@ -3,7 +3,7 @@
 //! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach
 //! anything until it is attached. The unit is the
 //! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
-//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
+//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are; or have command queues of their own, where the unit has those (ECMDQ).
 //!
 //! A device's number is its stream's: for PCI bus, device and function, and what the firmware's
 //! tables say to put above them. Tables have pages of one size in all domains of a unit. A domain
@@ -15,6 +15,7 @@
 
 mod events;
 pub(crate) mod layout;
+mod own;
 mod queue;
 mod streams;
 #[cfg(all(test, not(loom)))]

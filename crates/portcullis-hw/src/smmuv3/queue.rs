@@ -1,33 +1,73 @@
-//! The command queue: how a unit says that it has stopped, and what a domain asks for, as commands.
+//! A command queue: how a unit says that it has stopped, and what a domain asks for, as commands. A unit has one, and may have more
+//! for CPUs ([`own`](super::own)).
 //!
 //! A submission ends with CMD_SYNC, which the unit consumes when all before it is complete: a CPU waits until the unit's index has
 //! passed its own. A unit that meets a command that it does not take stops there, says so in GERROR, and goes on when
 //! that is acknowledged.
+//!
+//! A CPU's queue has both in registers of its own, and the acknowledgement goes with the index that is the doorbell. The CPU that acknowledges may not be the one
+//! that rings: so it says in memory what is acknowledged, and has the doorbell rung once more, which is done by one CPU at a time
+//! ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). A doorbell that is on its way with the old value comes before that one. Until then
+//! the unit consumes nothing, and nobody sees an error.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
 use portcullis::platform::Frames;
 
 use super::Stage;
-use super::layout::{BASE_ADDRESS, INDEX, command, command_error, gerror, reg};
+use super::layout::{BASE_ADDRESS, INDEX, command, command_error, ecmdq, gerror, reg};
 use crate::blocks;
 use crate::command_ring::Doorbell;
-use crate::host::{Host, Registers, UnitError};
+use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::queue::{self, Command, Commands, Failure, Port};
+use crate::sync::{AtomicU64, Ordering};
 
 /// The most commands in the queue, as a power of two: one frame of them.
 const MOST_BITS: u32 = queue::COMMANDS.ilog2();
 
-/// The unit's side of the queue.
-struct Bell<'a, R>(&'a R);
+/// Which of a unit's queues one is.
+#[derive(Debug)]
+enum Place {
+    /// The one that each unit has.
+    Main,
+    /// A CPU's.
+    Own {
+        /// Where its registers are.
+        at: usize,
+        /// The error that was acknowledged last, as ERR has it. Only the CPU that deals with a failure changes it.
+        acknowledged: AtomicU64,
+    },
+}
+
+/// The unit's side of a queue.
+struct Bell<'a, R> {
+    registers: &'a R,
+    place: &'a Place,
+}
+
+impl<R: Registers> Bell<'_, R> {
+    fn cons(&self) -> u32 {
+        self.registers.read32(match self.place {
+            Place::Main => reg::CMDQ_CONS,
+            Place::Own { at, .. } => at + ecmdq::CONS,
+        })
+    }
+}
 
 impl<R: Registers> Doorbell for Bell<'_, R> {
     fn ring(&self, tail: u32) {
-        self.0.write32(reg::CMDQ_PROD, tail);
+        match self.place {
+            Place::Main => self.registers.write32(reg::CMDQ_PROD, tail),
+            Place::Own { at, acknowledged } => {
+                // Acquire: what was acknowledged was dealt with before.
+                let acknowledged = acknowledged.load(Ordering::Acquire) as u32;
+                self.registers.write32(at + ecmdq::PROD, ecmdq::EN | acknowledged | tail);
+            }
+        }
     }
 
     fn head(&self) -> u32 {
-        let cons = self.0.read32(reg::CMDQ_CONS);
+        let cons = self.cons();
         // All ones where nothing answers.
         if cons == u32::MAX { u32::MAX } else { cons & INDEX }
     }
@@ -45,8 +85,20 @@ impl<R: Registers> Port for Bell<'_, R> {
     ///
     /// Also a write of the event queue that was aborted: it concerns no submission, but until it is acknowledged the unit
     /// delivers no events.
+    ///
+    /// A CPU's queue consumes nothing while ERR is not as acknowledged (section 3.5.6.3). That GERROR says the same of all such queues
+    /// together has no effect on them.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
-        let (errors, known) = (self.0.read32(reg::GERROR), self.0.read32(reg::GERRORN));
+        if let Place::Own { acknowledged, .. } = self.place {
+            let cons = self.cons();
+            let status = cons & ecmdq::ERR;
+            if cons == u32::MAX || u64::from(status) == acknowledged.load(Ordering::Acquire) {
+                return None;
+            }
+            let error = InvalidationError::Rejected { code: ecmdq::error(cons) };
+            return Some(Failure { error: Some(error), bad: Some(cons & INDEX), drops_waits: false, status });
+        }
+        let (errors, known) = (self.registers.read32(reg::GERROR), self.registers.read32(reg::GERRORN));
         if errors == u32::MAX || known == u32::MAX {
             // Nothing answers.
             return None;
@@ -55,42 +107,77 @@ impl<R: Registers> Port for Bell<'_, R> {
         if status & gerror::CMDQ == 0 {
             return (status != 0).then_some(Failure { error: None, bad: None, drops_waits: false, status });
         }
-        let cons = self.0.read32(reg::CMDQ_CONS);
+        let cons = self.cons();
         let error = InvalidationError::Rejected { code: command_error(cons) };
         Some(Failure { error: Some(error), bad: Some(cons & INDEX), drops_waits: false, status })
     }
 
+    /// A CPU's queue goes on with its next doorbell, which is rung after each failure that concerns submissions, as all of its own do.
     fn go_on(&self, failure: &Failure) {
-        self.0.write32(reg::GERRORN, self.0.read32(reg::GERRORN) ^ failure.status);
+        match self.place {
+            Place::Main => {
+                let known = self.registers.read32(reg::GERRORN);
+                self.registers.write32(reg::GERRORN, known ^ failure.status);
+            }
+            // Release: the bad command was replaced before.
+            Place::Own { acknowledged, .. } => acknowledged.store(failure.status.into(), Ordering::Release),
+        }
     }
 }
 
-/// The command queue.
+/// A command queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     queue: queue::Queue,
     bits: u32,
+    place: Place,
 }
 
 impl Queue {
     /// The memory of a queue, for a unit that has 2^`most` commands at most, and two at least. The
     /// unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F, most: u32) -> Result<Self, UnitError> {
-        let bits = most.clamp(1, MOST_BITS);
-        Ok(Self { queue: queue::Queue::without_answers(frames, 1 << bits)?, bits })
+        Self::at(frames, most, Place::Main)
     }
 
-    /// Tells a unit whose command queue is off of this one.
+    /// The same of the queue whose registers are at `at`.
+    pub fn own<F: Frames>(frames: &F, most: u32, at: usize) -> Result<Self, UnitError> {
+        Self::at(frames, most, Place::Own { at, acknowledged: AtomicU64::new(0) })
+    }
+
+    fn at<F: Frames>(frames: &F, most: u32, place: Place) -> Result<Self, UnitError> {
+        let bits = most.clamp(1, MOST_BITS);
+        Ok(Self { queue: queue::Queue::without_answers(frames, 1 << bits)?, bits, place })
+    }
+
+    fn bell<'a, R: Registers>(&'a self, registers: &'a R) -> Bell<'a, R> {
+        Bell { registers, place: &self.place }
+    }
+
+    /// Tells a unit of this queue, which is off there.
     pub fn tell(&self, registers: &impl Registers) {
-        registers.write64(reg::CMDQ_BASE, self.queue.address() & BASE_ADDRESS | u64::from(self.bits));
-        registers.write32(reg::CMDQ_PROD, 0);
-        registers.write32(reg::CMDQ_CONS, 0);
+        let (base, prod, cons) = match self.place {
+            Place::Main => (reg::CMDQ_BASE, reg::CMDQ_PROD, reg::CMDQ_CONS),
+            Place::Own { at, .. } => (at + ecmdq::BASE, at + ecmdq::PROD, at + ecmdq::CONS),
+        };
+        registers.write64(base, self.queue.address() & BASE_ADDRESS | u64::from(self.bits));
+        registers.write32(prod, 0);
+        registers.write32(cons, 0);
+    }
+
+    /// Turns a CPU's queue on, of which the unit was [told](Self::tell), or off. What the unit was told of is as it was. (The main one is turned on
+    /// and off with the unit.)
+    pub fn turn<H: Host>(&self, host: &H, on: bool) -> Result<(), UnitError> {
+        match self.place {
+            Place::Main => Ok(()),
+            Place::Own { at, .. } => turn(host, at, on),
+        }
     }
 
     /// Gives the memory back.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit's command queue is off.
+    /// It is of `frames`, and the unit does not know of it, or has this queue off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
         // SAFETY: the caller's promise.
         unsafe { self.queue.free(frames) };
@@ -98,7 +185,7 @@ impl Queue {
 
     /// [`queue::Queue::submit`].
     pub fn submit<H: Host>(&self, host: &H, commands: &[Command]) -> Result<(), InvalidationError> {
-        self.queue.submit(host, &Bell(host.registers()), commands)
+        self.queue.submit(host, &self.bell(host.registers()), commands)
     }
 
     /// [`queue::Queue::carry_out`]; each request comes with the stage whose tables it is about.
@@ -109,13 +196,29 @@ impl Queue {
         requests: impl IntoIterator<Item = (&'a Request, Stage)>,
     ) -> Result<(), InvalidationError> {
         let describe = |out: &mut Commands, (request, stage)| Ok(describe(out, ways, stage, request));
-        self.queue.carry_out(host, &Bell(host.registers()), requests, describe)
+        self.queue.carry_out(host, &self.bell(host.registers()), requests, describe)
     }
 
     /// [`queue::Queue::look_for_errors`].
     pub fn look_for_errors<H: Host>(&self, host: &H) {
-        self.queue.look_for_errors(host.frames(), &Bell(host.registers()));
+        self.queue.look_for_errors(host.frames(), &self.bell(host.registers()));
     }
+}
+
+/// Turns the CPU's queue with registers at `at` on or off, and waits until the unit acts so. Once it is off, the unit reads no command of it (sections
+/// 3.5.6.2, and 6.3 of CR0.CMDQEN).
+pub(super) fn turn<H: Host>(host: &H, at: usize, on: bool) -> Result<(), UnitError> {
+    let registers = host.registers();
+    let is = |on: bool| {
+        let cons = registers.read32(at + ecmdq::CONS);
+        cons != u32::MAX && (cons & ecmdq::EN != 0) == on
+    };
+    // Between two states it takes no write.
+    let was = registers.read32(at + ecmdq::PROD);
+    wait_until(host, "be ready to turn a CPU's queue on or off", || is(was & ecmdq::EN != 0))?;
+    let rest = was & !ecmdq::EN;
+    registers.write32(at + ecmdq::PROD, if on { rest | ecmdq::EN } else { rest });
+    wait_until(host, if on { "turn a CPU's queue on" } else { "turn a CPU's queue off" }, || is(on))
 }
 
 /// How a unit takes invalidations.
@@ -201,5 +304,87 @@ mod tests {
         let ways = ways(12, Granularity::Page);
         let taken = (0..5).take_while(|_| describe(&mut out, ways, Stage::One, &request)).count();
         assert_eq!((taken, out.len()), (3, 96));
+    }
+}
+
+/// A CPU that deals with the stop of a CPU's queue, beside one that submits to it.
+#[cfg(all(test, loom))]
+mod model {
+    use alloc::sync::Arc;
+    use loom::sync::atomic::AtomicU64 as Word;
+    use loom::thread;
+
+    use super::*;
+    use crate::command_ring::CommandRing;
+    use crate::failures::Failures;
+
+    /// Where the queue's registers are.
+    const AT: usize = 0x100;
+
+    /// PROD and CONS. The unit looks at PROD when it is written.
+    struct Unit {
+        prod: Word,
+        cons: Word,
+        /// The index up to which it has carried commands out.
+        head: Word,
+    }
+
+    // SAFETY: each access is carried out before it returns.
+    unsafe impl Registers for Unit {
+        fn read32(&self, offset: usize) -> u32 {
+            assert_eq!(offset, AT + ecmdq::CONS);
+            self.cons.load(Ordering::Acquire) as u32
+        }
+
+        fn write32(&self, offset: usize, value: u32) {
+            assert_eq!(offset, AT + ecmdq::PROD);
+            self.prod.store(value.into(), Ordering::Release);
+            assert_ne!(value & ecmdq::EN, 0, "it is not turned off");
+            let cons = self.cons.load(Ordering::Acquire) as u32;
+            if (cons ^ value) & ecmdq::ERR == 0 {
+                self.cons.store((cons & !INDEX | value & INDEX).into(), Ordering::Release);
+                self.head.store((value & INDEX).into(), Ordering::Relaxed);
+            }
+        }
+
+        fn read64(&self, _: usize) -> u64 {
+            u64::MAX
+        }
+
+        fn write64(&self, _: usize, _: u64) {}
+    }
+
+    /// Whichever CPU rings last: the error is acknowledged, once, and the unit is told of all commands.
+    #[test]
+    fn an_acknowledgement_goes_with_a_doorbell_whichever_cpu_rings() {
+        loom::model(|| {
+            let cons = ecmdq::EN | ecmdq::ERR | 1 << 24;
+            let unit = Unit { prod: Word::new(0), cons: Word::new(cons.into()), head: Word::new(0) };
+            let ring = CommandRing::with_wrap_bit(4).unwrap();
+            let place = Place::Own { at: AT, acknowledged: AtomicU64::new(0) };
+            let shared = Arc::new((unit, ring, place, Failures::new()));
+            let submit = |(unit, ring, place, _): &(Unit, CommandRing, Place, Failures)| {
+                let bell = Bell { registers: unit, place };
+                let first = ring.reserve(1, &bell, || true).unwrap();
+                ring.publish(first, 1, &bell);
+            };
+            // The command that it has stopped at.
+            submit(&shared);
+            let before = shared.3.so_far();
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || submit(&other));
+            let look = |(unit, ring, place, failures): &(Unit, CommandRing, Place, Failures)| {
+                failures.look(ring, &Bell { registers: unit, place }, &|_| 0, |_| {});
+            };
+            look(&shared);
+            thread.join().unwrap();
+            let (unit, _, _, failures) = &*shared;
+            assert_eq!(unit.prod.load(Ordering::Relaxed) as u32, ecmdq::EN | ecmdq::ERR | 2);
+            assert_eq!(unit.head.load(Ordering::Relaxed), 2, "both were carried out");
+            assert!(failures.since(before).is_err());
+            let before = failures.so_far();
+            look(&shared);
+            assert!(failures.since(before).is_ok(), "it was one failure");
+        });
     }
 }

@@ -8,6 +8,7 @@ use portcullis::platform::{FRAME_SIZE, Frames};
 use super::Stage;
 use super::events::Events;
 use super::layout::{IDR3_RIL, cd, command, cr0, cr1, cr2, gbpa, idr0, idr1, idr5, reg, ste};
+use super::own::{self, OwnQueues};
 use super::queue::{Queue, Ways};
 use super::streams::{Held, Stream, Streams};
 use crate::fault::Fault;
@@ -120,6 +121,7 @@ pub struct Unit<H: Host, const GRANULE: u32> {
     host: H,
     capabilities: Capabilities,
     queue: Queue,
+    own: OwnQueues,
     events: Mutex<Events>,
     streams: Mutex<Streams>,
     /// The stages that a device was ever attached to, as bits: an invalidation goes to these.
@@ -127,6 +129,7 @@ pub struct Unit<H: Host, const GRANULE: u32> {
     /// Held for one change of CR0, or of GBPA, which the unit acknowledges.
     control: Mutex<()>,
     numbers: Numbers,
+    /// Of the main queue.
     waits: Waits,
 }
 
@@ -136,8 +139,11 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
     /// [`enable`](Iommu::enable); attach before that what must not be interrupted (firmware's
     /// reserved regions, a display).
     ///
+    /// Where the unit has more command queues (ECMDQ), and the host says which [CPU](Host::cpu) calls, CPUs have queues of their own: one for each,
+    /// or for a few of them, as many as the unit has and there is memory for.
+    ///
     /// Allocates three frames, more where streams have more than 17 bits, or where the stream table
-    /// is linear. Waits for the unit, up to three times the host's patience.
+    /// is linear, and one for each queue of CPUs. Waits for the unit, up to three times the host's patience, and for each of those queues.
     ///
     /// # Errors [`UnitError::NotThere`]; [`UnitError::Lacks`] where there are no tables of AArch64
     /// with pages of this size, where the unit is big-endian, stalls what it refuses, or has its
@@ -187,10 +193,11 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
             }
         };
         let waits = Waits::new(&host);
-        let unit = Self {
+        let mut unit = Self {
             host,
             capabilities,
             queue,
+            own: OwnQueues::none(),
             events: Mutex::new(events),
             streams: Mutex::new(streams),
             stages: AtomicU64::new(0),
@@ -200,6 +207,11 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         };
         // After an error the unit may have been told of the queues' memory: it stays allocated.
         unit.turn_on_queues()?;
+        if let Err(error) = unit.own.turn_on(&unit.host, idr1) {
+            // What the unit does not let go of, either, stays allocated.
+            let _ = unit.give_back(u32::MAX);
+            return Err(error);
+        }
         Ok(unit)
     }
 
@@ -208,15 +220,31 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         registers.write32(reg::IRQ_CTRL, 0);
         wait_until(&self.host, "turn its interrupts off", || registers.read32(reg::IRQ_CTRLACK) == 0)?;
         // Firmware's invalidations may not be carried out now: `enable` has everything forgotten.
-        let queues = cr0::CMDQEN | cr0::EVENTQEN;
-        self.control(|on| on & !(queues | cr0::PRIQEN), "turn its queues off")?;
+        self.control(|on| on & !(QUEUES | cr0::PRIQEN), "turn its queues off")?;
+        own::turn_off_all(&self.host, self.capabilities.idr1)?;
         let attributes = self.cached(cr1::QUEUES_CACHED, cr1::QUEUES_UNCACHED);
         registers.write32(reg::CR1, registers.read32(reg::CR1) & cr1::TABLES | attributes);
         self.queue.tell(registers);
         self.events.lock().tell(registers);
         // Errors of those queues.
         registers.write32(reg::GERRORN, registers.read32(reg::GERROR));
-        self.control(|on| on | queues, "turn its queues on")
+        self.control(|on| on | QUEUES, "turn its queues on")
+    }
+
+    /// Turns the queues off, and what else is not in `rest`, and gives all memory back. The unit reads no stream table of this driver's.
+    fn give_back(self, rest: u32) -> Result<(), UnitError> {
+        self.own.turn_off(&self.host)?;
+        self.control(|on| on & rest & !QUEUES, "turn its queues off")?;
+        let Self { host, queue, own, events, streams, .. } = self;
+        // SAFETY: the queues are off, as the unit has confirmed. Then it reads and writes none of them (CR0.CMDQEN, CR0.EVENTQEN, ECMDQ_CONS.ENACK), and
+        // no CMD_SYNC of this driver's stores anything. And no stream table.
+        unsafe {
+            own.free(&host);
+            queue.free(host.frames());
+            events.into_inner().free(host.frames());
+            streams.into_inner().free(host.frames());
+        }
+        Ok(())
     }
 
     /// One of two values of a field that says how the unit reads memory.
@@ -232,6 +260,11 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
     /// The host.
     pub fn host(&self) -> &H {
         &self.host
+    }
+
+    /// How many command queues CPUs have to themselves, besides the one of all.
+    pub fn own_queues(&self) -> usize {
+        self.own.len()
     }
 
     /// Changes CR0, and waits until the unit acknowledges that it acts so.
@@ -358,10 +391,9 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
     /// goes on without such a gap.)
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
-        let queues = cr0::CMDQEN | cr0::EVENTQEN;
         if registers.read32(reg::CR0) & cr0::SMMUEN != 0 {
             self.refuse_while_off(true)?;
-            self.control(|_| queues, "turn firmware's translation off")?;
+            self.control(|_| QUEUES, "turn firmware's translation off")?;
         }
         let tables = self.cached(cr1::TABLES_CACHED, cr1::TABLES_UNCACHED);
         registers.write32(reg::CR1, registers.read32(reg::CR1) & !cr1::TABLES | tables);
@@ -376,7 +408,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
         let has_el2 = self.capabilities.idr0 & idr0::HYP != 0;
         self.carry_out(&all[..if has_el2 { 2 } else { 1 }])?;
         let check = if self.capabilities.idr0 & idr0::ATS != 0 { cr0::ATSCHK } else { 0 };
-        self.control(|_| queues | cr0::SMMUEN | check, "turn translation on")
+        self.control(|_| QUEUES | cr0::SMMUEN | check, "turn translation on")
     }
 
     unsafe fn attach(&self, device: DeviceId, to: Attachment<Arm<GRANULE>>) -> Result<(), UnitError> {
@@ -441,18 +473,12 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
     fn shut_down(self) -> Result<(), UnitError> {
         self.control(|on| on & !cr0::SMMUEN, "turn translation off")?;
         self.refuse_while_off(false)?;
-        self.control(|_| 0, "turn its queues off")?;
-        let Self { host, queue, events, streams, .. } = self;
-        // SAFETY: translation and the queues are off, as the unit has confirmed. Then it reads and writes none of them
-        // (CR0.CMDQEN, CR0.EVENTQEN), and no CMD_SYNC of this driver's stores anything.
-        unsafe {
-            queue.free(host.frames());
-            events.into_inner().free(host.frames());
-            streams.into_inner().free(host.frames());
-        }
-        Ok(())
+        self.give_back(0)
     }
 }
+
+/// CR0: the queues that each unit has.
+const QUEUES: u32 = cr0::CMDQEN | cr0::EVENTQEN;
 
 /// The stage's bit in [`Unit::stages`].
 const fn bit(stage: Stage) -> u64 {
@@ -467,7 +493,8 @@ const fn bit(stage: Stage) -> u64 {
 // when that is consumed and no command was refused meanwhile. The commands cover their requests in
 // each stage that a device was attached to: this CPU's fence is either before that of `attach`, and
 // then the unit sees what the caller has stored when it first walks that stage; or after it, and
-// then the stage's bit is seen here. Submissions are in one order by the ring's exchanges. No
+// then the stage's bit is seen here. Submissions are in one order by these fences, whichever queue they go to (and a command is confirmed by
+// the CMD_SYNC behind it in its own queue: see `own`). No
 // device has a TLB, as the unit refuses ATS. Registers and memory are as `Registers` and `Frames`
 // promise. Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
 // (`SharedWaits::submit`): the CPU that makes it has the fence, after all that the others have stored.
@@ -477,13 +504,15 @@ unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> 
     }
 
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        self.waits.share(&self.host, requests, |requests| self.submit_own(requests))
+        let own = self.own.of_caller(&self.host);
+        let (queue, waits) = own.map_or((&self.queue, &self.waits), |own| (&own.queue, &own.waits));
+        waits.share(&self.host, requests, |requests| self.submit_to(queue, requests))
     }
 }
 
 impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
     /// Submits `requests` by itself.
-    fn submit_own(&self, requests: &[Request]) -> Result<(), InvalidationError> {
+    fn submit_to(&self, queue: &Queue, requests: &[Request]) -> Result<(), InvalidationError> {
         fence(Ordering::SeqCst);
         let used = self.stages.load(Ordering::Acquire);
         let has_ranges = self.capabilities.idr3 & IDR3_RIL != 0;
@@ -493,6 +522,6 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         let ways = Ways { granule, granularity };
         let stages = || [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0);
         let each = requests.iter().flat_map(|request| stages().map(move |stage| (request, stage)));
-        self.queue.carry_out(&self.host, ways, each)
+        queue.carry_out(&self.host, ways, each)
     }
 }

@@ -12,7 +12,7 @@ pub struct AmdVi;
 impl Kind for AmdVi {
     const RESET: &'static [(usize, u32)] = &[(reg::EXTENDED_FEATURE, feature::IA_SUP as u32)];
 
-    fn taken(offset: usize, old: u32, value: u32) -> u32 {
+    fn taken<F: Frames>(_: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32 {
         const CLEARED: u32 = (status::EVENT_OVERFLOW | status::EVENT_LOG_INT | status::COM_WAIT_INT) as u32;
         match offset {
             reg::STATUS => old & !(value & CLEARED),

@@ -29,17 +29,25 @@ pub use riscv::RiscV;
 pub use smmuv3::SmmuV3;
 pub use vtd::VtD;
 
-/// Registers lie in two pages of this many bytes: at 0, and at some offset from 0x1000 on.
+/// Registers lie in two pages of this many bytes: at 0, and at some offset from 0x1000 on. A kind of unit may have more elsewhere.
 const PAGE: usize = 0x400;
+
+/// Words of these two pages.
+const TWO_PAGES: usize = 2 * PAGE / 4;
 
 /// One kind of unit.
 pub trait Kind: Sized + Send + Sync + 'static {
     /// Registers of 32 bits that are not 0 after a reset: their offsets, and what they say.
     const RESET: &'static [(usize, u32)];
 
+    /// Which word the register at `offset` is, a multiple of 4.
+    fn word(offset: usize) -> Option<usize> {
+        of_two_pages(offset)
+    }
+
     /// What becomes of the register at `offset`, of 32 bits, that reads `old`, when `value` is
     /// written to it.
-    fn taken(offset: usize, old: u32, value: u32) -> u32;
+    fn taken<F: Frames>(unit: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32;
 
     /// What the unit does when `offset` was written, where `bits` are 64 also the register after
     /// it. It stops at a command that the watcher does not let it take.
@@ -58,6 +66,16 @@ pub struct Software<K, F> {
     kind: PhantomData<K>,
 }
 
+/// Which of the words of two pages the register at `offset` is.
+fn of_two_pages(offset: usize) -> Option<usize> {
+    let (page, rest) = (usize::from(offset >= 0x1000), offset & 0xfff);
+    (rest < PAGE).then_some((page * PAGE + rest) / 4)
+}
+
+fn words(count: usize) -> Box<[AtomicU64]> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
 impl<K, F> fmt::Debug for Software<K, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a unit of software")
@@ -72,8 +90,7 @@ impl<K: Kind, F: Frames> Software<K, F> {
     /// of `frames`, and stay allocated while the unit may use them: so it is with a driver whose
     /// host has the same frames.
     pub unsafe fn new(frames: F) -> Self {
-        let words = (0..2 * PAGE / 4).map(|_| AtomicU64::new(0)).collect();
-        let unit = Self { words, frames, watcher: None, kind: PhantomData };
+        let unit = Self { words: words(TWO_PAGES), frames, watcher: None, kind: PhantomData };
         for (offset, value) in K::RESET {
             unit.set(*offset, *value);
         }
@@ -95,8 +112,7 @@ impl<K: Kind, F: Frames> Software<K, F> {
     }
 
     fn place(&self, offset: usize) -> Option<&AtomicU64> {
-        let (page, rest) = (usize::from(offset >= 0x1000), offset & 0xfff);
-        (rest < PAGE && offset.is_multiple_of(4)).then(|| &self.words[(page * PAGE + rest) / 4])
+        if offset.is_multiple_of(4) { self.words.get(K::word(offset)?) } else { None }
     }
 
     /// What the register of 32 bits at `offset` says: all ones where there is none.
@@ -141,7 +157,7 @@ impl<K: Kind, F: Frames> Software<K, F> {
     }
 
     fn take(&self, offset: usize, value: u32) {
-        self.set(offset, K::taken(offset, self.get(offset), value));
+        self.set(offset, K::taken(self, offset, self.get(offset), value));
     }
 
     fn write(&self, offset: usize, bits: u32, value: u64) {

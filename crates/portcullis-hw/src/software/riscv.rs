@@ -15,7 +15,7 @@ impl Kind for RiscV {
         (reg::CAPABILITIES + 4, 56),
     ];
 
-    fn taken(offset: usize, old: u32, value: u32) -> u32 {
+    fn taken<F: Frames>(_: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32 {
         match offset {
             reg::CAPABILITIES | reg::CQH | reg::FQT => old,
             offset if offset == reg::CAPABILITIES + 4 => old,

@@ -1,12 +1,33 @@
-//! SMMUv3: both stages, stream tables of two levels, a command queue and an event queue.
+//! SMMUv3: both stages, stream tables of two levels, a command queue and an event queue. It may have more command queues, for CPUs: see
+//! [`Software::with_own_queues`].
 
 use portcullis::platform::Frames;
 
-use super::{Kind, Software, Watcher};
-use crate::smmuv3::layout::{BASE_ADDRESS, INDEX, cr0, gbpa, gerror, idr0, idr1, reg};
+use super::{Kind, Software, TWO_PAGES, Watcher, words};
+use crate::smmuv3::layout::{BASE_ADDRESS, INDEX, cr0, ecmdq, gbpa, gerror, idr0, idr1, reg};
+use crate::sync::Ordering;
 
-/// CMDQ_CONS: an illegal command (CERROR_ILL).
+/// CMDQ_CONS, ECMDQ_CONS: an illegal command (CERROR_ILL).
 const ILLEGAL: u32 = 1 << 24;
+
+/// GERROR: a queue of a CPU has stopped (CMDQP_ERR).
+const OWN_STOPPED: u32 = 1 << 9;
+
+/// CONTROL_PAGE_BASE: a page of 64 KiB (CMDQGS).
+const GRANULE: u64 = 1 << 1;
+
+/// Where the pages of queues for CPUs begin.
+const OWN: usize = 0x2_0000;
+
+/// The most pages of them, as a power of two, and where the registers that tell of the pages end.
+const MOST_PAGES: u32 = 1;
+const TOLD_END: usize = reg::CONTROL_PAGE + (32 << MOST_PAGES);
+
+/// Words of a queue for CPUs, with room that keeps it out of the cache lines of the next.
+const OWN_WORDS: usize = 32;
+
+/// The pages' own registers, and all that may be a queue's.
+const MORE_WORDS: usize = (1 << MOST_PAGES) * (32 / 4 + (1 << ecmdq::MOST) * OWN_WORDS);
 
 /// A unit of Arm's SMMUv3.
 #[derive(Debug)]
@@ -25,40 +46,123 @@ impl Kind for SmmuV3 {
         (reg::IDR5, 5 | 7 << 4),
     ];
 
-    fn taken(offset: usize, old: u32, value: u32) -> u32 {
+    /// With the registers of pages of queues, and of the queues, behind those of all units.
+    fn word(offset: usize) -> Option<usize> {
         match offset {
-            reg::IDR0..=reg::IDR5 | reg::CR0ACK | reg::IRQ_CTRLACK | reg::GERROR => old,
+            reg::CONTROL_PAGE..TOLD_END => Some(TWO_PAGES + (offset - reg::CONTROL_PAGE) / 4),
+            OWN.. => {
+                let (at, register) = own(offset)?;
+                let first = TWO_PAGES + (TOLD_END - reg::CONTROL_PAGE) / 4;
+                Some(first + (at - OWN) / 0x100 * OWN_WORDS + register / 4)
+            }
+            _ => super::of_two_pages(offset),
+        }
+    }
+
+    fn taken<F: Frames>(unit: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32 {
+        if let Some((at, register)) = own(offset) {
+            let (is_on, acts) = (unit.get(at + ecmdq::PROD), unit.get(at + ecmdq::CONS));
+            let (is_on, acts) = (is_on & ecmdq::EN != 0, acts & ecmdq::EN != 0);
+            // Between two states nothing is written; an index of the unit's, and where the queue is, only while it is off.
+            let may = is_on == acts && (register == ecmdq::PROD || !is_on);
+            return if may { value } else { old };
+        }
+        match offset {
+            reg::IDR0..=reg::IDR5 | reg::IDR6 | reg::CR0ACK | reg::IRQ_CTRLACK | reg::GERROR => old,
             reg::GBPA => value & !gbpa::UPDATE,
+            reg::CONTROL_PAGE..TOLD_END => old,
             _ => value,
         }
     }
 
     fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
+        if let Some((at, ecmdq::PROD)) = own(offset) {
+            return unit.act(at, watcher);
+        }
         match offset {
             reg::CR0 => unit.set(reg::CR0ACK, unit.get(reg::CR0)),
             reg::IRQ_CTRL => unit.set(reg::IRQ_CTRLACK, unit.get(reg::IRQ_CTRL)),
             reg::CMDQ_PROD | reg::GERRORN => {
                 let stopped = (unit.get(reg::GERROR) ^ unit.get(reg::GERRORN)) & gerror::CMDQ != 0;
                 if !stopped && unit.get(reg::CR0) & cr0::CMDQEN != 0 {
-                    // A command is complete with those before it, so that the index alone confirms.
-                    let tail = unit.get(reg::CMDQ_PROD) & INDEX;
-                    if let Some(takes) = watcher {
-                        let base = unit.get64(reg::CMDQ_BASE);
-                        let size = 1_u32 << (base & 0x1f).min(19);
-                        let mut head = unit.get(reg::CMDQ_CONS) & INDEX;
-                        // An index that is none, as a test has set it, is where the unit was told to go.
-                        while head != tail && head.max(tail) < size * 2 {
-                            if !takes(unit.command(base & BASE_ADDRESS, head % size)) {
-                                unit.set(reg::CMDQ_CONS, head | ILLEGAL);
-                                return unit.set(reg::GERROR, unit.get(reg::GERROR) ^ gerror::CMDQ);
-                            }
-                            head = (head + 1) % (size * 2);
+                    let (head, tail) = (unit.get(reg::CMDQ_CONS), unit.get(reg::CMDQ_PROD));
+                    match unit.consume(unit.get64(reg::CMDQ_BASE), head & INDEX, tail & INDEX, watcher) {
+                        Ok(head) => unit.set(reg::CMDQ_CONS, head),
+                        Err(head) => {
+                            unit.set(reg::CMDQ_CONS, head | ILLEGAL);
+                            unit.set(reg::GERROR, unit.get(reg::GERROR) ^ gerror::CMDQ);
                         }
                     }
-                    unit.set(reg::CMDQ_CONS, tail);
                 }
             }
             _ => {}
+        }
+    }
+}
+
+/// Where the registers of a CPU's queue begin, of which `offset` is one, and which that is.
+fn own(offset: usize) -> Option<(usize, usize)> {
+    let at = offset.checked_sub(OWN)?;
+    (at < ecmdq::PAGE << MOST_PAGES && at % 0x100 < 0x10).then_some((offset - at % 0x100, at % 0x100))
+}
+
+impl<F: Frames> Software<SmmuV3, F> {
+    /// Gives a unit that no driver has seen yet 2^`pages` times 2^`each` more command queues for CPUs (ECMDQ): at most two pages, of up to 256. Each is
+    /// consumed when its own doorbell rings, and stops by itself.
+    #[must_use]
+    pub fn with_own_queues(self, pages: u32, each: u32) -> Self {
+        let (pages, each) = (pages.min(MOST_PAGES), each.min(ecmdq::MOST));
+        let more = words(TWO_PAGES + MORE_WORDS);
+        for (old, new) in self.words.iter().zip(&more) {
+            new.store(old.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let unit = Self { words: more, ..self };
+        unit.set(reg::IDR1, unit.get(reg::IDR1) | idr1::ECMDQ);
+        unit.set(reg::IDR6, pages << 24 | each << 16);
+        for page in 0..1 << pages {
+            let registers = reg::CONTROL_PAGE + 32 * page;
+            let at = (OWN + ecmdq::PAGE * page) as u64;
+            unit.set64(registers, at | GRANULE | ecmdq::PRESET);
+            // CFG, and STATUS: on.
+            unit.set64(registers + 8, 1 | 1 << 32);
+        }
+        unit
+    }
+
+    /// The commands from `head` to `tail` of the queue that `base` tells of, both with the wrap bit, are carried out: until where. An error where the watcher does not
+    /// let the unit take one. A command is complete with those before it, so that the index alone confirms.
+    fn consume(&self, base: u64, mut head: u32, tail: u32, watcher: Option<&Watcher>) -> Result<u32, u32> {
+        let Some(takes) = watcher else { return Ok(tail) };
+        let size = 1_u32 << (base & 0x1f).min(19);
+        // An index that is none, as a test has set it, is where the unit was told to go.
+        while head != tail && head.max(tail) < size * 2 {
+            if !takes(self.command(base & BASE_ADDRESS, head % size)) {
+                return Err(head);
+            }
+            head = (head + 1) % (size * 2);
+        }
+        Ok(tail)
+    }
+
+    /// What the unit does when the CPU's queue with registers at `at` was told something.
+    fn act(&self, at: usize, watcher: Option<&Watcher>) {
+        let (prod, cons) = (self.get(at + ecmdq::PROD), self.get(at + ecmdq::CONS));
+        let on = prod & ecmdq::EN;
+        let cons = cons & !ecmdq::EN | on;
+        let has_stopped = (prod ^ cons) & ecmdq::ERR != 0;
+        if on == 0 || has_stopped {
+            return self.set(at + ecmdq::CONS, cons);
+        }
+        let same = on | cons & ecmdq::ERR;
+        match self.consume(self.get64(at + ecmdq::BASE), cons & INDEX, prod & INDEX, watcher) {
+            Ok(head) => self.set(at + ecmdq::CONS, same | head),
+            Err(head) => {
+                self.set(at + ecmdq::CONS, (same ^ ecmdq::ERR) | ILLEGAL | head);
+                let (errors, known) = (self.get(reg::GERROR), self.get(reg::GERRORN));
+                if (errors ^ known) & OWN_STOPPED == 0 {
+                    self.set(reg::GERROR, errors ^ OWN_STOPPED);
+                }
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ impl Kind for VtD {
         (reg::ECAP, 1 | 1 << 1 | 1 << 6),
     ];
 
-    fn taken(offset: usize, old: u32, value: u32) -> u32 {
+    fn taken<F: Frames>(_: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32 {
         match offset {
             reg::GCMD | reg::IQT => value,
             // A 1 clears.

@@ -12,7 +12,7 @@ use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, VtD};
 use portcullis_hw::{Iommu, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::{Descriptor, IommuConfig, Memory};
 
-use super::{Behind, DEVICE, MEMORY, host, lead_device};
+use super::{Behind, CPU, DEVICE, MEMORY, host, lead_device};
 
 const DOMAIN: DomainId = DomainId(7);
 
@@ -48,9 +48,26 @@ impl<U, K: Kind> Rig<U, K> {
     where
         U: Iommu<X>,
     {
+        let with = |unit| {
+            change(&unit);
+            unit
+        };
+        Self::with(with, start, of, ring)
+    }
+
+    /// `change` makes another unit of it.
+    fn with<X: Format + Copy>(
+        change: impl Fn(Software<K, Arc<Memory>>) -> Software<K, Arc<Memory>>,
+        start: impl Fn(Behind<K>) -> U,
+        of: fn(&U) -> &Behind<K>,
+        ring: Ring<K>,
+    ) -> Self
+    where
+        U: Iommu<X>,
+    {
         let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
-        let host = host(&memory);
-        change(&host.unit);
+        let mut host = host(&memory);
+        host.unit = change(host.unit);
         let unit = start(host);
         unit.enable().unwrap();
         lead_device(&unit);
@@ -174,6 +191,22 @@ fn smmuv3<const GRANULE: u32>(has_ranges: bool) -> Rig<smmuv3::Unit<Behind<SmmuV
     Rig::new(change, |host| smmuv3::Unit::start(host).unwrap(), smmuv3::Unit::host, ring)
 }
 
+/// The same, by the queue of the CPU that calls, which is the second.
+fn smmuv3_own(has_ranges: bool) -> Rig<smmuv3::Unit<Behind<SmmuV3>, 12>, SmmuV3> {
+    const QUEUE: usize = 0x2_4000;
+    let ring = Ring {
+        base: |unit| unit.get64(QUEUE) & ADDRESS,
+        tail: |unit| unit.get(QUEUE + 8) & 0xff,
+        named: smmu_named,
+    };
+    CPU.set(Some(1));
+    let change = |unit: Software<SmmuV3, _>| {
+        unit.set(0x0c, u32::from(has_ranges) << 10);
+        unit.with_own_queues(0, 2)
+    };
+    Rig::with(change, |host| smmuv3::Unit::start(host).unwrap(), smmuv3::Unit::host, ring)
+}
+
 /// Ranges of up to some thousand pages, most of them across a multiple of a large power of two.
 fn ranges() -> impl Iterator<Item = IovaRange> {
     let mut dice = 1_u64;
@@ -288,6 +321,9 @@ fn smmuv3_writes_a_run_or_its_pages() {
     pages_or_all(&smmuv3::<16>(false), 16);
     runs(&smmuv3::<12>(true), 12);
     runs(&smmuv3::<16>(true), 16);
+    pages_or_all(&smmuv3_own(false), 12);
+    runs(&smmuv3_own(true), 12);
+    CPU.set(None);
 }
 
 /// Each page is named once, and nothing else; more than 64 are the domain.

@@ -54,6 +54,8 @@ struct Faulty<K> {
     /// The register by which the unit is told of commands, and whether it hears that.
     doorbell: usize,
     is_deaf: AtomicBool,
+    /// The first of so many CPUs calls.
+    cpus: usize,
 }
 
 impl<K> Faulty<K> {
@@ -141,6 +143,16 @@ impl<K: Kind> Host for Faulty<K> {
         self.plan.call();
         50_000
     }
+
+    fn cpus(&self) -> usize {
+        self.plan.call();
+        self.cpus
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        self.plan.call();
+        Some(0)
+    }
 }
 
 /// The unit is told of so much that the ring is full, and hears nothing; then it does; then it has stopped, as `stop` has it; and
@@ -185,7 +197,7 @@ fn host<K: Kind>(memory: &Arc<Memory>, doorbell: usize, is_deaf: bool) -> Faulty
     let unit = unsafe { Software::new(Arc::clone(memory)) };
     let (plan, is_deaf) = (Plan::default(), AtomicBool::new(is_deaf));
     plan.set(NEVER);
-    Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf }
+    Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf, cpus: 0 }
 }
 
 /// A unit that is on, behind a host that does not panic.
@@ -283,6 +295,19 @@ fn riscv_survives_its_host() {
 fn smmuv3_survives_its_host() {
     let start = smmuv3::Unit::<Faulty<SmmuV3>, 12>::start;
     survives::<SmmuV3, _, _>(start, smmuv3::Unit::host, 0x98, |unit| unit.set(0x60, unit.get(0x60) ^ 1));
+}
+
+/// The same by a queue of the CPU's own.
+#[test]
+fn smmuv3_with_queues_of_cpus_survives_its_host() {
+    let start = |mut host: Faulty<SmmuV3>| {
+        host.unit = host.unit.with_own_queues(0, 1);
+        host.cpus = 2;
+        smmuv3::Unit::<_, 12>::start(host)
+    };
+    // ECMDQ_CONS.ERR.
+    let stop = |unit: &Software<SmmuV3, _>| unit.set(0x2_000c, unit.get(0x2_000c) ^ 1 << 23);
+    survives(start, smmuv3::Unit::host, 0x2_0008, stop);
 }
 
 #[test]

@@ -117,6 +117,8 @@ impl Registers for Model {
             }
             reg::EVENTQ_PROD => u64::from(state.indices[0]),
             reg::EVENTQ_CONS => u64::from(state.indices[1]),
+            // It says that it has queues for CPUs, and there are none.
+            _ if offset / 4 >= state.words.len() => u64::MAX,
             _ if bits == 64 => state.base(offset),
             _ => u64::from(state.word(offset)),
         }
@@ -134,6 +136,7 @@ impl Registers for Model {
         match offset {
             reg::EVENTQ_PROD => state.indices[0] = value as u32,
             reg::EVENTQ_CONS => state.indices[1] = value as u32,
+            _ if offset / 4 >= state.words.len() => panic!("nothing is at {offset:#x}"),
             _ => {
                 state.words[offset / 4] = value as u32;
                 if bits == 64 {

@@ -1,0 +1,144 @@
+//! Queues of CPUs: the Enhanced Command queues (ECMDQ) that a unit of SMMUv3.3 may have beside the main one.
+//!
+//! Where the host says which CPU calls, a CPU submits its invalidations to a queue of its own, or to one that it has with
+//! its neighbours, who then share their waits. Stream table entries are changed by the main queue.
+//!
+//! **Order.** The unit consumes its queues in any order, and a CMD_SYNC says nothing of other queues (section 3.5.6.1). Nothing here needs more:
+//!
+//! - An invalidation makes the unit forget the same whichever queue it is in, and the CMD_SYNC that confirms it follows in that queue. Calls are in one order
+//!   for memory by the fence with which each begins.
+//! - `attach`, `detach` and `enable` use the main queue alone. Each waits for one step, such as an entry that is forgotten, before it does the next.
+//! - Invalidations that are in CPUs' queues meanwhile, or were left there when a CPU's patience ended, only make the unit forget more. Each call that begins
+//!   after the unit may walk a stage asks for that stage, too, by the fence of `attach` and its own.
+//! - An error stops one queue, and fails what is under way there: each queue has failures of its own. It goes on by its own acknowledgement.
+//! - `shut_down` turns each of them off, and waits for that, before their memory goes back.
+
+use alloc::vec::Vec;
+
+use super::layout::{ecmdq, idr1, reg};
+use super::queue::{Queue, turn};
+use crate::heap::reserve;
+use crate::host::{Host, Registers, UnitError};
+use crate::waits::Waits;
+
+/// Pages 0 and 1 have the unit's other registers.
+const FIRST_PAGE: usize = 0x2_0000;
+
+/// Where the registers of the unit's queues for CPUs are, as far as it answers there. None where it has them in another way than SMMUv3.3.
+fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> {
+    let has = idr1 & idr1::ECMDQ != 0;
+    let idr6 = if has { registers.read32(reg::IDR6) } else { 0 };
+    let (pages, each) = (ecmdq::pages(idr6), ecmdq::of_a_page(idr6));
+    let pages = if has && pages.max(each) <= ecmdq::MOST { 1 << pages } else { 0 };
+    let first = move |page: usize| {
+        let base = registers.read64(reg::CONTROL_PAGE + 32 * page);
+        let at = usize::try_from(base & ecmdq::ADDRESS).ok()?;
+        // All ones where nothing answers.
+        (base != u64::MAX && base & ecmdq::PRESET != 0 && at >= FIRST_PAGE).then_some(at)
+    };
+    let queues = move |first: usize| (0..1 << each).map(move |queue| first + queue * (ecmdq::PAGE >> each));
+    let answers = move |at: &usize| registers.read32(at + ecmdq::CONS) != u32::MAX;
+    (0..pages).map_while(first).flat_map(queues).take_while(answers)
+}
+
+/// Turns off what firmware, or the kernel before, has left on: the unit takes no other attributes of queues before (CR1).
+pub(super) fn turn_off_all<H: Host>(host: &H, idr1: u32) -> Result<(), UnitError> {
+    let registers = host.registers();
+    places(registers, idr1).try_for_each(|at| {
+        let on = (registers.read32(at + ecmdq::PROD) | registers.read32(at + ecmdq::CONS)) & ecmdq::EN;
+        if on == 0 { Ok(()) } else { turn(host, at, false) }
+    })
+}
+
+/// A queue, and the waits of the CPUs that have it together.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub queue: Queue,
+    pub waits: Waits,
+}
+
+/// The queues of CPUs that a unit uses.
+#[derive(Debug)]
+pub(super) struct OwnQueues {
+    /// All of them are on.
+    queues: Vec<Own>,
+    /// CPUs with numbers below this have one.
+    cpus: usize,
+    /// CPUs of one queue, whose numbers are in a row.
+    each: usize,
+}
+
+impl OwnQueues {
+    pub const fn none() -> Self {
+        Self { queues: Vec::new(), cpus: 0, each: 1 }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Turns queues on for the CPUs of `host`, as many as the unit has, or as there is memory for. None where that is no more than one. They are all off before.
+    ///
+    /// # Errors
+    /// [`UnitError::TimedOut`]: the unit does not turn one on. That one's memory stays allocated; those here are on.
+    pub fn turn_on<H: Host>(&mut self, host: &H, idr1: u32) -> Result<(), UnitError> {
+        let (frames, cpus) = (host.frames(), host.cpus());
+        // As many for each CPU, or for each two, and so on.
+        let even = |queues: usize| cpus.div_ceil(cpus.div_ceil(queues.max(1)).max(1));
+        let places = || places(host.registers(), idr1);
+        let count = if cpus < 2 { 0 } else { even(places().take(cpus).count()) };
+        let mut made = Vec::new();
+        if count < 2 || reserve(&mut made, count).is_err() || reserve(&mut self.queues, count).is_err() {
+            return Ok(());
+        }
+        let new = |at| Queue::own(frames, idr1::commands(idr1), at).ok();
+        made.extend(places().take(count).map_while(new));
+        let count = if made.len() < 2 { 0 } else { even(made.len()) };
+        for queue in made.drain(count..) {
+            // SAFETY: of the lines above; the unit was told nothing.
+            unsafe { queue.free(frames) };
+        }
+        (self.cpus, self.each) = (cpus, cpus.div_ceil(count.max(1)));
+        let mut failed = Ok(());
+        for queue in made {
+            if failed.is_err() {
+                // SAFETY: of the lines above; the unit was told nothing of those that come after the one that failed.
+                unsafe { queue.free(frames) };
+                continue;
+            }
+            queue.tell(host.registers());
+            failed = queue.turn(host, true);
+            if failed.is_ok() {
+                let waits = if self.each == 1 { Waits::alone() } else { Waits::of(self.each) };
+                self.queues.push(Own { queue, waits });
+            }
+        }
+        failed
+    }
+
+    /// The queue of the CPU that calls: of the one that it was on, if it is moved. `None`: the main one.
+    pub fn of_caller<H: Host>(&self, host: &H) -> Option<&Own> {
+        if self.queues.is_empty() {
+            return None;
+        }
+        let cpu = host.undisturbed(|| host.cpu())?;
+        if cpu < self.cpus { self.queues.get(cpu / self.each) } else { None }
+    }
+
+    /// Turns all of them off.
+    pub fn turn_off<H: Host>(&self, host: &H) -> Result<(), UnitError> {
+        self.queues.iter().try_for_each(|own| own.queue.turn(host, false))
+    }
+
+    /// Gives their memory back.
+    ///
+    /// # Safety
+    /// It is of the host's frames, and [`turn_off`](Self::turn_off) has returned `Ok`.
+    pub unsafe fn free<H: Host>(self, host: &H) {
+        for own in self.queues {
+            // SAFETY: the caller's promise.
+            unsafe { own.queue.free(host.frames()) };
+        }
+    }
+}
