@@ -31,3 +31,29 @@ fn what_ends_the_program_may_take_memory_beyond_the_limit() {
     assert_eq!(greedy.status.code(), Some(7), "{said}{}", String::from_utf8_lossy(&greedy.stderr));
     assert!(said.contains(&format!("{} {}\n", budget::LEAST, 4 * STEP)), "{said}");
 }
+
+/// Memory is in use from its allocation until it is given back, whichever way it was asked for.
+#[test]
+fn what_is_given_back_is_in_use_no_more() {
+    // More than threads count alone, and than the other test takes meanwhile.
+    const SLACK: u64 = 1 << 20;
+    let before = budget::used();
+    let is = |more: u64| {
+        let used = budget::used();
+        assert!(used.abs_diff(before + more) < SLACK, "{used} of {before} and {more} more");
+    };
+    let filled = vec![1_u8; 16 << 20];
+    is(16 << 20);
+    let zeroed = vec![0_u8; 8 << 20];
+    is(24 << 20);
+    drop(filled);
+    is(8 << 20);
+    let mut grown = zeroed;
+    grown.reserve_exact(24 << 20);
+    is(32 << 20);
+    grown.truncate(4 << 20);
+    grown.shrink_to_fit();
+    is(4 << 20);
+    drop(grown);
+    is(0);
+}

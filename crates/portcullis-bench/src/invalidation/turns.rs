@@ -75,9 +75,16 @@ impl Turns {
         shape: Shape,
         threads: usize,
     ) -> Result<Self, Failure> {
-        let watch = Arc::new(Watch::default());
-        Self::new(maker, info, shape, threads, Some(watch))?.check_watched(team)?;
-        Self::new(maker, info, shape, threads, None)
+        Self::checked(team, |watch| Self::new(maker, info, shape, threads, watch))
+    }
+
+    /// One that `make` makes without a watch, after one with a watch was found right.
+    fn checked(
+        team: &Team,
+        make: impl Fn(Option<Arc<Watch>>) -> Result<Self, Failure>,
+    ) -> Result<Self, Failure> {
+        make(Some(Arc::default()))?.check_watched(team)?;
+        make(None)
     }
 
     fn new(
@@ -395,6 +402,22 @@ mod tests {
         assert_eq!(turns.check(&team), Err(Failure::Broken("a lane is left".into())));
         drop(another);
         assert_eq!(turns.check(&team), Ok(()));
+    }
+
+    /// The one that is measured is another one, which nobody watches.
+    #[test]
+    fn a_subject_is_checked_before_it_is_measured() {
+        let team = Team::new(1).unwrap();
+        let never_asked = Failure::Broken("nothing was ever invalidated".into());
+        for (every, verdict) in [(1, Ok(())), (u64::MAX, Err(never_asked))] {
+            let watched = Mutex::new(Vec::new());
+            let opened = Turns::checked(&team, |watch| {
+                watched.lock().unwrap().push(watch.is_some());
+                Ok(Turns { watch, ..noted(every, (0, 0), Duration::ZERO, 1).1 })
+            });
+            assert_eq!(*watched.lock().unwrap(), if verdict.is_ok() { &[true, false][..] } else { &[true] });
+            assert_eq!(opened.map(|turns| assert!(turns.watch.is_none())), verdict);
+        }
     }
 
     #[test]

@@ -35,7 +35,13 @@ impl Turns {
     /// A fresh subject, checked; all mappings that are to be live are made.
     pub(crate) fn open(team: &Team, maker: &Maker, info: &SubjectInfo, case: Case) -> Result<Self, Failure> {
         let count = if case.own_domains { case.threads } else { 1 };
-        let subjects = (0..count).map(|_| maker.subject(info, &case)).collect::<Result<Vec<_>, Failure>>()?;
+        let subjects = (0..count).map(|_| maker.subject(info, &case)).collect::<Result<_, Failure>>()?;
+        Self::of(team, subjects, case)
+    }
+
+    /// The same for subjects that are there.
+    fn of(team: &Team, subjects: Vec<Arc<dyn Subject>>, case: Case) -> Result<Self, Failure> {
+        let count = subjects.len();
         // Each thread makes its own: what one allocates shares no cache line with what another does.
         let of_thread = subjects.clone();
         let lane = move |thread: usize, _: &_| Arc::clone(&of_thread[thread % count]).lane(&case, thread);
@@ -328,6 +334,14 @@ mod tests {
                 assert_eq!(verdict(kind, fault), Err(refused()), "{fault:?}");
             }
             assert_eq!(verdict(kind, Fault::Left), Err(Failure::Broken("left".into())));
+            // Before anything is measured.
+            let opened = |fault| {
+                let (noted, _) = noted(kind, 2, fault, Duration::ZERO);
+                let case = noted.case;
+                Turns::of(&team, vec![noted], case).map(|turns| turns.lanes.len())
+            };
+            assert_eq!(opened(Fault::None), Ok(1));
+            assert!(matches!(opened(Fault::Nowhere), Err(Failure::Broken(_))));
             let nowhere = "0x0 leads to None instead of 0x1000000000";
             assert_eq!(verdict(kind, Fault::Nowhere), Err(Failure::Broken(nowhere.into())));
         }

@@ -234,6 +234,31 @@ mod tests {
         assert_eq!(found, expected);
     }
 
+    /// Of a list each piece has a place of its own, which every table has again; of all else the memory follows the addresses.
+    #[test]
+    fn each_page_has_its_memory() {
+        const BASE: u64 = 1 << 40;
+        for thread in 0..2_u64 {
+            let of =
+                |shape| Pattern::new(shape, &GEOMETRY, 2, None).unwrap().threads.swap_remove(thread as usize);
+            let list = of(Shape::Scattered);
+            for (table, entry, page) in [(0, 0, 0), (0, 0, 1), (1, 0, 15), (2, 3, 0), (3, 15, 15)] {
+                let place = (entry * 16 + page) * 37 % 256 * 4;
+                let expected = BASE + ((thread + place) << 12);
+                assert_eq!(
+                    list.phys(table, entry, page),
+                    expected,
+                    "table {table}, entry {entry}, page {page}"
+                );
+            }
+            let single = of(Shape::Page { level: 1 });
+            assert_eq!(single.phys(2, 3, 0), BASE + ((thread * 256 + 2 * 512 + 3) << 12));
+            // A run's memory begins one page later, and so no larger page fits.
+            let run = of(Shape::Run);
+            assert_eq!(run.phys(0, 5, 7), BASE + ((1 + thread * 256 + 5 * 512 + 7) << 12));
+        }
+    }
+
     #[test]
     fn threads_work_on_parts_of_the_same_tables() {
         for shape in [Shape::Page { level: 1 }, Shape::Page { level: 2 }, Shape::Run, Shape::Scattered] {

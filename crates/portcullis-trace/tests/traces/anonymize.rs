@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use portcullis_trace::anonymize::anonymize;
+use portcullis_trace::anonymize::{AnonymizeError, anonymize};
 use portcullis_trace::replay::{Mode, Options, Profile, Report, replay};
 use portcullis_trace::{Chunk, Input, ReadOptions, Trace};
 
@@ -219,5 +219,61 @@ fn how_busy_the_machine_was_is_kept() {
         while trace.next_chunk(&mut Chunk::default(), 100).unwrap() {}
         assert_eq!(trace.summary().measured.unwrap().to_string(), measured);
         assert_eq!(trace.summary().unrecognised_lines, 0);
+    }
+}
+
+/// A writer of which one call fails, and no other.
+struct FailsOnce {
+    call: usize,
+    calls: usize,
+}
+
+impl FailsOnce {
+    fn next(&mut self) -> std::io::Result<()> {
+        self.calls += 1;
+        if self.calls == self.call { Err(std::io::Error::other("the disk is full")) } else { Ok(()) }
+    }
+}
+
+impl std::io::Write for FailsOnce {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.next().map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.next()
+    }
+}
+
+/// Wherever that is, in the header or in an event of any kind.
+#[test]
+fn a_write_that_fails_is_told() {
+    let events = on_cpu0(&[
+        "map: IOMMU: iova=0xff000000 paddr=0x7000000 size=4096",
+        "dma_map_phys: d dir=TO_DEVICE dma_addr=ff000100 size=512 phys_addr=7000100 attrs=NO_WARN",
+        "dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=ff000100 size=512",
+        "dma_unmap_phys: d dir=TO_DEVICE dma_addr=ff000100 size=512 attrs=",
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0xff000000} sizes={0x200} phys_addrs={0x7000000} attrs=",
+        "dma_sync_sg_for_device: d dir=TO_DEVICE dma_addrs={0xff000000} sizes={0x200}",
+        "dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x7000000} attrs=",
+        "dma_alloc_sgt: d dir=TO_DEVICE dma_addr=ff000000 size=4096 phys_addrs={0x7000000} attrs=",
+        "dma_alloc: d dma_addr=ff000000 size=4096 attrs=",
+        "dma_free: d dma_addr=ff000000 size=4096 attrs=",
+        "unmap: IOMMU: iova=0xff000000 size=4096 unmapped_size=4096",
+        "attach_device_to_domain: IOMMU: device=d",
+        "secret_probe: password=hunter2",
+    ]);
+    let text = format!(
+        "# tracer: nop\n# portcullis: cpus=2 wall_ns=10 busy_ns=7 own_ns=1\n\
+         # entries-in-buffer/entries-written: 13/13   #P:2\n{events}CPU:1 [LOST 12 EVENTS]\n"
+    );
+    let written = |call| {
+        let mut out = FailsOnce { call, calls: 0 };
+        anonymize(|| Input::from_bytes("private", text.as_bytes()), &mut out).map(|_| out.calls)
+    };
+    let calls = written(0).unwrap();
+    assert!(calls > 100, "{calls}");
+    for call in 1..=calls {
+        assert!(matches!(written(call), Err(AnonymizeError::Write(_))), "call {call} of {calls}");
     }
 }

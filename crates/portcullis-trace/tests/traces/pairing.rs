@@ -177,6 +177,23 @@ fn a_mapping_claims_its_own_runs_only() {
     assert_eq!((summary.iommu_claimed, summary.iommu_unclaimed), (1, 1));
 }
 
+/// The run of the next page is a mapping's own if the mapping has one byte of that page.
+#[test]
+fn a_mapping_claims_the_runs_up_to_its_last_byte() {
+    for (first, size, claimed) in
+        [(0xf_0000, 0x1000, 1), (0xf_0000, 0x1001, 2), (0xf_0fff, 1, 1), (0xf_0fff, 2, 2)]
+    {
+        let runs = [0, 0x1000].map(|at| iommu_map(0xf_0000 + at, 0x1_0000 + at, 0x1000));
+        let mapping = map(first, size, first - 0xf_0000 + 0x1_0000);
+        let (_, summary) = read(&lines(&[&runs[..], &[mapping]].concat()));
+        assert_eq!(
+            (summary.iommu_claimed, summary.iommu_unclaimed),
+            (claimed, 2 - claimed),
+            "{first:x} {size}"
+        );
+    }
+}
+
 /// An unmap that matches no mapping settles what was mapped before it, and nothing that came later.
 #[test]
 fn what_is_mapped_after_an_unclaimed_unmap_still_waits_for_its_event() {

@@ -94,6 +94,21 @@ fn losses_are_counted_as_the_kernel_counts_them() {
     assert_eq!(formats.lost_before(formats.used(&page)), 12);
 }
 
+/// Whatever stands behind a page's events, such as the number of lost ones.
+#[test]
+fn a_page_is_empty_where_its_head_says_so() {
+    let formats = formats();
+    let stored = 12_u64.to_ne_bytes();
+    for flags in [0, 1 << 31, 3 << 30] {
+        assert!(formats.is_empty(&[page(0, flags, &[]), stored.to_vec()].concat()), "{flags:x}");
+        assert!(
+            !formats.is_empty(&[page(0, flags, &[entry(4, 0, &event(1))]), stored.to_vec()].concat()),
+            "{flags:x}"
+        );
+    }
+    assert!(formats.is_empty(&page(0, 0, &[entry(4, 0, &event(1))])[..15]), "a head that is cut");
+}
+
 /// A page is damaged where its head, its events or an event's length end behind it; what stands before that is read.
 #[test]
 fn a_page_that_ends_too_early_is_damaged() {
