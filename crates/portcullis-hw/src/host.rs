@@ -73,7 +73,8 @@ pub trait Host: Send + Sync + 'static {
     /// How many CPUs share their waits for the unit: one more than the highest number that [`cpu`](Self::cpu) returns. `start` asks once. Then one submission
     /// carries the requests of all CPUs that wait at the same time. [`SharedWaits`](portcullis::invalidation::SharedWaits) says how many
     /// submissions a CPU waits for, how much memory that takes (in VT-d's scalable mode once for each stage), and which numbers should be near each other. Without
-    /// that memory `start` succeeds all the same, and each CPU submits by itself. The default, 0, does so, too. A virtio-iommu does not ask.
+    /// that memory `start` succeeds all the same, and each CPU submits by itself. The default, 0, does so, too. A virtio-iommu does not ask. An SMMUv3 that has
+    /// more command queues gives each CPU its own, or to a few of them one together.
     ///
     /// A CPU waits for others inside of [`undisturbed`](Self::undisturbed), as long as their submissions take: each takes up to four times the
     /// [patience](Self::patience_ns). So no function of the host, or of its frames, may wait for another CPU: that CPU may wait for this one. A CPU that

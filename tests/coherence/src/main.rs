@@ -19,7 +19,6 @@ use portcullis_bench::path::{AtOnce, Lanes};
 use portcullis_bench::runner::Failure;
 use portcullis_trace::replay::Profile;
 
-use driver::driver;
 use platform::{Hardware, Simulated};
 use simulator::{Figures, Machine, Simulator, simulator};
 use work::{Below, Work};
@@ -69,9 +68,15 @@ impl Request {
     fn run(&self, simulator: &'static Simulator) -> Result<Vec<Figures>, Failure> {
         // First, as a queue asks how many CPUs there are.
         simulator.start(&self.machine);
+        let cpus = self.machine.cpus as usize;
         match self.work.below {
-            Below::Driver => return self.run_over_one(simulator, 0),
-            Below::SharedDriver => return self.run_over_one(simulator, self.machine.cpus as usize),
+            Below::Driver => return self.run_over_one(simulator, driver::vtd(simulator, self.busy(), 0)?),
+            Below::SharedDriver => {
+                return self.run_over_one(simulator, driver::vtd(simulator, self.busy(), cpus)?);
+            }
+            Below::Smmu { has_own } => {
+                return self.run_over_one(simulator, driver::smmuv3(simulator, self.busy(), cpus, has_own)?);
+            }
             Below::Profile => {}
         }
         let waits = &self.profile.waits;
@@ -91,12 +96,19 @@ impl Request {
         self.run_over(simulator, || Arc::new(SharedQueue::new(hardware())))
     }
 
-    /// Over one unit of a driver for all domains. The unit takes as long for a submission as the profile says. `sharing` CPUs share their waits for it; with 0
-    /// none do.
-    fn run_over_one(&self, simulator: &'static Simulator, sharing: usize) -> Result<Vec<Figures>, Failure> {
+    /// How many nanoseconds a unit takes for a submission, as the profile says.
+    fn busy(&self) -> u64 {
         let waits = &self.profile.waits;
-        let busy = waits.doorbell.ns + waits.completion.ns;
-        let queue = Arc::new(driver(simulator, busy.round() as u64, sharing)?);
+        (waits.doorbell.ns + waits.completion.ns).round() as u64
+    }
+
+    /// Over one unit of a driver for all domains.
+    fn run_over_one<Q: InvalidationQueue + 'static>(
+        &self,
+        simulator: &'static Simulator,
+        unit: Q,
+    ) -> Result<Vec<Figures>, Failure> {
+        let queue = Arc::new(unit);
         self.run_over(simulator, || Arc::clone(&queue))
     }
 

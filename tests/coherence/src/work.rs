@@ -34,6 +34,8 @@ pub enum Below {
     Driver,
     /// The same, where CPUs share their waits.
     SharedDriver,
+    /// The driver of an SMMUv3: where each CPU has a queue of its own, or else shares its waits.
+    Smmu { has_own: bool },
 }
 
 /// Nanoseconds from one flush to the next.
@@ -94,7 +96,12 @@ impl Work {
     /// `vtd-raw-1`, or with a design of the past in place of its kind, and any number of live mappings, which end in the order in
     /// which they were made, `lazy-2015-1-live512`, or in any, `smmu-2017-1-any32`.
     pub fn named(name: &str) -> Result<Self, String> {
-        let drivers = [("vtd-shared-", Below::SharedDriver), ("vtd-", Below::Driver)];
+        let drivers = [
+            ("vtd-shared-", Below::SharedDriver),
+            ("vtd-", Below::Driver),
+            ("smmu-shared-", Below::Smmu { has_own: false }),
+            ("smmu-own-", Below::Smmu { has_own: true }),
+        ];
         let found = drivers.iter().find_map(|(prefix, below)| Some((name.strip_prefix(prefix)?, *below)));
         let (name, below) = found.unwrap_or((name, Below::Profile));
         let prefixes = [

@@ -11,7 +11,7 @@ pub const CPUS: u32 = 16;
 /// Bounds may only go down. They are what was measured last and half of that, as where CPUs meet, the order in which they come
 /// moves a figure from one build to the next; the least is 0.02, which is the aim for all that does not cross CPUs by its nature.
 /// A commit that takes a transfer out lowers the bounds that it can.
-pub const BOUNDS: [(&str, f64); 46] = [
+pub const BOUNDS: [(&str, f64); 47] = [
     ("raw-1", 0.02),
     ("raw-4", 0.02),
     ("typed-1", 0.02),
@@ -59,6 +59,8 @@ pub const BOUNDS: [(&str, f64); 46] = [
     // A hardware queue is a shared line by its nature: this says what it costs.
     ("vtd-raw-1", 46.8),
     ("vtd-shared-raw-1", 9.1),
+    // Where each CPU has a queue, nothing is shared.
+    ("smmu-own-raw-1", 0.02),
 ];
 
 /// What exceeds its bound, as people read it. `outcomes` are in the order of `bounds`.

@@ -29,9 +29,10 @@ those below, where none is named); or one of these with how CPUs share it before
 or one of a design of the past, as `portcullis bench path` has them, in place of its kind:
   lazy-2015-1-live512, bitmap-2008-1, smmu-2017-1-any32 (mappings end in any order), swiotlb-2021-1, swiotlb-lifo-1,
   swiotlb-2022-1
-or with what carries invalidations out before it, which is the driver of a VT-d unit that takes no time but the profile's:
+or with what carries invalidations out before it, which is the driver of a unit that takes no time but the profile's:
   vtd-raw-1        each CPU waits for its own submission
   vtd-shared-raw-1 CPUs share waits, as the driver does where its host says which CPU calls
+  smmu-shared-raw-1, smmu-own-raw-1: the same of an SMMUv3; where it has a queue for each CPU (ECMDQ)
 
   --cpus 1,2,16    numbers of CPUs, up to 256 (1,2,16,64,256)
   --per-socket N   CPUs of a socket (64)
@@ -155,7 +156,7 @@ fn every_workload() -> Vec<String> {
     let disturbed =
         ["flush-raw-1", "flush-lazy-1", "flush-ring-1", "hotplug-raw-1", "hotplug-lazy-1", "hotplug-pool-1"];
     all.extend(disturbed.map(str::to_owned));
-    all.extend(["vtd-raw-1", "vtd-shared-raw-1"].map(str::to_owned));
+    all.extend(["vtd-raw-1", "vtd-shared-raw-1", "smmu-shared-raw-1", "smmu-own-raw-1"].map(str::to_owned));
     all
 }
 
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!((request.workloads.len(), &request.cpus[..], request.json), (1, &[1, 16][..], true));
         assert_eq!(request.options, ["profile=vtd", "far=200"]);
         assert_eq!(request.cases().len(), 2);
-        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 92);
+        assert_eq!(Request::parse(&[]).unwrap().workloads.len(), 94);
         let request = Request::parse(&["--access", "0.15", "--answer", "30"]).unwrap();
         assert_eq!(request.options, ["access=0.15", "answer=30"]);
         for wrong in [&["--cpus", "0"][..], &["--cpus", "257"], &["--cpus"], &["--far", "-1"], &["--fast"]] {
