@@ -4,12 +4,16 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, Work};
 
 use crate::look::{number_of, percent, short_time};
-use crate::on_linux::Offer;
 
 /// A strict policy, as a verdict may choose it.
 pub trait Candidate: Copy {
     /// The policy.
     fn mode(&self) -> Mode;
+
+    /// Its row in the table, which may be another design of the same policy.
+    fn row(&self) -> &'static str {
+        self.mode().name()
+    }
 
     /// The share of the CPU's time, or of the throughput, that it costs.
     fn lost(&self) -> f64;
@@ -79,15 +83,6 @@ pub fn choose<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> Option<C> 
     tied(rows).min_by(|a, b| a.open().total_cmp(&b.open()).then(place(a).cmp(&place(b))))
 }
 
-/// The end of a sentence on a [`range`] of costs: several policies of `offer` make it one.
-pub fn depends(range: &str, offer: Offer) -> &'static str {
-    match offer {
-        _ if !range.contains(" to ") && !range.contains("at most") => "",
-        Offer::Module => ", depending on the policy (of Linux or our module)",
-        Offer::Linux | Offer::Library => ", depending on the policy",
-    }
-}
-
 /// The CPU time that comes with each mapping of a recording, besides protection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Besides {
@@ -124,18 +119,18 @@ impl Besides {
     }
 }
 
-/// What the cheapest of `strict` costs, and the dearest. (The choice may be neither.)
+/// What the cheapest of `strict` costs, and the dearest, with the rows that these are. (The choice may be neither.)
 pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
-    let lost = || strict.iter().map(Candidate::lost);
-    let (least, most) = (lost().min_by(f64::total_cmp)?, lost().max_by(f64::total_cmp)?);
-    let (least, most) = (percent(least), percent(most));
-    Some(if least == most {
-        least
-    } else if least.ends_with(&most) {
+    let least = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()))?;
+    let most = strict.iter().max_by(|a, b| a.lost().total_cmp(&b.lost()))?;
+    let [a, b] = [least, most].map(|row| percent(row.lost()));
+    Some(if a == b {
+        a
+    } else if a.ends_with(&b) {
         // Less than that, up to that.
-        format!("at most {most}")
+        format!("at most {b}")
     } else {
-        format!("{least} to {most}")
+        format!("{a} ({}) to {b} ({})", least.row(), most.row())
     })
 }
 

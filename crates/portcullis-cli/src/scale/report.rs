@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, advice, by_waits, choose, depends, no_copies, range};
+use crate::choice::{Candidate, advice, by_waits, choose, no_copies, range};
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
 use crate::machine;
 use crate::on_linux::{self, Offer, OwnStrict};
@@ -58,6 +58,10 @@ struct Strict<'a> {
 impl Candidate for Strict<'_> {
     fn mode(&self) -> Mode {
         self.mode
+    }
+
+    fn row(&self) -> &'static str {
+        self.row.policy.name
     }
 
     fn lost(&self) -> f64 {
@@ -214,13 +218,13 @@ fn verdict(table: &Table) -> Vec<String> {
     let cpus = table.machine.cpus;
     let choice = choice(table);
     if let (Some(costs), Some(choice)) = (range(&strict), choice) {
-        let (of, depends) = (number_of(cpus.into(), "CPU"), depends(&costs, table.offer));
+        let of = number_of(cpus.into(), "CPU");
         said.push(match table.told.besides {
-            None => format!(
-                "Protection from devices costs this workload {costs} of its throughput on {of}{depends}."
-            ),
+            None => {
+                format!("Protection from devices costs this workload {costs} of its throughput on {of}.")
+            }
             Some(besides) => format!(
-                "{} protection from devices costs {costs} of the throughput on {of}{depends}{}.",
+                "{} protection from devices costs {costs} of the throughput on {of}{}.",
                 besides.clause(),
                 besides.more(&costs)
             ),

@@ -53,7 +53,8 @@ fn the_report_begins_with_the_verdict_and_fits_the_terminal() {
         told(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "1", "--work", "2us"], false);
     let text = text.replace('\n', " ");
     assert!(
-        text.contains("devices: 1, as fast as the CPUs need them ") && text.contains(" on 1 CPU, depending"),
+        text.contains("devices: 1, as fast as the CPUs need them ")
+            && text.contains("(vtd-2024) of the throughput on 1 CPU"),
         "{text}"
     );
     assert!(text.contains("If 2us of other CPU work comes with each mapping (--work), protection"), "{text}");
