@@ -376,6 +376,7 @@ pub fn tables() -> Vec<Table> {
             },
             queue_busy: 0.625,
             device_busy: if hot == 3 { 0.99 } else { 0.97 },
+            copy_busy: if hot == 3 { 0.96 } else { 0.94 },
             lines: vec![
                 Line { share: 0.375, source: "a.rs:1 < b.rs:2".into() },
                 Line { share: 0.25, source: "c".into() },

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, advice, by_waits, choose, no_copies, range};
+use crate::choice::{Candidate, advice, by_waits, capital, choose, no_copies, range};
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
 use crate::machine;
 use crate::on_linux::{self, Offer, OwnStrict};
@@ -103,11 +103,11 @@ impl Table {
 
     /// The strict policies on offer.
     fn strict(&self) -> Vec<Strict<'_>> {
-        self.strict_of(&self.rows)
+        self.strict_of(&self.rows, self.offer)
     }
 
-    /// The same among `rows`.
-    fn strict_of<'a>(&self, rows: &'a [Row]) -> Vec<Strict<'a>> {
+    /// Those of `rows` that are on `offer`.
+    fn strict_of<'a>(&self, rows: &'a [Row], offer: Offer) -> Vec<Strict<'a>> {
         let strict = Mode::Each(domain::Policy::Strict);
         let own = self.strict_of_linux().map(|(own, _)| own.name);
         let shares =
@@ -115,7 +115,7 @@ impl Table {
         let strict = rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
             let named = Mode::named(row.policy.name).filter(|mode| own.is_none() || *mode != strict);
             let of_linux = (own == Some(row.policy.name)).then_some(strict);
-            let mode = named.or(of_linux).filter(|mode| self.offer.has(*mode))?;
+            let mode = named.or(of_linux).filter(|mode| offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
             Some(Strict { row, mode, open, open_is_known: self.told.copies() })
         });
@@ -230,6 +230,7 @@ fn verdict(table: &Table) -> Vec<String> {
             ),
         });
         said.push(advice(choice, &strict));
+        said.extend(too_little(table, choice));
     }
     match (table.strict_of_linux(), table.own) {
         (Some((own, row)), _) => {
@@ -291,6 +292,46 @@ fn verdict(table: &Table) -> Vec<String> {
     said
 }
 
+/// A choice that leaves less than this share of the throughput is said to leave too little.
+const TOO_LITTLE: f64 = 0.5;
+
+/// Copies that take this share of what memory can copy set the pace.
+const FULL: f64 = 0.95;
+
+/// That a choice leaves too little of the work, what a driver of the library's would leave, and whether memory's bandwidth is why.
+fn too_little(table: &Table, choice: Strict<'_>) -> Option<String> {
+    let Outcome { copy_busy, .. } = choice.row.outcome;
+    let left = |row: &Row| percent(row.share);
+    if choice.row.share >= TOO_LITTLE {
+        return None;
+    }
+    let name = choice.row();
+    let mut said = format!(
+        "{} leaves {} of the throughput: too little where the CPUs are busy.",
+        capital(name),
+        left(choice.row)
+    );
+    if copy_busy >= FULL {
+        let Machine { sockets, copies, .. } = &table.machine;
+        said += &format!(
+            " Memory sets the pace: its copies take {} of the {} GB/s that {} can copy (--calibration).",
+            percent(copy_busy.min(1.0)),
+            count((copies.socket_gb_per_s * f64::from(*sockets)).round() as u64),
+            number_of((*sockets).into(), "socket")
+        );
+    }
+    let better = choose(table.strict_of(&table.rows, Offer::Library).into_iter())
+        .filter(|better| better.row() != name && better.row.share >= TOO_LITTLE);
+    if let (Some(better), true) = (better, table.offer != Offer::Library) {
+        said += &format!(
+            " {} leaves {}: a driver that uses the library's queues has it (--on library).",
+            capital(better.row()),
+            left(better.row)
+        );
+    }
+    Some(said)
+}
+
 /// Whether a row is of the library's strict, which shares waits, and not of Linux's.
 fn is_of_library(row: &Row) -> bool {
     row.policy.name == domain::Policy::Strict.name()
@@ -303,7 +344,8 @@ fn lost(row: &Row) -> f64 {
 
 /// What the choice is where waits take a quarter of what is assumed, and where they take four times as long.
 fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
-    let [short, long] = table.by_waits.each_ref().map(|rows| choose(table.strict_of(rows).into_iter()));
+    let [short, long] =
+        table.by_waits.each_ref().map(|rows| choose(table.strict_of(rows, table.offer).into_iter()));
     let (short, long) = (short?, long?);
     if table.strict().len() < 2 {
         let [short, long] = [short, long].map(|strict| percent(strict.lost()));
@@ -440,6 +482,7 @@ struct Result<'a> {
     idle_ns: f64,
     queue_busy: f64,
     device_busy: f64,
+    copy_busy: f64,
     hottest: &'static str,
     lines: Vec<Line<'a>>,
     extrapolated: &'a [String],
@@ -452,7 +495,7 @@ struct Line<'a> {
 }
 
 fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
-    let Outcome { per_s, spent, queue_busy, device_busy, lines, inferred } = &row.outcome;
+    let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, lines, inferred } = &row.outcome;
     Result {
         policy: row.policy.name,
         cpus: table.machine.cpus,
@@ -468,6 +511,7 @@ fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
         idle_ns: spent.idle_ns,
         queue_busy: *queue_busy,
         device_busy: *device_busy,
+        copy_busy: *copy_busy,
         hottest: row.hottest().0,
         lines: lines
             .iter()

@@ -79,6 +79,8 @@ pub struct Outcome {
     pub queue_busy: f64,
     /// The share of the time in which each device worked, on average.
     pub device_busy: f64,
+    /// The share of what the sockets' memory copies at the most that was copied.
+    pub copy_busy: f64,
     /// Where what CPUs share is, the most first.
     pub lines: Vec<Line>,
     /// What of this is but inferred from what was measured.
@@ -163,16 +165,19 @@ pub fn run(
         copies: (0..sockets).map(|_| Sharing::new(curve_of_copies.clone())).collect(),
         devices: vec![Serial::default(); workload.device.count as usize],
     };
-    let units: f64 = setup.loads.iter().map(|load| load.units).sum::<f64>() / setup.loads.len() as f64;
+    let mean = |of: fn(&Load) -> f64| setup.loads.iter().map(of).sum::<f64>() / setup.loads.len() as f64;
+    let (units, copy_kib) = (mean(|load| load.units), mean(|load| load.copy_kib));
     let ran = Engine::new(setup).run(REQUESTS);
     let requests = ran.requests as f64;
     let locked_busy = requests / ran.ns * units * busy / f64::from(stations);
+    let copied_gb_per_s = requests / ran.ns * copy_kib * 1024.0;
     let (lines, inferred) = curve.map(|curve| (curve.lines, curve.inferred)).unwrap_or_default();
     Ok(Outcome {
         per_s: requests / ran.ns * 1e9,
         spent: ran.spent.over(requests),
         queue_busy: (ran.queue_busy + locked_busy).min(1.0),
         device_busy: ran.device_busy,
+        copy_busy: copied_gb_per_s / (machine.copies.socket_gb_per_s * sockets as f64),
         lines,
         inferred,
     })

@@ -331,6 +331,23 @@ fn adaptive_copies_all_of_what_has_no_page_of_its_own_and_no_more_than_it_may() 
     assert_eq!([1, 32, 33].map(|pages| copied(pages, false, 1e9)), [4, 128, 0]);
 }
 
+/// A socket's memory copies so much at the most, and who copies takes a part of that.
+#[test]
+fn copies_take_a_share_of_what_memory_can_copy() {
+    let operations = Operations::measured().unwrap();
+    let of = |policy: &str, cpus, sockets| {
+        let workload = Workload::named("nic", cpus).unwrap();
+        run(&machine(cpus, sockets), &workload, Policy::named(policy).unwrap(), &operations).unwrap()
+    };
+    for (cpus, sockets) in [(2, 1), (64, 1), (64, 2)] {
+        let outcome = of("bounce", cpus, sockets);
+        let share = outcome.per_s * 4096.0 / 1e9 / (68.0 * f64::from(sockets));
+        assert!((outcome.copy_busy - share).abs() < 1e-9, "{outcome:?}");
+        assert_eq!(outcome.copy_busy > 0.98, (cpus, sockets) == (64, 1), "{outcome:?}");
+    }
+    assert_eq!(of("strict", 2, 1).copy_busy, 0.0);
+}
+
 /// With `copies_in` a bounced buffer is copied twice if a device writes it, and once if a device reads it.
 #[test]
 fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
