@@ -392,6 +392,7 @@ pub fn tables() -> Vec<Table> {
         };
         Table {
             machine: machine(cpus, sockets),
+            units: None,
             workload: workload(cpus + 1),
             rows: [
                 ("passthrough", 1.0, 0),
@@ -404,6 +405,7 @@ pub fn tables() -> Vec<Table> {
             .into(),
             behind_one: Vec::new(),
             by_waits: [Vec::new(), Vec::new()],
+            unlocked: None,
             offer: Offer::Library,
             own: None,
             told: Told::default(),

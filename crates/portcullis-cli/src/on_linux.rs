@@ -54,13 +54,20 @@ pub struct OwnStrict {
     pub name: &'static str,
     /// Where it differs from the library's.
     pub differs: &'static str,
+    /// The design that is the same but for a lock that the CPUs behind an IOMMU share; `None` where there is none.
+    pub unlocked: Option<&'static str>,
 }
 
 impl OwnStrict {
-    const X86: Self = Self { name: LINUX_STRICT, differs: "a CPU holds the domain's lock while it waits" };
+    const X86: Self = Self {
+        name: LINUX_STRICT,
+        differs: "a CPU holds the domain's lock while it waits",
+        unlocked: Some(LINUX_STRICT_SMMU),
+    };
     const ARM: Self = Self {
         name: LINUX_STRICT_SMMU,
         differs: "each unmap has a CMD_SYNC of its own, and the SMMU carries out one after the other",
+        unlocked: None,
     };
 
     /// Where page tables are of `format`. That of RISC-V was not looked at.

@@ -126,12 +126,30 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             1 => Vec::new(),
             _ => on(&Machine { iommus: 1, ..machine.clone() }, &each)?,
         };
+        let has_one_lock = is_last && machine.iommus < workload.device.count;
+        let unlocked = own
+            .filter(|own| has_one_lock && policies.iter().any(|policy| policy.name == own.name))
+            .and_then(|own| Policy::named(own.unlocked?));
+        let unlocked = on(&machine, unlocked.as_slice())?.pop();
         let waits = |times: f64| {
             let (submission_ns, request_ns) = (machine.submission_ns * times, machine.request_ns * times);
             on(&Machine { submission_ns, request_ns, ..machine.clone() }, &strict)
         };
         let by_waits = if each.is_empty() { [Vec::new(), Vec::new()] } else { [waits(0.25)?, waits(4.0)?] };
-        tables.push(Table { machine, workload, rows, behind_one, by_waits, offer, own, told: told.clone() });
+        let units = arguments.units.map(u32::from);
+        let told = told.clone();
+        tables.push(Table {
+            machine,
+            units,
+            workload,
+            rows,
+            behind_one,
+            by_waits,
+            unlocked,
+            offer,
+            own,
+            told,
+        });
     }
     Ok((tables, profile, calibration))
 }

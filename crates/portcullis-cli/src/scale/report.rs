@@ -80,6 +80,8 @@ impl Candidate for Strict<'_> {
 /// All policies on one machine.
 pub struct Table {
     pub machine: Machine,
+    /// The IOMMUs that were asked for, which may be more than there are devices.
+    pub units: Option<u32>,
     pub workload: Workload,
     pub rows: Vec<Row>,
     /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not. Of the table with the most CPUs alone,
@@ -87,6 +89,8 @@ pub struct Table {
     pub behind_one: Vec<Row>,
     /// The strict ones, if waits took a quarter of what is assumed, and four times as long; none where no row waits for each unmap.
     pub by_waits: [Vec<Row>; 2],
+    /// Linux's strict mode with a lock for each CPU, where it has one for several devices. Of the table with the most CPUs.
+    pub unlocked: Option<Row>,
     /// What is chosen among.
     pub offer: Offer,
     /// What Linux's own strict mode is there.
@@ -132,7 +136,13 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     let (cpus, sockets) =
         (number_of(machine.cpus.into(), "CPU"), number_of(machine.sockets.into(), "socket"));
     let iommus = number_of(machine.iommus.into(), "IOMMU");
-    text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, {iommus} (--units), simulated"), "  "));
+    let units = match table.units.filter(|units| *units > machine.iommus) {
+        Some(units) => {
+            format!("--units {}, but no more than there are devices", count(units.into()))
+        }
+        None => "--units".into(),
+    };
+    text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, {iommus} ({units}), simulated"), "  "));
     for line in setting(workload) {
         text.push_str(&wrap(&line, "  "));
     }
@@ -240,8 +250,15 @@ fn verdict(table: &Table) -> Vec<String> {
             } else {
                 ""
             };
+            let unlocked = table.unlocked.as_ref().map_or(String::new(), |row| {
+                format!(
+                    " Its lock is for all devices behind an IOMMU, as where CPUs use the queues of one device. Linux has a lock for each device: \
+                     with one for each CPU it would cost {}.",
+                    percent(self::lost(row))
+                )
+            });
             said.push(format!(
-                "Strict is Linux's own ({lost}), the row {}: {}.{ours}",
+                "Strict is Linux's own ({lost}), the row {}: {}.{unlocked}{ours}",
                 own.name, own.differs
             ));
         }
@@ -449,7 +466,29 @@ fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt:
         }
         writeln!(text)?;
     }
-    writeln!(text)
+    // Where these change, throughput steps.
+    type Size = fn(&Table) -> u32;
+    let sizes: [(&str, Size); 3] = [
+        ("devices", |table| table.workload.device.count),
+        ("IOMMUs", |table| table.machine.iommus),
+        ("sockets", |table| table.machine.sockets),
+    ];
+    let mut steps = false;
+    for (name, of) in sizes {
+        let all: Vec<u32> = shown.clone().map(of).collect();
+        if all.windows(2).any(|pair| pair[0] != pair[1]) {
+            write!(text, "{name:<13}")?;
+            all.iter().try_for_each(|n| write!(text, "{n:>8}"))?;
+            writeln!(text)?;
+            steps = true;
+        }
+    }
+    writeln!(text)?;
+    if steps {
+        let why = "Throughput steps where a device, an IOMMU (--units) or a socket (--sockets) is added.";
+        text.push_str(&wrap(why, ""));
+    }
+    Ok(())
 }
 
 #[derive(Serialize)]

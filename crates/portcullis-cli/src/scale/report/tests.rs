@@ -60,6 +60,71 @@ fn the_report_begins_with_the_verdict_and_fits_the_terminal() {
     assert!(text.contains("If 2us of other CPU work comes with each mapping (--work), protection"), "{text}");
 }
 
+fn words(arguments: &[&str]) -> String {
+    anstream::adapter::strip_str(&told(arguments, false))
+        .to_string()
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn a_choice_that_leaves_too_little_is_said_to_and_why() {
+    let text = words(&["--workload", "nic", "--cpus", "64"]);
+    for said in [
+        "Bounce leaves 21.2 % of the throughput: too little where the CPUs are busy.",
+        " Memory sets the pace: its copies take 100.0 % of the 68 GB/s that 1 socket can copy (--calibration).",
+        " Strict-ring leaves 99.8 %: a driver that uses the library's queues has it (--on library).",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    // Of the library's policies there is a better one, and where nothing is copied memory is not what sets the pace.
+    let text = words(&["--workload", "nic", "--cpus", "64", "--on", "library"]);
+    assert!(!text.contains("too little") && !text.contains("Memory sets the pace"), "{text}");
+    let text = words(&["--workload", "nic", "--cpus", "64", "--policy", "vtd-2024"]);
+    assert!(
+        text.contains("Vtd-2024 leaves 4.9 % of the throughput:") && !text.contains("Memory sets"),
+        "{text}"
+    );
+    assert!(!text.contains("(--on library)"), "no other row was asked for: {text}");
+    assert!(!words(&["--cpus", "64"]).contains("too little"));
+}
+
+#[test]
+fn what_grows_with_the_cpus_stands_below_the_curves() {
+    let text = words(&["--cpus", "32,33,72", "--policy", "strict-ring"]);
+    assert!(text.contains(" devices 1 2 3 IOMMUs 1 2 3 sockets 1 1 2 Throughput steps where "), "{text}");
+    let text = words(&["--cpus", "1,32", "--policy", "strict-ring"]);
+    assert!(
+        !text.contains(" devices 1 ") && !text.contains("IOMMUs 1") && !text.contains("Throughput steps"),
+        "{text}"
+    );
+}
+
+#[test]
+fn more_iommus_than_devices_are_said_to_be_fewer() {
+    let header = |units: &str| {
+        let text = words(&["--workload", "nic", "--cpus", "64", "--policy", "strict-ring", "--units", units]);
+        text.split_once(", simulated").unwrap().0.to_owned()
+    };
+    assert_eq!(
+        header("200"),
+        "nic on 64 CPUs of 1 socket, 13 IOMMUs (--units 200, but no more than there are devices)"
+    );
+    assert_eq!(header("13"), "nic on 64 CPUs of 1 socket, 13 IOMMUs (--units)");
+}
+
+/// A recording has a device for each CPU, and Linux a lock for each device.
+#[test]
+fn what_linux_s_strict_costs_without_a_shared_lock_is_said_where_devices_share_an_iommu() {
+    let text =
+        words(&["--workload", "traces/mixed-nvme-e1000e.trace.zst", "--cpus", "64", "--work", "94301ns"]);
+    let said = "Linux has a lock for each device: with one for each CPU it would cost 0.9 %. The row strict";
+    assert!(text.contains(said), "{text}");
+    // A device for each IOMMU.
+    assert!(!words(&["--cpus", "64"]).contains("with one for each CPU"));
+}
+
 /// What is printed of made tables.
 fn printed(change: impl FnOnce(&mut Vec<Table>)) -> String {
     let mut tables = golden::tables();
