@@ -149,7 +149,7 @@ pub struct Replay {
     #[arg(skip)]
     pub of_here: bool,
 
-    /// Policies to compare, separated by commas [default: all]
+    /// Policies to compare, separated by commas [default: all]. Linux without our module has strict,lazy,swiotlb,passthrough
     #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY,..")]
     pub policy: Vec<PolicyName>,
 

@@ -212,13 +212,15 @@ pub fn summary() -> Summary {
     (summary.direct_maps, summary.direct_unmaps) = (61, 3);
     (summary.other_events, summary.other_names) = (9_000, [("sched_switch".to_owned(), 8_999)].into());
     summary.warnings = 7;
+    summary.devices = vec!["0000:03:00.0".into(), "0000:04:00.0".into()];
     summary
 }
 
 /// The short report, in ASCII.
 pub fn parts(format: &str) -> short::Parts<'_> {
     let (offer, place) = (Offer::Module, Place::default());
-    short::Parts { format, offer, place, sweep: false, full: false, legend: false, unicode: false }
+    let (all_devices, sweep, full, legend, unicode) = (true, false, false, false, false);
+    short::Parts { format, offer, place, all_devices, sweep, full, legend, unicode }
 }
 
 #[test]

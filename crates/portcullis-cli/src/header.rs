@@ -119,7 +119,13 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         notes.push(format!("stopped after {}, as --limit asks", number_of(summary.events, "event")));
     }
     if summary.mappings() == 0 {
-        notes.push("nothing is mapped in this recording, so there is nothing to compare".into());
+        let of = match (summary.filtered, summary.limited) {
+            (0, false) => "in this recording",
+            (0, true) => "before the limit",
+            (_, false) => "for this device",
+            (_, true) => "for this device before the limit: a higher --limit may reach its mappings",
+        };
+        notes.push(format!("nothing is mapped {of}, so there is nothing to compare"));
     }
     notes.extend(summary.recorded().iter().filter_map(hidden));
     notes

@@ -34,12 +34,13 @@ pub enum CommandError {
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
     #[error(
-        "{}: no mapping of a device \"{}\"; the trace has {}",
+        "{}: no mapping of a device \"{}\"; {} {}",
         Printable(name),
         Printable(device),
+        limit.map_or("the trace has".into(), |limit| format!("up to --limit {limit} the trace has")),
         list(devices)
     )]
-    NoSuchDevice { name: String, device: String, devices: Vec<String> },
+    NoSuchDevice { name: String, device: String, devices: Vec<String>, limit: Option<u64> },
     #[error(
         "standard input is a pipe: `portcullis replay -` reads it, and `portcullis replay < /dev/null` does without it"
     )]
@@ -99,7 +100,17 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
                 Place::named(&summary.devices)
             };
             let (format, offer, sweep) = (&options.format, Offer::of(*on, &options.format), *sweep);
-            let parts = short::Parts { format, offer, place, sweep, full: *full, legend: *legend, unicode };
+            let all_devices = arguments.device.is_none();
+            let parts = short::Parts {
+                format,
+                offer,
+                place,
+                all_devices,
+                sweep,
+                full: *full,
+                legend: *legend,
+                unicode,
+            };
             short::render(&runs, &options.profile, &summary, parts)
         }
     };
@@ -275,7 +286,8 @@ fn check_device(arguments: &Replay, summary: &Summary) -> Result<(), CommandErro
     let meant: Vec<String> = summary.devices.iter().filter(is_meant).cloned().collect();
     match meant.len() {
         0 if summary.maps == 0 => {
-            Err(CommandError::NoSuchDevice { name, device, devices: summary.devices.clone() })
+            let limit = arguments.limit.filter(|_| summary.limited);
+            Err(CommandError::NoSuchDevice { name, device, devices: summary.devices.clone(), limit })
         }
         0 | 1 => Ok(()),
         _ => Err(CommandError::SeveralDevices { name, device, devices: meant }),

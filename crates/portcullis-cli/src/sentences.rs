@@ -80,7 +80,12 @@ fn each_error_of_a_replay_or_a_simulation_says_what_is_wrong() {
     let said = [
         pair(replay::CommandError::Output(error()), "standard output: no luck"),
         pair(
-            replay::CommandError::NoSuchDevice { name: odd(), device: "d".into(), devices: devices() },
+            replay::CommandError::NoSuchDevice {
+                name: odd(),
+                device: "d".into(),
+                devices: devices(),
+                limit: None,
+            },
             "ODD: no mapping of a device \"d\"; the trace has b, c",
         ),
         pair(

@@ -9,7 +9,7 @@ use portcullis_trace::{Printable, Summary};
 
 use crate::exposed::Exposed;
 use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, columns, number_of, short_time, wrap};
-use crate::on_linux::{Offer, Place};
+use crate::on_linux::{self, Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::{self, Verdict};
 use crate::{header, legend, sweep, table};
@@ -23,6 +23,8 @@ pub struct Parts<'a> {
     pub offer: Offer,
     /// Which device to name in commands.
     pub place: Place,
+    /// It is of all devices of the recording.
+    pub all_devices: bool,
     /// What each policy costs at other rates, too.
     pub sweep: bool,
     /// All figures instead of the short table.
@@ -47,6 +49,14 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         for sentence in &verdict.sentences {
             text.push_str(&wrap(sentence, ""));
         }
+        if let (true, [first, _, ..]) = (parts.all_devices, &*summary.devices) {
+            let sentence = format!(
+                "The verdict is of {} together; one by itself may have another: --device {}.",
+                number_of(summary.devices.len() as u64, "device"),
+                Printable(first)
+            );
+            text.push_str(&wrap(&sentence, ""));
+        }
         // Writing to a string cannot fail.
         let _ = if parts.full {
             table::write(&mut text, runs, parts.unicode)
@@ -63,6 +73,9 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             parts.format
         );
         text.push_str(&wrap(&conditions, ""));
+        if parts.offer == Offer::Module {
+            text.push_str(&wrap(on_linux::LINUX_CODE, ""));
+        }
         if !parts.full && columns() >= WIDE && runs.number > 1 {
             let spread = format!(
                 "{} is half of the spread of {} in a row on this machine: at another time, or elsewhere, costs may differ by more.",

@@ -41,6 +41,13 @@ impl Row<'_> {
         ((self.cost.median_ns - self.base_ns) / share - self.cost.median_ns).max(0.0)
     }
 
+    /// How many mappings a CPU makes in a second that does `work_ns` of other work for each, in two digits.
+    fn rate(&self, work_ns: f64) -> String {
+        let per_s = 1e9 / (work_ns + self.cost.median_ns).max(1.0);
+        let unit = 10_f64.powf(per_s.log10().floor() - 1.0).max(1.0);
+        format!("up to {} mappings/s on a CPU", count(((per_s / unit).round() * unit) as u64))
+    }
+
     /// The share of the CPU's time that a cost of `ns` is.
     fn share(&self, ns: f64) -> f64 {
         let ns = ns + self.longer_ns;
@@ -218,17 +225,30 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
             let above = at.checked_sub(1).and_then(|at| parts.get(at)).map(|(above, _)| *above);
             match above {
                 _ if parts.len() == 1 => format!("{name} at any rate ({})", costs(row, 1e3)),
-                None => format!("{name} from {} on ({})", short_time(*from), costs(row, *from)),
+                None => format!(
+                    "{name} from {} on ({}, {})",
+                    short_time(*from),
+                    costs(row, *from),
+                    row.rate(*from)
+                ),
                 Some(above) if at + 1 == parts.len() => {
                     format!("below {} {name} ({})", short_time(above), costs(row, 1e3_f64.min(above / 2.0)))
                 }
-                Some(_) => format!("{name} down to {} ({})", short_time(*from), costs(row, *from)),
+                Some(_) => {
+                    format!(
+                        "{name} down to {} ({}, {})",
+                        short_time(*from),
+                        costs(row, *from),
+                        row.rate(*from)
+                    )
+                }
             }
         })
         .collect();
     let alone = strict.iter().find(|row| row.mode() == Mode::Each(Policy::Strict));
     let alone = alone.map_or(String::new(), |row| {
-        format!(" Strict costs less than {} from {} on.", share(SMALL), short_time(row.work_ns(SMALL)))
+        let ns = row.work_ns(SMALL);
+        format!(" Strict costs less than {} from {} on ({}).", share(SMALL), short_time(ns), row.rate(ns))
     });
     Some(format!("By the other CPU work for each mapping, choose: {}.{alone}", said.join("; ")))
 }
@@ -459,12 +479,13 @@ mod tests {
             [(strict, 780.0, 9.0, 9e3), (Mode::StrictRing, 60.0, 3.0, 9e3), (Mode::Bounce, 430.0, 9.0, 0.0)];
         assert_eq!(
             said(&all, Offer::Library),
-            "By the other CPU work for each mapping, choose: bounce from 50us on (0.9 % at 50us); below 50us strict-ring (5.7 % at \
-             1us). Strict costs less than 1 % from 77us on."
+            "By the other CPU work for each mapping, choose: bounce from 50us on (0.9 % at 50us, up to 20,000 mappings/s on a CPU); \
+             below 50us strict-ring (5.7 % at 1us). Strict costs less than 1 % from 77us on (up to 13,000 mappings/s on a CPU)."
         );
         assert_eq!(
             said(&all, Offer::Module),
-            "By the other CPU work for each mapping, choose: bounce at any rate (30.1 % at 1us). Strict costs less than 1 % from 77us on."
+            "By the other CPU work for each mapping, choose: bounce at any rate (30.1 % at 1us). Strict costs less than 1 % from 77us on \
+             (up to 13,000 mappings/s on a CPU)."
         );
         let three = [
             (Mode::StrictRing, 10.0, 1.0, 9e3),
@@ -473,8 +494,8 @@ mod tests {
         ];
         assert_eq!(
             said(&three, Offer::Library),
-            "By the other CPU work for each mapping, choose: bounce from 500us on (0.6 % at 500us); strict-batch down to 50us (0.6 % at \
-             50us); below 50us strict-ring (1.0 % at 1us)."
+            "By the other CPU work for each mapping, choose: bounce from 500us on (0.6 % at 500us, up to 2,000 mappings/s on a CPU); \
+             strict-batch down to 50us (0.6 % at 50us, up to 20,000 mappings/s on a CPU); below 50us strict-ring (1.0 % at 1us)."
         );
     }
 

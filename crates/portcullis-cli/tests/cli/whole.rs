@@ -326,6 +326,8 @@ fn replays_are_told_as_before() {
         "replay whole/perf.trace ALL --device 0000:00:03.0 --profile virtio-iommu",
         "replay whole/trace-cmd.trace ALL --limit 4 --full",
         "replay whole/odd.trace ALL --device absent",
+        "replay whole/odd.trace ALL --device absent --limit 2",
+        "replay whole/perf.trace ALL --device 0000:00:03.0 --limit 1",
         "replay whole/odd.trace ALL --strict-parse",
         "replay eras/3.12-maps-without-size.trace ALL",
         "replay eras/7.0-unmaps-alone.trace --repeat 1 --policy strict --work 1s",
