@@ -210,7 +210,7 @@ fn two_replays_are_compared() {
     assert!(page.contains("1 of 9 policies became slower: strict (+"), "the change");
     assert!(page.contains("No policy became faster.") && page.contains("8 policies did not change."));
     assert!(page.contains("+5000000 ns"), "in the table");
-    assert!(page.contains("Their profiles differ as well: vtd before, smmuv3 after"));
+    assert!(page.contains("Something else is different, too: the profile, vtd before, smmuv3 after"));
     assert!(page.contains("An unmap, before and after: strict-ring") && page.contains("href=\"#part-2\""));
 }
 
@@ -336,7 +336,7 @@ fn two_benchmarks_are_compared() {
         "2 measurements are in one of the two only.",
         "<td>-25 %</td><td>faster</td><td>40.0 (39.0 to 42.0)</td><td>30.0 (29.0 to 31.0)</td>",
         "<td>+16 %</td><td>within the noise</td>",
-        "Their machines differ as well: A before, B after",
+        "Something else is different, too: the machine, A before, B after",
         "Change of time, 1 thread",
         "Change of time, 2 threads",
         "Benchmark path",
@@ -365,7 +365,7 @@ fn two_simulations_are_compared() {
     for part in [
         &change,
         " of 3 policies on 16 CPUs became slower: strict (",
-        "Their profiles differ as well",
+        "Something else is different, too: the profile, vtd before, virtio-iommu after",
         "Change of requests in a second",
     ] {
         assert!(page.contains(part), "{part}");

@@ -95,7 +95,10 @@ fn verdict(changes: &[(String, f64, Change)], things: [&str; 2]) -> String {
     let all = count(changes.len() as u64);
     let is = |kind: Change| changes.iter().filter(move |(_, _, change)| *change == kind);
     let mut html = "<div class=\"verdict\">\n".to_owned();
-    for kind in [Change::Faster, Change::Slower] {
+    let not_told = is(Change::NotTold).count();
+    // Where nothing can be told, there is nothing to say of what became faster.
+    let kinds = if not_told < changes.len() { &[Change::Faster, Change::Slower][..] } else { &[] };
+    for kind in kinds.iter().copied() {
         let mut those: Vec<_> = is(kind).collect();
         those.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
         let names = those.iter().take(NAMED).map(|(name, share, _)| format!("{name} ({})", signed(*share)));
@@ -115,13 +118,12 @@ fn verdict(changes: &[(String, f64, Change)], things: [&str; 2]) -> String {
             },
         );
     }
-    let not_told = is(Change::NotTold).count() as u64;
     if not_told > 0 {
         html += &element(
             "p",
             &format!(
-                "Of {} it cannot be told: a side has one run. `--repeat 3` makes three.",
-                number_of_things(not_told, things)
+                "It cannot be told whether {} became faster or slower: a side has one run. `--repeat 3` makes three.",
+                number_of_things(not_told as u64, things)
             ),
         );
     }
@@ -146,7 +148,7 @@ fn number_of_things(n: u64, [one, several]: [&str; 2]) -> String {
 fn differences(pairs: &[(&str, String, String)]) -> String {
     let differ = |(_, was, is): &&(&str, String, String)| was != is && !was.is_empty() && !is.is_empty();
     let said = |(what, was, is): &(&str, String, String)| {
-        warning(&format!("Their {what} differ as well: {was} before, {is} after."))
+        warning(&format!("Something else is different, too: {what}, {was} before, {is} after."))
     };
     pairs.iter().filter(differ).map(said).collect()
 }
@@ -158,7 +160,7 @@ fn machines(before: &Machine, after: &Machine) -> [(&'static str, String, String
         0 => String::new(),
         cpus => number_of(cpus, "CPU"),
     };
-    [("machines", cpu(before), cpu(after)), ("number of CPUs", cpus(before), cpus(after))]
+    [("the machine", cpu(before), cpu(after)), ("its CPUs", cpus(before), cpus(after))]
 }
 
 #[cfg(test)]
@@ -179,6 +181,12 @@ mod tests {
         let said = verdict(&changes, ["policy", "policies"]).replace('\u{a0}', " ");
         assert!(said.contains("10 of 11 policies became faster: w10 (-10 %), w9 (-9.0 %)"), "{said}");
         assert!(said.contains(", and 2 more.") && !said.contains("w1 ("), "{said}");
+        let not_told = [("x".to_owned(), 0.02, Change::NotTold)];
+        assert_eq!(
+            verdict(&not_told, ["policy", "policies"]).matches("<p").count(),
+            1,
+            "nothing is said of what became faster or slower"
+        );
         assert!(
             said.contains("No policy became slower.") && said.contains("1 policy changed by no more"),
             "{said}"

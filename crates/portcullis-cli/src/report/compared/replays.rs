@@ -97,13 +97,15 @@ pub fn section(before: &Replayed, after: &Replayed) -> Option<String> {
 fn others(before: &Replayed, after: &Replayed) -> Vec<(&'static str, String, String)> {
     let of = |one: &Replayed| {
         let report = &one.runs.report;
+        let policies: Vec<&str> = report.policies.iter().map(|policy| policy.policy).collect();
         [
-            ("recordings", report.trace.name.clone()),
-            ("number of events", count(report.trace.events)),
-            ("kind of recording", crate::header::recorded(&report.trace.recorded)),
-            ("profiles", report.profile.clone()),
-            ("page tables", one.format.clone()),
-            ("work, ns", count(report.work_ns as u64)),
+            ("the policies", policies.join(" ")),
+            ("the recording", report.trace.name.clone()),
+            ("its events", count(report.trace.events)),
+            ("its kind", crate::header::recorded(&report.trace.recorded)),
+            ("the profile", report.profile.clone()),
+            ("the page tables", one.format.clone()),
+            ("the other work for each mapping, ns", count(report.work_ns as u64)),
         ]
     };
     let pairs = of(before).into_iter().zip(of(after)).map(|((what, was), (_, is))| (what, was, is));

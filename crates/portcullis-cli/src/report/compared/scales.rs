@@ -31,9 +31,9 @@ pub fn section(before: &Scaled, after: &Scaled) -> Option<String> {
     let mut html = verdict(&changes, [&format!("policy on {on}"), &format!("policies on {on}")]);
     let (was, is) = (before, after);
     html += &differences(&[
-        ("workloads", was.workload.clone(), is.workload.clone()),
-        ("profiles", was.profile.clone(), is.profile.clone()),
-        ("calibrations", was.calibration.machine.clone(), is.calibration.machine.clone()),
+        ("the workload", was.workload.clone(), is.workload.clone()),
+        ("the profile", was.profile.clone(), is.profile.clone()),
+        ("the calibration", was.calibration.machine.clone(), is.calibration.machine.clone()),
     ]);
     let moved: Vec<Scale> =
         pairs.iter().map(|pair| Scale { relative_to_passthrough: share(pair), ..pair.1.clone() }).collect();
