@@ -93,6 +93,23 @@ impl Kernel {
         self.parameter(name).is_some_and(|value| value.split(',').any(|one| one.starts_with(word)))
     }
 
+    /// Whether a word of the command line asks for passthrough, or for none; `None` where it is about something else.
+    pub fn passes_through(&self, word: &str) -> Option<bool> {
+        let (name, value) = word.split_once('=')?;
+        match name.replace('-', "_").as_str() {
+            "iommu.passthrough" => switched(value).filter(|_| !self.is_x86() || self.since((5, 4))),
+            "iommu" if self.is_x86() => {
+                let asks = |one: &str| match one {
+                    _ if one.starts_with("pt") => Some(true),
+                    _ if one.starts_with("nopt") => Some(false),
+                    _ => None,
+                };
+                value.split(',').rev().find_map(asks)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether a parameter that is switched is on, or off.
     pub fn switch(&self, name: &str) -> Option<bool> {
         switched(self.parameter(name)?)

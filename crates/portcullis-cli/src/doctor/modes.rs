@@ -31,6 +31,21 @@ impl Mode {
     }
 }
 
+/// The mode that devices have after a boot without passthrough, and why; `None` where nothing says so.
+pub fn translated(kernel: &Kernel, units: &[Unit], log: &Log) -> Option<(&'static str, String)> {
+    let lazily = || lazy(kernel, log).map(|why| ("lazy", why));
+    let is_asked = kernel.switch("iommu.strict") == Some(false);
+    let built = kernel.config.as_ref().and_then(|config| config.default_mode);
+    match strict(kernel, units, log) {
+        // What an emulated unit asks for holds whatever the parameter says.
+        Some(why) if !is_asked || why.starts_with(CACHING) => Some(("strict", why)),
+        _ if is_asked => lazily(),
+        // Linux's `iommu_dma_strict` begins with what CONFIG_IOMMU_DEFAULT_DMA_STRICT says.
+        _ if built == Some("passthrough") => built_in(kernel, "passthrough").map(|why| ("lazy", why)),
+        _ => lazily(),
+    }
+}
+
 const TYPE: &str = "iommu: Default domain type: ";
 const POLICY: &str = "iommu: DMA domain TLB invalidation policy: ";
 
@@ -56,6 +71,9 @@ fn passthrough(kernel: &Kernel, log: &Log) -> Option<String> {
     })
 }
 
+/// How the reason begins that an emulated unit is.
+const CACHING: &str = "caching mode";
+
 fn strict(kernel: &Kernel, units: &[Unit], log: &Log) -> Option<String> {
     if kernel.switch("iommu.strict") == Some(true) {
         return Some("the kernel's parameter iommu.strict=1".into());
@@ -68,13 +86,14 @@ fn strict(kernel: &Kernel, units: &[Unit], log: &Log) -> Option<String> {
     let is_said = log.has("batching disallowed due to virtualization")
         || log.has("Using strict mode due to virtualization");
     if is_said || units.iter().any(|unit| unit.caching_mode == Some(true)) {
-        return Some(
-            "caching mode (the IOMMU is emulated, and each map tells the host, so Linux does not put off unmaps)"
-                .into(),
-        );
+        return Some(format!(
+            "{CACHING} (the IOMMU is emulated, and each map tells the host, so Linux does not put off unmaps)"
+        ));
     }
+    let is_built = || kernel.config.as_ref().is_some_and(|config| config.default_mode.is_some());
     let default = || {
-        (kernel.maker == Maker::Arm && log.after(POLICY).is_none()).then(|| "Linux's default for Arm".into())
+        (kernel.maker == Maker::Arm && log.after(POLICY).is_none() && !is_built())
+            .then(|| "Linux's default for Arm".into())
     };
     built_in(kernel, "strict").or_else(default).or_else(|| default_of(log, "strict"))
 }

@@ -179,10 +179,17 @@ fn passthrough_is_told_with_what_asked_for_it() {
             .what
             .contains("2 devices are under passthrough, by the kernel's parameter iommu=pt")
     );
+    let caching =
+        "caching mode (the IOMMU is emulated, and each map tells the host, so Linux does not put off unmaps)";
     assert_eq!(
         found.findings[0].next[0].say,
-        "take iommu=pt out of the kernel's command line, in the boot loader, and reboot"
+        format!(
+            "take iommu=pt out of the kernel's command line, in the boot loader, and reboot; devices are strict then, by {caching}"
+        )
     );
+    // The commands of each group that is concerned.
+    let files: Vec<&str> = found.findings[0].next[1..].iter().map(|step| step.commands[1].as_str()).collect();
+    assert_eq!(files, [1, 2].map(|n| format!("echo DMA | sudo tee /sys/kernel/iommu_groups/{n}/type")));
     let found = finds("guest-vtd", &all[1..2], "passthrough");
     assert!(
         found.findings[0].what.starts_with("0000:00:02.0 is under passthrough: "),
@@ -199,6 +206,70 @@ fn passthrough_is_told_with_what_asked_for_it() {
         "passthrough",
         Some("the kernel's parameter iommu.passthrough=y"),
     );
+}
+
+/// What to take out of the command line, what to add, and how devices are protected then.
+#[test]
+fn the_way_out_of_passthrough_names_its_end() {
+    let groups = ["0", "1", "2"].map(|n| format!("sys/kernel/iommu_groups/{n}/type"));
+    let all: Vec<(&str, &str)> = groups.iter().map(|path| (path.as_str(), "identity")).collect();
+    let config = "boot/config-6.12.57+deb13-amd64";
+    // A unit of hardware, and a log without the default.
+    let bare = [("sys/class/iommu/dmar0/intel-iommu/cap", "d2008c222f0606"), (LOG, VERSION)];
+    let says = |files: &[(&str, &str)]| -> Vec<String> {
+        let found = changed("guest-vtd", &[&all[..], &bare, files].concat());
+        let steps = &found.findings[0].next;
+        assert_eq!(found.findings[0].id, "passthrough");
+        assert!(steps[steps.len() - 1].say.contains("make its group 2 strict"), "{steps:?}");
+        steps[..steps.len() - 2].iter().map(|step| step.say.clone()).collect()
+    };
+    let take = |words: &str, then: &str| {
+        format!("take {words} out of the kernel's command line, in the boot loader{then}")
+    };
+    let add = |then: &str| {
+        format!("add iommu.passthrough=0 to the kernel's command line, in the boot loader, and reboot{then}")
+    };
+    let lazy = "; devices are lazy then, by the kernel's parameter iommu.strict=0";
+    for (cmdline, expected) in [
+        ("iommu=pt iommu.strict=0", take("iommu=pt", &format!(", and reboot{lazy}"))),
+        // The last of them holds.
+        ("iommu.passthrough=0 iommu=pt,force", take("iommu=pt,force", ", and reboot")),
+        (
+            "iommu=pt iommu.passthrough=on iommu.strict=1",
+            take(
+                "iommu=pt and iommu.passthrough=on",
+                ", and reboot; devices are strict then, by the kernel's parameter iommu.strict=1",
+            ),
+        ),
+        (
+            "iommu=pt iommu.passthrough=0",
+            "reboot: iommu.passthrough=0 is on the kernel's command line already, so the groups were changed since".into(),
+        ),
+        ("iommu.strict=0", add(lazy)),
+    ] {
+        assert_eq!(says(&[(CMDLINE, cmdline)]), [expected], "{cmdline}");
+    }
+    // A kernel that was built so passes through without a word, too.
+    let built = (config, "CONFIG_IOMMU_DEFAULT_PASSTHROUGH=y");
+    let then = "; devices are lazy then, by the default that this kernel was built with (CONFIG_IOMMU_DEFAULT_PASSTHROUGH)";
+    assert_eq!(says(&[(CMDLINE, "quiet"), built]), [add(then)]);
+    assert_eq!(says(&[(CMDLINE, "iommu=pt"), built]), [take("iommu=pt", ""), add(then)]);
+    let strict = (config, "CONFIG_IOMMU_DEFAULT_DMA_STRICT=y");
+    let by = "by the default that this kernel was built with (CONFIG_IOMMU_DEFAULT_DMA_STRICT)";
+    assert_eq!(
+        says(&[(CMDLINE, "iommu=pt"), strict]),
+        [take("iommu=pt", &format!(", and reboot; devices are strict then, {by}"))]
+    );
+}
+
+#[test]
+fn many_groups_are_named_and_the_first_have_commands() {
+    let files = [0, 1, 2, 3].map(|n| format!("sys/kernel/iommu_groups/{n}/type"));
+    let all: Vec<(&str, &str)> = files.iter().map(|path| (path.as_str(), "identity")).collect();
+    let found = changed("server", &all);
+    let finding = found.findings.iter().find(|finding| finding.id == "passthrough").unwrap();
+    let with = finding.next.iter().filter(|step| step.say.contains("make its group ")).count();
+    assert_eq!((with, finding.next.last().unwrap().say.as_str()), (3, "and so for group 3"));
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use super::number_of;
 use crate::doctor::devices::{Device, Group};
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::{Finding, Severity, write};
+use crate::doctor::finding::{Finding, Severity, Step, write};
 use crate::doctor::kernel::boot_with;
+use crate::doctor::modes;
 use crate::doctor::units::Kind;
 use crate::linux::host::Host;
 use crate::machine::quoted;
@@ -33,7 +34,15 @@ fn change(facts: &Facts, finding: Finding, group: &Group, kind: &str) -> Finding
     let unbind = names.iter().map(|name| write(name, &format!("/sys/bus/pci/devices/{name}/driver/unbind")));
     let set = write(kind, &format!("/sys/kernel/iommu_groups/{}/type", group.number));
     let bind = names.iter().map(|name| write(name, "/sys/bus/pci/drivers_probe"));
-    let say = "until the next boot, while nothing uses it: take its driver away, change the mode of its group, and give the driver back";
+    // Before, the word said that it translates, and not how.
+    let changed = if kind == "DMA" && facts.kernel.since((5, 15)) {
+        format!("make its group {} strict", group.number)
+    } else {
+        format!("change the mode of its group {}", group.number)
+    };
+    let say = format!(
+        "until the next boot, while nothing uses it: take its driver away, {changed}, and give the driver back"
+    );
     finding.run_all(say, unbind.chain([set]).chain(bind).collect())
 }
 
@@ -101,7 +110,7 @@ fn passthrough(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
             && devices.all(|device| !device.external)
     };
     let groups: Vec<&Group> = facts.devices.groups.iter().filter(is_open).collect();
-    let first = groups.first()?;
+    groups.first()?;
     let names: Vec<String> = groups
         .iter()
         .flat_map(|group| facts.devices.within(group))
@@ -120,34 +129,65 @@ fn passthrough(facts: &Facts, host: &Host<'_>) -> Option<Finding> {
         .of(names)
         .means("they use memory by its physical address, as without an IOMMU")
         .costs("each reaches all memory: in our test a hostile device reached everything that it tried; protection costs 2,105 instructions (lazy) or 2,604 (strict) for a map and unmap of 4 KiB behind VT-d in a guest (docs/linux.md), and strict the hardware's wait for each unmap besides");
-    let finding = if is_all {
-        let word = if facts.kernel.is_x86() && !facts.kernel.since((5, 4)) {
-            "iommu=nopt"
-        } else {
-            "iommu.passthrough=0"
-        };
-        let typed: Vec<&str> = facts
-            .kernel
-            .cmdline
-            .iter()
-            .map(String::as_str)
-            .filter(|word| matches!(*word, "iommu=pt" | "iommu.passthrough=1"))
-            .collect();
-        if typed.is_empty() {
-            finding.steps(boot_with(host, word))
-        } else {
-            finding.then(format!(
-                "take {} out of the kernel's command line, in the boot loader, and reboot",
-                typed.join(" and ")
-            ))
-        }
-    } else {
-        finding
-    };
     // A group of several devices is changed since 6.4: before, Linux says "Group has more than one device".
-    let since = if facts.devices.within(first).count() > 1 { (6, 4) } else { (5, 11) };
-    let can_change = first.mode.is_some() && facts.kernel.since(since);
-    Some(if can_change { change(facts, finding, first, "DMA") } else { finding })
+    let can_change = |group: &&Group| {
+        let since = if facts.devices.within(group).count() > 1 { (6, 4) } else { (5, 11) };
+        facts.kernel.since(since)
+    };
+    let finding = if is_all { finding.steps(without_passthrough(facts, host)) } else { finding };
+    let mut can: Vec<&Group> = groups.into_iter().filter(can_change).collect();
+    let others = can.split_off(can.len().min(SHOWN));
+    let finding = can.into_iter().fold(finding, |finding, group| change(facts, finding, group, "DMA"));
+    let numbers: Vec<&str> = others.iter().map(|group| group.number.as_str()).collect();
+    Some(match numbers.as_slice() {
+        [] => finding,
+        [one] => finding.then(format!("and so for group {one}")),
+        _ => finding.then(format!("and so for the groups {}", numbers.join(", "))),
+    })
+}
+
+/// Groups whose commands are shown; of others only the numbers.
+const SHOWN: usize = 3;
+
+/// How to boot without passthrough, and how devices are protected then.
+fn without_passthrough(facts: &Facts, host: &Host<'_>) -> Vec<Step> {
+    let kernel = &facts.kernel;
+    // What each word of the command line asks for that is about passthrough; the last one holds.
+    let asked: Vec<(&str, bool)> = kernel
+        .cmdline
+        .iter()
+        .filter_map(|word| Some((word.as_str(), kernel.passes_through(word)?)))
+        .collect();
+    let ends = modes::translated(kernel, &facts.units, &facts.log);
+    let then = ends.map_or(String::new(), |(mode, why)| format!("; devices are {mode} then, by {why}"));
+    let on: Vec<&str> = asked.iter().filter(|(_, on)| *on).map(|(word, _)| *word).collect();
+    let built_so = kernel.config.as_ref().is_some_and(|config| config.default_mode == Some("passthrough"));
+    let off = match asked.last() {
+        // It is off already, and the groups were changed since.
+        Some((word, false)) => {
+            let say = format!(
+                "reboot: {word} is on the kernel's command line already, so the groups were changed since{then}"
+            );
+            return vec![Step { say, commands: Vec::new() }];
+        }
+        // An older word takes its place, or the kernel's default does.
+        Some((_, true)) if asked.iter().any(|(_, on)| !on) || !built_so => None,
+        _ if kernel.is_x86() && !kernel.since((5, 4)) => Some("iommu=nopt"),
+        _ => Some("iommu.passthrough=0"),
+    };
+    let mut steps = Vec::new();
+    if !on.is_empty() {
+        let reboot = if off.is_some() { String::new() } else { format!(", and reboot{then}") };
+        let say =
+            format!("take {} out of the kernel's command line, in the boot loader{reboot}", on.join(" and "));
+        steps.push(Step { say, commands: Vec::new() });
+    }
+    if let Some(word) = off {
+        let mut boot = boot_with(host, word);
+        boot.iter_mut().for_each(|step| step.say += &then);
+        steps.extend(boot);
+    }
+    steps
 }
 
 /// Devices of PCI that no unit is in front of, though there are units.
