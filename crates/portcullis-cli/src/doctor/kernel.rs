@@ -98,7 +98,7 @@ impl Kernel {
         let (name, value) = word.split_once('=')?;
         match name.replace('-', "_").as_str() {
             "iommu.passthrough" => switched(value).filter(|_| !self.is_x86() || self.since((5, 4))),
-            "iommu" if self.is_x86() => {
+            "iommu" if self.is_x86() || !self.maker_is_known => {
                 let asks = |one: &str| match one {
                     _ if one.starts_with("pt") => Some(true),
                     _ if one.starts_with("nopt") => Some(false),

@@ -61,14 +61,15 @@ fn logged(log: &Log) -> Option<String> {
 }
 
 fn passthrough(kernel: &Kernel, log: &Log) -> Option<String> {
-    let word = ["iommu.passthrough", "iommu"]
-        .into_iter()
-        .find(|name| kernel.switch(name) == Some(true) || kernel.says(name, "pt"));
-    let by_word =
-        |name: &str| format!("the kernel's parameter {name}={}", kernel.parameter(name).unwrap_or_default());
-    word.map(by_word).or_else(|| built_in(kernel, "passthrough")).or_else(|| {
-        log.after(TYPE).filter(|kind| kind.starts_with("Passthrough")).map(|_| "the kernel's default".into())
-    })
+    // The last word about it holds.
+    let asked = |word: &String| kernel.passes_through(word).map(|on| (on, word.clone()));
+    match kernel.cmdline.iter().rev().find_map(asked) {
+        Some((on, word)) => on.then(|| format!("the kernel's parameter {word}")),
+        None => built_in(kernel, "passthrough").or_else(|| {
+            let kind = log.after(TYPE).filter(|kind| kind.starts_with("Passthrough"));
+            kind.map(|_| "the kernel's default".into())
+        }),
+    }
 }
 
 /// How the reason begins that an emulated unit is.

@@ -206,6 +206,12 @@ fn passthrough_is_told_with_what_asked_for_it() {
         "passthrough",
         Some("the kernel's parameter iommu.passthrough=y"),
     );
+    for (words, why) in [
+        ("iommu=pt iommu.passthrough=0", None),
+        ("iommu.passthrough=0 iommu=pt", Some("the kernel's parameter iommu=pt")),
+    ] {
+        is_by("guest-vtd", &[&all[..], &[(CMDLINE, words)]].concat(), "passthrough", why);
+    }
 }
 
 /// What to take out of the command line, what to add, and how devices are protected then.
