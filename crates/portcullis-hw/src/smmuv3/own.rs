@@ -30,15 +30,21 @@ fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> 
     let idr6 = if has { registers.read32(reg::IDR6) } else { 0 };
     let (pages, each) = (ecmdq::pages(idr6), ecmdq::of_a_page(idr6));
     let pages = if has && pages.max(each) <= ecmdq::MOST { 1 << pages } else { 0 };
-    let first = move |page: usize| {
+    let page_at = move |page: usize| {
         let base = registers.read64(reg::CONTROL_PAGE + 32 * page);
         let at = usize::try_from(base & ecmdq::ADDRESS).ok()?;
         // All ones where nothing answers.
         (base != u64::MAX && base & ecmdq::PRESET != 0 && at >= FIRST_PAGE).then_some(at)
     };
-    let queues = move |first: usize| (0..1 << each).map(move |queue| first + queue * (ecmdq::PAGE >> each));
+    let queues = move |page: usize| (0..1 << each).map(move |queue| page + queue * (ecmdq::PAGE >> each));
     let answers = move |at: &usize| registers.read32(at + ecmdq::CONS) != u32::MAX;
-    (0..pages).map_while(first).flat_map(queues).take_while(answers)
+    let first = if pages > 0 { page_at(0) } else { None };
+    // They follow each other: so no queue is here twice, whose index would confirm commands of two rings.
+    let follows = move |page: usize| {
+        let at = first?.checked_add(page * ecmdq::PAGE)?;
+        (page_at(page) == Some(at)).then_some(at)
+    };
+    (0..pages).map_while(follows).flat_map(queues).take_while(answers)
 }
 
 /// Turns off what firmware, or the kernel before, has left on: the unit takes no other attributes of queues before (CR1).

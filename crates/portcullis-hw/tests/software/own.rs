@@ -440,6 +440,15 @@ fn queues_that_are_not_where_they_could_be_are_left_alone() {
     let mut host = odd(&memory);
     host.registers.end = OWN + 3 * 0x4000;
     assert_eq!(OddUnit::start(host).unwrap().own_queues(), 2, "two CPUs for each");
+    // A second page that is where the first is: no queue is used twice. Pages follow each other.
+    for second in [OWN, OWN + 0x2_0000] {
+        let memory = self::memory();
+        let mut host = odd(&memory);
+        let software = Arc::new(software(&memory, 1, 1, None));
+        software.set(0x4020, second as u32 | 3);
+        host.registers.unit = software;
+        assert_eq!(OddUnit::start(host).unwrap().own_queues(), 2, "those of the first page");
+    }
 }
 
 /// What the registers of such a queue take, and when.
