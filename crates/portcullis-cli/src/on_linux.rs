@@ -233,6 +233,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_address_of_pci_has_parts_of_fixed_lengths() {
+        for name in ["0000:01:00.0", "01:00.0", "10000:e1:1f.7", "abcdef01:fe:0A.1"] {
+            assert!(is_pci(name), "{name}");
+        }
+        for name in [
+            "",
+            "01",
+            "01:00",
+            "1:00.0",
+            "001:00.0",
+            "01:0.0",
+            "01:000.0",
+            "01:00.",
+            "01:00.00",
+            "000:01:00.0",
+            "123456789:01:00.0",
+            "0000:01:00.0:0",
+            "0000:0g:00.0",
+            "0000:01:0-.0",
+            "0000:01:00.x",
+        ] {
+            assert!(!is_pci(name), "{name}");
+        }
+    }
+
+    #[test]
     fn commands_name_the_device_and_its_group_where_they_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let device = folder.path().join("bus/pci/devices/0000:01:00.0");

@@ -315,7 +315,14 @@ mod tests {
             let threads = workload.threads[0];
             let mut cell = cell(&runner, &make, workload.shape, threads, &Plans::default()).unwrap();
             let opened = *asked.lock().unwrap();
-            cell.repetition(&runner.team, 64).unwrap();
+            let timed = cell.repetition(&runner.team, 64).unwrap().ops;
+            // As many as are asked for, in whole turns where a workload consists of turns.
+            let turn = match workload.shape {
+                Shape::First { allocations } => allocations as u64,
+                Shape::CrossCpu => 256,
+                _ => 64,
+            };
+            assert_eq!(timed, turn, "{}", workload.name);
             let Asked { space, allocated, freed, least, most, oldest_first, .. } = *asked.lock().unwrap();
             let live = allocated - freed;
             assert_eq!(live, opened.allocated - opened.freed, "{}", workload.name);

@@ -48,6 +48,9 @@ fn registers_of_vtd_tell_widths_and_pages() {
         (u64::MAX, u64::MAX, (Some(57), all.clone(), Some(true))),
         // Tables of the first stage alone.
         (0x3f << 16 | 1 << 60, 1 << 47, (Some(57), vec![SMALL, MIDDLE], Some(false))),
+        (0x3f << 16 | 1 << 56, 1 << 47, (Some(48), all.clone(), Some(false))),
+        (0x3f << 16 | 1 << 55 | 1 << 57, 1 << 47, (Some(48), vec![SMALL, MIDDLE], Some(false))),
+        (0x3f << 16 | 1 << 10 | 1 << 56, 0, (Some(48), vec![SMALL], Some(false))),
     ] {
         let mut unit = bare("dmar0");
         vtd(cap, ecap, &mut unit);
