@@ -55,6 +55,19 @@ impl Devices {
 mod tests {
     use super::*;
 
+    /// Also beyond those that are compared first.
+    #[test]
+    fn a_name_has_one_number() {
+        let (mut devices, mut list) = (Devices::new(None), Vec::new());
+        let names = [0, 1, 2, 3, 4, 5].map(|number| format!("0000:0{number}:00.0"));
+        for _ in 0..2 {
+            let numbers = names.each_ref().map(|name| devices.intern(name.as_bytes(), &mut list));
+            assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(|number| (DeviceId(number), true)));
+        }
+        assert_eq!(list, names);
+        assert!(list.len() > NEAR);
+    }
+
     #[test]
     fn a_device_is_named_by_its_last_parts() {
         let name = "0000:00:03.0";

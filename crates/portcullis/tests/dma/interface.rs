@@ -364,6 +364,7 @@ fn what_a_driver_has_is_shown_in_a_line() {
         format!("{coherent:?}"),
     ] {
         assert!(shown.len() < 400 && !shown.contains('\n'), "{} bytes: {:.400}", shown.len(), shown);
+        assert!(shown.contains(" { ") && shown.ends_with(" }"), "its name and its fields: {shown}");
     }
     assert_eq!(format!("{buffer:?}"), format!("Buffer {{ phys: {:?}, len: 4096, .. }}", buffer.phys()));
 }

@@ -250,3 +250,19 @@ fn room_in_block(level: u32, (first, end): (u64, u64)) -> Room {
         (0..cut).fold(room, |room, _| room.plus(Room::head(level)))
     })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_no_higher_than_what_it_covers() {
+        for level in 1..MAX_LEVEL {
+            for (end, top) in [(pages(level), level), (pages(level) + 1, level + 1)] {
+                let mut bitmap = Bitmap::new();
+                bitmap.cover(end).unwrap();
+                assert_eq!(bitmap.top, top, "{end} pages");
+            }
+        }
+    }
+}
