@@ -342,6 +342,15 @@ mod tests {
         assert_eq!(cell.copy.seen(), Some((10, 5)));
     }
 
+    /// Whatever was counted before.
+    #[test]
+    fn a_cell_that_begins_has_counted_nothing() {
+        let (against, turns, left, probing) = (3, 5, 7, true);
+        let mut cell = Cell { against, turns, left, probing, ..Cell::default() };
+        cell.begin();
+        assert_eq!((cell.against, cell.turns, cell.left, cell.probing), (0, 0, 0, false));
+    }
+
     /// Also where one half has been timed often.
     #[test]
     fn a_way_of_which_one_half_is_not_known_is_not_chosen_nor_explained() {
