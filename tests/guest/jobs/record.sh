@@ -20,7 +20,7 @@ as_found() {
 if [ -e $R/run ]; then
     grouped "$device" portcullis_bench; bind "$device" portcullis_bench
     # Some 100,000 events in each second.
-    load_it() { echo "1 1 1500 skip" >$R/run; usleep 10000; }
+    load_it() { echo "1 1 1500 skip" >$R/run; usleep 44000; }
 else
     drivers
     device=$(dev 04.0)
