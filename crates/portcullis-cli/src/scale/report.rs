@@ -117,7 +117,8 @@ impl Table {
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
         let strict = rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
-            let named = Mode::named(row.policy.name).filter(|mode| own.is_none() || *mode != strict);
+            // Under Linux, strict is its own, and never the library's.
+            let named = Mode::named(row.policy.name).filter(|mode| self.own.is_none() || *mode != strict);
             let of_linux = (own == Some(row.policy.name)).then_some(strict);
             let mode = named.or(of_linux).filter(|mode| offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
@@ -261,10 +262,11 @@ fn verdict(table: &Table) -> Vec<String> {
                 "Strict is Linux's own ({lost}), the row {}: {}.{unlocked}{ours}",
                 own.name, own.differs
             ));
+            said.extend(choice.and_then(|choice| without_module(table, choice, row)));
         }
-        (None, Some(own)) if strict.iter().any(|row| row.mode == Mode::Each(domain::Policy::Strict)) => {
+        (None, Some(own)) if table.rows.iter().any(is_of_library) => {
             said.push(format!(
-                "The row strict is the library's; `--policy {},..` adds Linux's own.",
+                "The row strict is the library's, for drivers that use its queues, and not what Linux's strict costs: `--policy {},..` adds that.",
                 own.name
             ));
         }
@@ -347,6 +349,21 @@ fn too_little(table: &Table, choice: Strict<'_>) -> Option<String> {
         );
     }
     Some(said)
+}
+
+/// What Linux has without the module that is chosen, where its strict mode leaves too little.
+fn without_module(table: &Table, choice: Strict<'_>, strict: &Row) -> Option<String> {
+    if choice.row.policy.name == strict.policy.name || strict.share >= TOO_LITTLE {
+        return None;
+    }
+    let lazy = table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name());
+    let lazy = lazy.map_or(String::new(), |row| {
+        format!("; lazy leaves {}, but for Linux's own code in it", percent(row.share))
+    });
+    Some(format!(
+        "Without the module, Linux's strict leaves {} of the throughput: too little where the CPUs are busy{lazy}.",
+        percent(strict.share)
+    ))
 }
 
 /// Whether a row is of the library's strict, which shares waits, and not of Linux's.

@@ -429,21 +429,22 @@ fn what_the_module_counts_and_should_not_is_told() {
 #[test]
 fn a_word_is_added_to_the_command_line_as_the_system_does_it() {
     let commands = |files: &[(&str, &str)]| {
-        let found = changed("arm", files);
+        let asked = [("proc/cmdline", "root=/dev/sda1 iommu=strict\n")];
+        let found = changed("arm", &[&asked, files].concat());
         let finding = found.findings.into_iter().find(|finding| finding.id == "ignored-parameter").unwrap();
         finding.next[0].commands.clone()
     };
-    let grub = "sudo sed -i 's|^GRUB_CMDLINE_LINUX=\"|&iommu.passthrough=1 |' /etc/default/grub && ";
+    let grub = "sudo sed -i 's|^GRUB_CMDLINE_LINUX=\"|&iommu.strict=1 |' /etc/default/grub && ";
     assert_eq!(commands(&[])[0], format!("{grub}sudo grub2-mkconfig -o /boot/grub2/grub.cfg"));
     assert_eq!(commands(&[("usr/sbin/update-grub", "x")])[0], format!("{grub}sudo update-grub"));
     assert_eq!(
         commands(&[("usr/sbin/grubby", "x")]),
-        ["sudo grubby --update-kernel=ALL --args=iommu.passthrough=1", "sudo reboot"]
+        ["sudo grubby --update-kernel=ALL --args=iommu.strict=1", "sudo reboot"]
     );
     let gone = ("etc/default/grub", "");
     assert_eq!(
         commands(&[gone, ("etc/kernel/cmdline", "x")])[0],
-        "sudo sed -i 's|$| iommu.passthrough=1|' /etc/kernel/cmdline && sudo kernel-install add-all"
+        "sudo sed -i 's|$| iommu.strict=1|' /etc/kernel/cmdline && sudo kernel-install add-all"
     );
     assert_eq!(commands(&[gone]), [""; 0]);
 }

@@ -16,6 +16,13 @@ pub fn check(facts: &Facts, host: &Host<'_>) -> Vec<Finding> {
         )
         .means("the machine runs as if it were not there");
         Some(match &parameter.instead {
+            // Less protection is for who asks for it once more, and never the first advice.
+            Some(instead) if facts.kernel.passes_through(instead) == Some(true) => finding
+                .costs("what it was meant to change is as before: the modes above are what holds")
+                .then(format!("take {} out of the kernel's command line, in the boot loader", parameter.word))
+                .then(format!(
+                    "only where every device may read and write all memory: {instead} in its place"
+                )),
             Some(instead) => finding
                 .costs("what it was meant to change is as before: the modes above are what holds")
                 .steps(boot_with(host, instead))
