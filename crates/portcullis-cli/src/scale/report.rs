@@ -1,5 +1,7 @@
 //! What a simulation came to, for people and for machines.
 
+mod verdict;
+
 use std::fmt::Write;
 
 use anstyle::Style;
@@ -11,11 +13,12 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::{Candidate, advice, by_waits, capital, choose, no_copies, range};
-use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
+use crate::choice::Candidate;
+use crate::look::{BOLD, COLUMNS, columns, count, number_of, wrap};
 use crate::machine;
 use crate::on_linux::{self, Offer, OwnStrict};
 use crate::scale::Told;
+use verdict::{choice, verdict};
 
 /// A policy and what it came to.
 pub struct Row {
@@ -29,6 +32,11 @@ impl Row {
     pub fn new(policy: &'static Policy, outcome: Outcome, all: &Outcome) -> Self {
         let share = if all.per_s > 0.0 { outcome.per_s / all.per_s } else { 0.0 };
         Self { policy, outcome, share }
+    }
+
+    /// The share of the throughput that it costs.
+    fn lost(&self) -> f64 {
+        (1.0 - self.share).max(0.0)
     }
 
     /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
@@ -65,7 +73,7 @@ impl Candidate for Strict<'_> {
     }
 
     fn lost(&self) -> f64 {
-        lost(self.row)
+        self.row.lost()
     }
 
     fn open(&self) -> f64 {
@@ -214,217 +222,8 @@ fn setting(workload: &Workload) -> [String; 2] {
     ]
 }
 
-/// The policy to choose; `None` where the workload does not tell.
-fn choice(table: &Table) -> Option<Strict<'_>> {
-    choose(table.strict().into_iter()).filter(|_| table.told.nothing.is_none())
-}
-
-/// What is to be known first.
-fn verdict(table: &Table) -> Vec<String> {
-    if let Some(why) = &table.told.nothing {
-        return vec![why.clone()];
-    }
-    let strict = table.strict();
-    let mut said = Vec::new();
-    let cpus = table.machine.cpus;
-    let choice = choice(table);
-    if let (Some(costs), Some(choice)) = (range(&strict), choice) {
-        let of = number_of(cpus.into(), "CPU");
-        said.push(match table.told.besides {
-            None => {
-                format!("Protection from devices costs this workload {costs} of its throughput on {of}.")
-            }
-            Some(besides) => format!(
-                "{} protection from devices costs {costs} of the throughput on {of}{}.",
-                besides.clause(),
-                besides.more(&costs)
-            ),
-        });
-        said.push(advice(choice, &strict));
-        said.extend(too_little(table, choice));
-    }
-    match (table.strict_of_linux(), table.own) {
-        (Some((own, row)), _) => {
-            let lost = percent(lost(row));
-            let ours = if table.rows.iter().any(is_of_library) {
-                " The row strict is the library's, for drivers that use its queues: CPUs that wait at the same time share a wait."
-            } else {
-                ""
-            };
-            let unlocked = table.unlocked.as_ref().map_or(String::new(), |row| {
-                format!(
-                    " Its lock is for all devices behind an IOMMU, as where CPUs use the queues of one device. Linux has a lock for each device: \
-                     with one for each CPU it would cost {}.",
-                    percent(self::lost(row))
-                )
-            });
-            said.push(format!(
-                "Strict is Linux's own ({lost}), the row {}: {}.{unlocked}{ours}",
-                own.name, own.differs
-            ));
-            said.extend(choice.and_then(|choice| without_module(table, choice, row)));
-        }
-        (None, Some(own)) if table.rows.iter().any(is_of_library) => {
-            said.push(format!(
-                "The row strict is the library's, for drivers that use its queues, and not what Linux's strict costs: `--policy {},..` adds that.",
-                own.name
-            ));
-        }
-        _ => {}
-    }
-    said.extend(choice.and_then(|choice| waits(table, choice)));
-    if let Some(lazy) = table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name()) {
-        let lost = percent(lost(lazy));
-        said.push(format!(
-            "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
-        ));
-    }
-    if !table.behind_one.is_empty() {
-        let cost = |row: &Row| {
-            let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
-            format!("{whose}{} {}", row.policy.name, percent(lost(row)))
-        };
-        let all: Vec<String> = table.behind_one.iter().map(cost).collect();
-        said.push(format!(
-            "With all devices behind one IOMMU (--units 1) it would cost: {}.",
-            all.join(", ")
-        ));
-    }
-    let chosen = choice.map(|choice| choice.row);
-    let dear = table.rows.iter().filter(|row| row.policy.operation.is_some());
-    let slowest = dear.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s));
-    let chosen =
-        chosen.filter(|chosen| slowest.is_none_or(|slowest| slowest.policy.name != chosen.policy.name));
-    let most: Vec<String> = chosen.into_iter().chain(slowest).map(most).collect();
-    if !most.is_empty() {
-        said.push(format!("What takes the most of a request: {}.", most.join("; ")));
-    }
-    if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
-        said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
-    }
-    said.extend((!table.told.copies()).then(|| no_copies(table.told.directions, table.told.syncs)));
-    if table.offer != Offer::Library {
-        said.extend(
-            choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place)),
-        );
-    }
-    said
-}
-
-/// A choice that leaves less than this share of the throughput is said to leave too little.
-const TOO_LITTLE: f64 = 0.5;
-
-/// Copies that take this share of what memory can copy set the pace.
-const FULL: f64 = 0.95;
-
-/// That a choice leaves too little of the work, what a driver of the library's would leave, and whether memory's bandwidth is why.
-fn too_little(table: &Table, choice: Strict<'_>) -> Option<String> {
-    let Outcome { copy_busy, .. } = choice.row.outcome;
-    let left = |row: &Row| percent(row.share);
-    if choice.row.share >= TOO_LITTLE {
-        return None;
-    }
-    let name = choice.row();
-    let mut said = format!(
-        "{} leaves {} of the throughput: too little where the CPUs are busy.",
-        capital(name),
-        left(choice.row)
-    );
-    if copy_busy >= FULL {
-        let Machine { sockets, copies, .. } = &table.machine;
-        said += &format!(
-            " Memory sets the pace: its copies take {} of the {} GB/s that {} can copy (--calibration).",
-            percent(copy_busy.min(1.0)),
-            count((copies.socket_gb_per_s * f64::from(*sockets)).round() as u64),
-            number_of((*sockets).into(), "socket")
-        );
-    }
-    let better = choose(table.strict_of(&table.rows, Offer::Library).into_iter())
-        .filter(|better| better.row() != name && better.row.share >= TOO_LITTLE);
-    if let (Some(better), true) = (better, table.offer != Offer::Library) {
-        said += &format!(
-            " {} leaves {}: a driver that uses the library's queues has it (--on library).",
-            capital(better.row()),
-            left(better.row)
-        );
-    }
-    Some(said)
-}
-
-/// What Linux has without the module that is chosen, where its strict mode leaves too little.
-fn without_module(table: &Table, choice: Strict<'_>, strict: &Row) -> Option<String> {
-    if choice.row.policy.name == strict.policy.name || strict.share >= TOO_LITTLE {
-        return None;
-    }
-    let lazy = table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name());
-    let lazy = lazy.map_or(String::new(), |row| {
-        format!("; lazy leaves {}, but for Linux's own code in it", percent(row.share))
-    });
-    Some(format!(
-        "Without the module, Linux's strict leaves {} of the throughput: too little where the CPUs are busy{lazy}.",
-        percent(strict.share)
-    ))
-}
-
-/// Whether a row is of the library's strict, which shares waits, and not of Linux's.
-fn is_of_library(row: &Row) -> bool {
-    row.policy.name == domain::Policy::Strict.name()
-}
-
-/// The share of the throughput that a policy costs.
-fn lost(row: &Row) -> f64 {
-    (1.0 - row.share).max(0.0)
-}
-
-/// What the choice is where waits take a quarter of what is assumed, and where they take four times as long.
-fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
-    let [short, long] =
-        table.by_waits.each_ref().map(|rows| choose(table.strict_of(rows, table.offer).into_iter()));
-    let (short, long) = (short?, long?);
-    if table.strict().len() < 2 {
-        let [short, long] = [short, long].map(|strict| percent(strict.lost()));
-        return Some(format!(
-            "If the IOMMU's waits are a quarter as long as assumed, that costs {short}; if four times as long, {long}."
-        ));
-    }
-    Some(by_waits(choice, short, long))
-}
-
-/// What takes the most of a request with this policy, and where that comes from.
-fn most(row: &Row) -> String {
-    let (what, ns) = row.hottest();
-    let from = if what.ends_with("queue") {
-        format!("; the hardware is busy for {} of the time", percent(row.outcome.queue_busy))
-    } else if let (true, Some(line)) = (what.ends_with("share"), row.outcome.lines.first()) {
-        format!("; {} of the transfers are of {}", percent(line.share), structure(&line.source))
-    } else {
-        String::new()
-    };
-    format!("with {}, {what} ({} ns{from})", row.policy.name, count(ns.round() as u64))
-}
-
-/// What the line of memory is a part of that CPUs take from each other, by the places in the library's sources that touch it.
-fn structure(source: &str) -> &'static str {
-    const STRUCTURES: [(&str, &str); 8] = [
-        ("invalidation/", "the queue of invalidations"),
-        ("iova/", "the allocator of addresses"),
-        ("bounce/swiotlb", "the swiotlb"),
-        ("bounce/", "the bounce pool"),
-        ("pgtable/", "the page tables"),
-        ("domain/", "the domain's account"),
-        ("dma/", "the driver's queue"),
-        ("mapper", "the page tables"),
-    ];
-    let of =
-        |frame: &str| STRUCTURES.iter().find(|(folder, _)| frame.starts_with(folder)).map(|(_, name)| *name);
-    source.split(" < ").find_map(of).unwrap_or("one structure")
-}
-
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
-    let best = match table.told.nothing {
-        Some(_) => None,
-        None => choose(table.strict().into_iter()).map(|choice| choice.row.policy.name),
-    };
+    let best = choice(table).map(|choice| choice.row.policy.name);
     let figures = |row: &Row| {
         let Outcome { per_s, spent, .. } = &row.outcome;
         let ns = [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns];

@@ -255,7 +255,7 @@ fn what_cpus_share_has_a_name_and_no_line_of_a_source() {
         "a.rs:1 < b.rs:2",
         "",
     ]
-    .map(super::structure);
+    .map(super::verdict::structure);
     assert_eq!(
         said,
         [
