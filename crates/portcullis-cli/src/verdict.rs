@@ -222,26 +222,15 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
         .enumerate()
         .map(|(at, (from, row))| {
             let name = row.mode().name();
+            let border = format!("{}, {}", costs(row, *from), row.rate(*from));
             let above = at.checked_sub(1).and_then(|at| parts.get(at)).map(|(above, _)| *above);
             match above {
                 _ if parts.len() == 1 => format!("{name} at any rate ({})", costs(row, 1e3)),
-                None => format!(
-                    "{name} from {} on ({}, {})",
-                    short_time(*from),
-                    costs(row, *from),
-                    row.rate(*from)
-                ),
+                None => format!("{name} from {} on ({border})", short_time(*from)),
                 Some(above) if at + 1 == parts.len() => {
                     format!("below {} {name} ({})", short_time(above), costs(row, 1e3_f64.min(above / 2.0)))
                 }
-                Some(_) => {
-                    format!(
-                        "{name} down to {} ({}, {})",
-                        short_time(*from),
-                        costs(row, *from),
-                        row.rate(*from)
-                    )
-                }
+                Some(_) => format!("{name} down to {} ({border})", short_time(*from)),
             }
         })
         .collect();

@@ -15,21 +15,22 @@ pub fn check(facts: &Facts, host: &Host<'_>) -> Vec<Finding> {
             format!("the kernel ignores the parameter {}: {why}", parameter.word),
         )
         .means("the machine runs as if it were not there");
-        Some(match &parameter.instead {
-            // Less protection is for who asks for it once more, and never the first advice.
-            Some(instead) if facts.kernel.passes_through(instead) == Some(true) => finding
-                .costs("what it was meant to change is as before: the modes above are what holds")
-                .then(format!("take {} out of the kernel's command line, in the boot loader", parameter.word))
-                .then(format!(
-                    "only where every device may read and write all memory: {instead} in its place"
-                )),
-            Some(instead) => finding
-                .costs("what it was meant to change is as before: the modes above are what holds")
-                .steps(boot_with(host, instead))
-                .then(format!("take {} out", parameter.word)),
-            None => finding.costs("nothing: what it asks for holds by itself, or cannot be had").then(
-                format!("take {} out of the kernel's command line, in the boot loader", parameter.word),
-            ),
+        let take_out =
+            format!("take {} out of the kernel's command line, in the boot loader", parameter.word);
+        let Some(instead) = &parameter.instead else {
+            return Some(
+                finding.costs("nothing: what it asks for holds by itself, or cannot be had").then(take_out),
+            );
+        };
+        let finding =
+            finding.costs("what it was meant to change is as before: the modes above are what holds");
+        Some(if facts.kernel.passes_through(instead) == Some(true) {
+            // Less protection is never the first advice.
+            finding.then(take_out).then(format!(
+                "only where every device may read and write all memory: {instead} in its place"
+            ))
+        } else {
+            finding.steps(boot_with(host, instead)).then(format!("take {} out", parameter.word))
         })
     });
     ignored.chain(interrupts(facts)).collect()
