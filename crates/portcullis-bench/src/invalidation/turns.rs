@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(turns.check(&team), Ok(()));
     }
 
-    /// The one that is measured is another one, which nobody watches.
+    /// The check has a subject with a watch. If it passes, the measurement has a new subject without one.
     #[test]
     fn a_subject_is_checked_before_it_is_measured() {
         let team = Team::new(1).unwrap();

@@ -29,7 +29,7 @@ pub mod reg {
     pub const EVENTQ_PROD: usize = 0x1_00a8;
     pub const EVENTQ_CONS: usize = 0x1_00ac;
     pub const IDR6: usize = 0x190;
-    /// Of each page of ECMDQs, 32 bytes apart: where it is, of 64 bits; CFG and STATUS, which say that it is on.
+    /// Of each page of ECMDQs: where it is, of 64 bits; CFG and STATUS, which say that it is on.
     pub const CONTROL_PAGE: usize = 0x4000;
 }
 
@@ -175,6 +175,10 @@ pub mod ecmdq {
     pub const MOST: u32 = 8;
     /// Bytes of a page.
     pub const PAGE: usize = 0x1_0000;
+    /// Where the first page may be: pages 0 and 1 have the unit's other registers.
+    pub const FIRST_PAGE: usize = 2 * PAGE;
+    /// From the registers that tell of one page ([`CONTROL_PAGE`](super::reg::CONTROL_PAGE)) to those of the next.
+    pub const TOLD: usize = 32;
     /// CONTROL_PAGE_BASE: the page is of registers, at this offset from the unit's first register.
     pub const PRESET: u64 = 1;
     pub const ADDRESS: u64 = 0x00ff_ffff_ffff_0000;

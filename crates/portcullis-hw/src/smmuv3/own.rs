@@ -21,9 +21,6 @@ use crate::heap::reserve;
 use crate::host::{Host, Registers, UnitError};
 use crate::waits::Waits;
 
-/// Pages 0 and 1 have the unit's other registers.
-const FIRST_PAGE: usize = 0x2_0000;
-
 /// Where the registers of the unit's queues for CPUs are, as far as it answers there. None where it has them in another way than SMMUv3.3.
 fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> {
     let has = idr1 & idr1::ECMDQ != 0;
@@ -31,10 +28,10 @@ fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> 
     let (pages, each) = (ecmdq::pages(idr6), ecmdq::of_a_page(idr6));
     let pages = if has && pages.max(each) <= ecmdq::MOST { 1 << pages } else { 0 };
     let page_at = move |page: usize| {
-        let base = registers.read64(reg::CONTROL_PAGE + 32 * page);
+        let base = registers.read64(reg::CONTROL_PAGE + ecmdq::TOLD * page);
         let at = usize::try_from(base & ecmdq::ADDRESS).ok()?;
         // All ones where nothing answers.
-        (base != u64::MAX && base & ecmdq::PRESET != 0 && at >= FIRST_PAGE).then_some(at)
+        (base != u64::MAX && base & ecmdq::PRESET != 0 && at >= ecmdq::FIRST_PAGE).then_some(at)
     };
     let queues = move |page: usize| (0..1 << each).map(move |queue| page + queue * (ecmdq::PAGE >> each));
     let answers = move |at: &usize| registers.read32(at + ecmdq::CONS) != u32::MAX;
@@ -102,14 +99,14 @@ impl OwnQueues {
         made.extend(places().take(count).map_while(new));
         let count = if made.len() < 2 { 0 } else { even(made.len()) };
         for queue in made.drain(count..) {
-            // SAFETY: of the lines above; the unit was told nothing.
+            // SAFETY: `Queue::own` has its memory from `frames`, and the unit was not told of it.
             unsafe { queue.free(frames) };
         }
         (self.cpus, self.each) = (cpus, cpus.div_ceil(count.max(1)));
         let mut failed = Ok(());
         for queue in made {
             if failed.is_err() {
-                // SAFETY: of the lines above; the unit was told nothing of those that come after the one that failed.
+                // SAFETY: `Queue::own` has its memory from `frames`. The unit was told of the queues up to the one that failed, and not of this one.
                 unsafe { queue.free(frames) };
                 continue;
             }

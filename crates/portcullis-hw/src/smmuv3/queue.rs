@@ -5,10 +5,10 @@
 //! passed its own. A unit that meets a command that it does not take stops there, says so in GERROR, and goes on when
 //! that is acknowledged.
 //!
-//! A CPU's queue has both in registers of its own, and the acknowledgement goes with the index that is the doorbell. The CPU that acknowledges may not be the one
-//! that rings: so it says in memory what is acknowledged, and has the doorbell rung once more, which is done by one CPU at a time
-//! ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). A doorbell that is on its way with the old value comes before that one. Until then
-//! the unit consumes nothing, and nobody sees an error.
+//! A CPU's queue reports and acknowledges errors in registers of its own. One register, PROD, holds the acknowledgement (ERRACK) and the index that is the
+//! doorbell, and several CPUs may write it. So the CPU that deals with an error stores the acknowledgement in memory, and asks for one more doorbell
+//! ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). Only one CPU rings at a time, and each doorbell writes the acknowledgement that is in memory.
+//! A doorbell with the old value may come first: then the unit stays stopped until the next one. Meanwhile other CPUs find the error acknowledged, and report it no second time.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};

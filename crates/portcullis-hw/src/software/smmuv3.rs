@@ -16,18 +16,15 @@ const OWN_STOPPED: u32 = 1 << 9;
 /// CONTROL_PAGE_BASE: a page of 64 KiB (CMDQGS).
 const GRANULE: u64 = 1 << 1;
 
-/// Where the pages of queues for CPUs begin.
-const OWN: usize = 0x2_0000;
-
 /// The most pages of them, as a power of two, and where the registers that tell of the pages end.
 const MOST_PAGES: u32 = 1;
-const TOLD_END: usize = reg::CONTROL_PAGE + (32 << MOST_PAGES);
+const TOLD_END: usize = reg::CONTROL_PAGE + (ecmdq::TOLD << MOST_PAGES);
 
 /// Words of a queue for CPUs, with room that keeps it out of the cache lines of the next.
 const OWN_WORDS: usize = 32;
 
 /// The pages' own registers, and all that may be a queue's.
-const MORE_WORDS: usize = (1 << MOST_PAGES) * (32 / 4 + (1 << ecmdq::MOST) * OWN_WORDS);
+const MORE_WORDS: usize = (1 << MOST_PAGES) * (ecmdq::TOLD / 4 + (1 << ecmdq::MOST) * OWN_WORDS);
 
 /// A unit of Arm's SMMUv3.
 #[derive(Debug)]
@@ -50,10 +47,10 @@ impl Kind for SmmuV3 {
     fn word(offset: usize) -> Option<usize> {
         match offset {
             reg::CONTROL_PAGE..TOLD_END => Some(TWO_PAGES + (offset - reg::CONTROL_PAGE) / 4),
-            OWN.. => {
+            ecmdq::FIRST_PAGE.. => {
                 let (at, register) = own(offset)?;
                 let first = TWO_PAGES + (TOLD_END - reg::CONTROL_PAGE) / 4;
-                Some(first + (at - OWN) / 0x100 * OWN_WORDS + register / 4)
+                Some(first + (at - ecmdq::FIRST_PAGE) / 0x100 * OWN_WORDS + register / 4)
             }
             _ => super::of_two_pages(offset),
         }
@@ -102,7 +99,7 @@ impl Kind for SmmuV3 {
 
 /// Where the registers of a CPU's queue begin, of which `offset` is one, and which that is.
 fn own(offset: usize) -> Option<(usize, usize)> {
-    let at = offset.checked_sub(OWN)?;
+    let at = offset.checked_sub(ecmdq::FIRST_PAGE)?;
     (at < ecmdq::PAGE << MOST_PAGES && at % 0x100 < 0x10).then_some((offset - at % 0x100, at % 0x100))
 }
 
@@ -120,8 +117,8 @@ impl<F: Frames> Software<SmmuV3, F> {
         unit.set(reg::IDR1, unit.get(reg::IDR1) | idr1::ECMDQ);
         unit.set(reg::IDR6, pages << 24 | each << 16);
         for page in 0..1 << pages {
-            let registers = reg::CONTROL_PAGE + 32 * page;
-            let at = (OWN + ecmdq::PAGE * page) as u64;
+            let registers = reg::CONTROL_PAGE + ecmdq::TOLD * page;
+            let at = (ecmdq::FIRST_PAGE + ecmdq::PAGE * page) as u64;
             unit.set64(registers, at | GRANULE | ecmdq::PRESET);
             // CFG, and STATUS: on.
             unit.set64(registers + 8, 1 | 1 << 32);

@@ -54,7 +54,7 @@ struct Faulty<K> {
     /// The register by which the unit is told of commands, and whether it hears that.
     doorbell: usize,
     is_deaf: AtomicBool,
-    /// The first of so many CPUs calls.
+    /// How many CPUs there are. CPU 0 makes all calls.
     cpus: usize,
 }
 

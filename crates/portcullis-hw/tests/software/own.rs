@@ -195,7 +195,7 @@ fn a_queue_that_stops_stops_no_other() {
     for round in 0..300 {
         let (cpu, other) = (round % 4, (round + 1) % 4);
         refused.store(0x77, Ordering::Relaxed);
-        // The queue of `cpu` stops, and nobody looks there.
+        // The queue of `cpu` stops. No CPU submits to it yet.
         let software = &unit.host().unit;
         let cons = software.get(at(cpu) + CONS);
         software.set(at(cpu) + CONS, cons ^ ERR | 1 << 24);

@@ -55,7 +55,7 @@ impl Devices {
 mod tests {
     use super::*;
 
-    /// Also beyond those that are compared first.
+    /// `intern` compares the first [`NEAR`] names directly, and finds more of them by a map: both give a name one number.
     #[test]
     fn a_name_has_one_number() {
         let (mut devices, mut list) = (Devices::new(None), Vec::new());
