@@ -1,9 +1,9 @@
-//! A biased lock: one caller at a time has its value. Its CPU takes it without an atomic
-//! read-modify-write; another CPU, rarely, revokes that bias, which costs a barrier of all CPUs.
-//! The idea is that of Kawachiya, Koseki and Onodera ("Lock Reservation", OOPSLA 2002).
+//! A biased lock: one caller at a time has its value. Its CPU takes it without an atomic read-modify-write. Another
+//! CPU, rarely, revokes that bias, which costs a barrier of all CPUs (Kawachiya, Koseki and Onodera, "Lock
+//! Reservation", OOPSLA 2002).
 //!
-//! While its CPU holds a lock it is in a [turn](super::Marks), and has the value to itself. The
-//! mark that says so stands right behind the value.
+//! While its CPU holds the lock, it is in an exclusive [section](super::Marks). The section flags lie right behind the
+//! value.
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -16,11 +16,11 @@ use crate::heap::{OutOfMemory, place_of, slice, slice_in};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Mutex;
 
-/// One `T` for each CPU, used by the CPU's owner alone, or, rarely, by one other at a time.
+/// One `T` for each CPU, used by the owner, or, rarely, by one other caller at a time.
 #[derive(Debug)]
 pub struct BiasedLock<T> {
     cpus: Box<[CachePadded<Owned<T>>]>,
-    /// Callers that revoke hold it, one at a time. It lies apart from what every turn reads.
+    /// Serialises revocations. It lies on other cache lines than the flags, which every section reads.
     revoking: CachePadded<Mutex<()>>,
 }
 
@@ -32,7 +32,7 @@ struct Owned<T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// Makes a value for each of `cpus` CPUs, by `make`. Allocates.
+    /// Makes a value for each of `cpus` CPUs by `make`. Context: allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -41,7 +41,7 @@ impl<T> BiasedLock<T> {
         Ok(Self { cpus: slice(cpus, cpu)?, revoking: CachePadded::default() })
     }
 
-    /// As [`new`](Self::new), for values that are too large for a stack: `make` makes each in its place.
+    /// As [`new`](Self::new), for values that are too large for a stack: `make` builds each in its place.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -51,13 +51,15 @@ impl<T> BiasedLock<T> {
     ) -> Result<Self, OutOfMemory> {
         let cpus = slice_in(cpus, |_, place: &mut MaybeUninit<CachePadded<Owned<T>>>| {
             let at = place.as_mut_ptr();
-            // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
+            // SAFETY: `place_of`, 1: the field lies within `place`, which is borrowed exclusively and used in no other
+            // way until `make` returns.
             let value = unsafe { place_of(&raw mut (*at).0.value) };
             let inner = value.as_mut_ptr();
             if ptr::from_mut(make(value)) != inner {
                 broken("a value is made in the place that it was given");
             }
-            // SAFETY: the mark is a field in the caller's place; the value is there, by the reference to it, and there is nothing else.
+            // SAFETY: the mark is a field of `place`. `make` returned a reference to an initialised value at the other
+            // field's address. There are no more fields.
             Ok(unsafe {
                 (&raw mut (*at).0.mark).write(Mark::default());
                 place.assume_init_mut()
@@ -66,10 +68,9 @@ impl<T> BiasedLock<T> {
         Ok(Self { cpus, revoking: CachePadded::default() })
     }
 
-    /// Calls `f` with the value of `cpu`, alone with it, in a turn. Returns `None`, without a call,
-    /// where the caller has no CPU or one without a value, while another caller has the value, and
-    /// inside another such call on the same CPU (an interrupt handler's). Two stores and two loads;
-    /// never waits.
+    /// Calls `f` with the value of `cpu`, in an exclusive section. Returns `None`, without a call, where the caller has
+    /// no CPU or one without a value, while the value is revoked, and inside another such call on the same CPU (in an
+    /// interrupt handler). Two stores and two loads. Context: any; never waits.
     #[inline]
     pub fn with<R>(&self, cpu: Option<&LocalCpu<'_>>, f: impl FnOnce(&T) -> R) -> Option<R> {
         let cpu = cpu?;
@@ -78,28 +79,28 @@ impl<T> BiasedLock<T> {
         Some(f(value))
     }
 
-    /// Calls `f` with every CPU's number and value (or with those of the CPU `only`), one after the
-    /// other, each of them alone. Meanwhile the owners do without.
+    /// Calls `f` with each CPU's number and value (or with those of the CPU `only`), one after the other, with
+    /// exclusive access. Meanwhile the owners have no access.
     ///
-    /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside
-    /// [`with`](Self::with) or another such call, with a CPU lent, or from an interrupt handler.
+    /// Costs one barrier of all CPUs. Context: waits for each owner's section to end. Not inside [`with`](Self::with)
+    /// or another such call; not with a CPU lent; not in an interrupt handler.
     pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, mut f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
         let end = which.end.min(self.cpus.len());
         let first = which.start.min(end);
         let cpus = self.cpus[first..end].iter().map(|cpu| &cpu.0);
-        // All turns that have begun end before the first value is looked at: one may send something to another.
+        // All sections that have begun end before `f` sees the first value: an owner may send something to another.
         revoke(platform, &self.revoking, cpus.clone().map(|cpu| &cpu.mark), REVOKED, || {
             (first..).zip(cpus).for_each(|(index, cpu)| f(index, &cpu.value));
         });
     }
 
-    /// Every value, without keeping its owner away: for figures that may be a little off.
+    /// Returns all values, without a revocation: for figures that may be slightly off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
         self.cpus.iter().map(|cpu| &cpu.value)
     }
 
-    /// Bytes of memory that the values take, with their marks and what keeps them apart.
+    /// Bytes of memory in the values, their flags and padding.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.cpus)
     }
@@ -116,7 +117,7 @@ mod tests {
         let cpus = [0, 1].map(|index| unsafe { LocalCpu::new(index) });
         let [own, beyond] = &cpus;
         assert_eq!(owned.with(Some(own), |value| (*value, owned.with(Some(own), |_| ()))), Some((7, None)));
-        // CPUs without a value, and none at all.
+        // CPUs without a value, and no CPU.
         assert!(owned.with(Some(beyond), |_| ()).is_none() && owned.with(None, |_| ()).is_none());
         let in_turn = || owned.with(Some(own), |_| -> () { panic!("as a platform's clock does") });
         #[cfg(feature = "std")]

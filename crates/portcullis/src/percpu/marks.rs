@@ -1,37 +1,35 @@
-//! Turns: what a CPU does with its values in one go, *marked* so that other CPUs can wait for its
-//! end or keep it from beginning. A CPU in a turn with values and a caller that has revoked these
-//! values are never at them at the same time.
+//! Section flags: each CPU stores that it is in a *section*. Other CPUs wait for the section's end, or revoke the CPU's
+//! values. An owner in an exclusive section ([`Turn`]) and a caller that has revoked its values never access them at
+//! the same time.
 //!
-//! A lock costs its owner two atomic operations even when no other CPU contends for it. Here the owner only stores that its turn
-//! has begun and that it is over, and loads whether its values were *revoked*. The other CPUs, which come rarely, pay for the
-//! rest, in two ways:
+//! An uncontended lock costs its owner two atomic read-modify-writes. Here the owner stores that a section begins,
+//! loads its revocation flag, and stores that the section ends. Other CPUs come rarely and pay for the rest:
 //!
-//! - They wait until the turns that had begun are over (the idea of read-copy-update): what a turn has found through a pointer
-//!   stays where it is until then. Such a turn is a [`Section`].
-//! - They revoke the values first, and then wait until the turns with values that had begun are
-//!   over: from then on, until the revocation ends, no owner has its values (Dekker's mutual
-//!   exclusion with the price moved to the side that is rare). A turn with values is a [`Turn`],
-//!   which is a section, too. It takes no frames from the embedder; a section may, for tables.
-//!   Values that are visited often are revoked [apart](super::TurnLocal::apart): meanwhile turns go
-//!   on with all other values.
+//! - [`Marks::synchronize`] waits for a grace period, as RCU does. Pointers that a CPU has followed in a section
+//!   ([`Section`] or [`Turn`]) stay valid until the section ends.
+//! - A revocation sets the revocation flags, then waits for the exclusive sections that have begun. Until it ends, the
+//!   owner has no access to its values (Dekker's mutual exclusion, with its cost on the rare side). Values that others
+//!   visit often are revoked [separately](super::TurnLocal::apart): their owner keeps access to its other values.
 //!
-//! Memory ordering. A turn stores that it has begun, and then loads whether its values are revoked,
-//! and pointers or numbers. The other side stores that they are, or changes these pointers or
-//! numbers, and then looks which turns are under way. At least one side must see the other's store.
-//! The turn's fence between the two may be for the compiler only ([`LocalCpu::with_light_fence`])
-//! where the platform's [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier:
-//! either the turn's store is before that barrier, and the other side sees it after, or its loads
-//! are after it, and see what was stored before.
+//! A [`Section`] may take frames from the embedder, for tables; a [`Turn`] takes none. So a caller that holds a lock of
+//! the embedder's allocator may revoke, but not `synchronize`.
 //!
-//! A CPU that has waited for a turn's end sees what the turn did: the store that ends the turn is a release, and the load
-//! that finds it ended an acquire. The store that begins the next turn is a release, too, as that load may find it in the
-//! first one's place: the CPU that revokes need not wait for the next turn, which sees the revocation and is without values.
-//! A mark beside its value ([`BiasedLock`](super::BiasedLock)) does not count its turns. A CPU that revokes such a value waits for a
-//! store that ends a turn, that one or a later one; the later one is without the value, and so as good as over.
+//! Memory ordering. A section stores its flag, then loads the revocation flag, pointers or generations. The other side
+//! stores the revocation, or changes the pointers or generations, and then loads the section flags. At least one side
+//! must see the other's store. The section's fence between the two may be for the compiler only
+//! ([`LocalCpu::with_light_fence`]) where [`fence_all`](Platform::fence_all) makes every CPU pass a full barrier:
+//! either the section's store is before that barrier, and the other side sees it after; or the section's loads are
+//! after it, and see what was stored before.
 //!
-//! The owner sees what was done to its values meanwhile: the store that ends a revocation is a release, the turn's load an
-//! acquire. The store that begins a revocation is a release, too: a turn that sees it as begun has all other values, and need
-//! not have seen the end of the revocation before.
+//! A CPU that has waited for a section's end sees what the section did: the store that ends the section is a release,
+//! and the load that finds it ended an acquire. That load may find the beginning of the next section in its place, so
+//! this store is a release, too. The CPU that revokes need not wait for the next section, which sees the revocation and
+//! has no access. A [`BiasedLock`](super::BiasedLock) does not count its sections. A CPU that revokes it may wait for
+//! the end of a later section than the one that it saw; that section sees the revocation and has no access either.
+//!
+//! The owner sees what others did to its values: the store that ends a revocation is a release, the section's load an
+//! acquire. The store that begins a revocation is a release, too: a section that reads it keeps access to the values
+//! that are revoked separately from these, and need not have read the end of the revocation before.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -42,83 +40,83 @@ use crate::heap::{OutOfMemory, slice};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, pause};
 
-/// What a mark's count is above a multiple of 4 in a turn with values, and in one without.
+/// What a section adds to the count, which is a multiple of 4 between sections: an exclusive one, and any other.
 const WITH_VALUES: u64 = 1;
 const WITHOUT: u64 = 3;
 
-/// What a mark says of its CPU's values: that the CPU has them, that they are revoked, or that only
-/// those are revoked which other CPUs may have apart.
+/// Revocation flag: the CPU has access to its values; it has none; it has access to all but the values that are revoked
+/// separately.
 const GRANTED: u64 = 0;
 pub(super) const REVOKED: u64 = 1;
 pub(super) const REVOKED_APART: u64 = 2;
 
-/// The marks of all CPUs, for any number of values in their turns.
+/// The section flags of all CPUs, which any number of per-CPU values may share.
 #[derive(Debug)]
 pub struct Marks {
     cpus: Box<[CachePadded<Mark>]>,
-    /// Callers without a mark hold it for their sections.
+    /// Callers without flags hold this lock for their sections.
     others: CachePadded<Mutex<()>>,
-    /// Callers that revoke hold it, one at a time. Both locks lie apart from what every turn reads.
+    /// Serialises revocations. Both locks lie on other cache lines than the flags, which every section reads.
     revoking: CachePadded<Mutex<()>>,
 }
 
-/// What one CPU marks its turns in.
+/// The section flags of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Mark {
-    /// A multiple of 4 between turns; more by [`WITH_VALUES`] or [`WITHOUT`] during one.
+    /// The section count. Between sections a multiple of 4; in one, more by [`WITH_VALUES`] or [`WITHOUT`].
     turns: AtomicU64,
     revoked: AtomicU64,
 }
 
-/// Ends the turn of this mark when it is dropped, also by a panic.
+/// Ends the section on drop, also when a panic unwinds.
 #[derive(Debug)]
 struct Begun<'a, const KIND: u64>(&'a Mark);
 
-/// Ends the turn of a mark that does not count them, when it is dropped, also by a panic.
+/// Ends a [`BiasedLock`](super::BiasedLock)'s section, which is not counted, on drop.
 #[derive(Debug)]
 pub(super) struct Alone<'a>(&'a Mark);
 
-/// A turn in which the CPU has its values to itself, until it is dropped.
+/// An exclusive section: until it is dropped, the CPU has its values to itself.
 #[derive(Debug)]
 pub struct Turn<'a> {
     marks: &'a Marks,
     index: usize,
-    /// Whether the turn also has the values that may be revoked apart.
+    /// Whether the CPU also has the values that are revoked separately.
     is_whole: bool,
     _begun: Begun<'a, WITH_VALUES>,
-    /// It stays with its CPU.
+    /// Not `Send`: it stays with its CPU.
     _on_this_cpu_only: PhantomData<*mut ()>,
 }
 
-/// A turn that others wait for, with values or without, until it is dropped.
+/// A section, exclusive or not, until it is dropped: others may wait for its end.
 #[derive(Debug)]
 pub struct Section<'a> {
-    /// `None` inside another turn on the same CPU, which ends later than this section.
+    /// `None` inside another section of the same CPU, which ends later than this one.
     _begun: Option<Begun<'a, WITHOUT>>,
     _shared: Option<MutexGuard<'a, ()>>,
-    /// It stays with its CPU.
+    /// Not `Send`: it stays with its CPU.
     _on_this_cpu_only: PhantomData<*mut ()>,
 }
 
-/// Ends a revocation, also when its closure panics.
+/// Ends a revocation on drop, also when a panic unwinds.
 struct Revoked<'a, I: Iterator<Item = &'a Mark> + Clone>(I);
 
 impl Mark {
-    /// Begins a turn, [`WITH_VALUES`] or [`WITHOUT`]; `None` inside another.
+    /// Begins a section, [`WITH_VALUES`] or [`WITHOUT`]. Returns `None` inside another.
     #[inline]
     fn begin<const KIND: u64>(&self, cpu: &LocalCpu<'_>) -> Option<Begun<'_, KIND>> {
         let turns = self.turns.load(Ordering::Relaxed);
         if !turns.is_multiple_of(4) {
             return None;
         }
-        // Release: a CPU that waits for the turn before may see this one in its place.
+        // Release: a CPU that waits for the section before may read this store in place of its end.
         self.turns.store(turns + KIND, Ordering::Release);
         cpu.fence();
         Some(Begun(self))
     }
 
-    /// Begins a turn with the one value that is beside this mark. Returns `None` inside another
-    /// turn, and while the value is revoked. Two stores and two loads in all; never waits.
+    /// Begins an exclusive section for the one value that lies beside these flags. Returns `None` inside another
+    /// section, and while the value is revoked. Two stores and two loads in all; never waits.
     #[inline]
     pub(super) fn alone(&self, cpu: &LocalCpu<'_>) -> Option<Alone<'_>> {
         if self.turns.load(Ordering::Relaxed) != 0 {
@@ -153,9 +151,8 @@ impl<'a, I: Iterator<Item = &'a Mark> + Clone> Drop for Revoked<'a, I> {
     }
 }
 
-/// Calls `f` while the CPUs of `marks` are without values: without all that are theirs
-/// ([`REVOKED`]), or without those that are apart ([`REVOKED_APART`]). Only one caller with the
-/// same `revoking` does so at a time. Costs one barrier of all CPUs; without any marks it does
+/// Calls `f` while the owners have no access to their values ([`REVOKED`]), or to those that are revoked separately
+/// ([`REVOKED_APART`]). `revoking` serialises the callers. Costs one barrier of all CPUs. Without any marks it does
 /// nothing and does not call `f`.
 pub(super) fn revoke<'a, P: Platform>(
     platform: &P,
@@ -169,13 +166,13 @@ pub(super) fn revoke<'a, P: Platform>(
     }
     let _one_at_a_time = revoking.lock();
     let _revoked = Revoked(marks.clone());
-    // Release: a turn that goes on meanwhile, without what is apart, sees what the revocation before did to the rest.
+    // Release: a section that goes on with its other values sees what the revocation before did to them.
     marks.clone().for_each(|mark| mark.revoked.store(revoked, Ordering::Release));
     wait(platform, marks, |turns| turns % 4 == WITH_VALUES);
     f();
 }
 
-/// Waits until the turns of `marks` that began before the call, and are to be `waited_for`, are over.
+/// Waits for the sections that began before the call and whose count is `waited_for`.
 fn wait<'a, P: Platform>(
     platform: &P,
     marks: impl Iterator<Item = &'a Mark>,
@@ -191,7 +188,7 @@ fn wait<'a, P: Platform>(
 }
 
 impl Marks {
-    /// Makes marks for `cpus` CPUs. Allocates.
+    /// Makes the flags for `cpus` CPUs. Context: allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -200,12 +197,12 @@ impl Marks {
         Ok(Self { cpus, others: CachePadded::default(), revoking: CachePadded::default() })
     }
 
-    /// Begins a turn with values. Returns `None` for a CPU that has no mark, while another caller
-    /// has the CPU's values, and inside another turn on the same CPU (an interrupt handler's). Two
-    /// stores and three loads in all; never waits.
+    /// Begins an exclusive section. Returns `None` for a CPU that has no flags, while the CPU's values are revoked, and
+    /// inside another section of the same CPU (in an interrupt handler). Two stores and three loads in all. Context:
+    /// any that holds a CPU; never waits.
     ///
     /// # Safety
-    /// All CPUs that the marks are used with are of one platform.
+    /// 1. All CPUs that these flags are used with are of one platform.
     #[inline]
     pub unsafe fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         let index = cpu.index();
@@ -217,19 +214,21 @@ impl Marks {
         (revoked != REVOKED).then_some(turn)
     }
 
-    /// Begins a turn without values. A CPU with a mark pays two stores for it and never waits. A
-    /// caller without one takes a lock, which other such callers hold for their sections: it may
-    /// wait, and must not be in a section already. A CPU with a mark may be.
+    /// Begins a section without values. A CPU with flags pays two stores. A caller without a CPU, or with one that has
+    /// no flags, takes a lock, which other such callers hold for their sections.
+    ///
+    /// Context: with flags, any, also inside another section; never waits. Without, it may wait, and must not be inside
+    /// a section.
     ///
     /// # Safety
     /// As for [`turn`](Self::turn).
     #[cfg(feature = "parts")]
     pub unsafe fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the same contract.
         unsafe { self.begin_section(cpu) }
     }
 
-    /// The same, for the crate itself.
+    /// As [`section`](Self::section), for the crate itself.
     ///
     /// # Safety
     /// As for [`turn`](Self::turn).
@@ -242,18 +241,19 @@ impl Marks {
         Section { _begun, _shared, _on_this_cpu_only: PhantomData }
     }
 
-    /// Waits until every section that began before the call is over. One barrier of all CPUs; the caller is in no turn of its
-    /// own and holds no CPU, and no lock that is taken in a section, such as one of the embedder's
-    /// [`Frames`](crate::platform::Frames).
+    /// Waits for a grace period: until every section that began before the call is over. One barrier of all CPUs.
+    ///
+    /// Context: may wait. The caller is in no section, holds no CPU, and no lock that is taken in a section, such as
+    /// one of the embedder's [`Frames`](crate::platform::Frames).
     pub fn synchronize<P: Platform>(&self, platform: &P) {
         wait(platform, self.cpus.iter().map(|cpu| &cpu.0), |turns| !turns.is_multiple_of(4));
-        // With a CPU lent, as for every lock that is taken in one.
+        // With a CPU lent, as for every lock that is taken with one.
         platform.with_cpu(|_| drop(self.others.lock()));
     }
 
-    /// Waits until every turn with values that a CPU below `end` began before the call is over;
-    /// turns that begin later see what the caller did before it. One barrier of all CPUs, where
-    /// `end` is not 0; the caller is in no turn and holds no CPU.
+    /// Waits until every exclusive section that a CPU below `end` began before the call is over. Later sections see
+    /// what the caller did before it. One barrier of all CPUs, unless `end` is 0. Context: may wait; the caller is in
+    /// no section and holds no CPU.
     pub(super) fn wait_for_turns<P: Platform>(&self, platform: &P, end: usize) {
         let which = &self.cpus[..end.min(self.cpus.len())];
         if !which.is_empty() {
@@ -261,10 +261,11 @@ impl Marks {
         }
     }
 
-    /// Calls `f` while the CPUs `which` are without values that are [`REVOKED`], or
-    /// [`REVOKED_APART`]. Waits for turns with values only, so it may be called while the caller
-    /// holds a lock of the embedder's. Costs one barrier of all CPUs; the caller is in no turn,
-    /// holds no CPU, and is in no other such `f`.
+    /// Calls `f` while the CPUs `which` have no access to the values that are [`REVOKED`], or [`REVOKED_APART`]. Costs
+    /// one barrier of all CPUs.
+    ///
+    /// Context: may wait, for exclusive sections only, so the caller may hold a lock of the embedder's. It is in no
+    /// section, holds no CPU, and is in no other such `f`.
     pub(super) fn revoke<P: Platform>(
         &self,
         platform: &P,
@@ -276,7 +277,7 @@ impl Marks {
         revoke(platform, &self.revoking, which.iter().map(|cpu| &cpu.0), revoked, f);
     }
 
-    /// How many CPUs have a mark.
+    /// Returns how many CPUs have flags.
     pub fn cpus(&self) -> usize {
         self.cpus.len()
     }
@@ -287,19 +288,19 @@ impl Marks {
 }
 
 impl Turn<'_> {
-    /// The number of the CPU.
+    /// Returns the number of the CPU.
     #[inline]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Whether the turn is one of `marks`.
+    /// Whether the section is one of `marks`.
     #[inline]
     pub(super) fn is_of(&self, marks: &Marks) -> bool {
         core::ptr::eq(self.marks, marks)
     }
 
-    /// Whether the turn also has the values that may be revoked apart.
+    /// Whether the CPU also has the values that are revoked separately.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole

@@ -1,7 +1,10 @@
-//! Per-CPU values, each on cache lines of its own. A CPU changes its own without an atomic
-//! read-modify-write: in a turn, during which no other caller has the value ([`BiasedLock`],
-//! [`TurnLocal`]), or, where other callers only read the value (a [`Counter`]), while it holds the
-//! CPU.
+//! Per-CPU values, each on cache lines of its own. The owner changes its value without an atomic read-modify-write.
+//!
+//! It does so in an exclusive section, during which no other caller has the value ([`BiasedLock`], [`TurnLocal`]), or,
+//! for a [`Counter`] that others only read, while it holds the CPU.
+//!
+//! Read `marks.rs` first: it has the protocol and its memory ordering. `biased_lock.rs` and `turn_local.rs` are built
+//! on it. This layer uses `addr`, `heap`, `sync` and `platform`.
 
 mod biased_lock;
 mod marks;
@@ -20,31 +23,30 @@ use crate::broken::broken;
 use crate::heap::{OutOfMemory, place_of, slice, write_fields};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A value alone on its cache lines: two lines, because x86 fetches them in pairs.
+/// A value with two cache lines of its own, as x86 prefetches lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct CachePadded<T>(pub T);
 
-/// A word that only the holder of its CPU changes: no read-modify-write is needed, and none is done.
+/// A word that only its holder changes, with plain loads and stores.
 ///
-/// What holds the word ensures that one caller at a time changes it: a [`BiasedLock`], a
-/// [`TurnLocal`], or a lock.
+/// A [`BiasedLock`], a [`TurnLocal`], or a lock ensures that one caller at a time changes it.
 #[derive(Debug, Default)]
 pub struct LocalU64(AtomicU64);
 
 impl LocalU64 {
-    /// The word `value`.
+    /// A word with `value`.
     pub fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
-    /// Its value.
+    /// Returns the value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Makes it `value`.
+    /// Stores `value`.
     #[inline]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
@@ -52,18 +54,19 @@ impl LocalU64 {
 }
 
 impl<T> CachePadded<T> {
-    /// Makes one in `place`, around the value that `make` makes there.
+    /// Makes one in `place`, around the value that `make` builds there.
     pub(crate) fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
         make: impl for<'b> FnOnce(&'b mut MaybeUninit<T>) -> Result<&'b mut T, OutOfMemory>,
     ) -> Result<&'a mut Self, OutOfMemory> {
-        // SAFETY: the place of the value lies within the place of all, which is the caller's alone.
+        // SAFETY: `place_of`, 1: the field lies within `place`, which is borrowed exclusively and used in no other way
+        // until `make` returns.
         let inner = unsafe { place_of(&raw mut (*place.as_mut_ptr()).0) };
         let at = inner.as_mut_ptr();
         if ptr::from_mut(make(inner)?) != at {
             broken("a value is made in the place that it was given");
         }
-        // SAFETY: the value is there, by the reference to it, and there is nothing else.
+        // SAFETY: `make` returned a reference to an initialised value at this address, and the value is the only field.
         Ok(unsafe { place.assume_init_mut() })
     }
 }
@@ -78,8 +81,8 @@ impl<T> Deref for CachePadded<T> {
 
 /// One `T` for each CPU, and one more that callers without a CPU share.
 ///
-/// Neighbours never share a cache line. A `T` must tolerate shared access (`&T`): draining the value of a
-/// CPU that has left reaches it from elsewhere.
+/// Values share no cache lines. A `T` must tolerate shared access (`&T`): other CPUs drain the value of a CPU that was
+/// released.
 #[derive(Debug)]
 pub struct PerCpu<T> {
     own: Box<[CachePadded<T>]>,
@@ -87,7 +90,7 @@ pub struct PerCpu<T> {
 }
 
 impl<T> PerCpu<T> {
-    /// `cpus` values and the shared one, each made by `make`. Allocates; may be slow.
+    /// Makes `cpus` values and the shared one by `make`. Context: allocates; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -95,7 +98,7 @@ impl<T> PerCpu<T> {
         Ok(Self { own: slice(cpus, |_| Ok(CachePadded(make())))?, shared: CachePadded(make()) })
     }
 
-    /// As [`new`](Self::new), in `place`: for values of which a stack has no room for two.
+    /// As [`new`](Self::new), in `place`, for values that are too large for a stack.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing is in the place then.
@@ -106,15 +109,15 @@ impl<T> PerCpu<T> {
     ) -> Result<&mut Self, OutOfMemory> {
         let own = slice(cpus, |_| Ok(CachePadded(make())))?;
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field in the caller's place; then all of them are there.
+        // SAFETY: each write is to a field of `place`, which is borrowed exclusively. `write_fields` covers all fields.
         unsafe {
             write_fields!(at, made [], own: own, shared: CachePadded(make()));
             Ok(place.assume_init_mut())
         }
     }
 
-    /// The value of the CPU with the number `index`, or the shared one for a caller without a CPU
-    /// or with one that has no value; and whether the value is the CPU's alone. O(1).
+    /// Returns the value of CPU `index` and `true`, or the shared value and `false` for a caller without a CPU or with
+    /// a number that has no value. O(1).
     #[inline]
     pub fn get(&self, index: Option<usize>) -> (&T, bool) {
         match index.and_then(|index| self.own(index)) {
@@ -123,31 +126,31 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// The value of the CPU with the number `index` alone. O(1).
+    /// Returns the value of CPU `index`, if there is one. O(1).
     #[inline]
     pub fn own(&self, index: usize) -> Option<&T> {
         self.own.get(index).map(|own| &own.0)
     }
 
-    /// Every value, the shared one last.
+    /// Returns all values, the shared one last.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.own.iter().chain([&self.shared]).map(|padded| &padded.0)
     }
 }
 
-/// A count that is kept per CPU, in a [`PerCpu`], and summed when it is read.
+/// A per-CPU count in a [`PerCpu`], summed when it is read.
 ///
-/// The holder of a CPU adds with a load and a store, without an atomic read-modify-write: no other CPU writes
-/// that word. Callers without a CPU share one word and pay for it.
+/// The CPU's holder adds with a load and a store. Callers without a CPU share one word and pay for an atomic addition.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`, which may wrap, to a count that is the caller's CPU's `alone` or is shared. O(1), no wait.
+    /// Adds `n`, which may wrap. `alone` says that the count is of the caller's CPU, not shared. O(1). Context: any;
+    /// never waits.
     #[inline]
     pub fn add(&self, alone: bool, n: u64) {
-        // Relaxed: the CPU is ours alone until the closure that lent it returns, and a reader that sums
-        // while others add promises no more than a count that was true at some time.
+        // Relaxed: no other caller writes the word of a CPU that we hold, and a reader's sum promises no more than a
+        // value that was true at some time.
         if alone {
             self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
         } else {
@@ -155,7 +158,7 @@ impl Counter {
         }
     }
 
-    /// What was added to it.
+    /// Returns the count.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

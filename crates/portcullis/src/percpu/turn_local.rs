@@ -1,6 +1,5 @@
-//! Per-CPU values that share turns: one turn leads to several of them, and other CPUs may wait for
-//! its end. One caller at a time has a value, as with a [`BiasedLock`](super::BiasedLock); but the
-//! [`Marks`] of the turns stand apart from the values.
+//! Per-CPU values that share section flags: one exclusive section ([`Turn`]) gives access to several values. One caller
+//! at a time has a value, as with a [`BiasedLock`](super::BiasedLock).
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -11,8 +10,9 @@ use super::{CachePadded, Marks, Turn};
 use crate::heap::{OutOfMemory, Shared, slice, slice_in};
 use crate::platform::{LocalCpu, Platform};
 
-/// One `T` for each CPU, used by the CPU's owner alone, in its turns of `marks`, or, rarely, by one other at a time: then
-/// the owner has no turn, or, with values that are [apart](Self::apart), goes on without these.
+/// One `T` for each CPU. The owner uses it in its exclusive sections of `marks`. Rarely, one other caller at a time has
+/// it: meanwhile the owner has no access to any value of these marks, or, with values that are [revoked
+/// separately](Self::apart), no access to these.
 #[derive(Debug)]
 pub struct TurnLocal<T, const APART: bool = false> {
     values: Box<[CachePadded<T>]>,
@@ -20,11 +20,11 @@ pub struct TurnLocal<T, const APART: bool = false> {
 }
 
 impl<T> TurnLocal<T> {
-    /// Makes a value for each of `cpus` CPUs, as far as these have one of the `marks`: `make` is
-    /// given the number of the CPU. Allocates.
+    /// Makes a value for each of `cpus` CPUs, but for no more than have `marks`. `make` is given the CPU's number.
+    /// Context: allocates; for set-up.
     ///
     /// # Errors
-    /// [`OutOfMemory`], for the values or of `make`.
+    /// [`OutOfMemory`], also where `make` returns it.
     pub fn new(
         marks: Shared<Marks>,
         cpus: usize,
@@ -34,7 +34,7 @@ impl<T> TurnLocal<T> {
         Ok(Self { values: slice(cpus, |cpu| Ok(CachePadded(make(cpu)?)))?, marks })
     }
 
-    /// As [`new`](Self::new), for values that are too large for a stack: `make` makes each where it stays.
+    /// As [`new`](Self::new), for values that are too large for a stack: `make` builds each in its place.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -50,7 +50,8 @@ impl<T> TurnLocal<T> {
 }
 
 impl<T> TurnLocal<T, true> {
-    /// The same for values that others have *apart*: meanwhile turns go on with all other values of the same marks.
+    /// As [`new`](TurnLocal::new), for values that are revoked *separately*: meanwhile their owners keep access to all
+    /// other values of the same marks.
     ///
     /// # Errors
     /// As [`new`](TurnLocal::new).
@@ -63,7 +64,7 @@ impl<T> TurnLocal<T, true> {
         Ok(Self { values, marks })
     }
 
-    /// The same, made each where it stays.
+    /// As [`apart`](Self::apart), built in place.
     ///
     /// # Errors
     /// As [`new`](TurnLocal::new).
@@ -78,34 +79,34 @@ impl<T> TurnLocal<T, true> {
 }
 
 impl<T, const APART: bool> TurnLocal<T, APART> {
-    /// The marks of its turns.
+    /// The section flags.
     #[inline]
     pub(crate) fn marks(&self) -> &Shared<Marks> {
         &self.marks
     }
 
-    /// The value of the CPU whose turn it is. `None` for a turn of other marks, for a CPU that has no value, and while
-    /// another CPU has it apart.
+    /// Returns the value of the section's CPU. `None` for a section of other marks, for a CPU that has no value, and
+    /// while another CPU has revoked it separately.
     #[inline]
     pub fn get<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
         if turn.is_of(&self.marks) { self.of_own(turn) } else { None }
     }
 
-    /// The same for a turn of its own marks.
+    /// As [`get`](Self::get), for a section of these marks.
     #[inline]
     fn of_own<'a>(&'a self, turn: &'a Turn<'_>) -> Option<&'a T> {
         if APART && !turn.is_whole() { None } else { self.values.get(turn.index()).map(|value| &value.0) }
     }
 
-    /// Begins a turn of `cpu`, which is one of the one platform that the values are for.
+    /// Begins an exclusive section of `cpu`, which must be of the platform that these values are for.
     #[inline]
     pub(crate) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
-        // SAFETY: the crate keeps to one platform, wherever it has such values.
+        // SAFETY: `Marks::turn`, 1: the crate uses such values with CPUs of one platform only (`OnePlatform`).
         unsafe { self.marks.turn(cpu) }
     }
 
-    /// Calls `f` in a turn of `cpu`, with its value if it has one. `None`, without a call, where there is no
-    /// turn.
+    /// Calls `f` in an exclusive section of `cpu`, with its value if it has one. Returns `None`, without a call, where
+    /// the section cannot begin.
     #[inline(always)]
     pub(crate) fn in_turn<R>(
         &self,
@@ -116,18 +117,18 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         Some(f(&turn, self.of_own(&turn)))
     }
 
-    /// Calls `f` with every CPU's number and value (or with those of the CPU `only`), one after the
-    /// other, each of them alone. Meanwhile the owners do without: without any value of the marks,
-    /// or, where these values are [apart](Self::apart), without these.
+    /// Calls `f` with each CPU's number and value (or with those of the CPU `only`), one after the other, with
+    /// exclusive access. Meanwhile the owners have no access to any value of the marks, or, where these values are
+    /// [revoked separately](Self::apart), to these.
     ///
-    /// Costs one barrier of all CPUs and waits for each owner's turn to end. Not to be called inside a turn or another such call
-    /// of the same marks, with a CPU lent, or from an interrupt handler.
+    /// Costs one barrier of all CPUs. Context: waits for each owner's exclusive section to end. Not inside a section,
+    /// or another such call, of the same marks; not with a CPU lent; not in an interrupt handler.
     pub fn with_others<P: Platform>(&self, platform: &P, only: Option<usize>, f: impl FnMut(usize, &T)) {
         let which = only.map_or(0..usize::MAX, |only| only..only.saturating_add(1));
         self.with_range(platform, which, f);
     }
 
-    /// The same with those of the CPUs below `end`.
+    /// As [`with_others`](Self::with_others), for the CPUs below `end`.
     pub fn with_first<P: Platform>(&self, platform: &P, end: usize, f: impl FnMut(usize, &T)) {
         self.with_range(platform, 0..end, f);
     }
@@ -136,33 +137,34 @@ impl<T, const APART: bool> TurnLocal<T, APART> {
         let end = which.end.min(self.values.len());
         let which = which.start.min(end)..end;
         let revoked = if APART { REVOKED_APART } else { REVOKED };
-        // All turns that have begun end before the first value is looked at: one may send something to another.
+        // All exclusive sections that have begun end before `f` sees the first value: an owner may send something to
+        // another.
         self.marks.revoke(platform, which.clone(), revoked, || {
             which.clone().zip(&self.values[which]).for_each(|(index, value)| f(index, &value.0));
         });
     }
 
-    /// Waits until the turns that CPUs below `end` began before the call are over, without keeping
-    /// an owner from its value. What these turns did, and what their CPUs did before, is seen by
-    /// the caller; turns that begin later see what it did before the call.
+    /// Waits until the exclusive sections that CPUs below `end` began before the call are over, without a revocation.
+    /// The caller sees what these sections did, and what their CPUs did before; later sections see what the caller did
+    /// before the call.
     ///
-    /// Costs one barrier of all CPUs, unless `end` is 0, and reads the mark of each. Not to be
-    /// called inside a turn of the same marks, with a CPU lent, or from an interrupt handler.
+    /// Costs one barrier of all CPUs, unless `end` is 0, and a load for each. Context: as for
+    /// [`with_others`](Self::with_others).
     pub fn wait_for_first<P: Platform>(&self, platform: &P, end: usize) {
         self.marks.wait_for_turns(platform, end.min(self.values.len()));
     }
 
-    /// Every value, without keeping its owner away: for figures that may be a little off.
+    /// Returns all values, without a revocation: for figures that may be slightly off.
     pub fn peek(&self) -> impl Iterator<Item = &T> {
         self.values.iter().map(|value| &value.0)
     }
 
-    /// How many CPUs it has values for.
+    /// Returns the number of values.
     pub fn cpus(&self) -> usize {
         self.values.len()
     }
 
-    /// Bytes of memory that the values take, with their marks and what keeps them apart.
+    /// Bytes of memory in the values, their padding and the section flags.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.values) + self.marks.bytes()
     }
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!((has(), in_turn()), (Some((true, true)), Some(Some(8))));
     }
 
-    /// A section may be taking a frame from the embedder, whose lock the caller of a drain may have.
+    /// A section may be taking a frame from the embedder, and the caller of a drain may hold that allocator's lock.
     #[test]
     #[cfg(feature = "std")]
     fn others_get_to_values_while_their_owner_is_in_a_section() {
