@@ -1,5 +1,4 @@
-//! Layout of AMD's I/O page tables for host translations, known as version 1. The hardware finds in
-//! an entry what the engine means by it.
+//! Layout of AMD's I/O page tables for host translations, known as version 1.
 //!
 //! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10,
 //! section 2.2.3 "I/O Page Tables for Host Translations". Bits:
@@ -9,18 +8,16 @@
 //!  ign IW IR FC U   PMC  resvd   address      NL  ign D A ignored  PR
 //! ```
 //!
-//! NL, "next level", is the level of the table that the entry leads to. That may be any level below
-//! the entry's, as long as the bits of the I/O virtual address that are passed over are 0. Two
-//! values make a leaf: 0 makes one of the level's own size, 7 one of a larger size that is smaller
-//! than the next level's. The address holds such a size: the bits from 12 up are set below a clear
-//! bit, and a page is twice as large as that bit says. (A clear bit 12 means 8 KiB; a clear bit 13
-//! below which bit 12 is set, 16 KiB.) All the entries that such a page covers are the same.
+//! NL, "next level", is the level of the table to which the entry leads: any level below the entry's, as long as the
+//! skipped bits of the I/O virtual address are 0. Two values make a leaf: 0 one of the level's own size, 7 one of a
+//! larger size that is smaller than the next level's. The address holds such a size: the bits from 12 up are set below
+//! a clear bit, and a page is twice as large as that bit says. (A clear bit 12 means 8 KiB; a clear bit 13 above a set
+//! bit 12, 16 KiB.) All entries of such a page are the same.
 //!
-//! The [`Attributes`] are kept so: IR and IW are the permissions; hardware requires them in tables,
-//! too, where they are always set. FC, which makes accesses coherent whatever the device says, is
-//! [`Attributes::snoop`]. Memory types, privilege and execution are not kept. A and D matter only
-//! where the device-table entry turns them on, U (for ATS) and PMC (page migration) are not used:
-//! they are left clear.
+//! What an entry keeps of the [`Attributes`]: IR and IW are the permissions; hardware requires them in tables, too,
+//! where they are always set. FC, which makes accesses coherent whatever the device says, is [`Attributes::snoop`].
+//! Memory types, privilege and execution are not kept. A and D matter only where the device-table entry turns them on,
+//! U (for ATS) and PMC (page migration) are not used: all are clear.
 
 use super::error::check;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
@@ -42,9 +39,8 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Each level has its own size and eight more above it.
 const SIZES_PER_LEVEL: usize = 9;
 
-/// The number of lowest levels that may have leaves. Hardware has a bug with pages of 512 GiB, so
-/// Linux masks that size (`drivers/iommu/amd`, `AMD_IOMMU_PGSIZES`), and this layout does not offer
-/// it.
+/// The number of lowest levels that may have leaves. Hardware has a bug with pages of 512 GiB, so Linux masks that size
+/// (`drivers/iommu/amd`, `AMD_IOMMU_PGSIZES`), and this layout does not offer it.
 const LEAF_LEVELS: usize = 3;
 
 static SIZES: [LeafSize; LEAF_LEVELS * SIZES_PER_LEVEL] = {
@@ -75,12 +71,11 @@ pub struct AmdV1 {
 }
 
 impl AmdV1 {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
-    /// every power of two from 4 KiB to 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware
-    /// with `address_bits` bits of physical addresses, at most 52. The topmost table has only
-    /// leaves of one entry: other leaves are split by replacing their table, and this table cannot
-    /// be replaced. So if all of 1, 2 or 3 levels have leaves, the largest is 4 KiB, 2 MiB or 1
-    /// GiB.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: every power of two
+    /// from 4 KiB to 1 MiB; 2: and to 512 MiB; 3: and to 256 GiB), for hardware with `address_bits` bits of physical
+    /// addresses, at most 52. The root has only leaves of one entry, as contiguous PTEs are split by replacing their
+    /// table, and the root cannot be replaced. So if all of 1, 2 or 3 levels have leaves, the largest is 4 KiB, 2 MiB
+    /// or 1 GiB.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -97,8 +92,8 @@ impl AmdV1 {
         Self::of(3)
     }
 
-    /// Makes the layout of four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits of
-    /// physical addresses.
+    /// Makes the layout of four levels, for 48 bits, with pages of every power of two from 4 KiB to 256 GiB and 52 bits
+    /// of physical addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
@@ -117,14 +112,13 @@ impl AmdV1 {
         Self { levels, large: LEAF_LEVELS as u32, last_phys: PhysAddr::new((1 << 52) - 1) }
     }
 
-    /// Returns the Mode field that leads hardware to tables of this layout: bits 11:9 of a device table entry (section 2.2.2
-    /// "Device Table"), which is the number of levels.
+    /// Returns the Mode field for tables of this layout: bits 11:9 of a device table entry (section 2.2.2 "Device
+    /// Table"), the number of levels.
     pub const fn mode(&self) -> u32 {
         self.levels
     }
 
-    /// Returns the binary logarithm of the size of the page to which the leaf entry `entry` in a
-    /// table of `level` belongs.
+    /// Returns the binary logarithm of the size of the leaf to which `entry` of a table of `level` belongs.
     #[inline]
     fn leaf_shift(&self, entry: u64, level: u32) -> u32 {
         if entry & NEXT_LEVEL == SIZE_IN_ADDRESS {
@@ -136,9 +130,10 @@ impl AmdV1 {
     }
 }
 
-// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
-// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
-// bits that `table` put it into, and tells it from a leaf by bits that differ.
+// SAFETY: 1: pure functions. 2: `decode` takes a table's address out of the bits that `table` put it into, and tells a
+// table from a leaf by NL. 3: hardware ignores bit 1 in a table's entry, and addresses begin above it. 4 and 5: `new`
+// refuses levels and widths that the architecture does not have. 6: the bits are the manual's; the software IOMMU's
+// walker reads them independently.
 unsafe impl Format for AmdV1 {
     const GRANULE_SHIFT: u32 = 12;
     /// One of bits 4:1, which are ignored in tables' entries.
@@ -146,9 +141,8 @@ unsafe impl Format for AmdV1 {
     const SPLIT: u64 = 1 << 2;
     const PRESENT: u64 = PRESENT;
     const KIND: u64 = PRESENT | NEXT_LEVEL;
-    /// One store may change the size of a page: the manual only asks for an invalidation after it.
-    /// (The entries of a larger page must be the same at all times, so they cannot be changed:
-    /// their table is replaced.)
+    /// One store may change the size of a page: the manual only asks for an invalidation after it. (Contiguous PTEs
+    /// must be the same at all times, so their table is replaced.)
     const BREAK_BEFORE_MAKE: bool = false;
 
     fn name(&self) -> &'static str {

@@ -1,5 +1,4 @@
-//! Layouts of the Arm VMSAv8-64 page tables (LPAE's long descriptors), of both stages and all three
-//! granules. The hardware finds in an entry what the engine means by it.
+//! Layouts of the Arm VMSAv8-64 page tables (LPAE's long descriptors), of both stages and all three granules.
 //!
 //! Source: Arm Architecture Reference Manual for A-profile, DDI 0487, chapter D8 "The AArch64 Virtual Memory
 //! System Architecture", sections on the descriptor formats and on memory attributes; Arm System Memory
@@ -12,30 +11,29 @@
 //!  table       limits   ignored                res0 address high  ignored                    1 V
 //! ```
 //!
-//! Levels count from the leaves here: 1 is what the manual calls level 3. T is 1 for tables and, at
-//! level 1, for pages; it is 0 for blocks, which only higher levels have. With the 4 KiB granule
-//! bits 15:12 are address bits, too, and with the 16 KiB granule bits 15:14; with the 64 KiB
-//! granule bits 15:12 hold bits 51:48 of an address. The *contiguous* bit says that an aligned run
-//! of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates one
+//! Levels count from the leaves here: 1 is the manual's level 3. T is 1 for tables and, at level 1, for pages; it is 0
+//! for blocks, which only higher levels have. With the 4 KiB granule bits 15:12 are address bits, too, and with the 16
+//! KiB granule bits 15:14; with the 64 KiB granule bits 15:12 hold bits 51:48 of an address. The *contiguous* bit says
+//! that an aligned run of entries (4 KiB granule: 16; 16 KiB: 128 at level 1, 32 at level 2; 64 KiB: 32) translates one
 //! piece of memory; each entry still holds its own address.
 //!
-//! Stage 1, as a stream of the EL1 regime uses it, keeps the [`Attributes`] so:
-//! - A page can always be read: devices can also read a mapping that is for writing only.
+//! What stage 1, as a stream of the EL1 regime uses it, keeps of the [`Attributes`]:
+//! - A page can always be read, so a write-only mapping can be read, too.
 //! - Memory types are an index into MAIR, which must be [`ARM_MAIR`].
 //! - AP\[1\] is set unless the mapping is privileged.
 //! - UXN and PXN are set unless execution is allowed; a privileged mapping keeps UXN.
 //! - nG is set: a translation belongs to one address space.
 //!
-//! And in stage 2:
+//! And stage 2:
 //! - S2AP has one bit each for reading and for writing.
 //! - Memory types are MemAttr, as it is read where S2FWB is 0.
 //! - XN is set unless execution is allowed. Privilege is not kept.
 //!
-//! In both, ordinary cached memory is inner shareable and the rest outer shareable, AF is preset, DBM is not
-//! used, and [`Attributes::snoop`] is not kept.
+//! In both, ordinary cached memory is inner shareable and the rest outer shareable, AF is preset, DBM is not used, and
+//! [`Attributes::snoop`] is not kept.
 //!
-//! With physical addresses wider than 48 bits, entries side by side differ by the [stride](Format::stride)
-//! only as long as no multiple of 2^48 lies between their pages.
+//! With physical addresses wider than 48 bits, neighbouring entries differ by the [stride](Format::stride) only if no
+//! multiple of 2^48 lies between their pages.
 
 use super::Memory;
 use super::format::{Attributes, Entry, Format, Layout, LeafSize, size};
@@ -44,14 +42,14 @@ use crate::addr::{Permissions, PhysAddr};
 use crate::broken::broken;
 use crate::setup::SetupError;
 
-/// The value of MAIR that stage-1 tables need: attribute 0 is ordinary memory not cached (0x44), 1 is ordinary
-/// memory cached (write-back, allocating: 0xff), 2 is a device's (Device-nGnRE: 0x04).
+/// The value of MAIR that stage-1 tables need: attribute 0 is ordinary memory, not cached (0x44), 1 is ordinary memory,
+/// cached (write-back, allocating: 0xff), 2 is a device's (Device-nGnRE: 0x04).
 pub const ARM_MAIR: u64 = 0x0004_ff44;
 
 const VALID: u64 = 1 << 0;
 /// With [`VALID`]: the entry of a table, or of a page of the lowest level.
 const TABLE: u64 = 1 << 1;
-/// MemAttr of stage 2, and AttrIndx of stage 1 with NS, which is left clear.
+/// MemAttr of stage 2; AttrIndx of stage 1 with NS, which is clear.
 const MEMORY: u64 = 0xf << 2;
 const S1_USER: u64 = 1 << 6;
 const S1_READ_ONLY: u64 = 1 << 7;
@@ -90,11 +88,9 @@ pub struct Arm<const GRANULE: u32> {
 }
 
 impl<const GRANULE: u32> Arm<GRANULE> {
-    /// Makes the layout of tables of stage 1 for `input_bits` bits, at least 25, and hardware with
-    /// `address_bits` bits of physical addresses, at least 32. Both are at most 48, or 52 with the
-    /// 64 KiB granule.
-    ///
-    /// The levels are as few as possible, but with the 4 KiB granule at least two.
+    /// Makes the layout of stage-1 tables for `input_bits` bits, at least 25, and hardware with `address_bits` bits of
+    /// physical addresses, at least 32. Both are at most 48, or 52 with the 64 KiB granule. It has as few levels as
+    /// possible, but with the 4 KiB granule at least two.
     ///
     /// # Errors
     /// [`SetupError::AddressBits`], for the physical bits, or else for the bits to be translated.
@@ -102,7 +98,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::new(Stage::One, input_bits, address_bits, address_bits)
     }
 
-    /// Makes the layout of tables of stage 1 for 48 bits, and 48 bits of physical addresses: four levels with the 4 KiB
+    /// Makes the layout of stage-1 tables for 48 bits, and 48 bits of physical addresses: four levels with the 4 KiB
     /// and the 16 KiB granule, three with the 64 KiB granule.
     ///
     /// ```
@@ -113,8 +109,8 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::of_48_bits(Stage::One)
     }
 
-    /// As [`stage_1_48_bits`](Self::stage_1_48_bits), of stage 2. With the 16 KiB granule its root is two tables, which saves
-    /// a level.
+    /// As [`stage_1_48_bits`](Self::stage_1_48_bits), of stage 2. With the 16 KiB granule its root is two tables, which
+    /// saves a level.
     ///
     /// ```
     /// use portcullis::prelude::*;
@@ -132,9 +128,9 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are
-    /// physical ones (for exceptions see [`stage_2_with_ias`](Self::stage_2_with_ias)). The root
-    /// may be up to 16 concatenated tables, where that saves a level.
+    /// As [`stage_1`](Self::stage_1), of stage 2, which translates no more bits than there are physical ones (for
+    /// exceptions see [`stage_2_with_ias`](Self::stage_2_with_ias)). The root may be up to 16 concatenated tables,
+    /// where that saves a level.
     ///
     /// # Errors
     /// As [`stage_1`](Self::stage_1).
@@ -142,11 +138,10 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         Self::new(Stage::Two, input_bits, address_bits, address_bits)
     }
 
-    /// As [`stage_2`](Self::stage_2), for an SMMU whose intermediate addresses have `ias` bits, if those
-    /// are more than the physical ones: one that walks AArch32's long-descriptor tables, too, has
-    /// at least 40 (SMMUv3, IHI 0070, on address sizes: IAS is the larger of 40 and OAS if bit 0 of
-    /// `SMMU_IDR0.TTF` is set, and OAS elsewhere). `input_bits` may be up to `address_bits`, or up
-    /// to `ias`, but not beyond 40, if that is more.
+    /// As [`stage_2`](Self::stage_2), for an SMMU whose intermediate addresses have more bits, `ias`, than the physical
+    /// ones: one that also walks AArch32's long-descriptor tables has at least 40 (SMMUv3, IHI 0070, on address sizes:
+    /// IAS is the larger of 40 and OAS if bit 0 of `SMMU_IDR0.TTF` is set, and OAS elsewhere). `input_bits` is at most
+    /// `address_bits`, or `ias` up to 40 if that is more.
     ///
     /// # Errors
     /// As [`stage_1`](Self::stage_1).
@@ -160,8 +155,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         if address_bits < 32 || address_bits > most {
             return Err(SetupError::AddressBits { bits: address_bits, min: 32, max: most });
         }
-        // In stage 2, a root of concatenated tables translates up to `concatenated` bits more,
-        // which can save a level.
+        // In stage 2, a root of concatenated tables translates up to `concatenated` bits more, which can save a level.
         let (max, concatenated) = match stage {
             Stage::One => (most, 0),
             Stage::Two if ias <= address_bits || address_bits > 40 => (address_bits, 4),
@@ -240,7 +234,7 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         }
     }
 
-    /// Returns the run of the leaf to which the entry `entry` of a table of `level` belongs.
+    /// Returns the run of the leaf to which `entry` of a table of `level` belongs.
     #[inline]
     const fn run(entry: u64, level: u32) -> u32 {
         match (GRANULE, level) {
@@ -282,9 +276,10 @@ impl<const GRANULE: u32> Arm<GRANULE> {
     }
 }
 
-// SAFETY: as for every format: pure functions of the bits of the manual named above, which the software IOMMU's walker
-// reads independently of them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's
-// address out of the bits that `table` put it into, and tells it from a leaf by bits that differ.
+// SAFETY: 1: pure functions. 2: `decode` takes a table's address out of the bits that `table` put it into, and tells a
+// table from a leaf by T and the level. 3: hardware ignores bit 55 in a table's entry, and addresses end below it. 4
+// and 5: `new` refuses levels and widths that the architecture does not have. 6: the bits are the manual's; the
+// software IOMMU's walker reads them independently.
 unsafe impl<const GRANULE: u32> Format for Arm<GRANULE> {
     const GRANULE_SHIFT: u32 = GRANULE;
     /// One of bits 58:51, which both stages ignore in tables' entries.

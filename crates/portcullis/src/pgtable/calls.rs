@@ -1,5 +1,5 @@
-//! The page table as its owner sees it: map and unmap. No call changes a translation
-//! outside its range, and none keeps a CPU for more than a bounded number of entries.
+//! Map and unmap, as the owner of a page table calls them. No call changes a translation outside its range, and none
+//! holds a CPU for more than a bounded number of entries.
 
 use super::error::MapError;
 use super::format::{Attributes, Format, Layout, LeafSize};
@@ -16,78 +16,70 @@ use crate::sync::pause;
 pub struct Unmapped {
     /// Bytes removed. Less than the range if it has holes, or if a part is `kept`.
     pub bytes: u64,
-    /// Bytes of the range that **are still mapped**, and reached by devices: parts of larger pages
-    /// that could not be split, for want of memory, because an invalidation was not confirmed, or
-    /// because the call's platform is not the table's; parts of granules; and parts of what a mapper removes as a whole only.
+    /// Bytes of the range that **are still mapped**, and that devices reach: parts of large pages that could not be
+    /// split (no memory, an unconfirmed invalidation, or another platform than the table's), parts of granules, and
+    /// parts of a mapping that a mapper removes only as a whole.
     pub kept: u64,
-    /// The range that an invalidation must cover for `bytes` to be out of reach: the range that was
-    /// asked for, and the whole of each large page that was split, now or earlier, and of which it
-    /// covers a part. If less than the range was found, although all of it had been mapped, another
-    /// caller has removed the rest. That may have been a part of a large page of which no trace is
-    /// left: then everything must be invalidated to have it out of reach, unless the caller that
-    /// removed it ensures that.
+    /// The range that an invalidation must cover for `bytes` to be out of reach: the requested range, and the whole of
+    /// each large page that was split, now or earlier, and of which it covers a part. If less than the range was found,
+    /// although all of it had been mapped, another caller has removed the rest. That may have been a part of a large
+    /// page of which no trace is left: then everything must be invalidated, unless the caller that removed it ensures
+    /// that.
     pub stale: IovaRange,
 }
 
 impl Unmapped {
-    /// Makes the result of an unmap that removed `bytes` of `range`. For mappers that split no
-    /// pages.
+    /// Makes the result of an unmap that removed `bytes` of `range`. For mappers that split no pages.
     pub const fn of(range: IovaRange, bytes: u64) -> Self {
         Self { bytes, kept: 0, stale: range }
     }
 }
 
-/// The number of granules that a call maps with one CPU, after which it returns the CPU. At the
-/// most, each granule costs a walk. The last run, of up to a frame of entries, may go beyond this
-/// number.
+/// The number of granules that a call maps with one CPU before it returns the CPU. Each costs at most a walk. The last
+/// run, of up to a frame of entries, may exceed this number.
 const PAGES_AT_ONCE: u64 = 4096;
 
-/// The reason why an unmap has left its section.
+/// Why an unmap has left its section.
 enum Pause {
     /// All of the range is removed.
     Done,
-    /// The call has kept the CPU for long enough.
+    /// The call has held the CPU for long enough.
     TimeSlice,
     Obstacle(Obstacle),
 }
 
-/// The reason why a list was not mapped.
+/// Why a list was not mapped.
 enum Stop {
     Conflict(Conflict),
     Error(MapError),
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each
-    /// address.
+    /// Maps `range` to the memory at `phys`, with the largest pages that alignment and size allow at each address.
     ///
-    /// Costs one walk for each leaf table touched and one store for each entry. Allocates missing
-    /// tables. Waits only for another CPU that is changing a table on the way: for a
-    /// [`reclaim`](Self::reclaim) that is just looking at the table; with frames that are not
-    /// coherent, until a new table is shown to hardware; and while the table is replaced to split a
-    /// page of several entries, which takes as long as hardware takes to forget it.
+    /// Costs one walk for each lowest table and one store for each entry.
+    ///
+    /// Context: allocates missing tables. Waits only for another CPU that changes a table on the way: for the first
+    /// step of a [`reclaim`](Self::reclaim); with non-coherent frames, until a new table is shown to hardware; and
+    /// while the table is replaced to split contiguous PTEs, which takes until hardware has forgotten it.
     ///
     /// # Errors
-    /// [`MapError`]: nothing of the range is mapped by this call. If there is a range beside the
-    /// error, the call had entered that much before it failed, and has removed it again. A device
-    /// may have used those pages meanwhile, so they need an invalidation before the range is used
-    /// again.
+    /// [`MapError`]: this call maps nothing of the range. If there is a range beside the error, the call had entered
+    /// that much before it failed, and has removed it again. A device may have used those pages meanwhile, so they need
+    /// an invalidation before the range is used again.
     ///
     /// # Safety
-    /// **The memory is the caller's to open to every device that is translated by this table, for
-    /// as long as it is mapped**: from the call on, until an unmap of it has returned and an
-    /// invalidation of what that removed is confirmed.
+    /// 1. **The memory is the caller's to open to every device that this table translates for, as long as it is
+    ///    mapped**: from the call on, until an unmap of it has returned and an invalidation of what that removed is
+    ///    confirmed. For that time, devices may access it at any moment, as the permissions say.
+    /// 2. For that time its owner does not give it to others, nor rely on its contents: there are no references to it
+    ///    but to atomics (and, if devices only read, shared ones to bytes that are not written). The CPU reads and
+    ///    writes it as atomics, or volatile.
+    /// 3. Both hold for all of each granule: whole pages are opened.
+    /// 4. After an error they hold only for the range beside the error, until the invalidation of that range is
+    ///    confirmed.
     ///
-    /// - For that time, devices may access it whenever they like, as the permissions say. The owner
-    ///   does not give it to others, nor use it in a way that relies on its contents: there are no
-    ///   references to it but to atomics (and, if devices only read, shared ones to bytes that are
-    ///   not written); the CPU reads and writes it as atomics, or volatile.
-    /// - This also holds for all of each granule: whole pages are opened.
-    /// - After an error it holds only for the range beside the error, until the invalidation of
-    ///   that range is confirmed.
-    ///
-    /// Memory that only a software IOMMU reaches, and that is all accessed as atomics, may be
-    /// opened by any caller.
+    /// Memory that only a software IOMMU reaches, and that is all accessed as atomics, may be opened by any caller.
     #[inline]
     pub unsafe fn map<P: Platform>(
         &self,
@@ -98,7 +90,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), (MapError, Option<IovaRange>)> {
         let attributes = attributes.into();
         let fast = |cpu: &LocalCpu<'_>| {
-            // SAFETY: the caller's promise; the platform has just lent the CPU.
+            // SAFETY: `map_fast`, 1: the caller's (`map`, 1 to 4). 2: the platform has just lent the CPU.
             unsafe { self.map_fast(platform, cpu, range, phys, attributes) }
         };
         if platform.with_cpu_fast(fast) == Some(true) {
@@ -108,13 +100,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.map_from(platform, range, 0, [(phys, range.len())], attributes)
     }
 
-    /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other.
-    ///
-    /// As [`map`](Self::map), and pieces that lie in one leaf table share a walk.
+    /// Maps `range` to the pieces of memory in `list`, each with its length, one after the other. As
+    /// [`map`](Self::map); pieces in one lowest table share a walk.
     ///
     /// # Errors
-    /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the
-    /// range.
+    /// As [`map`](Self::map); [`MapError::Length`] if the pieces together are not as long as the range.
     ///
     /// # Safety
     /// As for [`map`](Self::map), for each piece.
@@ -141,7 +131,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> Result<(), (MapError, Option<IovaRange>)> {
         let mut list = list.into_iter();
         let mut piece = (0, 0);
-        // Maps as much as one CPU may be kept for. Returns whether that is all.
+        // Maps as much as one CPU may be held for. Returns whether that is all.
         let mut enter = |cpu: Option<&LocalCpu<'_>>| {
             let _section = self.section(cpu);
             let mut last = Last::NONE;
@@ -150,8 +140,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 if piece.1 == 0 {
                     let next = list.next().ok_or(Stop::Error(MapError::Length { range, list: done }))?;
                     if next.1 == 0 {
-                        // An empty piece, wherever it is: the list may go on with any number of
-                        // them.
+                        // An empty piece ends the slice, as the list may go on with any number of them.
                         return Ok(false);
                     }
                     piece = self.piece(next, range, done)?;
@@ -208,8 +197,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Removes the first `done` bytes of `range` again. Returns the error for `stop`, and the range
-    /// that it removed, if that is not empty.
+    /// Removes the first `done` bytes of `range` again. Returns the error for `stop`, and the removed range, unless it
+    /// is empty.
     #[cold]
     fn undo<P: Platform>(
         &self,
@@ -220,10 +209,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> (MapError, Option<IovaRange>) {
         let undone = IovaRange::new(range.start(), done).ok();
         if let Some(entered) = undone {
-            // All that is left of the call's own pages goes: whole pages inside the range, which
-            // need no split. A part that is kept belongs to another caller's larger page, which
-            // came after another CPU removed some of them against the rules. The call's entries
-            // were free before, so no larger page around them is cached any more.
+            // The call's own pages lie inside the range, so this needs no split. A part that is kept belongs to another
+            // caller's large page, mapped after another CPU had removed some of them against the rules. The call's
+            // entries were free before, so no larger page around them is cached any more.
             let _ = self.unmap_all(platform, entered, &mut |_| false);
         }
         let error = match stop {
@@ -237,28 +225,27 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (error, undone)
     }
 
-    /// Clears every entry of `range`. A large page of which it covers only a part is split; if
-    /// there is no memory for that, the page stays, and is counted as [kept](Unmapped::kept). So is
-    /// a granule of which it covers only a part.
+    /// Clears every entry of `range`. Splits a large page of which the range covers only a part. Without memory for
+    /// that the page stays, and is counted as [kept](Unmapped::kept), like a granule of which the range covers only a
+    /// part.
     ///
-    /// The hardware may go on using what it has cached until it is told to forget the
-    /// [stale](Unmapped::stale) range. Costs one walk for each leaf table, one store for each
-    /// entry; a hole costs one step for each missing table. Allocates only to split; cannot fail.
-    /// `invalidate` is called, with no CPU held, only to split a page of several entries, or of a
-    /// format that requires a page to be broken before it is split: it makes the hardware forget
-    /// the range, paging structures included, and returns whether that worked. It does not reclaim in
-    /// this table, nor split pages there. The call waits for
-    /// such splits by another CPU, for a [`reclaim`](Self::reclaim) that is just looking at a table
-    /// that took a large page's place, and to split a page of several entries for the reclaims and
-    /// such splits that were called before. With frames that are not coherent it waits for every other CPU that is changing a table on the
-    /// way. So an interrupt handler should only remove pages that were mapped as a whole.
+    /// The hardware may use what it has cached until the [stale](Unmapped::stale) range is invalidated. Costs one walk
+    /// for each lowest table and one store for each entry; a hole costs one step for each missing table. Cannot fail.
+    ///
+    /// `invalidate` makes the hardware forget a range, paging structures included, and returns whether that worked. It
+    /// is called with no CPU held, and only to split contiguous PTEs, or a page of a format with break-before-make. It
+    /// must not reclaim in this table, nor split pages there.
+    ///
+    /// Context: allocates only to split. Waits for such splits by another CPU; for the first step of a
+    /// [`reclaim`](Self::reclaim) of a table that took a large page's place; to split contiguous PTEs, for the reclaims
+    /// and such splits that were called before; and with non-coherent frames, for every CPU that changes a table on the
+    /// way. So an interrupt handler should remove only pages that were mapped as a whole.
     ///
     /// # Safety
-    /// - **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that
-    ///   walks this table, and no device that caches translations itself, uses a translation or a
-    ///   table of the range any more that it read before the call, and every access that did is
-    ///   complete. A table is freed on that word.
-    /// - If that was not confirmed it returns `false`. An `invalidate` that always does is sound.
+    /// 1. **`invalidate` returns `true` only if hardware has forgotten the range**: no IOMMU that walks this table, and
+    ///    no device TLB, uses a translation or a table of the range any more that it read before the call, and every
+    ///    access that did is complete. A table is freed on that word. (An `invalidate` that always returns `false` is
+    ///    sound.)
     #[inline]
     pub unsafe fn unmap<P: Platform>(
         &self,
@@ -266,7 +253,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
-        // SAFETY: the platform has just lent the CPU.
+        // SAFETY: `unmap_fast`, 1: the platform has just lent the CPU.
         let fast = |cpu: &LocalCpu<'_>| unsafe { self.unmap_fast(platform, cpu, range) };
         if platform.with_cpu_fast(fast) == Some(true) {
             return Unmapped::of(range, range.len());

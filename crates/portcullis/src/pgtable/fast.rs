@@ -1,9 +1,8 @@
-//! The short ways: changes that take one walk and some stores, in one turn of a CPU that the
-//! caller holds. They change everything or nothing.
+//! The fast paths of map and unmap: one walk and some stores, in one exclusive section. They change everything or
+//! nothing, and never allocate or wait.
 //!
-//! They never allocate and never wait. They leave some cases to the long ways, which do the work or
-//! return the error: a table that is missing, a page of several entries, a large page that must be
-//! split, an entry that is in use.
+//! They leave the other cases to the slow paths: a missing table, contiguous PTEs, a large page that must be split, an
+//! entry in use.
 
 use super::format::{Attributes, Entry, Format, LeafSize};
 use super::map::{ADDRESS_BITS, store};
@@ -17,16 +16,16 @@ use crate::platform::{Frames, LocalCpu, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Maps `range` to the memory at `phys`, if that takes only a walk and some stores: one page,
-    /// or granules in one frame of a lowest table, whose tables exist and whose entries are free.
-    /// Returns whether the range is mapped. If not, nothing is changed, and [`map`](Self::map) does
-    /// the work or returns the error.
+    /// Maps `range` to the memory at `phys`, if that takes only a walk and some stores: one page, or granules in one
+    /// frame of a lowest table, whose tables exist and whose entries are free. Returns whether it did. If not, nothing
+    /// is changed, and [`map`](Self::map) does the work or returns the error.
     ///
-    /// Costs one walk, two stores for the turn, a load and a store for each entry. Never allocates
-    /// or waits.
+    /// Costs one walk, two stores for the section, a load and a store for each entry. Context: any that holds a CPU;
+    /// never allocates or waits.
     ///
     /// # Safety
-    /// As for [`map`](Self::map); and `cpu` is one that `platform` has lent.
+    /// 1. As for [`map`](Self::map), 1 to 4.
+    /// 2. `cpu` is one that `platform` has lent.
     #[inline]
     pub unsafe fn map_fast<P: Platform>(
         &self,
@@ -37,12 +36,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         attributes: Attributes,
     ) -> bool {
         let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's (1).
         turn.is_some_and(|turn| unsafe { self.map_in(&turn, range, phys, attributes) })
     }
 
-    /// As [`map_fast`](Self::map_fast), in a turn that the caller has. Returns `false` if it
-    /// is not a turn of [this table's marks](Self::marks_for).
+    /// As [`map_fast`](Self::map_fast), in an exclusive section of the caller's. Returns `false` if that is not of
+    /// [this table's section flags](Self::marks_for).
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -57,8 +56,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     ) -> bool {
         let (iova, phys, len) = (range.start().get(), phys.get(), range.len());
         let [stray_iova, stray_phys] = self.stray;
-        // A range does not wrap; nor does memory, if it is as long as a range that does not run
-        // past the last address.
+        // A range does not wrap; nor does memory as long as a range that ends inside the aperture.
         let is_stray = Self::ends(iova, len) & stray_iova | Self::ends(phys, len) & stray_phys;
         let Some(near) = self.near.get(turn).filter(|_| is_stray == 0) else {
             return false;
@@ -69,14 +67,16 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, X::MARK).is_some_and(|at| self.enter_granules(at, phys, len, attributes))
     }
 
-    /// As [`map_in`](Self::map_in), to the pieces of memory in `list`, each with its length, one after the other: where all of
-    /// them are granules in one frame of a lowest table, each piece is shorter than the next larger page, and their memory is
-    /// between two multiples of 256 TiB.
+    /// As [`map_in`](Self::map_in), to the pieces of memory in `list`, each with its length, one after the other: if
+    /// all of them are granules in one frame of a lowest table, each piece is shorter than the next larger page, and no
+    /// multiple of 256 TiB lies between their memory.
     ///
-    /// Goes through the list twice, where it has no more pieces than granules, and no more of these than a frame has entries.
+    /// Goes through the list twice, if it has no more pieces than granules, and these are no more than a frame has
+    /// entries.
     ///
     /// # Safety
-    /// As for [`map`](Self::map), for each piece; and a clone of `list` has what `list` has.
+    /// 1. As for [`map`](Self::map), for each piece.
+    /// 2. A clone of `list` has the same items as `list`.
     #[inline]
     pub unsafe fn map_list_in(
         &self,
@@ -90,8 +90,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let granules = len >> X::GRANULE_SHIFT;
         let fits = granules <= TABLE_ENTRIES as u64 && list.len() as u64 <= granules;
         let Some((first, _)) = list.clone().next().filter(|_| fits) else { return false };
-        // Unions of the bits of the pieces' ends, of what these differ in from the first, and of lengths. The union of lengths reaches
-        // `second`, a power of two, just where one length does.
+        // Unions of bits: of the pieces' ends, of where these differ from the first, and of the lengths. The union of
+        // lengths reaches `second`, a power of two, just where one length does.
         let (mut ends, mut others, mut lens, mut total) = (0, 0, 0, 0_u64);
         for (phys, len) in list.clone() {
             let phys = phys.get();
@@ -110,24 +110,23 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         at.is_some_and(|at| self.enter_list(at, len, (list, first), attributes))
     }
 
-    /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was
-    /// mapped as such, or granules in one frame of a lowest table, all of them mapped; no part of a
-    /// page that was split. Returns whether the range is unmapped. If not, nothing is changed, and
-    /// [`unmap`](Self::unmap) does the work.
+    /// Clears every entry of `range`, if that takes only a walk and some stores: one page that was mapped as such, or
+    /// granules in one frame of a lowest table, all of them mapped; no part of a page that was split. Returns whether
+    /// it did. If not, nothing is changed, and [`unmap`](Self::unmap) does the work.
     ///
-    /// Hardware may then still hold leaves of `range`, and nothing else of it. Costs one walk, two
-    /// stores for the turn, a load and a store for each entry. Never allocates or waits.
+    /// Hardware may then still hold leaves of `range`, and nothing else of it. Costs one walk, two stores for the
+    /// section, a load and a store for each entry. Context: any that holds a CPU; never allocates or waits.
     ///
     /// # Safety
-    /// `cpu` is one that `platform` has lent.
+    /// 1. `cpu` is one that `platform` has lent.
     #[inline]
     pub unsafe fn unmap_fast<P: Platform>(&self, platform: &P, cpu: &LocalCpu<'_>, range: IovaRange) -> bool {
         let turn = if self.platform.is(platform) { self.turn(cpu) } else { None };
         turn.is_some_and(|turn| self.unmap_in(&turn, range))
     }
 
-    /// As [`unmap_fast`](Self::unmap_fast), in a turn that the caller has. Returns `false` if
-    /// it is not a turn of [this table's marks](Self::marks_for).
+    /// As [`unmap_fast`](Self::unmap_fast), in an exclusive section of the caller's. Returns `false` if that is not of
+    /// [this table's section flags](Self::marks_for).
     #[inline]
     pub fn unmap_in(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let (iova, len) = (range.start().get(), range.len());
@@ -141,23 +140,21 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.lowest(near, iova, Self::CLOSED).is_some_and(|at| self.clear_granules(at, len))
     }
 
-    /// Returns whether addresses and lengths are multiples of the granule; `bits` is the union of
-    /// their bits.
+    /// Returns whether addresses and lengths are multiples of the granule; `bits` is the union of their bits.
     #[inline]
     pub(super) const fn are_whole(bits: u64) -> bool {
         bits & ((1 << X::GRANULE_SHIFT) - 1) == 0
     }
 
-    /// Returns the union of the bits of the addresses of the first and the last granule of `len`
-    /// bytes at `start`. It has stray bits if `start` or `len` is no multiple of the granule.
+    /// Returns the union of the bits of the addresses of the first and the last granule of `len` bytes at `start`. It
+    /// has stray bits if `start` or `len` is no multiple of the granule.
     #[inline]
     const fn ends(start: u64, len: u64) -> u64 {
         start | start.wrapping_add(len.wrapping_sub(1 << X::GRANULE_SHIFT))
     }
 
-    /// Enters granules from `at` on, which is in a lowest table, if their entries lie in one frame
-    /// and are free. Returns whether it entered them. Called inside the section in which the table
-    /// was found; the arguments are whole granules that exist.
+    /// Enters granules from `at` on, in a lowest table, if their entries lie in one frame and are free. Returns whether
+    /// it did. Called inside the section in which the table was found; the arguments are whole granules that exist.
     #[inline]
     fn enter_granules(&self, at: Position, phys: u64, len: u64, attributes: Attributes) -> bool {
         if len == 1 << X::GRANULE_SHIFT {
@@ -178,8 +175,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         is_entered
     }
 
-    /// Enters the granules of a list, `len` bytes in all, as [`enter_granules`](Self::enter_granules) does. The addresses of all of them
-    /// agree with `first` from bit 48 on.
+    /// Enters the granules of a list, `len` bytes in all, as [`enter_granules`](Self::enter_granules) does. The
+    /// addresses of all of them agree with `first` from bit 48 on.
     #[inline]
     fn enter_list(
         &self,
@@ -196,7 +193,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let (stride, leaf) = (self.format().stride(size), self.format().leaf(first, size, attributes));
         let mut rest = words;
         for (phys, len) in list {
-            // It may lie before the first.
+            // A piece may lie before the first.
             let granules = phys.get().wrapping_sub(first.get()).cast_signed() >> X::GRANULE_SHIFT;
             let leaf = leaf.wrapping_add(granules.cast_unsigned().wrapping_mul(stride));
             let parts = rest.split_at_checked((len >> X::GRANULE_SHIFT) as usize);
@@ -213,9 +210,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Clears granules from `at` on, which is in a lowest table that is open to unmaps, and in
-    /// which no page was split, if all of them lie in one frame and are mapped. Returns whether it
-    /// cleared them. Called inside the section in which the table was found.
+    /// Clears granules from `at` on, in a lowest table that is open to unmaps and in which no page was split, if all of
+    /// them lie in one frame and are mapped. Returns whether it did. Called inside the section in which the table was
+    /// found.
     #[inline]
     fn clear_granules(&self, at: Position, len: u64) -> bool {
         let word = self.word(at);
@@ -239,9 +236,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Stores `value`, and `stride` more each time, to `words`, if all of them are free. Returns
-/// whether they were. This is not inlined, so that the case of one word does not pay for the
-/// registers that it takes.
+/// Stores `value`, and `stride` more each time, to `words`, if all are free. Returns whether they were. Not inlined:
+/// the case of one word would pay for its registers.
 #[inline(never)]
 fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     let is_free = !differ(words, 0, u64::MAX);
@@ -253,8 +249,7 @@ fn enter(words: &[AtomicU64], value: u64, stride: u64) -> bool {
     is_free
 }
 
-/// Clears `words`, if none of them is of another kind than `first`. Returns whether they were
-/// alike. This is not inlined, for the reason given at [`enter`].
+/// Clears `words`, if all are of the same kind as `first`. Returns whether they were. Not inlined, as [`enter`].
 #[inline(never)]
 fn clear<X: Format>(words: &[AtomicU64], first: u64) -> bool {
     let are_alike = !differ(words, first, X::KIND);

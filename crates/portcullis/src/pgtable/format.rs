@@ -1,12 +1,10 @@
-//! The seam between the engine and the layouts of page tables. The engine follows an entry to a
-//! table only if the format has made it lead there.
+//! The seam between the engine and the layouts of page tables. The engine follows an entry to a table only if the
+//! format has made it lead there.
 //!
-//! A layout file holds bits and no behaviour: how an entry is put together and taken apart, at
-//! which levels a leaf may be, and how wide addresses are. The engine does all the walking,
-//! allocating and synchronising.
+//! A layout file holds bits and no behaviour. The engine walks, allocates and synchronises.
 //!
-//! Levels are counted from the leaves: 1 is the lowest, and [`Format::levels`] is the root's. (Arm's manual
-//! counts the other way, from the root, and ends at 3.)
+//! Levels count from the leaves: 1 is the lowest, and [`Format::levels`] is the root's. (Arm's manual counts from the
+//! root, and ends at 3.)
 
 use core::fmt::Debug;
 
@@ -28,8 +26,8 @@ pub enum Memory {
 
 /// What a translation allows, and how devices access the memory through it.
 ///
-/// A format silently drops attributes that it has no bits for: each layout documents what it keeps,
-/// and [`Layout::kept`] returns what a mapping will allow.
+/// A format drops attributes that it has no bits for. Each layout documents what it keeps, and [`Layout::kept`] returns
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// What the device may do.
@@ -51,8 +49,8 @@ impl From<Permissions> for Attributes {
     }
 }
 
-/// A size that a leaf can have: an entry at `level`, or 2^`run` neighbouring ones that make one page together
-/// (Arm's contiguous hint, AMD's sizes between two levels).
+/// A size that a leaf can have: one entry at `level`, or 2^`run` contiguous PTEs (Arm's contiguous hint, AMD's sizes
+/// between two levels).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LeafSize {
     /// The level of the entries, 1 for the lowest.
@@ -61,7 +59,7 @@ pub struct LeafSize {
     pub run: u32,
 }
 
-/// The sizes of leaves of one entry, at the lowest levels, for formats that have no others.
+/// The sizes of leaves of one entry, for formats without contiguous PTEs.
 pub(super) static ONE_ENTRY: [LeafSize; 5] = [size(1, 0), size(2, 0), size(3, 0), size(4, 0), size(5, 0)];
 
 pub(super) const fn size(level: u32, run: u32) -> LeafSize {
@@ -89,57 +87,59 @@ pub enum Entry {
 
 /// A page-table format of some hardware: the layout of its entries and the widths of its addresses.
 ///
-/// The library has the formats of today's hardware. The author of another one needs `Entry` and
-/// `LeafSize`, and so the feature `parts`.
+/// The library has the formats of today's hardware. The author of another one needs `Entry` and `LeafSize`, and so the
+/// feature `parts`.
 ///
-/// The functions are pure, and are called for every entry, so each should take a few instructions.
-/// The levels and runs that are passed in are ones that the format said it has; addresses are
-/// aligned and at most [`last_phys`](Self::last_phys).
+/// The functions are pure, and are called for every entry, so each should take a few instructions. The engine passes
+/// only levels and runs that the format has, and addresses that are aligned and at most [`last_phys`](Self::last_phys).
 ///
 /// # Safety
-/// The engine follows entries to tables as references, and a device reaches what the hardware reads in them. So:
+/// The engine follows entries to tables as references, and a device reaches what the hardware reads in them.
 ///
-/// - All functions always return the same for the same arguments, of one value and of its copies.
-/// - **[`decode`](Self::decode) leads only to tables that [`table`](Self::table) was given**: `decode(table(t, l), k)` in a table
-///   of level `k` is `Entry::Table` with just `t` and `l`, marked or not, and no other entry is: not 0, none of those that
-///   [`leaf`](Self::leaf) and [`stride`](Self::stride) make, nothing without a [present](Self::PRESENT) bit. `l` is below `k`, and the
-///   table at `t` has one entry for each address bit between the two.
-/// - [`MARK`](Self::MARK) is one bit, which no entry of [`table`](Self::table) has set and no address needs.
-/// - There is at least one level and one leaf size; [`GRANULE_SHIFT`](Self::GRANULE_SHIFT) is 4 to 16; the
-///   [input bits](Self::input_bits) are more than the root's [shift](Layout::shift), by at most 18, and 63 at the most;
-///   [`last_phys`](Self::last_phys) is below 2^52.
-/// - Levels in [`leaf_sizes`](Self::leaf_sizes) are 1 to [`levels`](Self::levels), runs are shorter than a table, sizes ascend, and
-///   the first is the granule's.
-/// - **Hardware reads what the engine means**: through a leaf that is entered at an address a device reaches just
-///   the page that the leaf was made for, with no more than its permissions; through a [table](Self::table), what is
-///   entered there; through an entry without a [present](Self::PRESENT) bit, nothing.
+/// 1. All functions always return the same for the same arguments, of one value and of its copies.
+/// 2. **[`decode`](Self::decode) leads only to tables that [`table`](Self::table) was given**: `decode(table(t, l), k)`
+///    in a table of level `k` is `Entry::Table` with just `t` and `l`, with or without the [busy bit](Self::MARK). No
+///    other entry is: not 0, none that [`leaf`](Self::leaf) and [`stride`](Self::stride) make, nothing without a
+///    [present](Self::PRESENT) bit. `l` is below `k`, and the table at `t` has one entry for each address bit between
+///    the two.
+/// 3. [`MARK`](Self::MARK) is one bit, which no entry of [`table`](Self::table) has set and no address needs.
+/// 4. There is at least one level and one leaf size; [`GRANULE_SHIFT`](Self::GRANULE_SHIFT) is 4 to 16; the [input
+///    bits](Self::input_bits) are more than the root's [shift](Layout::shift), by at most 18, and 63 at the most;
+///    [`last_phys`](Self::last_phys) is below 2^52.
+/// 5. Levels in [`leaf_sizes`](Self::leaf_sizes) are 1 to [`levels`](Self::levels), runs are shorter than a table,
+///    sizes ascend, and the first is the granule's.
+/// 6. **Hardware reads what the engine means**: through a leaf that is entered at an address, a device reaches just the
+///    page that the leaf was made for, with no more than its permissions; through a [table](Self::table), what is
+///    entered there; through an entry without a [present](Self::PRESENT) bit, nothing.
 pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
-    /// The binary logarithm of the smallest page, which is also the size of a table below the root.
+    /// The binary logarithm of the smallest page, and of the size of a table below the root.
     const GRANULE_SHIFT: u32;
 
-    /// A bit of a table entry that hardware ignores: the engine's mark.
+    /// The *busy bit*, which hardware ignores in the entry of a table: another CPU takes the table out of its place,
+    /// replaces it, or has not shown it to the hardware yet. By itself it is a
+    /// [break-before-make](Self::BREAK_BEFORE_MAKE) placeholder.
     const MARK: u64;
 
-    /// Another such bit, which marks the entry of a table that took the place of a large page:
-    /// until the table is reclaimed, hardware may still hold the page as a whole, so an unmap of a
-    /// part of it has the whole page invalidated. 0 if pages are [broken](Self::BREAK_BEFORE_MAKE)
-    /// first, as the hardware has forgotten them by then.
+    /// Another bit that hardware ignores in the entry of a table: the table took the place of a large page. Until the
+    /// table is reclaimed, hardware may still hold the page as a whole, so an unmap of a part of it invalidates the
+    /// whole page. 0 if the format needs [break-before-make](Self::BREAK_BEFORE_MAKE), which invalidates the page
+    /// first.
     const SPLIT: u64;
 
-    /// The hardware follows an entry if any of these bits is set. The entry of a table has all of
-    /// them, and if pages must be [broken](Self::BREAK_BEFORE_MAKE) it has others besides, wherever
-    /// the table is. Hardware ignores the rest of an entry that has none of these bits.
+    /// The hardware follows an entry if any of these bits is set, and ignores the rest of an entry that has none. The
+    /// entry of a table has all of them; with [break-before-make](Self::BREAK_BEFORE_MAKE) it also has others, wherever
+    /// the table is.
     const PRESENT: u64;
 
-    /// The bits that tell, at a given level, a leaf from a table and a leaf of one size from one of another:
-    /// entries of a table that agree in them are the same kind of `Entry`. (Sizes that are told by other bits
-    /// are those of leaves whose [stride](Self::stride) is 0.)
+    /// The bits that tell, at a given level, a leaf from a table, and leaves of different sizes: entries of a table
+    /// that agree in them are the same kind of `Entry`. (Leaves whose [stride](Self::stride) is 0 may hold their size
+    /// in other bits.)
     const KIND: u64;
 
-    /// The architecture requires an entry to be cleared and invalidated before one of another size
-    /// takes its place, so a large page cannot be split while it is in use. Where it does not, a
-    /// page of several entries is split in a copy of its table, which then takes the table's place:
-    /// so the root, which has no place, should offer no such pages.
+    /// The architecture requires break-before-make: an entry is cleared and invalidated before one of another size
+    /// takes its place, so a large page cannot be split in use. Elsewhere the engine splits contiguous PTEs in a copy
+    /// of their table, which then takes the table's place. The root has no place, so it should offer no contiguous
+    /// PTEs.
     const BREAK_BEFORE_MAKE: bool;
 
     /// Returns the name by which the command line knows the format.
@@ -148,24 +148,22 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// Returns how many levels there are.
     fn levels(&self) -> u32;
 
-    /// Returns the number of bits of an address that the tables translate. It decides the size of
-    /// the root, which is larger than other tables if hardware concatenates several, and may be
-    /// smaller.
+    /// Returns the number of address bits that the tables translate. It decides the size of the root, which is smaller
+    /// than other tables, or larger if hardware concatenates several.
     fn input_bits(&self) -> u32;
 
     /// Returns the highest physical address, for tables and pages alike.
     fn last_phys(&self) -> PhysAddr;
 
-    /// Returns the sizes of leaves, the smallest first: for each a level and a run. The first is
-    /// the granule's.
+    /// Returns the sizes of leaves in ascending order. The first is the granule's.
     fn leaf_sizes(&self) -> &'static [LeafSize];
 
     /// Returns the first entry of a leaf of `size` for the page at `page`.
     fn leaf(&self, page: PhysAddr, size: LeafSize, attributes: Attributes) -> u64;
 
-    /// Returns the difference between each further entry of a leaf, or of leaves of `size` side by
-    /// side, and the one before: within one leaf if `run` is not 0. So do the entries of any two pages whose addresses agree from bit 48 on,
-    /// for each page between them. By default each entry holds its own address, and in its place.
+    /// Returns the difference between one entry and the next: of the contiguous PTEs of one leaf if `size.run` is not
+    /// 0, and of leaves of `size` side by side. It holds for any pages whose addresses agree from bit 48 on. By default
+    /// each entry holds its own address, in its place.
     #[inline]
     fn stride(&self, size: LeafSize) -> u64 {
         1 << self.shift(size.level)
@@ -174,15 +172,15 @@ pub unsafe trait Format: Copy + Debug + Send + Sync + 'static {
     /// Returns the entry that leads to the table at `table`, which is one of `level`.
     fn table(&self, table: PhysAddr, level: u32) -> u64;
 
-    /// Returns the meaning of the entry `entry` in a table of `level`. The [mark](Self::MARK) and
-    /// [`SPLIT`](Self::SPLIT) make no difference.
+    /// Returns the meaning of `entry` in a table of `level`. [`MARK`](Self::MARK) and [`SPLIT`](Self::SPLIT) make no
+    /// difference.
     fn decode(&self, entry: u64, level: u32) -> Entry;
 
-    /// Returns the memory to which the leaf entry `entry` of a table of `level` translates: the
-    /// page of the whole leaf, whichever of its entries this is.
+    /// Returns the memory of the leaf to which `entry` of a table of `level` belongs: the page of the whole leaf, from
+    /// any of its entries.
     fn page(&self, entry: u64, level: u32) -> PhysAddr;
 
-    /// Returns what the leaf entry `entry` in a table of `level` allows.
+    /// Returns the attributes of the leaf entry `entry` in a table of `level`.
     fn attributes(&self, entry: u64, level: u32) -> Attributes;
 }
 
@@ -208,21 +206,20 @@ pub trait Layout: Format {
         self.input_bits() - self.shift(self.levels())
     }
 
-    /// Returns how many adjoining frames of [`FRAME_SIZE`](crate::platform::FRAME_SIZE) the root takes: more than one if hardware
-    /// concatenates several tables there, or has larger ones. [`Frames::alloc`](crate::platform::Frames::alloc) is asked for as
-    /// many once, by [`PageTable::new`](super::PageTable::new).
+    /// Returns the number of adjoining frames of [`FRAME_SIZE`](crate::platform::FRAME_SIZE) in the root: more than one
+    /// if hardware concatenates tables there, or has larger ones. [`PageTable::new`](super::PageTable::new) makes one
+    /// call of [`Frames::alloc`](crate::platform::Frames::alloc) for them.
     fn root_frames(&self) -> usize {
         (1_usize << self.root_bits()).div_ceil(TABLE_ENTRIES)
     }
 
-    /// Returns how many adjoining frames each table below the root takes: 1, 4 or 16 with granules of 4, 16 or 64 KiB.
+    /// Returns the number of adjoining frames in a table below the root: 1, 4 or 16 with granules of 4, 16 or 64 KiB.
     fn table_frames(&self) -> usize {
         (1_usize << Self::INDEX_BITS).div_ceil(TABLE_ENTRIES)
     }
 
-    /// Returns what a mapping with `attributes` really allows and how it is cached: a format
-    /// silently drops attributes that it has no bits for. If a format cannot allow writing alone,
-    /// it allows reading, too.
+    /// Returns what a mapping with `attributes` really gets: a format drops attributes that it has no bits for. If it
+    /// cannot allow writing without reading, it allows both.
     fn kept(&self, attributes: Attributes) -> Attributes {
         self.attributes(self.leaf(PhysAddr::new(0), LeafSize { level: 1, run: 0 }, attributes), 1)
     }

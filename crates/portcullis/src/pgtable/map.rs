@@ -1,5 +1,4 @@
-//! Entering translations: the way down, and leaves in runs. A leaf is written only to entries that
-//! were found free.
+//! Enters translations: walks down, and writes runs of leaves. A leaf is written only to free entries.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::marked::is_broken;
@@ -9,23 +8,21 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of entries that are looked at together before they are written: a cache line.
+/// The number of entries that are checked together before they are written: a cache line.
 const LINE: usize = 1 << LINE_BITS;
 const LINE_BITS: u32 = 3;
 
-/// The number of low bits of an address that every format holds in one piece.
+/// The number of low address bits that every format holds in one piece.
 pub(super) const ADDRESS_BITS: u32 = 48;
 
-/// The result of one run of mapping.
 pub(super) struct Run {
     pub bytes: u64,
     pub conflict: Option<Conflict>,
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Returns the largest leaf that alignment and `len` allow at `iova` and `phys`, at level
-    /// `highest` or below. Also returns the number of bytes for which it stays the largest, in
-    /// tables of its level.
+    /// Returns the largest leaf that alignment and `len` allow at `iova` and `phys`, at level `highest` or below, and
+    /// the number of bytes for which it stays the largest in tables of its level.
     #[inline]
     fn leaf_size(&self, (iova, phys, len): (u64, u64, u64), highest: u32) -> (LeafSize, u64) {
         let sizes = self.format().leaf_sizes();
@@ -48,11 +45,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (chosen, len)
     }
 
-    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one
-    /// size: the largest that fits, as long as no larger one does.
-    ///
-    /// The arguments are aligned to the granule, inside the aperture and do not wrap; `len` is not
-    /// 0. Called inside the section that `last` is of.
+    /// Maps as much of (`iova`, `phys`, `len`) as one frame of one table holds, in leaves of one size: the largest that
+    /// fits, as long as no larger one does. The arguments are aligned to the granule, inside the aperture, and do not
+    /// wrap; `len` is not 0. Called inside the section that `last` is of.
     pub(super) fn map_run(
         &self,
         (iova, phys, len): (u64, u64, u64),
@@ -78,8 +73,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             }
             match format.decode(entry, at.level) {
                 Entry::Table { .. } if entry & X::MARK != 0 => return stop(Conflict::Busy),
-                // Down into the table, also if a large page would fit here: smaller pages once
-                // needed the table that is in its place.
+                // Down into the table, even if a large page would fit: smaller pages once needed the table.
                 Entry::Table { table, level } => {
                     if level < size.level {
                         (size, until) = self.leaf_size((iova, phys, len), level);
@@ -95,9 +89,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.write_leaves((iova, phys, until), attributes, size, at)
     }
 
-    /// Maps one page that is larger than a granule, if that takes only a walk and an exchange: a
-    /// leaf of one entry, whose tables exist and whose entry is free. Returns whether the page is
-    /// mapped. Called inside a section; the arguments are as for [`map_run`](Self::map_run).
+    /// Maps one page that is larger than a granule, if that takes only a walk and an exchange: a leaf of one entry,
+    /// whose tables exist and whose entry is free. Returns whether it did. Called inside a section; the arguments are
+    /// as for [`map_run`](Self::map_run).
     pub(super) fn map_page(&self, iova: u64, phys: u64, len: u64, attributes: Attributes) -> bool {
         let Some(level) = self.level_of(iova | phys, len) else {
             return false;
@@ -107,8 +101,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         };
         let word = self.word(at);
         let leaf = self.format().leaf(PhysAddr::new(phys), LeafSize { level, run: 0 }, attributes);
-        // An exchange, as another caller may install a table there: one that, against the rules,
-        // uses the same addresses.
+        // An exchange, as another caller that uses the same addresses, against the rules, may install a table.
         if word.compare_exchange(0, leaf, Ordering::Release, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -116,7 +109,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Returns the level at which `len` bytes at a multiple of `bits` are one leaf of one entry.
+    /// Returns the level at which `len` bytes are one leaf of one entry; `bits` holds the bits of their addresses.
     pub(super) fn level_of(&self, bits: u64, len: u64) -> Option<u32> {
         if bits & (len - 1) != 0 {
             None
@@ -127,15 +120,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Maps a granule in the table that `last` remembers, if it lies there and its entry is free.
-    /// Returns whether it is mapped. The arguments are as for [`map_run`](Self::map_run).
+    /// Maps a granule in the table that `last` remembers, if it lies there and its entry is free. Returns whether it
+    /// did. The arguments are as for [`map_run`](Self::map_run).
     #[inline]
     pub(super) fn map_next(&self, iova: u64, phys: u64, attributes: Attributes, last: &Last) -> bool {
         last.position(self.format(), iova).is_some_and(|at| self.enter_granule(at, phys, attributes))
     }
 
-    /// Enters one granule at `at`, which is in a lowest table, if the entry is free. Returns whether
-    /// it entered the granule. Called inside the section in which the table was found.
+    /// Enters one granule at `at`, in a lowest table, if the entry is free. Returns whether it did. Called inside the
+    /// section in which the table was found.
     #[inline]
     pub(super) fn enter_granule(&self, at: Position, phys: u64, attributes: Attributes) -> bool {
         let word = self.word(at);
@@ -159,13 +152,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         let format = self.format();
         let shift = format.shift(size.level);
         let words = self.words(at);
-        // Entries hold higher bits than these in another place: entries of pages across that border
-        // do not differ by the stride.
+        // Entries hold higher address bits in another place: entries of pages across that border do not differ by the
+        // stride.
         let len = len.min((1 << ADDRESS_BITS) - phys % (1 << ADDRESS_BITS));
         let pages = (len >> (shift + size.run)).min((words.len() >> size.run) as u64) as usize;
         let words = &words[..pages << size.run];
         let stride = format.stride(size);
-        // All entries as one group if they differ by the stride, else each page by itself.
+        // All entries form one group if they differ by the stride; otherwise each page does.
         let group = if stride == 0 { 1 << size.run } else { words.len() };
         let mut done = 0;
         let mut conflict = None;
@@ -186,8 +179,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Run { bytes: (done as u64) << shift, conflict }
     }
 
-    /// Handles the first page of `words`, some of whose entries are in use: `at` and `done` say
-    /// where that is. Returns the entries that it wrote, and why no more can be.
+    /// Handles the first page of `words`, some of whose entries are in use, at `at` plus `done`. Returns the number of
+    /// entries that it wrote, and why no more can be.
     #[cold]
     fn obstacle(
         &self,
@@ -207,8 +200,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         match self.format().decode(entry, size.level) {
             // A table that is set aside decodes as absent, and counts here, too.
             Entry::Table { .. } | Entry::Absent if index > 0 && !is_broken::<X>(entry) => {
-                // Write the part before the table, in entries by themselves; the next run goes down
-                // into the table.
+                // Write the part before the table as single entries; the next run goes down into the table.
                 let (len, size) = ((index as u64) << shift, LeafSize { run: 0, ..size });
                 let run = self.write_leaves(
                     (iova, phys, len),
@@ -224,16 +216,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Stores `value`, and `stride` more each time, to `words`, as long as they are free: whole pages
-/// of 2^`run` words each, none of which is stored if one of its words is in use. Returns how many
-/// words it stored.
+/// Stores `value`, and `stride` more each time, to `words`, as long as whole pages of 2^`run` words are free. Returns
+/// the number of words that it stored.
 #[inline]
 fn store_free(words: &[AtomicU64], mut value: u64, stride: u64, run: u32) -> usize {
     let in_use =
         |words: &[AtomicU64]| words.iter().fold(0, |bits, word| bits | word.load(Ordering::Relaxed)) != 0;
     let mut done = 0;
     if run <= LINE_BITS {
-        // A cache line at a time: looked at as a whole, then written.
+        // A cache line at a time: checked as a whole, then written.
         for line in words.as_chunks::<LINE>().0 {
             if in_use(line) {
                 break;

@@ -1,10 +1,9 @@
-//! Entries that hardware takes as absent, and that the [mark](Format::MARK) keeps from being free:
-//! those of a page that is [broken](super::split), and of a table that is [set
-//! aside](super::reclaim). Both can be told apart, and the table's entry can be put back as it was.
+//! Non-present entries that the [busy bit](Format::MARK) still reserves: [break-before-make](super::split)
+//! placeholders, and entries of tables that are [set aside](super::reclaim), which can be put back as they were.
 
 use super::format::Format;
 
-/// Returns whether `entry` belongs to a page that is broken.
+/// Returns whether `entry` is a break-before-make placeholder.
 #[inline]
 pub(super) const fn is_broken<X: Format>(entry: u64) -> bool {
     X::BREAK_BEFORE_MAKE && entry == X::MARK

@@ -1,9 +1,14 @@
-//! I/O page tables: one engine ([`PageTable`]) over the layouts of hardware formats ([`Format`]). A
-//! table is freed only after every CPU and the hardware have stopped using it.
+//! I/O page tables: one engine ([`PageTable`]) over the layouts of hardware formats ([`Format`]). A table is freed only
+//! after every CPU and the hardware have stopped using it.
 //!
-//! Tables live in [`Frames`](crate::platform::Frames) that the hardware reads while CPUs write
-//! them. Updates of disjoint ranges take no lock: an entry is one atomic word, one compare-and-swap
-//! installs a missing table, and an emptied one is freed on demand ([`PageTable::reclaim`]).
+//! Tables lie in [`Frames`](crate::platform::Frames) that the hardware reads while CPUs write them. Updates of disjoint
+//! ranges take no lock: an entry is one atomic word, one compare-and-swap installs a missing table, and empty tables
+//! are freed on demand ([`PageTable::reclaim`]).
+//!
+//! Read `format.rs` (the seam), `table.rs`, `walk.rs` (memory ordering) and `calls.rs` (map and unmap) first. `fast.rs`
+//! and `near.rs` have the fast paths, `split.rs`, `replace.rs` and `reclaim.rs` the slow ones. `vtd.rs`, `x86.rs`,
+//! `amd_v1.rs`, `arm.rs` and `riscv.rs` are layouts. This layer uses `addr`, `heap`, `sync`, `platform`, `percpu` and
+//! `setup`.
 
 mod amd_v1;
 mod arm;

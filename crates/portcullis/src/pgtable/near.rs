@@ -1,25 +1,21 @@
-//! The lowest tables that a CPU was in last, so that mapping or unmapping there again needs no
-//! walk. A CPU never uses a remembered table that may have been freed.
+//! The lowest tables that a CPU used last, so that mapping or unmapping there again needs no walk. A CPU never uses a
+//! remembered table that may have been freed.
 //!
-//! Memory ordering. A CPU uses the tables that it remembers only while the page table's *stamp* is
-//! the one under which it found them; it looks at both inside a section. It reads the stamp before
-//! the walk that finds a table (acquire), and [`reclaim`](super::reclaim) and
-//! [`replace`](super::replace) change the stamp between marking tables and the first wait for the
-//! sections (release). For a table that is marked there are two kinds of sections then:
+//! Memory ordering. A CPU uses the tables that it remembers only while the page table's *generation* (`stamp`) is the
+//! one under which it found them. It loads the generation inside the section, before the walk that finds a table
+//! (acquire). [`reclaim`](super::reclaim) and [`replace`](super::replace) increment it after they have set busy bits
+//! and before the first grace period (release). For a busy table there are then two kinds of sections:
 //!
-//! - One that the wait sees. It may use a table that was found under the old stamp; the changes
-//!   that it makes there are seen when the table is looked at, or copied, after the wait.
-//! - One that begins after the wait's barrier. It sees the new stamp, and so uses no table that was
-//!   found before; to find a table it walks, and a CPU that sees the new stamp sees the marks that
-//!   were stored before it.
+//! - The grace period covers the section. The section may use a table that it found under the old generation; the
+//!   caller looks at the table, or copies it, after the grace period, and so sees the section's changes.
+//! - The section begins after the grace period's barrier. It sees the new generation, so it uses no table that was
+//!   found before; it walks, and a CPU that sees the new generation sees the busy bits that were stored before it.
 //!
-//! So a table remembered under the new stamp was marked only if it was found without its mark
-//! afterwards: it was kept, or put back, which takes it out of those to be freed. The next attempt
-//! to free it begins with a new stamp.
+//! So if a table is remembered under the new generation, it was found without its busy bit afterwards: it stays, or was
+//! put back, and is not among those to be freed. The next attempt to free it begins with a new generation.
 //!
-//! A walk that passes a table which took a large page's place ([`Format::SPLIT`]) is not
-//! remembered: the short way does not unmap there. Only `replace`, which changes the stamp, turns a
-//! table into such a one later.
+//! A CPU does not remember a table that took a large page's place ([`Format::SPLIT`]), as the fast path does not unmap
+//! there. Only `replace`, which increments the generation, later turns another table into such a one.
 
 use super::format::{Format, Layout};
 use super::place::{Last, Near, Position};
@@ -29,11 +25,9 @@ use crate::platform::Frames;
 use crate::sync::Ordering;
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Returns the position of the entry of `iova`, which lies inside the aperture, in a lowest
-    /// table, if there is one, and no entry on the way there has any bit of `closed`, which may
-    /// hold only [`MARK`](Format::MARK) and [`SPLIT`](Format::SPLIT).
-    ///
-    /// Takes no walk in the tables of the CPU's last turns.
+    /// Returns the position of the entry of `iova`, which lies inside the aperture, in a lowest table, if there is one,
+    /// and no entry on the way has any bit of `closed`, which may hold only [`MARK`](Format::MARK) and
+    /// [`SPLIT`](Format::SPLIT). Takes no walk in tables that the CPU remembers.
     #[inline]
     pub(super) fn lowest(&self, near: &Near, iova: u64, closed: u64) -> Option<Position> {
         // Acquire, and before any step down, as the module says.
@@ -45,8 +39,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Some(Position { table, level: 1, index: self.format().index(iova, 1) })
     }
 
-    /// Returns the lowest table for `iova`, under the conditions of [`lowest`](Self::lowest); if
-    /// that is the root, the part of it that has the entry.
+    /// Walks for [`lowest`](Self::lowest). If the lowest table is the root, returns the part of it that has the entry.
     #[cold]
     #[inline(never)]
     fn find_lowest(&self, near: &Near, stamp: u64, iova: u64, closed: u64) -> Option<PhysAddr> {
@@ -58,10 +51,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Some(last.table)
     }
 
-    /// Makes every CPU forget the tables that it remembers. Only the one CPU that takes tables out
-    /// of their places calls this.
+    /// Makes the tables that CPUs remember stale. Only the one CPU that takes tables out of their places calls this.
     pub(super) fn forget_near(&self) {
-        // Release: a CPU that sees it sees the marks. It never is 0: 2^64 calls do not happen.
+        // Release: a CPU that sees it sees the busy bits. It never becomes 0: 2^64 calls do not happen.
         self.stamp.fetch_add(1, Ordering::Release);
     }
 }

@@ -1,27 +1,25 @@
-//! Places in tables: that of an entry, and the lowest tables that a CPU remembers. A CPU finds a
-//! remembered table only under the stamp under which it was found. Whether a place may still be
-//! used is for its users to ensure: see [`walk`](super::walk) and [`near`](super::near).
+//! Positions of entries, and the lowest tables that a CPU remembers. The users of a position ensure that it may still
+//! be used: see [`walk`](super::walk) and [`near`](super::near).
 
 use super::format::{Format, Layout};
 use crate::addr::PhysAddr;
 use crate::percpu::LocalU64;
 
-/// A table, and the place in it at which an address has its entry.
+/// A table, and an entry in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub table: PhysAddr,
     pub level: u32,
-    /// The number of the entry, counted from the table's start; below 2^18.
+    /// The number of the entry in the table, below 2^18.
     pub index: usize,
 }
 
-/// The lowest table of a walk, remembered for the pages next to the one that it was walked for.
+/// The lowest table of a walk, remembered for neighbouring pages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Last {
-    /// The address divided by the bytes that a table of the lowest level translates.
+    /// The address divided by the bytes that a lowest table translates.
     pub region: u64,
-    /// The table; if it is a root of several frames, the part of a usual table's size in which the
-    /// address has its entry.
+    /// The table; if it is a root of several frames, the part of a usual table's size that has the entry.
     pub table: PhysAddr,
 }
 
@@ -29,7 +27,7 @@ impl Last {
     /// No table yet.
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
 
-    /// Makes the record of the table in which a walk for `iova` ended, at `at`.
+    /// Records the table in which a walk for `iova` ended, at `at`.
     pub(super) fn new<X: Format>(format: &X, iova: u64, at: Position) -> Self {
         let part = (at.index >> X::INDEX_BITS) as u64;
         let table = PhysAddr::new(at.table.get() + (part << X::GRANULE_SHIFT));
@@ -42,8 +40,7 @@ impl Last {
         iova >> format.shift(2)
     }
 
-    /// Returns the position of the entry of `iova`, which lies inside the aperture, if that is in
-    /// this table.
+    /// Returns the position of the entry of `iova`, which lies inside the aperture, if it is in this table.
     #[inline]
     pub(super) fn position<X: Format>(&self, format: &X, iova: u64) -> Option<Position> {
         let at = Position { table: self.table, level: 1, index: format.index(iova, 1) };
@@ -51,15 +48,13 @@ impl Last {
     }
 }
 
-/// The number of tables that a CPU remembers. Of the regions whose numbers are equal modulo
-/// `TABLES` it remembers one.
+/// The number of tables that a CPU remembers, direct-mapped by region.
 const TABLES: usize = 4;
 
 /// The tables that one CPU remembers.
 #[derive(Debug, Default)]
 pub(super) struct Near {
-    /// The page table's stamp when the tables were found; 0, which no page table has, if none was
-    /// found yet.
+    /// The generation of the page table under which they were found; 0, which no page table has, at first.
     stamp: LocalU64,
     tables: [Table; TABLES],
 }
@@ -76,7 +71,7 @@ impl Near {
         &self.tables[region as usize % TABLES]
     }
 
-    /// Returns the table of `region`, if it was found under `stamp`.
+    /// Returns the table of `region`, if it was found under the generation `stamp`.
     #[inline]
     pub(super) fn find(&self, stamp: u64, region: u64) -> Option<PhysAddr> {
         let table = self.table(region);
@@ -84,8 +79,7 @@ impl Near {
         is_it.then(|| PhysAddr::new(table.table.get()))
     }
 
-    /// Remembers `last`, which was found under `stamp`, and forgets tables that were found under
-    /// another stamp.
+    /// Remembers `last`, which was found under `stamp`, and drops tables of another generation.
     pub(super) fn remember(&self, stamp: u64, last: Last) {
         if self.stamp.get() != stamp {
             self.tables.iter().for_each(|table| table.region.set(Last::NONE.region));

@@ -1,5 +1,4 @@
-//! Reading the tables: for one address, and as a whole, for reports and for debugging. A reader
-//! changes nothing; a CPU that the table is made for takes no lock.
+//! Reads the tables: for one address, and as a whole, for reports and debugging. A reader changes nothing.
 
 use super::format::{Attributes, Entry, Format, Layout};
 use super::place::Position;
@@ -8,7 +7,7 @@ use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::platform::{Frames, LocalCpu, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A leaf as the tables hold it.
+/// A leaf of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaf {
     /// The addresses of its page.
@@ -31,9 +30,9 @@ struct Found {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Returns where a device's access to `iova` would go and what it may do there, by the tables
-    /// alone; `None` if nothing is mapped there. Costs one dependent load for each level. Never
-    /// allocates. A caller without a CPU that the table is for takes a lock, and so may wait.
+    /// Returns where a device's access to `iova` would go and what it may do there, by the tables alone; `None` if
+    /// nothing is mapped there. Costs one dependent load for each level. Context: allocates nothing; a caller without a
+    /// CPU that the table is for takes a lock, and may wait.
     #[inline]
     pub fn translate<P: Platform>(&self, platform: &P, iova: Iova) -> Option<(PhysAddr, Attributes)> {
         let found = self.find(platform, iova)?;
@@ -90,17 +89,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns what is mapped in `range`, for reports and for debugging: one item for each leaf, of
-    /// one entry or several, in the order of addresses. A leaf of which only a part lies in `range`
-    /// is returned as a whole.
+    /// Returns the leaves in `range`, in the order of addresses, for reports and debugging: one item for each leaf,
+    /// also for contiguous PTEs. A leaf of which only a part lies in `range` is returned as a whole.
     ///
-    /// Tables may change meanwhile, on any CPU. A leaf that is there from the first item to the
-    /// last is returned once; one that comes or goes may be missing; and each was there at some
-    /// moment.
+    /// Tables may change meanwhile, on any CPU. A leaf that is there from the first item to the last is returned once;
+    /// one that comes or goes may be missing; each was there at some moment.
     ///
-    /// Costs one step for each entry of each table; changes nothing, allocates nothing. A CPU is
-    /// lent for at most 64 leaves or frames of tables at a time, and none while the caller has an
-    /// item: so the caller may do with items what it may do elsewhere.
+    /// Costs one step for each entry of each table. Context: allocates nothing. Holds a CPU for at most 64 leaves or
+    /// frames of tables at a time, and none while the caller has an item.
     pub fn entries<'a, P: Platform>(
         &'a self,
         platform: &'a P,
@@ -126,9 +122,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         core::iter::from_fn(batch).flatten()
     }
 
-    /// Adds the leaves from `iova` to `last`, in one frame of one table, up to the entry of a
-    /// table, as long as there is room. Returns the address at which to go on, or `None` if that is
-    /// behind `last`. Called inside a section.
+    /// Adds the leaves from `iova` to `last` that lie in one frame of one table, up to the entry of a table, as long as
+    /// there is room. Returns the address at which to go on, or `None` if that is behind `last`. Called inside a
+    /// section.
     fn read_run(&self, iova: u64, last: u64, found: &mut Leaves) -> Option<u64> {
         let format = self.format();
         let mut at = self.top(iova);
@@ -158,7 +154,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                         found.push(Leaf { range, phys, attributes });
                     }
                     end = start + len;
-                    // The other entries of the leaf.
+                    // Skip the other entries of the leaf.
                     let others = ((end - next) >> shift) as usize - 1;
                     words = words.as_slice().get(others..).unwrap_or_default().iter();
                 }

@@ -1,23 +1,20 @@
-//! Giving back tables that have become empty. A table is freed only when no CPU's section and no
-//! hardware can use it.
+//! Frees empty tables, but only when no CPU's section and no hardware can use them.
 //!
-//! A table is given back in six steps, up to 16 tables at a time:
+//! A table is freed in six steps, up to 16 tables at a time:
 //!
-//! 1. the entry that leads to it is *marked*, with a bit that hardware ignores: a CPU that must
-//!    change an entry below waits, outside its section; and CPUs are made to forget which tables
-//!    they were [in last](super::near);
-//! 2. the caller waits for all sections that might have passed the entry before it was marked: from
-//!    here on CPUs write to the table only to clear entries;
-//! 3. if the table is empty still, it is *set aside*: the entry becomes absent for the hardware but
-//!    keeps the address; else the mark is taken off again;
-//! 4. the hardware is made to forget what it has cached of the paging structures;
-//! 5. the entry is cleared;
-//! 6. the caller waits once more for all sections, as some may still read the table; then it frees
-//!    it.
+//! 1. Set the *busy bit* in the entry that leads to it: a CPU that must change an entry below waits, outside its
+//!    section. Increment the generation, so that CPUs do not use the tables that they [remember](super::near).
+//! 2. Wait for a grace period: sections may have passed the entry before. From here on, CPUs only clear entries of the
+//!    table.
+//! 3. If the table is still empty, *set it aside*: the entry becomes non-present but keeps the address. Otherwise clear
+//!    the busy bit.
+//! 4. Invalidate everything that the hardware has cached, paging structures included.
+//! 5. Clear the entry.
+//! 6. Wait for another grace period, as some sections may still read the table. Free it.
 //!
-//! Until step 5 a CPU that needs a table at its place puts it back (`install`), and does not wait.
-//! The CPU must put back this very table: until the hardware has forgotten where it was, the
-//! hardware may look in no other. If the hardware does not confirm step 4, all tables are put back.
+//! Until step 5 a CPU that needs a table at this place puts this one back (`install`), without a wait. It must not
+//! install another: until the invalidation is confirmed, hardware may still walk this one. If the hardware does not
+//! confirm step 4, all tables are put back.
 
 use alloc::vec::Vec;
 
@@ -29,14 +26,14 @@ use crate::addr::PhysAddr;
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::Ordering;
 
-/// The number of tables that are marked at a time: a CPU that waits for one waits for all of them.
+/// The number of busy tables at a time: a CPU that waits for one waits for all of them.
 const BATCH: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// An entry that leads to a table which was empty.
+/// An entry that leads to an empty table.
 #[derive(Debug, Clone, Copy)]
 struct Emptied {
     at: Position,
-    /// The entry before it was marked.
+    /// The entry without the busy bit.
     entry: u64,
     table: PhysAddr,
     level: u32,
@@ -46,9 +43,9 @@ struct Emptied {
 /// The step that an [`Emptied`] has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its entry leads to it and is marked.
+    /// Its entry leads to it and is busy.
     Marked,
-    /// Its entry is absent for the hardware, unless another CPU has put the table back.
+    /// Its entry is non-present, unless another CPU has put the table back.
     Aside,
     /// Its entry is clear.
     Unlinked,
@@ -56,17 +53,17 @@ enum State {
 
 type List = arrayvec::ArrayVec<Emptied, BATCH>;
 
-/// Tables that are marked or set aside. Dropping it puts those that are left back, also when a call
-/// below panics; a later call frees the tables that are unlinked by then.
+/// Busy tables, and tables that are set aside. A drop, also when a panic unwinds, puts them back; it parks unlinked
+/// ones, which a later call frees.
 struct Batch<'a, F: Frames, X: Format> {
     owner: &'a PageTable<F, X>,
     tables: List,
-    /// Tables that no entry leads to, but that hardware may know.
+    /// Tables that no entry leads to, but that hardware may still walk.
     parked: Vec<PhysAddr>,
 }
 
 impl<F: Frames, X: Format> Batch<'_, F, X> {
-    /// Sets aside the tables that are empty still. Returns whether there are any.
+    /// Sets aside the tables that are still empty. Returns whether there are any.
     fn set_aside(&mut self) -> bool {
         let owner = self.owner;
         self.tables.retain(|Emptied { at, entry, table, level, state }| {
@@ -98,8 +95,7 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
         !self.tables.is_empty()
     }
 
-    /// Frees the tables, which neither CPUs nor hardware use any more. Returns how many frames it
-    /// freed.
+    /// Frees the tables, which neither CPUs nor hardware use any more. Returns the number of frames.
     fn free(&mut self) -> usize {
         let owner = self.owner;
         let free = |table, level| {
@@ -108,8 +104,8 @@ impl<F: Frames, X: Format> Batch<'_, F, X> {
             owner.free_table(table, level);
             frames
         };
-        // One after the other, so that a panic leaves the others where they are. Only the root has
-        // another size.
+        // One after the other, so that a panic leaves the others where they are. Only the root, which is never parked,
+        // has another size.
         let parked: usize = core::iter::from_fn(|| self.parked.pop()).map(|table| free(table, 1)).sum();
         let emptied = core::iter::from_fn(|| self.tables.pop());
         parked + emptied.map(|Emptied { table, level, .. }| free(table, level)).sum::<usize>()
@@ -123,7 +119,7 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
                 State::Marked => (entry | X::MARK, entry),
                 State::Aside => (aside::<X>(entry), PageTable::<F, X>::unseen(entry)),
                 State::Unlinked => {
-                    // A call has panicked. Without memory to park the table, it is leaked.
+                    // A call has panicked. Without memory to park the table, it leaks.
                     if self.parked.try_reserve(1).is_ok() {
                         self.parked.push(table);
                     }
@@ -137,36 +133,35 @@ impl<F: Frames, X: Format> Drop for Batch<'_, F, X> {
             }
         }
         if !self.parked.is_empty() {
-            // No other call has parked tables meanwhile, so the list there is empty, and this takes
-            // no memory.
+            // No other call has parked tables meanwhile, so the list there is empty, and this takes no memory.
             *self.owner.books.parked.lock() = core::mem::take(&mut self.parked);
         }
     }
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Frees every table that is empty at the call, and returns how many bytes it freed: always 0 with another
-    /// [platform](Platform::number) than the first that the table was used with. `invalidate` makes
-    /// the hardware forget everything about the address space, paging structures included, and
-    /// returns whether that worked; it may wait for hardware. It does not reclaim in this table, nor
-    /// split pages there.
+    /// Frees every table that is empty at the call, and returns the number of bytes. With another
+    /// [platform](Platform::number) than the first that the table was used with it does nothing and returns 0.
     ///
-    /// Waits for the reclaims, and the splits of pages of several entries, that were called before;
-    /// later ones wait for this. So where it returns 0, others may have freed memory meanwhile.
+    /// `invalidate` makes the hardware forget everything about the address space, paging structures included, and
+    /// returns whether that worked; it may wait for hardware. It must not reclaim in this table, nor split pages there.
     ///
-    /// Looks at all tables: one step for each entry of those above the lowest, and for each of a
-    /// lowest one up to the first in use. For each 64 empty tables it waits twice for the sections
-    /// of other CPUs; a map that meets one of those tables waits for the first of these, never for
-    /// hardware. The caller holds no CPU.
+    /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up to the
+    /// first in use. For each 16 empty tables it waits for two grace periods; a map that meets one of those tables
+    /// waits for the first of these, never for hardware.
+    ///
+    /// Context: waits for the reclaims, and the splits of contiguous PTEs, that were called before; later ones wait for
+    /// this. So where it returns 0, others may have freed memory meanwhile. The caller holds no CPU, and is no
+    /// interrupt handler (see [`try_reclaim`](Self::try_reclaim)).
     ///
     /// # Errors
-    /// The error of `invalidate`, if no table was freed before. The tables that were to be freed
-    /// stay, and a later call frees them.
+    /// The error of `invalidate`, if no table was freed before. The tables that were to be freed stay, and a later call
+    /// frees them.
     ///
     /// # Safety
-    /// **`invalidate` returns `Ok` only if all hardware that walks this table has forgotten
-    /// everything about the address space**, its tables included, and every walk that began before
-    /// is over. The tables are freed on that word, and other owners get their memory from then on.
+    /// 1. **`invalidate` returns `Ok` only if all hardware that walks this table has forgotten everything about the
+    ///    address space**, its tables included, and every walk that began before is over. The tables are freed on that
+    ///    word, and other owners get their memory from then on.
     pub unsafe fn reclaim<P: Platform, E>(
         &self,
         platform: &P,
@@ -179,14 +174,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.free_empty(platform, invalidate)
     }
 
-    /// As [`reclaim`](Self::reclaim), but does nothing and returns 0 while another reclaim, or a split of a page of several
-    /// entries, is under way or waits. So it waits for none of these: an interrupt handler may have interrupted one.
+    /// As [`reclaim`](Self::reclaim), but does nothing and returns 0 while another reclaim, or a split of contiguous
+    /// PTEs, is under way or waits. So it waits for none of these, which an interrupt handler may have interrupted.
     ///
     /// # Errors
     /// As [`reclaim`](Self::reclaim).
     ///
     /// # Safety
-    /// As [`reclaim`](Self::reclaim).
+    /// As for [`reclaim`](Self::reclaim).
     pub unsafe fn try_reclaim<P: Platform, E>(
         &self,
         platform: &P,
@@ -199,7 +194,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         self.free_empty(platform, invalidate)
     }
 
-    /// Frees every table that is empty, for a caller that alone takes tables out and whose `invalidate` is as
+    /// Frees every empty table. The caller has the lock of `taking_out`, and its `invalidate` is as
     /// [`reclaim`](Self::reclaim) says.
     fn free_empty<P: Platform, E>(
         &self,
@@ -207,8 +202,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         mut invalidate: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
         let mut freed = 0;
-        // A turn ends, however many tables others make and empty meanwhile: those behind it wait. What there was takes a round for
-        // each batch of it, and one more for each level, whose last batch is not full.
+        // The number of rounds is bounded, as later calls wait for this one while others make and empty tables. The
+        // tables that there were take a round for each batch, and one more for each level, whose last batch is not
+        // full.
         let levels = self.format().levels();
         let rounds = self.table_bytes() / (BATCH * FRAME_SIZE as usize) + levels as usize + 1;
         for _ in 0..rounds {
@@ -240,7 +236,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(freed)
     }
 
-    /// Marks the entries of the table at `table`, and of those below it, that lead to empty tables.
+    /// Sets the busy bit in the entries, of the table at `table` and of those below it, that lead to empty tables.
     fn mark_empty(&self, table: PhysAddr, level: u32, marked: &mut List) {
         if level == 1 {
             return;
@@ -253,19 +249,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                 continue;
             };
             if entry & X::MARK != 0 {
-                // The table is new, and the hardware has not been shown it yet.
+                // The table is new, and not yet shown to the hardware.
                 continue;
             }
             self.mark_empty(table, level, marked);
             if marked.is_full() {
                 return;
             }
-            // A failed exchange means that the hardware has set a bit of its own: a later call
-            // tries again.
+            // The exchange fails if the hardware has set a bit of its own: a later call tries again.
             if self.is_empty(table, level)
                 && word.compare_exchange(entry, entry | X::MARK, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                // Before the call that may panic, so that the mark is taken off in any case.
+                // Before the call that may panic, so that the busy bit is cleared in any case.
                 marked.push(Emptied { at, entry, table, level, state: State::Marked });
                 self.clean(core::slice::from_ref(word));
             }

@@ -1,29 +1,25 @@
-//! Splitting a page of several entries if hardware must find all of them alike at any time (AMD's
-//! sizes between two levels), and devices go on using the part that stays mapped. At any time
-//! hardware finds a complete table: the old one or its copy.
+//! Splits contiguous PTEs where hardware must find all of them alike at any time (AMD's sizes between two levels),
+//! while devices use the part that stays mapped. At any time hardware finds a complete table: the old one or its copy.
 //!
-//! Entries cannot be changed together, but one store can exchange their table:
+//! Several entries cannot change together, but one store can exchange their table:
 //!
-//! 1. the entry that leads to the table is *marked*, as for [reclaim](super::reclaim) and with
-//!    [`Format::SPLIT`]: maps and unmaps that meet both wait, outside their sections; and CPUs are
-//!    made to forget which tables they were [in last](super::near);
-//! 2. the caller waits for all sections that might have passed it before: then only hardware is in
-//!    the table;
-//! 3. the caller copies it, with smaller leaves in the page's place, and makes the entry lead to
-//!    the copy, still marked;
-//! 4. hardware is made to forget all that it has cached of the addresses below, tables included;
-//! 5. the mark is taken off, and once all sections are over the old table is freed.
+//! 1. Set the *busy bit* in the entry that leads to the table, and [`Format::SPLIT`]: maps and unmaps that meet both
+//!    wait, outside their sections. Increment the generation, so that CPUs do not use the tables that they
+//!    [remember](super::near).
+//! 2. Wait for a grace period: then only hardware uses the table.
+//! 3. Copy it, with smaller leaves in the page's place, and make the entry lead to the copy, still busy.
+//! 4. Invalidate the addresses below, tables included.
+//! 5. Clear the busy bit, and after another grace period free the old table.
 //!
-//! Until step 4 hardware uses either table, and both say the same: the others wait so that this
-//! stays true. If hardware does not confirm, the old table, which never changed, comes back.
-//! Hardware may still walk the copy then: the copy is emptied before the mark is taken off, so that
-//! devices reach through it no page that is unmapped later, and is *parked* until hardware has
-//! confirmed that it has forgotten everything (a walk that still looks there meets faults until
-//! then).
+//! Until step 4 is confirmed, hardware uses either table, and both say the same: the other CPUs wait so that this stays
+//! true. If hardware does not confirm, the old table, which never changed, comes back. Hardware may still walk the copy
+//! then: the copy is emptied before the busy bit is cleared, so that devices reach through it no page that is unmapped
+//! later. It is *parked* until hardware has confirmed that it has forgotten everything (a walk that still looks there
+//! faults until then).
 //!
-//! One CPU at a time does this, or reclaims: so no table on the way is freed meanwhile. Any entry
-//! of the page leads here, and entries of it that are already cleared stay so: a CPU may have
-//! cleared some too late, for a mapping that had ended before.
+//! `taking_out` lets one CPU at a time do this, or reclaim: so no table on the way is freed meanwhile. Any of the
+//! page's entries leads here, and cleared ones stay clear: a CPU may have cleared some too late, for a mapping that had
+//! ended before.
 
 use super::format::{Entry, Format, Layout, LeafSize};
 use super::place::Position;
@@ -33,13 +29,12 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A table whose place a copy takes. Dropping it brings the table back if hardware did not confirm,
-/// or a call below panicked.
+/// A table whose place a copy takes. A drop brings the table back if hardware did not confirm, or a panic unwinds.
 struct Replacing<'a, F: Frames, X: Format, P: Platform> {
     owner: &'a PageTable<F, X>,
     platform: &'a P,
-    /// The position of the entry that leads to the table, and the entry's final value: until
-    /// hardware has confirmed, that is its old one.
+    /// The position of the entry that leads to the table, and the value that the entry gets in the end: until hardware
+    /// has confirmed, its old one.
     above: Position,
     entry: u64,
     /// The position of an entry of the page.
@@ -59,8 +54,8 @@ impl<F: Frames, X: Format, P: Platform> Drop for Replacing<'_, F, X, P> {
         let Some(copy) = self.copy else {
             return self.lead(self.entry);
         };
-        // The marks are taken off last: until the copy is empty, hardware may find an entry in it
-        // that an unmap clears in the table alone.
+        // The busy bit is cleared last: until the copy is empty, hardware may find an entry in it that an unmap clears
+        // in the table alone.
         self.lead(self.entry | X::MARK | X::SPLIT);
         let all = self.owner.entries_of(self.at.level);
         self.owner.each_word(Position { table: copy, index: 0, ..self.at }, all, |_| 0);
@@ -85,15 +80,14 @@ impl<F: Frames, X: Format, P: Platform> Replacing<'_, F, X, P> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Splits the page of several entries at `iova` into leaves of one entry. `invalidate` makes
-    /// hardware forget a range (first address and length), tables included, and returns whether
-    /// that worked. The caller holds no CPU. Returns whether it changed the tables: `false` if
-    /// another CPU was first.
+    /// Splits the contiguous PTEs at `iova` into leaves of one entry. `invalidate` makes hardware forget a range (first
+    /// address and length), tables included, and returns whether that worked. The caller holds no CPU. Returns whether
+    /// it changed the tables: `false` if another CPU was first.
     ///
     /// # Errors
-    /// [`Conflict::OutOfMemory`] and [`Conflict::BeyondPhysical`], and the former if the page is in
-    /// the root; [`Conflict::Busy`] if the hardware did not confirm an invalidation, or the
-    /// platform's barrier does not reach all CPUs that the table is for. The page is as it was.
+    /// [`Conflict::OutOfMemory`], also if the page is in the root, and [`Conflict::BeyondPhysical`]; [`Conflict::Busy`]
+    /// if the hardware did not confirm the invalidation, or the platform's barrier does not reach all CPUs that the
+    /// table is for. The page is as it was.
     #[cold]
     pub(super) fn split_run<P: Platform>(
         &self,
@@ -102,7 +96,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         invalidate: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool, Conflict> {
         if !self.platform.is_reached(platform) {
-            // The waits below would not reach all CPUs: the page stays.
+            // The grace periods below would not cover all CPUs: the page stays.
             return Err(Conflict::Busy);
         }
         let _served = self.books.taking_out.lock();
@@ -110,7 +104,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             let _section = self.section(cpu);
             self.books.parked.lock().try_reserve(1).map_err(|_| Conflict::OutOfMemory)?;
             let marked = self.mark_above(iova)?;
-            // From here on, so that the mark is taken off if a call panics, too.
+            // From here on, so that the busy bit is cleared if a call panics, too.
             Ok(marked.map(|(word, above, entry, at, run)| {
                 let (copy, is_confirmed) = (None, false);
                 let this = Replacing { owner: self, platform, above, entry, at, copy, is_confirmed };
@@ -149,10 +143,9 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(true)
     }
 
-    /// Marks the entry that leads to the table of the page of several entries at `iova`. Returns
-    /// the word of that entry, which is not cleaned yet, its position, its old value, the position
-    /// of the page's entry, and the logarithm of the number of the page's entries. Returns `None`
-    /// if the tables have changed meanwhile. Called inside a section.
+    /// Sets the busy bit above the contiguous PTEs at `iova`. Returns the word, not cleaned yet, of the entry that
+    /// leads to their table, its position and old value, the position of the page's entry, and the binary logarithm of
+    /// the number of its entries. Returns `None` if the tables have changed meanwhile. Called inside a section.
     #[allow(clippy::type_complexity, reason = "one caller")]
     fn mark_above(&self, iova: u64) -> Result<Option<(&AtomicU64, Position, u64, Position, u32)>, Conflict> {
         let mut at = self.top(iova);
@@ -176,8 +169,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Fills `copy` with the contents of the large page's table, and with leaves of one entry for
-    /// the page.
+    /// Fills `copy` with the contents of the large page's table, and with leaves of one entry for the page.
     fn copy_split(&self, copy: PhysAddr, large: &LargePage) {
         let (format, LargePage { at, page, size, attributes, .. }) = (self.format(), *large);
         let leaf = LeafSize { level: at.level, run: 0 };
@@ -193,8 +185,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         });
     }
 
-    /// Stores the result of `entry` for each index to the words of the table, from `at` on to
-    /// before index `end`.
+    /// Stores the result of `entry` for each index to the words of the table, from `at` up to index `end`.
     pub(super) fn each_word(&self, mut at: Position, end: usize, entry: impl Fn(usize) -> u64) {
         while at.index < end {
             let words = self.words(at);

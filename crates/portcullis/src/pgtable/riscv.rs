@@ -1,5 +1,4 @@
-//! Layouts of the RISC-V page tables, of both stages. The hardware finds in an entry what the
-//! engine means by it.
+//! Layouts of the RISC-V page tables, of both stages.
 //!
 //! Source: The RISC-V Instruction Set Manual, volume II: Privileged Architecture, version 20240411, sections
 //! "Sv39", "Sv48" and "Sv57" of the chapter on the supervisor level, section "Two-Stage Address Translation" of
@@ -11,27 +10,25 @@
 //!  N   PBMT  reserved  physical page number   RSW  D A G U X W R V
 //! ```
 //!
-//! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R, W and X clear
-//! leads to a table; in such an entry D, A, U, PBMT and N are reserved. RSW is software's in every
-//! entry.
+//! The page number is that of 4 KiB pages, whatever the leaf's size. An entry with R, W and X clear leads to a table;
+//! D, A, U, PBMT and N are reserved there. RSW is software's in every entry.
 //!
-//! The [`Attributes`] are kept so:
-//! - W without R is reserved: a mapping that is to be written only can be read, too.
-//! - Memory types are PBMT: NC for [`Memory::Uncached`], IO for [`Memory::Device`], and none for
-//!   [`Memory::WriteBack`], so that the memory type is the one that the platform gives the address.
-//!   The first two need hardware with Svpbmt; without it the bits are reserved, and such a mapping
-//!   faults.
-//! - In the first stage, a privileged mapping has U clear; others are out of a privileged access's reach
-//!   unless the process context sets SUM. In the second stage every access
-//!   counts as one of user mode: U is always set, and privilege is not kept.
+//! What an entry keeps of the [`Attributes`]:
+//! - W without R is reserved, so a write-only mapping can be read, too.
+//! - Memory types are PBMT: NC for [`Memory::Uncached`], IO for [`Memory::Device`], and none for [`Memory::WriteBack`],
+//!   which leaves the platform's memory type. NC and IO need hardware with Svpbmt; without it the bits are reserved,
+//!   and such a mapping faults.
+//! - In the first stage, a privileged mapping has U clear; privileged accesses do not reach the others unless the
+//!   process context sets SUM. In the second stage every access counts as one of user mode: U is always set, and
+//!   privilege is not kept.
 //! - X is execution. Snooping is not kept.
 //!
-//! A is preset, and D where the page can be written, so that hardware has nothing to write back or to fault
-//! on. N, for 64 KiB pages of 16 entries (Svnapot), is not used, and neither is G.
+//! A is preset, and D where the page can be written, so hardware has nothing to write back or to fault on. N, for 64
+//! KiB pages of 16 contiguous PTEs (Svnapot), is not used, and neither is G.
 //!
-//! In the first stage addresses are sign-extended, and only the positive half is translated: the upper half
-//! of the root must be there, and absent. The second stage's root has four times the entries of other tables
-//! and is aligned to its 16 KiB.
+//! In the first stage addresses are sign-extended, and only the positive half is translated: the upper half of the root
+//! must be there, and absent. The second stage's root has four times the entries of other tables and is aligned to its
+//! 16 KiB.
 
 use super::Memory;
 use super::error::check;
@@ -52,7 +49,7 @@ const MEMORY_NC: u64 = 1 << 61;
 const MEMORY_IO: u64 = 2 << 61;
 /// The page number in its place.
 const NUMBER: u64 = 0x003f_ffff_ffff_fc00;
-/// An address is this much further left than the page number in an entry.
+/// An address lies this much further left than the page number in an entry.
 const NUMBER_SHIFT: u32 = 2;
 
 /// A mode of translation of RISC-V.
@@ -83,32 +80,28 @@ pub struct Riscv {
 }
 
 impl Riscv {
-    /// Makes the layout of the first stage with 3 levels, for 38 bits: leaves at every level, and
-    /// 56 bits of physical addresses, which [`within`](Self::within) can limit.
+    /// Makes the layout of the first stage with 3 levels, for 38 bits: leaves at every level, and 56 bits of physical
+    /// addresses, which [`within`](Self::within) can limit.
     pub const fn sv39() -> Self {
         Self::of(Mode::Sv39)
     }
 
-    /// Makes the layout of the first stage with 4 levels, for 47 bits; the rest as for
-    /// [`sv39`](Self::sv39).
+    /// Makes the layout of the first stage with 4 levels, for 47 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv48() -> Self {
         Self::of(Mode::Sv48)
     }
 
-    /// Makes the layout of the first stage with 5 levels, for 56 bits; the rest as for
-    /// [`sv39`](Self::sv39).
+    /// Makes the layout of the first stage with 5 levels, for 56 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv57() -> Self {
         Self::of(Mode::Sv57)
     }
 
-    /// Makes the layout of the second stage with 3 levels, for 41 bits; the rest as for
-    /// [`sv39`](Self::sv39).
+    /// Makes the layout of the second stage with 3 levels, for 41 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv39x4() -> Self {
         Self::of(Mode::Sv39x4)
     }
 
-    /// Makes the layout of the second stage with 4 levels, for 50 bits; the rest as for
-    /// [`sv39`](Self::sv39).
+    /// Makes the layout of the second stage with 4 levels, for 50 bits; the rest as [`sv39`](Self::sv39).
     pub const fn sv48x4() -> Self {
         Self::of(Mode::Sv48x4)
     }
@@ -135,9 +128,10 @@ impl Riscv {
         }
     }
 
-    /// Returns the MODE field that leads hardware to tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields
-    /// `fsc` of a device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
-    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged Architecture.
+    /// Returns the MODE field for tables of this mode: bits 63:60 of `iosatp`, for the first stage (fields `fsc` of a
+    /// device context and of a process context), or of `iohgatp`, for the second (RISC-V IOMMU Architecture
+    /// Specification, "Device-context fields"). The numbers are those of `satp` and `hgatp` in the Privileged
+    /// Architecture.
     pub const fn mode(&self) -> u32 {
         match self.mode {
             Mode::Sv39 | Mode::Sv39x4 => 8,
@@ -153,12 +147,13 @@ impl Riscv {
     }
 }
 
-// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
-// them; `within` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
-// bits that `table` put it into, and tells it from a leaf by bits that differ.
+// SAFETY: 1: pure functions. 2: `decode` takes a table's address out of the bits that `table` put it into, and tells a
+// table from a leaf by R, W and X. 3: bit 8 is RSW, outside of the page number. 4 and 5: each mode is the
+// architecture's, and `within` refuses other levels and widths. 6: the bits are the manual's; the software IOMMU's
+// walker reads them independently.
 unsafe impl Format for Riscv {
     const GRANULE_SHIFT: u32 = 12;
-    /// The bits of RSW, which hardware ignores in leaves and in tables' entries alike.
+    /// RSW, which hardware ignores in leaves and in tables' entries alike.
     const MARK: u64 = 1 << 8;
     const SPLIT: u64 = 1 << 9;
     const PRESENT: u64 = VALID;
@@ -182,8 +177,8 @@ unsafe impl Format for Riscv {
     }
 
     fn input_bits(&self) -> u32 {
-        // In the first stage one bit less than the tables could translate; in the second two more
-        // than tables with a root of the usual size.
+        // In the first stage one bit less than the tables could translate; in the second two more than with a root of
+        // the usual size.
         12 + 9 * self.levels + 2 * u32::from(self.is_second_stage()) - u32::from(!self.is_second_stage())
     }
 
@@ -192,7 +187,7 @@ unsafe impl Format for Riscv {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as the caller of `within` asked for, and `within` has allowed.
+        // `within` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 
@@ -235,7 +230,7 @@ unsafe impl Format for Riscv {
 
     #[inline]
     fn page(&self, entry: u64, level: u32) -> PhysAddr {
-        // Below a large page's size the bits are reserved, and 0.
+        // The bits below a large page's size are reserved, and 0.
         PhysAddr::new((entry & NUMBER) << NUMBER_SHIFT & !((1 << (12 + 9 * (level - 1))) - 1))
     }
 

@@ -1,26 +1,21 @@
-//! Splitting a large page, so that a part of it can be unmapped. The rest of the page stays mapped.
+//! Splits a large page, so that a part of it can be unmapped. The rest of the page stays mapped.
 //!
-//! The new, smaller leaves are made ready first, in a table that takes the page's place by one
-//! store; translations stay as they are. (A page of several entries is split [with its
-//! table](super::replace).) If the architecture requires *break before make*, the entries are
-//! cleared first and the hardware is made to forget the page; a device's accesses to the page fail
-//! in that time. The entries then hold the [mark](Format::MARK) alone, which is absent for the
-//! hardware but is not 0, so that no other CPU uses their place, and a CPU that unmaps another part
-//! of the page waits.
+//! The smaller leaves are made first, in a table that takes the page's place by one store; translations stay as they
+//! are. (Contiguous PTEs are split [with their table](super::replace).) If the architecture requires
+//! *break-before-make*, the entries are cleared and invalidated first; a device's accesses to the page fail meanwhile.
+//! The entries then hold the [busy bit](Format::MARK) alone: non-present for the hardware, but not 0, so that no other
+//! CPU uses their place, and a CPU that unmaps another part of the page waits.
 //!
-//! Elsewhere hardware may go on holding the page as a whole, and an invalidation that names only a
-//! part of it need not make it forget that (Intel VT-d, Invalidate Address Register: for a
-//! super-page the address mask must cover at least the page). So the entry of a table that takes a
-//! page's place keeps the bit [`Format::SPLIT`], and every unmap that passes it, on any CPU, has
-//! the whole of the page invalidated, until the table is reclaimed, which follows an invalidation
-//! of everything.
+//! Elsewhere hardware may hold the page as a whole, and an invalidation that names only a part of it need not drop it
+//! (Intel VT-d, Invalidate Address Register: for a super-page the address mask must cover at least the page). So the
+//! entry of a table that takes a page's place keeps [`Format::SPLIT`], and every unmap that passes it, on any CPU,
+//! invalidates the whole page, until the table is reclaimed, which follows an invalidation of everything.
 //!
-//! Several CPUs may unmap parts of one page at the same time: an entry is exchanged only if it
-//! still is the page's. One of the page's entries is enough for that, as a page of several entries
-//! may have lost some to a CPU that cleared them too late, for a mapping that had ended before. One
-//! CPU at a time breaks a page of several entries, or reclaims: if there were two, of which one is
-//! confirmed and the other is not, smaller entries would stand beside those of the whole page, by
-//! which hardware still reaches all of it.
+//! Several CPUs may unmap parts of one page at the same time: an entry is exchanged only if it still is the page's. One
+//! entry is enough for that, as contiguous PTEs may have lost some to a CPU that cleared them too late, for a mapping
+//! that had ended before. `taking_out` lets one CPU at a time break contiguous PTEs, or reclaim. With two, of which one
+//! is confirmed and the other is not, smaller entries would stand beside those of the whole page, by which hardware
+//! still reaches all of it.
 
 use alloc::vec::Vec;
 
@@ -32,31 +27,30 @@ use crate::addr::PhysAddr;
 use crate::platform::{Frames, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The smaller leaves that are to take a large page's place.
+/// The smaller leaves for a large page's place.
 struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
-    /// The new entries; 0 for those that no longer were the page's.
+    /// The new entries; 0 for those that were not the page's any more.
     entries: Vec<u64>,
-    /// The new table, if the page is replaced by one.
+    /// The new table, if one takes the page's place.
     new: Option<NewTable<'a, F, X>>,
 }
 
-/// A page that is broken until its split is [finished](Self::finish), which a drop does, too. The
-/// page comes back as it was unless the hardware has confirmed that it has forgotten it.
+/// A page under break-before-make until its split is [finished](Self::finish), at the latest by a drop. The page comes
+/// back as it was unless the hardware has confirmed that it has forgotten it.
 struct Broken<'a, F: Frames, X: Format, P: Platform> {
     table: &'a PageTable<F, X>,
     platform: &'a P,
     split: Split<'a, F, X>,
     confirmed: bool,
-    /// The number of entries that are finished, and whether all are.
+    /// The number of finished entries, and whether all are.
     done: usize,
     is_finished: bool,
 }
 
 impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
-    /// Enters the smaller leaves if the hardware has forgotten the page; if it did not confirm
-    /// that, brings the page back as it was. If an earlier call panicked, this one goes on from
-    /// there.
+    /// Enters the smaller leaves if the hardware has confirmed; otherwise brings the page back. If an earlier call
+    /// panicked, this one goes on from there.
     fn finish(&mut self) {
         let Self { table: owner, platform, split, confirmed, done, is_finished } = self;
         owner.platform.with_cpu(*platform, |cpu| {
@@ -64,8 +58,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
             let LargePage { at, page, size, attributes, .. } = split.large;
             let leaf = owner.format().leaf(page, size, attributes);
             let stride = owner.format().stride(size);
-            // The marks keep their table where it is, unless another CPU has unmapped them against
-            // the rules.
+            // The placeholders keep their table where it is, unless another CPU has unmapped them against the rules.
             if !owner.is_still_there(&split.large) {
                 return;
             }
@@ -74,7 +67,7 @@ impl<F: Frames, X: Format, P: Platform> Broken<'_, F, X, P> {
                 let smaller = split.entries[index];
                 *done = index + 1;
                 if smaller == 0 {
-                    // If there is a mark here, it is another call's.
+                    // A placeholder here is another call's.
                     continue;
                 }
                 let whole = leaf.wrapping_add(stride.wrapping_mul(index as u64));
@@ -99,14 +92,13 @@ impl<F: Frames, X: Format, P: Platform> Drop for Broken<'_, F, X, P> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves.
-    /// `invalidate` makes the hardware forget a range (first address and length) and returns
-    /// whether that worked. The caller holds no CPU. Returns whether it changed the tables:
-    /// `false` if another CPU was first.
+    /// Splits the large page at `iova`, which has 2^`run` entries, into the next smaller leaves. `invalidate` makes the
+    /// hardware forget a range (first address and length) and returns whether that worked. The caller holds no CPU.
+    /// Returns whether it changed the tables: `false` if another CPU was first.
     ///
     /// # Errors
-    /// [`Conflict::OutOfMemory`] and [`Conflict::BeyondPhysical`]; [`Conflict::Busy`] if the
-    /// hardware did not confirm an invalidation. The page is as it was.
+    /// [`Conflict::OutOfMemory`] and [`Conflict::BeyondPhysical`]; [`Conflict::Busy`] if the hardware did not confirm
+    /// the invalidation. The page is as it was.
     pub(super) fn split<P: Platform>(
         &self,
         platform: &P,
@@ -117,8 +109,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         // Dropped last, when the page is finished.
         let _served = (run > 0).then(|| self.books.taking_out.lock());
         let mut is_replaced = false;
-        // Dropped after the section, as a caller without a CPU cannot begin a second one, and after
-        // the CPU is returned, as the drop asks for it again.
+        // Dropped after the section, as a caller without a CPU cannot begin a second one, and after the CPU is
+        // returned, as the drop takes it again.
         let mut broken = None;
         self.platform.with_cpu(platform, |cpu| {
             let _section = self.section(cpu);
@@ -185,8 +177,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         at.table == large.at.table && at.level == large.at.level
     }
 
-    /// Returns the entries that translate as the large page does, in smaller leaves: of the same
-    /// level, if it has several entries, else one table of the level below.
+    /// Returns the smaller leaves of the large page: of the same level for contiguous PTEs, otherwise one table of the
+    /// level below.
     fn smaller(&self, large: LargePage) -> Result<Split<'_, F, X>, Conflict> {
         let LargePage { at, page, size, attributes, .. } = large;
         let mut entries = Vec::new();
@@ -205,9 +197,8 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(Split { large, entries, new: None })
     }
 
-    /// Stores `entry` to the word if that still is one of the large page's. Returns whether it
-    /// stored it. Called inside the section in which the page was found; cleans no entry, and so
-    /// never panics.
+    /// Stores `entry` to the word if that still is one of the large page's, and returns whether it did. Called inside
+    /// the section in which the page was found. Cleans no entry, and so never panics.
     fn exchange_part(&self, large: &LargePage, word: &AtomicU64, entry: u64) -> bool {
         // Tried again if the hardware has set a bit of its own meanwhile.
         let change = |old| self.is_part(large, old).then_some(entry);

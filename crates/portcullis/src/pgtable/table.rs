@@ -1,5 +1,5 @@
-//! The page table and the memory that it is made of. Its tables are its own until they are freed,
-//! and a CPU finds them only in turns and sections of the marks that are kept here.
+//! The page table and the memory of its tables. A CPU finds a table only inside a section of the page table's section
+//! flags, so a table is freed after a grace period.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -14,46 +14,44 @@ use crate::platform::{FRAME_SIZE, Frames, LocalCpu, OnePlatform, Platform, TABLE
 use crate::setup::SetupError;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, TicketLock};
 
-/// The number of runs of entries, each in one frame of a table, that a call visits or removes with
-/// one CPU.
+/// The number of runs, each in one frame of a table, that a call visits or removes with one CPU.
 pub(super) const RUNS_AT_ONCE: usize = 64;
 
 /// A page table of format `X` in memory from `F`, which is freed with the page table.
 ///
-/// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two
-/// of them change the same pages; if they do, entries stay valid but any of their mappings may win.
+/// All methods take `&self` and may run on any number of CPUs at the same time, as long as no two of them change the
+/// same pages. If they do, entries stay valid but any of their mappings may win.
 ///
-/// A call never keeps a CPU in proportion to a range: it keeps it for 4,096 granules or the
-/// entries of 64 frames of tables at a time, and for one table if a large page is split.
+/// A call holds a CPU for a bounded time: for 4,096 granules or the entries of 64 frames of tables, and for one table
+/// if it splits a large page.
 ///
-/// The caller decides which memory a device may reach: the table maps what it is told, so that is
-/// unsafe. The code that tells hardware to walk the table from its [root](Self::root) ensures that
-/// no hardware walks it any more when the page table is dropped.
+/// Mapping is unsafe, as the caller decides which memory a device may reach. The code that tells hardware to walk the
+/// table from its [root](Self::root) ensures that no hardware walks it any more when the page table is dropped.
 pub struct PageTable<F: Frames, X: Format> {
     pub(super) frames: F,
     format: X,
     root: PhysAddr,
-    /// The tables that each CPU remembers, and the marks of its turns.
+    /// The tables that each CPU remembers, and the section flags.
     pub(super) near: TurnLocal<Near>,
-    /// The platform whose CPUs these are for: the CPUs of turns and sections are lent by this.
+    /// The platform whose CPUs the section flags are for.
     pub(super) platform: OnePlatform,
     /// The highest address, and the binary logarithm of the bytes that an entry of the root
     /// translates.
     last: u64,
     pub(super) root_shift: u32,
-    /// The bits that no granule's address has, in the device's addresses and in memory.
+    /// The bits that no granule's address has: of the device's addresses, and of memory.
     pub(super) stray: [u64; 2],
-    /// The sum of the sizes of leaves of one entry.
+    /// The sum of the sizes of leaves of one entry, each a bit.
     pub(super) single: u64,
-    /// Bytes of the smallest leaf but one; of the only leaf, if there is one size.
+    /// Bytes of the second-smallest leaf; `u64::MAX` if there is one size.
     pub(super) second: u64,
-    /// The stamp under which CPUs remember the tables that they were in: see [`near`](super::near).
+    /// The generation under which CPUs remember tables: see [`near`](super::near).
     pub(super) stamp: AtomicU64,
-    /// Apart from the fields that every map and unmap reads.
+    /// On other cache lines than the fields that every map and unmap reads.
     pub(super) books: CachePadded<Books>,
 }
 
-/// Where the table is, and how deep; by `{:#?}` also what the CPUs remember of it, which is pages of text.
+/// Shows root and levels; with `{:#?}` also the tables that the CPUs remember, which is pages of text.
 impl<F: Frames, X: Format> fmt::Debug for PageTable<F, X> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = f.alternate();
@@ -71,11 +69,9 @@ impl<F: Frames, X: Format> fmt::Debug for PageTable<F, X> {
 pub(super) struct Books {
     /// The number of frames in tables.
     used: AtomicUsize,
-    /// Held by the one call that takes tables out of their places, or breaks a page of several
-    /// entries.
+    /// Held by the one call that takes tables out of their places, or splits contiguous PTEs.
     pub taking_out: TicketLock,
-    /// Empty tables that no entry leads to, but that hardware may know: see
-    /// [`replace`](super::replace).
+    /// Empty tables that no entry leads to, but that hardware may still walk: see [`replace`](super::replace).
     pub parked: Mutex<Vec<PhysAddr>>,
 }
 
@@ -88,9 +84,8 @@ pub(super) enum Conflict {
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
-    /// A table on the way is being reclaimed or replaced, or is not shown to the hardware yet: try
-    /// again, outside the section. A split returns this, too, if hardware did not confirm that it
-    /// has forgotten the page.
+    /// Another CPU reclaims or replaces a table on the way, or has not shown it to the hardware yet: try again, outside
+    /// the section. A split also returns this if hardware did not confirm that it has forgotten the page.
     Busy,
 }
 
@@ -106,7 +101,7 @@ impl<F: Frames, X: Format> NewTable<'_, F, X> {
         self.table
     }
 
-    /// Counts the table as one of the page table's: an entry leads to it now.
+    /// Counts the table as used: an entry leads to it now.
     pub(super) fn keep(self) -> PhysAddr {
         self.owner.count_frames(self.owner.frames_of(self.level) as isize);
         let table = self.table;
@@ -122,12 +117,11 @@ impl<F: Frames, X: Format> Drop for NewTable<'_, F, X> {
 }
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Makes an empty table of `format`, for a [`Domain`](crate::domain::Domain) to be made of,
-    /// which keeps it for the CPUs of its platform. By itself the table is for no CPU: all of them
-    /// take turns by a lock. A table that is used without a domain is made
+    /// Makes an empty table of `format` for a [`Domain`](crate::domain::Domain), which sets it up for the CPUs of its
+    /// platform. By itself the table is for no CPU: all callers take a lock. For a table without a domain see
     /// [`for_cpus`](Self::for_cpus).
     ///
-    /// Allocates the frames of the root; for set-up.
+    /// Context: allocates the frames of the root; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -135,11 +129,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Self::for_cpus(frames, format, 0)
     }
 
-    /// Makes an empty table of `format` for `cpus` CPUs, which should be as many as the platform's
-    /// [`cpus`](crate::platform::Platform::cpus): CPUs with higher numbers take turns by a lock,
-    /// and have no lists of addresses in a [`Domain`](crate::domain::Domain) of the table.
+    /// Makes an empty table of `format` for `cpus` CPUs, which should be the platform's
+    /// [`cpus`](crate::platform::Platform::cpus). Callers on CPUs with higher numbers take a lock, and have no lists of
+    /// addresses in a [`Domain`](crate::domain::Domain) of the table.
     ///
-    /// Allocates the frames of the root, and some words for each CPU; for set-up.
+    /// Context: allocates the frames of the root, and some words for each CPU; for set-up.
     ///
     /// # Errors
     /// [`SetupError`], with nothing allocated.
@@ -178,7 +172,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(table)
     }
 
-    /// Makes the table for `cpus` CPUs, if it is for none yet.
+    /// Sets the table up for `cpus` CPUs, if it is for none yet.
     pub(crate) fn set_cpus(&mut self, cpus: usize) -> Result<(), OutOfMemory> {
         if self.near.marks().cpus() == 0 {
             self.near = Self::near_of(cpus)?;
@@ -231,50 +225,48 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// Returns the smallest page.
     #[inline]
     pub fn granule(&self) -> PageSize {
-        // The compiler knows that it is.
+        // The compiler evaluates this: granules have 4 to 16 bits.
         PageSize::from_shift(X::GRANULE_SHIFT).unwrap_or_else(|| broken("a granule is a page size"))
     }
 
-    /// Returns the marks of the turns in which [`map_in`](Self::map_in) and
-    /// [`unmap_in`](Self::unmap_in) change the table, if they are for the CPUs of `platform`. If
-    /// they are for no platform yet, they are for `platform` from now on.
+    /// Returns the section flags for [`map_in`](Self::map_in) and [`unmap_in`](Self::unmap_in), if they are for the
+    /// CPUs of `platform`. If they are for no platform yet, they are for `platform` from now on.
     pub fn marks_for<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         self.platform.is(platform).then(|| self.near.marks())
     }
 
-    /// Begins a turn: only with CPUs lent by the table's [one platform](OnePlatform::is).
+    /// Begins an exclusive section. `cpu` is lent by the table's [one platform](OnePlatform::is).
     #[inline]
     pub(super) fn turn<'a>(&'a self, cpu: &'a LocalCpu<'_>) -> Option<Turn<'a>> {
         self.near.turn(cpu)
     }
 
-    /// Begins a section: only with the CPUs of [`OnePlatform::with_cpu`] and [`OnePlatform::with_cpu_fast`].
+    /// Begins a section, with a CPU of [`OnePlatform::with_cpu`] or [`OnePlatform::with_cpu_fast`], or none.
     #[inline]
     pub(super) fn section<'a>(&'a self, cpu: Option<&'a LocalCpu<'_>>) -> Section<'a> {
-        // SAFETY: they are of one platform.
+        // SAFETY: `Marks::turn`, 1: `OnePlatform` lends CPUs of one platform only.
         unsafe { self.near.marks().begin_section(cpu) }
     }
 
-    /// Returns the stray bits of addresses up to `last`. If that is not one less than a power of
-    /// two, returns those of addresses up to the highest such number below.
+    /// Returns the bits that addresses up to `last` do not have. If `last` is not one less than a power of two, it
+    /// takes the next lower such number.
     const fn stray_bits(last: u64) -> u64 {
         !((1 << (last + 1).ilog2()) - (1 << X::GRANULE_SHIFT))
     }
 
     pub(super) fn count_frames(&self, frames: isize) {
-        // Relaxed: a figure for reports, it orders nothing.
+        // Relaxed: a figure for reports, which orders nothing.
         self.books.used.fetch_add(frames as usize, Ordering::Relaxed);
     }
 
-    /// Returns the words from the position on, up to the end of its frame.
+    /// Returns the words from `at` on, up to the end of its frame.
     #[inline]
     pub(super) fn words(&self, at: Position) -> &[AtomicU64] {
         let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
-        // SAFETY: the root and every table that an entry points to came from `frames` when this
-        // page table made them, as many frames as their index has room for. They are freed in its
-        // `drop`, which no `&PageTable` outlives, or by `reclaim` and `split_run` after all
-        // sections that could have found them; and a CPU uses those that it remembers of an earlier
-        // section only under the stamp of before (see `near`).
+        // SAFETY: `Frames::table`, 1: the root and every table that an entry leads to came from `frames` (`new_table`),
+        // with as many frames as their index has room for. They are freed in `drop`, which no `&PageTable` outlives, or
+        // by `reclaim` and `split_run` after a grace period for all sections that could have found them. A CPU uses
+        // tables that it remembers of an earlier section only under the same generation (see `near`).
         let words = unsafe { self.frames.table(PhysAddr::new(frame)) };
         &words[at.index % TABLE_ENTRIES..]
     }
@@ -288,7 +280,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &words[at.index % TABLE_ENTRIES]
     }
 
-    /// Makes a walker that is not coherent see the stores to `words`.
+    /// Makes a non-coherent walker see the stores to `words`.
     #[inline]
     pub(super) fn clean(&self, words: &[AtomicU64]) {
         if !F::COHERENT {
@@ -296,12 +288,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns how many entries a table of `level` has.
+    /// Returns the number of entries in a table of `level`.
     pub(super) fn entries_of(&self, level: u32) -> usize {
         1 << if level == self.format().levels() { self.format().root_bits() } else { X::INDEX_BITS }
     }
 
-    /// Returns how many frames a table of `level` has.
+    /// Returns the number of frames in a table of `level`.
     pub(super) fn frames_of(&self, level: u32) -> usize {
         if level == self.format().levels() {
             self.format().root_frames()
@@ -310,13 +302,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Makes a new, empty table of `level`, in memory that the format can point to.
+    /// Makes an empty table of `level`, in memory that the format can point to.
     pub(super) fn new_table(&self, level: u32) -> Result<NewTable<'_, F, X>, Conflict> {
         let count = self.frames_of(level);
         let table = self.frames.alloc(count).ok_or(Conflict::OutOfMemory)?;
         let last = table.checked_add(count as u64 * FRAME_SIZE - 1);
         if last.is_none_or(|last| last > self.format().last_phys()) {
-            // SAFETY: the frames came from the line above and no entry ever pointed to them.
+            // SAFETY: `Frames::free`, 1 and 2: the frames are of the `alloc` above, and no entry ever led to them.
             unsafe { self.frames.free(table, count) };
             return Err(Conflict::BeyondPhysical { table });
         }
@@ -330,18 +322,17 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         Ok(new)
     }
 
-    /// Frees a table that no entry points to and that no CPU or hardware uses.
+    /// Frees a table that no entry leads to and that no CPU or hardware uses.
     pub(super) fn free_table(&self, table: PhysAddr, level: u32) {
-        // SAFETY: it came from `new_table` for the same level; by the caller's word nothing uses
-        // it.
+        // SAFETY: `Frames::free`, 1: it came from `new_table` for the same level. 2: the callers ensure that nothing
+        // uses it.
         unsafe { self.frames.free(table, self.frames_of(level)) };
     }
 
-    /// Frees the table at `table`, of `level`, and all tables below it. The recursion is `level`
-    /// calls deep.
+    /// Frees the table at `table`, of `level`, and all tables below it. Recurses `level` deep.
     ///
     /// # Safety
-    /// Nothing, hardware included, uses them any more.
+    /// 1. Nothing, hardware included, uses them any more.
     pub(super) unsafe fn free_below(&self, table: PhysAddr, level: u32) {
         if level > 1 {
             let entries = self.entries_of(level);
@@ -350,7 +341,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
             for entry in words.take(entries) {
                 let entry = entry.load(Ordering::Acquire);
                 if let Entry::Table { table, level } = self.format().decode(entry, level) {
-                    // SAFETY: as for this table: an entry points to a table of the same page table.
+                    // SAFETY: clause 1 covers the tables below, too.
                     unsafe { self.free_below(table, level) };
                 }
             }
@@ -362,15 +353,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
 impl<F: Frames, X: Format> Drop for PageTable<F, X> {
     fn drop(&mut self) {
         for table in core::mem::take(&mut *self.books.parked.lock()) {
-            // Only the root has another size.
+            // Only the root has another size, and it is never parked.
             self.free_table(table, 1);
         }
         // Without a root there is nothing to free.
         if self.books.used.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // SAFETY: `&mut self` proves that no walk of ours is under way, and the code that made this
-        // table for hardware has detached it before dropping it.
+        // SAFETY: `free_below`, 1: `&mut self` shows that no CPU walks the table, and the code that made hardware walk
+        // it has detached it before this drop (see [`PageTable`]).
         unsafe { self.free_below(self.root, self.format.levels()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Removing translations in runs. A call never clears the entry of a table, nor another CPU's mark.
+//! Removes translations in runs. A call clears neither the entry of a table nor another CPU's busy bit.
 
 use super::format::{Attributes, Entry, Format, Layout, LeafSize};
 use super::marked::is_broken;
@@ -8,33 +8,32 @@ use crate::addr::PhysAddr;
 use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of entries that are looked at together before they are cleared: a cache line.
+/// The number of entries that are checked together before they are cleared: a cache line.
 const LINE: usize = 8;
 pub(super) const HALF: usize = LINE / 2;
 
-/// The result of one run of unmapping.
 pub(super) struct UnmapRun {
     pub bytes: u64,
     /// Bytes after those removed in which no page is mapped.
     pub skip: u64,
-    /// The binary logarithm of the bytes of the largest page around the run that was split, and
-    /// that hardware may still hold as a whole. 0 if there is none.
+    /// The binary logarithm of the bytes of the largest page around the run that was split, and that hardware may still
+    /// hold as a whole; 0 if there is none.
     pub split: u32,
-    /// The reason why the run ends there.
+    /// Why the run ends there.
     pub obstacle: Option<Obstacle>,
 }
 
-/// An obstacle that needs more than clearing entries.
+/// What needs more than clearing entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Obstacle {
     /// The next entry is a part of this larger page.
     SticksOut(LargePage),
-    /// The next entry is in a table that another CPU is changing, or in a page that it is
-    /// splitting: try again, outside the section.
+    /// The next entry is in a table that another CPU is changing, or in a page that it is splitting: try again, outside
+    /// the section.
     Busy,
 }
 
-/// A page that is larger than the part that is to be removed.
+/// A page that is larger than the part to be removed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LargePage {
     /// The position of its first entry. Valid inside the section in which it was found.
@@ -50,20 +49,18 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// An entry that is [closed](Self::is_closed) to unmaps has at least one of these bits.
     pub(super) const CLOSED: u64 = if F::COHERENT { X::SPLIT } else { X::SPLIT | X::MARK };
 
-    /// Returns whether no page may be removed below the entry of a table: because hardware may see
-    /// the page in another table, while the table is [replaced](super::replace); or because it may
-    /// see the large page that was here, which a walker that is not coherent has not seen go. (A
-    /// table that is marked for a reclaim is open, as clearing an entry there helps the reclaim:
-    /// but only if frames are coherent and the table did not take a large page's place. Else it is
-    /// closed until the mark is gone.)
+    /// Returns whether no page may be removed below the entry of a table: hardware may see the page in another table,
+    /// while the table is [replaced](super::replace); or a non-coherent walker may still see the large page that was
+    /// here. (A busy table of a reclaim is open with coherent frames, if it did not take a large page's place, as
+    /// clearing entries helps the reclaim. Otherwise it is closed until the busy bit is clear.)
     #[inline]
     const fn is_closed(entry: u64) -> bool {
         entry & X::MARK != 0 && entry & Self::CLOSED != 0
     }
 
-    /// Clears one page that is larger than a granule, if that takes only a walk and an exchange: a
-    /// leaf of just that size that has one entry, in tables that no CPU is changing, and no part of
-    /// a page that was split. Returns whether it cleared the page. Called inside a section.
+    /// Clears one page that is larger than a granule, if that takes only a walk and an exchange: a leaf of just that
+    /// size that has one entry, in tables that no CPU is changing, and no part of a page that was split. Returns
+    /// whether it did. Called inside a section.
     pub(super) fn unmap_page(&self, iova: u64, len: u64) -> bool {
         let Some(level) = self.level_of(iova, len) else {
             return false;
@@ -81,13 +78,12 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         true
     }
 
-    /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of
-    /// another kind. All of the range from `from` on is to be removed; the call looked at the part
-    /// from `from` to `iova` before.
+    /// Clears the leaves of (`iova`, `len`) that lie in one frame of one table, up to the first of another kind. The
+    /// caller removes all of the range from `from` on, and has visited the part up to `iova`. `iova` and `len` lie
+    /// inside the aperture, and `len` is not 0.
     ///
-    /// `iova` and `len` lie inside the aperture, and `len` is not 0. The run removes and skips at
-    /// least one byte together, unless there is an obstacle, or another CPU has just changed the
-    /// entries. Called inside a section.
+    /// The run removes and skips at least one byte together, unless there is an obstacle, or another CPU has just
+    /// changed the entries. Called inside a section.
     pub(super) fn unmap_run(&self, from: u64, iova: u64, len: u64) -> UnmapRun {
         let format = self.format();
         let mut at = self.top(iova);
@@ -133,16 +129,14 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         if cleared == 0 && run > 0 {
             return UnmapRun { split, ..self.unmap_entry(from, (iova, len), at, first, run) };
         }
-        // If no entry was cleared, another CPU has changed the first one meanwhile: the caller
-        // looks at it again.
+        // If no entry was cleared, another CPU has changed the first one meanwhile: the caller looks again.
         UnmapRun { bytes: (cleared as u64) << shift, skip: 0, split, obstacle: None }
     }
 
-    /// Clears one entry, which was read as `first`, of a page of 2^`run` entries that are not
-    /// alike: another CPU has cleared some of them too late, for a mapping that had ended before.
-    /// Or the page sticks out of the range. If all of the page is to be removed, this needs no
-    /// split; else the page is returned as the obstacle. The arguments are those of
-    /// [`unmap_run`](Self::unmap_run).
+    /// Handles an entry, read as `first`, of 2^`run` contiguous PTEs that are not alike, as another CPU has cleared
+    /// some of them too late, for a mapping that had ended before; or of a page that sticks out of the range. If all of
+    /// the page is to be removed, it clears this one entry; otherwise it returns the page as the obstacle. The
+    /// arguments are those of [`unmap_run`](Self::unmap_run).
     #[cold]
     fn unmap_entry(
         &self,
@@ -186,13 +180,11 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     }
 }
 
-/// Clears an entry if it still is a leaf of the same kind as `first`. Returns whether it cleared
-/// the entry. This is no store, as another CPU may have split the page meanwhile, and a store would
-/// lose the table, or the mark.
+/// Clears an entry if it still is a leaf of the same kind as `first`, and returns whether it did. This is no store,
+/// which would lose the table, or the busy bit, of a CPU that has split the page meanwhile.
 #[inline]
 fn exchange<X: Format>(word: &AtomicU64, first: u64) -> bool {
-    // Tried again if the hardware has set a bit of its own meanwhile. Relaxed, as for the stores
-    // below.
+    // Tried again if the hardware has set a bit of its own meanwhile. Relaxed, as for the stores below.
     let clear = |old| ((old ^ first) & X::KIND == 0).then_some(0);
     word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear).is_ok()
 }
@@ -217,16 +209,14 @@ pub(super) fn zero(words: &[AtomicU64]) {
     zero(rest);
 }
 
-/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the
-/// first that is not. Clears less than a group only if another CPU changes an entry meanwhile.
-/// Returns how many entries it cleared.
+/// Clears leaves of `level` of the same kind as `first`, whole groups of `group` entries, up to the first that is not.
+/// It clears a part of a group only if another CPU changes an entry meanwhile. Returns the number of entries.
 #[inline]
 fn clear<X: Format>(words: &[AtomicU64], first: u64, group: usize, level: u32) -> usize {
     let other = |words: &[AtomicU64]| differ(words, first, X::KIND);
     if level > 1 || X::BREAK_BEFORE_MAKE && group > 1 {
-        // A page by itself may become a table at any moment, if another CPU splits it; one of
-        // several entries is broken if another CPU splits it, and this call must not clear its
-        // marks.
+        // If another CPU splits a page of one entry, the entry becomes a table at any moment. If it breaks contiguous
+        // PTEs, this call must not clear its placeholders.
         let alike = words.chunks(group).take_while(|page| !other(page)).count() * group;
         return words[..alike].iter().take_while(|word| exchange::<X>(word, first)).count();
     }

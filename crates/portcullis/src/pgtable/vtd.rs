@@ -1,5 +1,4 @@
-//! Layout of the VT-d second-stage page tables. The hardware finds in an entry what the engine
-//! means by it.
+//! Layout of the VT-d second-stage page tables.
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1
 //! (March 2023), section 3.7 "Second-Stage Translation" and section 9.8 "Second-Stage Paging Entries". Bits:
@@ -9,13 +8,11 @@
 //!  ign TM  ignored    address      SNP ign D  A  PS IPAT EMT X  W  R
 //! ```
 //!
-//! An entry is present when R or W is set (X counts only where the root enables it; it is left
-//! clear). PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is
-//! always a leaf and its bit 7 is ignored. EMT and IPAT matter only in scalable mode with memory
-//! types, A and D only with access and dirty tracking: they are left clear. SNP keeps
-//! [`Attributes::snoop`] if hardware has [snoop control](VtdSecondStage::with_snoop_control);
-//! elsewhere the bit is reserved, and hardware faults on it, so snooping is not kept. Nor are
-//! privilege, execution and memory types.
+//! An entry is present when R or W is set (X counts only where the root enables it, and is clear). PS turns an entry of
+//! level 2 (2 MiB) or level 3 (1 GiB) into a leaf. A level-1 entry is always a leaf and its bit 7 is ignored. EMT and
+//! IPAT matter only in scalable mode with memory types, A and D only with access and dirty tracking: all are clear. SNP
+//! keeps [`Attributes::snoop`] if hardware has [snoop control](VtdSecondStage::with_snoop_control); elsewhere the bit
+//! is reserved, and hardware faults on it, so snooping is not kept. Nor are privilege, execution and memory types.
 
 use super::error::{check, levels_up_to};
 use super::format::{Attributes, Entry, Format, LeafSize, ONE_ENTRY};
@@ -43,14 +40,13 @@ pub struct VtdSecondStage {
     levels: u32,
     large: u32,
     last_phys: PhysAddr,
-    /// The bit for snooping, or 0 if hardware has none.
+    /// SNP, or 0 if hardware has no snoop control.
     snoop: u64,
 }
 
 impl VtdSecondStage {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
-    /// 4 KiB; 2: and 2 MiB; 3: and 1 GiB), for hardware with `address_bits` bits of physical
-    /// addresses, at most 52.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB;
+    /// 3: and 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -61,17 +57,17 @@ impl VtdSecondStage {
         }
     }
 
-    /// Makes the layout of three levels, for 39 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    /// Makes the layout of three levels, for 39 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn three_level() -> Self {
         Self::of(3)
     }
 
-    /// Makes the layout of four levels, for 48 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    /// Makes the layout of four levels, for 48 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
 
-    /// Makes the layout of five levels, for 57 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    /// Makes the layout of five levels, for 57 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn five_level() -> Self {
         Self::of(5)
     }
@@ -80,31 +76,32 @@ impl VtdSecondStage {
         Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1), snoop: 0 }
     }
 
-    /// Returns the layout without pages larger than `largest`, for hardware that has none: Capability Register, SSLPS,
+    /// Returns the layout without pages larger than `largest`, for hardware without them: Capability Register, SSLPS,
     /// bit 34 for 2 MiB and bit 35 for 1 GiB (section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
         Self { large: levels_up_to(self.large, largest), ..self }
     }
 
-    /// Returns the AW field that leads hardware to tables of this layout: bits 66:64 of a context entry (section 9.3
-    /// "Context Entry"), bits 4:2 of a scalable-mode PASID-table entry (section 9.6). It is 1, 2 or 3 for 3, 4 or 5
-    /// levels, and hardware has it if that bit of SAGAW is set in the Capability Register (bits 12:8, section 11.4.2).
+    /// Returns the AW field for tables of this layout: bits 66:64 of a context entry (section 9.3 "Context Entry"),
+    /// bits 4:2 of a scalable-mode PASID-table entry (section 9.6). It is 1, 2 or 3 for 3, 4 or 5 levels, and hardware
+    /// has it if that bit of SAGAW is set in the Capability Register (bits 12:8, section 11.4.2).
     pub const fn aw(&self) -> u32 {
         self.levels - 2
     }
 
-    /// Returns the layout for hardware that has snoop control (Extended Capability Register, bit
-    /// SC), or that has none: with it, [`Attributes::snoop`] is kept.
+    /// Returns the layout for hardware with or without snoop control (Extended Capability Register, bit SC). With it,
+    /// [`Attributes::snoop`] is kept.
     #[must_use]
     pub const fn with_snoop_control(self, supported: bool) -> Self {
         Self { snoop: if supported { SNOOP } else { 0 }, ..self }
     }
 }
 
-// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
-// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
-// bits that `table` put it into, and tells it from a leaf by bits that differ.
+// SAFETY: 1: pure functions. 2: `decode` takes a table's address out of the bits that `table` put it into, and tells a
+// table from a leaf by PS and the level. 3: bit 52 is ignored, and above all addresses. 4 and 5: `new` refuses levels
+// and widths that the architecture does not have. 6: the bits are the manual's; the software IOMMU's walker reads them
+// independently.
 unsafe impl Format for VtdSecondStage {
     const GRANULE_SHIFT: u32 = 12;
     const MARK: u64 = 1 << 52;
@@ -131,7 +128,7 @@ unsafe impl Format for VtdSecondStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as the caller of `new` asked for, and `new` has allowed.
+        // `new` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 

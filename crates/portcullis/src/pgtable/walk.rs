@@ -1,16 +1,15 @@
-//! The way down through the tables, and the tables on it. A CPU that follows a pointer finds a
-//! complete table that is not freed while its section lasts.
+//! Walks, and the installation of tables. A CPU that follows an entry finds a complete table, which is not freed while
+//! the CPU's section lasts.
 //!
-//! Memory ordering. A CPU that follows a table pointer must see the table zeroed and with the
-//! entries that others entered before: the pointer is installed with `AcqRel` and read with
-//! `Acquire`. A leaf is stored with `Release`, so that whatever the caller wrote before (the
-//! buffer's contents, a table below) is there before the translation is. Clearing a leaf needs no
-//! order of its own: it takes effect by the invalidation that follows, and the invalidation queue
-//! orders itself after earlier stores.
+//! Memory ordering. A CPU that follows an entry must see the table zeroed, and the entries that others stored there
+//! before: tables are installed with `AcqRel` and followed with `Acquire`. A leaf is stored with `Release`, so that
+//! devices see everything that the caller wrote before (the buffer's contents, a table below). Clearing a leaf needs no
+//! order of its own: it takes effect by the invalidation that follows, and the invalidation queue orders itself after
+//! earlier stores.
 //!
-//! CPUs follow tables only inside a [`Section`](crate::percpu::Section): a table is freed after a
-//! wait for all sections that might have seen it linked. The tables that a CPU remembers of an
-//! earlier section are [made stale](super::near) before that wait.
+//! CPUs follow tables only inside a [`Section`](crate::percpu::Section): a table is freed after a grace period for all
+//! sections that might have found it. The tables that a CPU remembers of an earlier section become [stale](super::near)
+//! before that.
 
 use super::format::{Entry, Format, Layout};
 use super::marked::{is_broken, put_back};
@@ -22,21 +21,21 @@ use crate::platform::Frames;
 use crate::sync::{AtomicU64, Ordering};
 
 impl<F: Frames, X: Format> PageTable<F, X> {
-    /// Returns where the walk for `iova` begins.
+    /// Returns the root's entry for `iova`.
     #[inline]
     pub(super) fn top(&self, iova: u64) -> Position {
         let level = self.format().levels();
         Position { table: self.root(), level, index: (iova >> self.root_shift) as usize }
     }
 
-    /// Returns the next step of the walk, in the table that was found: one below the root.
+    /// Returns the entry for `iova` in `table`, which is below the root.
     #[inline]
     pub(super) fn step(&self, iova: u64, table: PhysAddr, level: u32) -> Position {
         Position { table, level, index: self.format().index(iova, level) }
     }
 
-    /// Returns the position of the entry of `iova` in a table of `level`, if there is one, and no
-    /// entry on the way has any bit of `closed`. Called inside a section.
+    /// Returns the position of the entry of `iova` in a table of `level`, if there is one, and no entry on the way has
+    /// any bit of `closed`. Called inside a section.
     #[inline]
     pub(super) fn walk_to(&self, iova: u64, level: u32, closed: u64) -> Option<Position> {
         let mut at = self.top(iova);
@@ -50,15 +49,15 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         (at.level == level).then_some(at)
     }
 
-    /// Returns the value to store for the entry `value` of a table that [`show`](Self::show) is to
-    /// show next: a walker that is not coherent does not see it yet. Until then it is marked, so
-    /// that no CPU relies on the tables below.
+    /// Returns the value to store for `value`, the entry of a table that [`show`](Self::show) shows next. A
+    /// non-coherent walker does not see the table's contents yet, so the entry is busy until then, and no CPU relies on
+    /// the tables below.
     pub(super) const fn unseen(value: u64) -> u64 {
         if F::COHERENT { value } else { value | X::MARK }
     }
 
-    /// Shows the walker the table that `word` leads to since [`unseen`](Self::unseen) was stored
-    /// there. If cleaning panics it is tried again, as no other CPU takes the mark off.
+    /// Shows the walker the table to which `word` leads since [`unseen`](Self::unseen) was stored there. If cleaning
+    /// panics, it is tried again, as no other CPU clears the busy bit.
     pub(super) fn show(&self, word: &AtomicU64, value: u64) {
         if !F::COHERENT {
             let show = || {
@@ -72,13 +71,13 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Lets `entry` lead to a table: to a new, empty one of `level`, or to the one that is [set
-    /// aside](super::reclaim) there, unless another CPU has changed the entry meanwhile. Returns
-    /// the entry's value, which leads to no table if the entry is in other use.
+    /// Makes `entry` lead to a table: to a new, empty one of `level`, or to the one that is [set aside](super::reclaim)
+    /// there, unless another CPU has changed the entry meanwhile. Returns the entry's value, which leads to no table if
+    /// the entry is in other use.
     #[cold]
     pub(super) fn install(&self, entry: &AtomicU64, level: u32) -> Result<u64, Conflict> {
         let mut seen = entry.load(Ordering::Acquire);
-        // Present, or a page that is being split.
+        // Until it is present, or a break-before-make placeholder.
         while seen & X::PRESENT == 0 && !is_broken::<X>(seen) {
             let new = if seen == 0 { Some(self.new_table(level)?) } else { None };
             let value =
@@ -90,7 +89,7 @@ impl<F: Frames, X: Format> PageTable<F, X> {
                     self.show(entry, value);
                     return Ok(value);
                 }
-                // A new table is dropped.
+                // Drops a new table.
                 Err(other) => seen = other,
             }
         }

@@ -1,5 +1,4 @@
-//! Layout of the x86-64 page tables, which VT-d walks as its first stage. The hardware finds in an
-//! entry what the engine means by it.
+//! Layout of the x86-64 page tables, which VT-d walks as its first stage.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 4,
 //! section "4-Level Paging and 5-Level Paging"; Intel Virtualization Technology for Directed I/O, Architecture
@@ -14,23 +13,22 @@
 //! PS turns an entry of level 2 (2 MiB) or level 3 (1 GiB) into a leaf; bit 7 of a level-1 entry is PAT, which
 //! larger leaves have in bit 12.
 //!
-//! The [`Attributes`] are kept so:
-//! - A present entry can always be read: a mapping that is to be written only can be read, too.
-//! - Memory types are an index into the PAT, of which the power-on layout is assumed: 0 is WB, 2 (PCD) is UC-,
-//!   3 (PCD and PWT) is UC. [`Memory::Uncached`] is UC-, [`Memory::Device`] is UC. The PAT bit itself is never
-//!   set. Hardware that takes no memory types from the first stage ignores all of this.
-//! - A privileged mapping has U/S clear. Tables allow everything, so the leaf decides. Hardware keeps
-//!   privileged accesses off read-only pages only where WPE is set in the PASID-table entry.
-//! - XD is set unless execution is allowed. It is reserved unless NXE is set in the PASID-table
-//!   entry, so NXE must be set.
+//! What an entry keeps of the [`Attributes`]:
+//! - A present entry can always be read, so a write-only mapping can be read, too.
+//! - Memory types are an index into the PAT, of which the power-on layout is assumed: 0 is WB, 2 (PCD) is UC-, 3 (PCD
+//!   and PWT) is UC. [`Memory::Uncached`] is UC-, [`Memory::Device`] is UC. The PAT bit is never set. Hardware that
+//!   takes no memory types from the first stage ignores all of this.
+//! - A privileged mapping has U/S clear. Tables allow everything, so the leaf decides. Hardware keeps privileged
+//!   accesses off read-only pages only with WPE set in the PASID-table entry.
+//! - XD is set unless execution is allowed. XD is reserved unless NXE is set in the PASID-table entry, so NXE must be
+//!   set.
 //! - Snooping is not kept.
 //!
-//! A is preset, and D where the page can be written, so that hardware has nothing to write back. Bit 10 is
-//! "extended accessed" where EAFE is set in the PASID-table entry; it is left clear, and EAFE must
-//! be clear, too.
+//! A is preset, and D where the page can be written, so hardware has nothing to write back. Bit 10 is "extended
+//! accessed" with EAFE set in the PASID-table entry; it is clear, and EAFE must be clear, too.
 //!
-//! Only the lower half of the canonical addresses is translated. The root keeps its full size: its
-//! upper 256 entries must be there, and absent.
+//! Only the lower half of the canonical addresses is translated. The root keeps its full size: its upper 256 entries
+//! must be there, and absent.
 
 use super::Memory;
 use super::error::{check, levels_up_to};
@@ -48,7 +46,7 @@ const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 pub(super) const PAGE_SIZE: u64 = 1 << 7;
 const EXECUTE_DISABLE: u64 = 1 << 63;
-/// The address bits for the largest physical address width the format has, 52 bits.
+/// The address bits of the largest physical address width that the format has, 52 bits.
 pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// x86-64, VT-d first stage: 4 or 5 levels for 47 or 56 bits, the lower half of what they could translate.
@@ -66,9 +64,8 @@ pub struct X86FirstStage {
 }
 
 impl X86FirstStage {
-    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1:
-    /// 4 KiB; 2: and 2 MiB; 3: and 1 GiB), for hardware with `address_bits` bits of physical
-    /// addresses, at most 52.
+    /// Makes the layout of tables of `levels` levels, with leaves at the lowest `large` levels (1: 4 KiB; 2: and 2 MiB;
+    /// 3: and 1 GiB), for hardware with `address_bits` bits of physical addresses, at most 52.
     ///
     /// # Errors
     /// [`SetupError::Levels`], [`SetupError::LeafLevels`], [`SetupError::AddressBits`].
@@ -79,12 +76,12 @@ impl X86FirstStage {
         }
     }
 
-    /// Makes the layout of four levels, for 47 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    /// Makes the layout of four levels, for 47 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn four_level() -> Self {
         Self::of(4)
     }
 
-    /// Makes the layout of five levels, for 56 bits: 4 KiB, 2 MiB and 1 GiB pages, 52 bits of physical addresses.
+    /// Makes the layout of five levels, for 56 bits, with all sizes of pages and 52 bits of physical addresses.
     pub const fn five_level() -> Self {
         Self::of(5)
     }
@@ -93,23 +90,24 @@ impl X86FirstStage {
         Self { levels, large: 3, last_phys: PhysAddr::new((1 << 52) - 1) }
     }
 
-    /// Returns the layout without pages larger than `largest`, for hardware that has none: Capability Register, FS1GP,
+    /// Returns the layout without pages larger than `largest`, for hardware without them: Capability Register, FS1GP,
     /// bit 56 for 1 GiB (VT-d, section 11.4.2). 4 KiB pages always stay.
     #[must_use]
     pub const fn up_to(self, largest: PageSize) -> Self {
         Self { large: levels_up_to(self.large, largest), ..self }
     }
 
-    /// Returns the FSPM field that leads hardware to tables of this layout: bits 131:130 of a scalable-mode PASID-table
-    /// entry (VT-d, section 9.6). It is 0 for 4 levels and 1 for 5.
+    /// Returns the FSPM field for tables of this layout: bits 131:130 of a scalable-mode PASID-table entry (VT-d,
+    /// section 9.6). It is 0 for 4 levels and 1 for 5.
     pub const fn fspm(&self) -> u32 {
         self.levels - 4
     }
 }
 
-// SAFETY: pure functions of the bits of the manual named above, which the software IOMMU's walker reads independently of
-// them; `new` refuses levels and widths that the architecture does not have. `decode` takes a table's address out of the
-// bits that `table` put it into, and tells it from a leaf by bits that differ.
+// SAFETY: 1: pure functions. 2: `decode` takes a table's address out of the bits that `table` put it into, and tells a
+// table from a leaf by PS and the level. 3: bit 52 is ignored, and above all addresses. 4 and 5: `new` refuses levels
+// and widths that the architecture does not have. 6: the bits are the manual's; the software IOMMU's walker reads them
+// independently.
 unsafe impl Format for X86FirstStage {
     const GRANULE_SHIFT: u32 = 12;
     const MARK: u64 = 1 << 52;
@@ -137,7 +135,7 @@ unsafe impl Format for X86FirstStage {
     }
 
     fn leaf_sizes(&self) -> &'static [LeafSize] {
-        // As many as the caller of `new` asked for, and `new` has allowed.
+        // `new` has allowed this many.
         &ONE_ENTRY[..self.large as usize]
     }
 
@@ -194,7 +192,8 @@ pub(super) const fn decode(entry: u64, present: u64, level: u32) -> Entry {
     }
 }
 
-/// Returns the page of a leaf of either of VT-d's stages. Below a large page's size come PAT, in the first, and reserved bits.
+/// Returns the page of a leaf of either of VT-d's stages. Below a large page's size lie PAT, in the first stage, and
+/// reserved bits.
 #[inline]
 pub(super) const fn page(entry: u64, level: u32) -> PhysAddr {
     PhysAddr::new(entry & ADDRESS & !((1 << (12 + 9 * (level - 1))) - 1))
