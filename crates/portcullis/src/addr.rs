@@ -1,7 +1,7 @@
-//! Addresses, page sizes, ranges and pieces of memory, and the names of devices and their domains: newtypes that cannot be
-//! mixed up, with checked arithmetic only.
+//! Addresses, page sizes, ranges, pieces of memory, and the names of devices and domains: newtypes with checked
+//! arithmetic only.
 //!
-//! Everything here is a plain value: no function allocates, blocks or takes longer than a few instructions.
+//! All are plain values: no function allocates, blocks or takes longer than a few instructions.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -16,8 +16,8 @@ pub enum AddrError {
         /// Where the range would have begun.
         start: u64,
     },
-    /// The range's last byte lies past the end of the 64-bit address space, or the range is all of
-    /// that space, whose length 64 bits cannot hold (`len` is `u64::MAX` then).
+    /// The range's last byte lies past the end of the 64-bit address space, or the range is all of that space, whose
+    /// length 64 bits cannot hold (`len` is `u64::MAX` then).
     #[error("the range at {start:#x} runs past the end of the 64-bit address space, or is all of it")]
     Wraps {
         /// Where the range begins.
@@ -51,7 +51,7 @@ macro_rules! address {
                 self.0
             }
 
-            /// The address `bytes` further on; `None` where that would wrap.
+            /// The address `bytes` further on; `None` if that wraps.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
                     Some(sum) => Some(Self(sum)),
@@ -59,7 +59,7 @@ macro_rules! address {
                 }
             }
 
-            /// Bytes from `earlier` up to here; `None` where `earlier` is the later one.
+            /// Bytes from `earlier` up to here; `None` if `earlier` is the later one.
             pub const fn offset_from(self, earlier: Self) -> Option<u64> {
                 self.0.checked_sub(earlier.0)
             }
@@ -110,7 +110,7 @@ address! {
     PhysAddr
 }
 
-/// The size of a page: a power of two, in bytes.
+/// The size of a page in bytes: a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageSize {
     offset_mask: u64,
@@ -124,7 +124,7 @@ impl PageSize {
     /// 1 GiB.
     pub const SIZE_1G: Self = Self { offset_mask: (1 << 30) - 1 };
 
-    /// The page size of 2^`shift` bytes; `None` where 64 bits cannot hold it.
+    /// The page size of 2^`shift` bytes; `None` if 64 bits cannot hold it.
     pub const fn from_shift(shift: u32) -> Option<Self> {
         if shift < u64::BITS { Some(Self { offset_mask: (1 << shift) - 1 }) } else { None }
     }
@@ -144,7 +144,7 @@ impl PageSize {
         self.offset_mask
     }
 
-    /// `bytes` rounded up to whole pages; `None` where that would wrap.
+    /// `bytes` rounded up to whole pages; `None` if that wraps.
     pub const fn round_up(self, bytes: u64) -> Option<u64> {
         match bytes.checked_add(self.offset_mask()) {
             Some(sum) => Some(sum & !self.offset_mask()),
@@ -194,7 +194,7 @@ impl IovaRange {
     /// The `len` bytes from `start` on.
     ///
     /// # Errors
-    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] where the last byte has no address.
+    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] if the last byte has no address.
     pub const fn new(start: Iova, len: u64) -> Result<Self, AddrError> {
         let Some(len) = NonZeroU64::new(len) else {
             return Err(AddrError::EmptyRange { start: start.0 });
@@ -205,7 +205,7 @@ impl IovaRange {
         Ok(Self { start, len })
     }
 
-    /// A piece of a range that exists: its end need not be checked.
+    /// A range that is known to exist, as a piece of another: its end is not checked.
     #[inline]
     pub(crate) const fn inside(start: Iova, len: NonZeroU64) -> Self {
         debug_assert!(start.0.checked_add(len.get() - 1).is_some());
@@ -215,8 +215,8 @@ impl IovaRange {
     /// The range from `first` to `last`, both inside it.
     ///
     /// # Errors
-    /// [`AddrError::EmptyRange`] where `last` lies before `first`; [`AddrError::Wraps`] for the whole
-    /// 64-bit space, whose length 64 bits cannot hold.
+    /// [`AddrError::EmptyRange`] if `last` lies before `first`; [`AddrError::Wraps`] for the whole 64-bit space, whose
+    /// length 64 bits cannot hold.
     pub const fn from_bounds(first: Iova, last: Iova) -> Result<Self, AddrError> {
         match last.0.checked_sub(first.0) {
             Some(u64::MAX) => Err(AddrError::Wraps { start: first.0, len: u64::MAX }),
@@ -225,12 +225,11 @@ impl IovaRange {
         }
     }
 
-    /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` where there is no such range.
+    /// The whole pages of `size` that hold the `len` bytes from `start` on; `None` if there is no such range.
     #[inline]
     pub(crate) fn of_pages(start: Iova, len: u64, size: PageSize) -> Option<Self> {
-        // A `len` of 0 passes only at `start` 0, with the last address of all. The pages then have
-        // 2^64 bytes, as where other bytes touch every page that there is: that wraps to 0, and
-        // `NonZeroU64` refuses it.
+        // A `len` of 0 passes only at `start` 0, with the highest address as `last`. The pages then have 2^64 bytes, as
+        // for other bytes that touch every page: that wraps to 0, and `NonZeroU64` refuses it.
         let last = start.checked_add(len.wrapping_sub(1))?;
         let start = start.align_down(size);
         let len = (last.get() | size.offset_mask()).wrapping_sub(start.get()).wrapping_add(1);
@@ -247,8 +246,7 @@ impl IovaRange {
         self.len.get()
     }
 
-    /// Returns `false`: a range holds at least one byte. (For readers who expect this beside
-    /// [`len`](Self::len).)
+    /// Returns `false`: a range holds at least one byte. (Clippy expects it beside [`len`](Self::len).)
     pub const fn is_empty(self) -> bool {
         false
     }
@@ -269,7 +267,7 @@ impl IovaRange {
         self.start.0 <= other.start.0 && other.last().0 <= self.last().0
     }
 
-    /// This and `next` as one, where `next` begins right behind it.
+    /// This range and `next` as one, if `next` begins right behind it.
     #[inline]
     pub(crate) fn joined(self, next: Self) -> Option<Self> {
         let is_next = self.last().0.checked_add(1) == Some(next.start.0);
@@ -280,7 +278,7 @@ impl IovaRange {
     /// The smallest range that holds both.
     ///
     /// # Errors
-    /// [`AddrError::Wraps`] where that is the whole 64-bit space, whose length 64 bits cannot hold.
+    /// [`AddrError::Wraps`] if that is the whole 64-bit space, whose length 64 bits cannot hold.
     pub fn hull(self, other: Self) -> Result<Self, AddrError> {
         Self::from_bounds(self.start.min(other.start), self.last().max(other.last()))
     }
@@ -292,8 +290,7 @@ impl fmt::Display for IovaRange {
     }
 }
 
-/// A piece of a buffer that lies in one piece in physical memory. Laid out as two words, the address first, so that lists need not
-/// be copied where they come from C.
+/// A physically contiguous piece of a buffer. Two words, the address first, so that lists from C need no copy.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PhysSegment {
@@ -307,7 +304,7 @@ impl PhysSegment {
     /// The address of its last byte.
     ///
     /// # Errors
-    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] where the last byte has no address.
+    /// [`AddrError::EmptyRange`] for no bytes, [`AddrError::Wraps`] if the last byte has no address.
     #[inline]
     pub(crate) fn last(self) -> Result<PhysAddr, AddrError> {
         let Self { phys, len } = self;
@@ -315,7 +312,7 @@ impl PhysSegment {
         phys.checked_add(distance).ok_or(AddrError::Wraps { start: phys.0, len })
     }
 
-    /// Bytes of the granules that it touches, for one whose sums were checked: of another they may wrap.
+    /// Bytes of the granules that it touches. May wrap, unless the sums were checked.
     #[inline]
     pub(crate) const fn bytes_of_granules(self, granule: PageSize) -> u64 {
         let mask = granule.offset_mask();
@@ -323,8 +320,8 @@ impl PhysSegment {
     }
 }
 
-/// Whether all pieces of a list but the first begin at a granule, and all but the last end at one, so that a device may have one segment
-/// for all. Its sums are checked.
+/// Whether all pieces of a list but the first begin at a granule, and all but the last end at one, so that one segment
+/// covers them for the device. The sums were checked.
 #[inline]
 pub(crate) fn touch(list: &[PhysSegment], granule: PageSize) -> bool {
     let ends = |piece: &PhysSegment| piece.phys.0.wrapping_add(piece.len);
@@ -342,12 +339,12 @@ pub struct DmaSegment {
     pub len: u64,
 }
 
-/// The number by which the hardware's caches tell address spaces apart. Most IOMMUs have 16 bits for it; a [`DeviceId`] has 32, for a PCI
-/// segment before a requester ID, or a stream ID.
+/// The number by which the hardware's caches tell address spaces apart. Most IOMMUs have 16 bits for it; a [`DeviceId`]
+/// has 32, for a PCI segment before a requester ID, or a stream ID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(pub u16);
 
-/// A device as the IOMMU knows it: its requester ID, stream ID, or whatever names it there.
+/// A device as the IOMMU knows it: by its requester ID, stream ID, or another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
@@ -363,7 +360,7 @@ impl Permissions {
     /// The device may do both.
     pub const READ_WRITE: Self = Self(3);
 
-    /// What lets a device read, write, or do both; `None` for neither.
+    /// The permissions to read, write, or both; `None` for neither.
     pub const fn of(read: bool, write: bool) -> Option<Self> {
         match (read, write) {
             (false, false) => None,
@@ -378,7 +375,7 @@ impl Permissions {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// What both allow; `None` where they share nothing.
+    /// The permissions that both allow; `None` if there are none.
     pub const fn intersection(self, other: Self) -> Option<Self> {
         match self.0 & other.0 {
             0 => None,
@@ -422,8 +419,7 @@ impl Direction {
         }
     }
 
-    /// The direction with the number that the lowest two bits of `index` make; for 3 it is the last
-    /// one.
+    /// The direction whose number is the lowest two bits of `index`; for 3 it is the last.
     #[inline]
     pub(crate) const fn from_bits(index: u64) -> Self {
         match index & 3 {
@@ -433,7 +429,7 @@ impl Direction {
         }
     }
 
-    /// The least permissions that let the data through.
+    /// The least permissions for the data's direction.
     pub const fn permissions(self) -> Permissions {
         match self {
             Self::ToDevice => Permissions::READ,

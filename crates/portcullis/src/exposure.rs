@@ -1,32 +1,29 @@
-//! The account of what devices can reach although no mapping covers it: bytes times time, in
-//! byte-nanoseconds. The account is never less than what happened, but for what came or went
-//! between two readings of the clock that are at most 131 us apart.
+//! The account of what devices can reach although no mapping covers it: bytes times time, in byte-nanoseconds.
 //!
-//! It has two kinds. *Stale* bytes belong to buffers that were unmapped and that no invalidation
-//! has covered yet. *Neighbour* bytes share a page with a buffer, or are of a mapping that a cache
-//! keeps while no driver uses it ([`Domain::count_neighbours`](crate::domain::Domain::count_neighbours)).
+//! *Stale* bytes belong to buffers that were unmapped and that no invalidation has covered yet. *Neighbour* bytes share
+//! a page with a buffer, or are of a mapping that a cache keeps while no driver uses it
+//! ([`Domain::count_neighbours`](crate::domain::Domain::count_neighbours)).
 
 use core::ops::{AddAssign, Sub};
 
-/// What a domain has left exposed since it was made.
+/// A domain's exposure since it was made.
 ///
-/// It counts what devices *could* have reached. An IOTLB that has forgotten a translation by itself
-/// ends the exposure earlier, and a page that several buffers share counts for each of them. So the
-/// account is not less than what happened, but for what came or went between two readings of the
-/// clock (see [`Domain::exposure`](crate::domain::Domain::exposure)): it counts as half of that
-/// time where they are at most 131 us apart, and in full otherwise.
+/// It is an upper bound on exposure, except for what came or went between two readings of the clock at most 131 us
+/// apart, of which half that time counts (see [`Domain::exposure`](crate::domain::Domain::exposure)). An IOTLB that
+/// drops a translation by itself ends the exposure earlier, and a page that several buffers share counts for each of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposure {
-    /// Bytes of buffers whose unmap had returned and that no invalidation had covered yet, times nanoseconds.
+    /// Bytes of buffers that were unmapped and not yet covered by an invalidation, times nanoseconds.
     pub stale_byte_ns: u128,
-    /// Bytes beside a buffer in its pages, and of mappings that a cache keeps while no driver uses
-    /// them, times the nanoseconds that devices could reach them.
+    /// Bytes beside a buffer in its pages, and of cached mappings that no driver uses, times the nanoseconds that
+    /// devices could reach them.
     pub neighbour_byte_ns: u128,
-    /// The longest time in nanoseconds from an unmap's return until an invalidation covered it.
+    /// The longest time from an unmap's return until an invalidation covered it.
     pub longest_stale_ns: u64,
 }
 
-/// A number of bytes of both kinds. It wraps: only differences of sums count.
+/// Bytes of both kinds. Wraps: only differences of sums count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Bytes {
     /// Bytes of a buffer.
@@ -67,30 +64,29 @@ impl AddAssign for ByteTime {
     }
 }
 
-/// The clock is read about once in this many nanoseconds while numbers change.
+/// While numbers change, the clock is read about once in this many nanoseconds.
 const READ_EVERY_NS: u64 = 1 << 16;
 
 /// The most changes between two readings: one reading then costs little beside the changes.
 const MOST_CHANGES: u64 = 64;
 
-/// Between two readings that are no further apart, numbers are taken to change evenly. Further apart
-/// are those between which traffic has paused: who knows how long what came stayed?
+/// Between two readings no further apart than this, numbers are taken to change evenly. Further apart, traffic has
+/// paused, and nobody knows how long new bytes stayed.
 const EVEN_NS: u64 = 2 * READ_EVERY_NS;
 
-/// Returns the byte-nanoseconds of `bytes` that came during the last `ns`: half of them where that
-/// is a short time, and all, which is the most that it can have been, where it is not.
+/// Returns the byte-nanoseconds of `bytes` that came during the last `ns`: half of the most if that is a short time,
+/// otherwise the most.
 pub(crate) fn came_during(bytes: u64, ns: u64) -> i128 {
     let most = i128::from(bytes) * i128::from(ns);
     if ns <= EVEN_NS { most / 2 } else { most }
 }
 
-/// A number of bytes integrated over time, from one reading of the clock to the next.
-///
-/// Each call has two numbers: the bytes that there are now, and all that ever came.
+/// A number of bytes integrated over time, from one reading of the clock to the next. Callers pass the bytes that there
+/// are now, and all that ever came.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     at_ns: u64,
-    /// The number of changes from one reading to the next.
+    /// The number of changes between two readings.
     every: u64,
     bytes: Bytes,
     came: Bytes,
@@ -101,8 +97,8 @@ impl Level {
     /// Records that at `now_ns` there are `bytes`.
     pub(crate) fn sample(&mut self, now_ns: u64, bytes: Bytes, came: Bytes) {
         self.integral = self.total(now_ns, bytes, came);
-        // The clock is read again after as many changes as would have taken the wanted time, but
-        // after at most twice as many as before.
+        // The next reading is due after as many changes as would have taken the wanted time, at most twice as many as
+        // before.
         let elapsed_ns = now_ns.saturating_sub(self.at_ns).max(1);
         let every = self.every.max(1);
         self.every = (every * READ_EVERY_NS / elapsed_ns).clamp(1, (2 * every).min(MOST_CHANGES));
@@ -110,7 +106,7 @@ impl Level {
         (self.bytes, self.came) = (bytes, came);
     }
 
-    /// Returns after how many changes the clock is to be read again, at least 1.
+    /// Returns the number of changes until the next reading, at least 1.
     pub(crate) fn next_sample(&self) -> u64 {
         self.every.max(1)
     }
@@ -120,8 +116,7 @@ impl Level {
         (self.bytes, self.came) = (bytes, came);
     }
 
-    /// Records that `gone` of the `bytes` that there are now went away at `at_ns`, which may be
-    /// before the last reading.
+    /// Records that `gone` of the current `bytes` went away at `at_ns`, which may be before the last reading.
     pub(crate) fn fell(&mut self, at_ns: u64, bytes: Bytes, came: Bytes, gone: Bytes) {
         if at_ns > self.at_ns {
             self.sample(at_ns, bytes, came);
@@ -138,9 +133,8 @@ impl Level {
         self.integral += time;
     }
 
-    /// Returns the integral as it would be with `bytes` at `now_ns`. What has changed since the last
-    /// reading did so evenly, if that is not long ago. Otherwise what came, came at once, and
-    /// nothing went before now: the integral is then more than what happened, and never less.
+    /// Returns the integral with `bytes` at `now_ns`. A change since a recent reading counts as even. After a longer
+    /// time, all that came counts from the last reading on, and nothing went before now: an upper bound.
     pub(crate) fn total(&self, now_ns: u64, bytes: Bytes, came: Bytes) -> ByteTime {
         let elapsed_ns = now_ns.saturating_sub(self.at_ns);
         let ns = i128::from(elapsed_ns);

@@ -1,13 +1,13 @@
-//! Memory from the heap that may be refused: a kernel whose heap is empty goes on, with an error.
+//! Fallible allocation: without heap memory a kernel goes on, with an error.
 //!
-//! `Box::new`, `Arc::new`, `collect` and an insertion into a map of `alloc`'s stop the program where there is no memory. So the
-//! crate takes boxes, slices and [shared values](Shared) from here, and grows a `Vec` by `try_reserve` alone. Large values are
-//! built where they stay (`slice_in`), as the stack of a kernel has no room for them.
+//! `Box::new`, `Arc::new`, `collect` and insertions into maps of `alloc` abort without memory. So the crate takes
+//! boxes, slices and [shared values](Shared) from here, and grows a `Vec` only by `try_reserve`. Large values are built
+//! in place (`slice_in`), as a kernel's stack has no room for them.
 
 mod shared;
 
-/// Writes fields of a `Self`, each where it is to stay, in the place that `at` leads to; `made` names the fields that are there already.
-/// It does not compile where a field is in neither list. Each field may be written as [`MaybeUninit`]'s contents may be.
+/// Writes fields of a `Self` to `at`; `made` names the fields that are written already. It does not compile if a field
+/// is in neither list. The caller may write each field, as with [`MaybeUninit`].
 macro_rules! write_fields {
     ($at:expr, made [$($made:ident),*], $($field:ident: $value:expr),+ $(,)?) => {{
         let at: *mut Self = $at;
@@ -31,39 +31,41 @@ use core::ptr::{self, NonNull};
 
 use crate::broken::broken;
 
-/// The atomics that count the owners of a [`Shared`]: not the model checker's, which has a test of its own for them.
+/// The atomics of a [`Shared`]'s counts: not the model checker's, which tests them by itself.
 mod atomics {
     pub use core::sync::atomic::{AtomicUsize, Ordering};
 }
 
-/// The heap has no memory. What was to be kept there is dropped.
+/// The heap has no memory. The value for it was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the heap has no memory")]
 pub struct OutOfMemory;
 
-/// The place of a field, for a constructor that makes the field there.
+/// The place of a field, for a constructor that builds the field there.
 ///
 /// # Safety
-/// `field` leads to a field of a place that the caller has to itself for `'a`, and reaches in no other way meanwhile.
+/// 1. `field` is a field of a place that the caller has to itself for `'a`, and does not access in any other way
+///    meanwhile.
 pub(crate) unsafe fn place_of<'a, T>(field: *mut T) -> &'a mut MaybeUninit<T> {
-    // SAFETY: the caller's promise; nothing need be in the place.
+    // SAFETY: the caller's (1); a `MaybeUninit` needs no value.
     unsafe { &mut *field.cast() }
 }
 
-/// Memory for `count` values, of which none is there yet.
+/// Memory for `count` values, uninitialised.
 fn memory_for<T>(count: usize) -> Result<NonNull<T>, OutOfMemory> {
     let layout = Layout::array::<T>(count).map_err(|_| OutOfMemory)?;
     if layout.size() == 0 {
         return Ok(NonNull::dangling());
     }
-    // SAFETY: the layout has bytes.
+    // SAFETY: the layout's size is not 0.
     NonNull::new(unsafe { alloc(layout) }).map(NonNull::cast).ok_or(OutOfMemory)
 }
 
-/// A box in which there is no value yet.
+/// An uninitialised box.
 pub(crate) fn empty_box<T>() -> Result<Box<MaybeUninit<T>>, OutOfMemory> {
     let memory = memory_for::<MaybeUninit<T>>(1)?;
-    // SAFETY: the memory came from the global allocator just now, with the layout of the value, which needs no bytes to be set.
+    // SAFETY: the memory came from the global allocator just now, with the value's layout, and a `MaybeUninit` needs no
+    // value.
     Ok(unsafe { Box::from_raw(memory.as_ptr()) })
 }
 
@@ -72,27 +74,27 @@ pub(crate) fn boxed<T>(value: T) -> Result<Box<T>, OutOfMemory> {
     Ok(Box::write(empty_box()?, value))
 }
 
-/// A box whose value is too large for a stack: `make` is given its place, and returns the value there.
+/// As [`boxed`], for a value that is too large for a stack: `make` builds it in place, and returns it.
 pub(crate) fn boxed_in<T, E: From<OutOfMemory>>(
     make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
 ) -> Result<Box<T>, E> {
     let mut place = empty_box()?;
     made_in(&mut place, make)?;
-    // SAFETY: `made_in` has returned, so the value is there.
+    // SAFETY: `made_in` returned `Ok`, so the value is there.
     Ok(unsafe { place.assume_init() })
 }
 
-/// A value that `make` is given the place of, for a caller that has room for it: `make` returns the value there.
+/// As [`boxed_in`], for a caller that has room for the value.
 pub(crate) fn made<T, E>(
     make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
 ) -> Result<T, E> {
     let mut place = MaybeUninit::uninit();
     made_in(&mut place, make)?;
-    // SAFETY: `made_in` has returned, so the value is there.
+    // SAFETY: `made_in` returned `Ok`, so the value is there.
     Ok(unsafe { place.assume_init() })
 }
 
-/// Has `make` put a value in `place`. When this returns `Ok`, the value is there.
+/// Builds a value in `place` by `make`. After `Ok` the value is there.
 fn made_in<T, E>(
     place: &mut MaybeUninit<T>,
     make: impl for<'a> FnOnce(&'a mut MaybeUninit<T>) -> Result<&'a mut T, E>,
@@ -104,7 +106,7 @@ fn made_in<T, E>(
     Ok(())
 }
 
-/// A slice of `len` values, each made by `make`, which is given its number. `make` may be refused memory, too.
+/// A slice of `len` values, each made by `make`, which is given its number.
 pub(crate) fn slice<T>(
     len: usize,
     mut make: impl FnMut(usize) -> Result<T, OutOfMemory>,
@@ -112,21 +114,21 @@ pub(crate) fn slice<T>(
     slice_in(len, |number, place| Ok(place.write(make(number)?)))
 }
 
-/// As [`slice`], for values that are too large for a stack: `make` is given the place of each, and returns the value there.
+/// As [`slice`], for values that are too large for a stack: `make` builds each in its place, and returns it.
 pub(crate) fn slice_in<T>(
     len: usize,
     mut make: impl for<'a> FnMut(usize, &'a mut MaybeUninit<T>) -> Result<&'a mut T, OutOfMemory>,
 ) -> Result<Box<[T]>, OutOfMemory> {
     let memory = memory_for::<T>(len)?;
-    // SAFETY: the memory came from the global allocator just now, with the layout of `len` values, or they have no bytes; none of
-    // them is there.
+    // SAFETY: the memory came from the global allocator just now, with the layout of `len` values, or they have no
+    // bytes; no value is initialised.
     let mut values = unsafe { Vec::from_raw_parts(memory.as_ptr(), 0, len) };
     for number in 0..len {
         made_in(&mut values.spare_capacity_mut()[0], |place| make(number, place))?;
-        // SAFETY: there is room for `len` values, and `made_in` has returned, so this one is there.
+        // SAFETY: there is room for `len` values, and `made_in` returned `Ok`, so this one is there.
         unsafe { values.set_len(number + 1) };
     }
-    // As many values as there is room for, so they stay where they are.
+    // The length equals the capacity, so the values are not moved.
     Ok(values.into_boxed_slice())
 }
 

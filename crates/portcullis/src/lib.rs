@@ -1,14 +1,14 @@
 //! DMA remapping as a library: it decides which bytes a device may touch, and for how long.
 //!
-//! A device reaches memory through *I/O virtual addresses* that an IOMMU translates. This crate hands out
-//! those addresses, writes the page tables, and makes the hardware forget translations when a mapping ends,
-//! by the domain's [`Policy`] and the queue's [`QueueConfig`]. It needs `alloc` and an embedder that implements
-//! [`Platform`](platform::Platform); with the feature `std` (on by default) a
-//! [ready-made one](std_platform::StdPlatform) is included.
+//! A device reaches memory through *I/O virtual addresses* that an IOMMU translates. This crate hands out those
+//! addresses, writes the page tables, and invalidates the hardware's caches when a mapping ends, by the domain's
+//! [`Policy`] and the queue's [`QueueConfig`]. It needs `alloc` and an embedder that implements
+//! [`Platform`](platform::Platform); with the feature `std` (on by default) a [ready-made
+//! one](std_platform::StdPlatform) is included.
 //!
 //! # What to take
-//! [`prelude::driver`] has the names that a driver's author needs, [`prelude::kernel`] those of an embedder, and [`prelude`] both. The files are in `examples`; `cargo run -p portcullis --example map` runs
-//! the first.
+//! [`prelude::driver`] has the names for a driver's author, [`prelude::kernel`] those for an embedder, and [`prelude`]
+//! both. The files are in `examples`; `cargo run -p portcullis --example map` runs the first.
 //!
 //! | you want | take | example |
 //! |---|---|---|
@@ -23,7 +23,7 @@
 //! | I/O buffers, mapped already | [`Device::buffers`](dma::Device::buffers) | its [`BufferPool`](dma::BufferPool) |
 //! | a kernel of yours, in `no_std` | [`Platform`](platform::Platform), [`Frames`](platform::Frames), [`InvalidationQueue`](invalidation::InvalidationQueue) | `kernel/machine.rs` |
 //! | a kernel that drives an IOMMU | `portcullis-hw` | `docs/porting.md` |
-//! | a device that is not coherent | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
+//! | a non-coherent device | [`Device::not_coherent`](dma::Device::not_coherent) | `docs/porting.md` |
 //! | buffers in a process's heap | `portcullis_linux::heap` | there |
 //! | a `Vec`, a borrowed slice, or a memfd as a buffer | `portcullis_linux::buffer`, `portcullis_linux::vfio::scope` | `crates/portcullis-linux` |
 //! | a PCI device in a program on Linux | `portcullis_linux::vfio`: `Device::open("0000:01:00.0")` | there |
@@ -44,36 +44,38 @@
 //!   [`bounce`], [`dma`].
 //!
 //! # Parts
-//! What domains and queues are made of (lists of addresses, flush queues, per-CPU values, rings, batches, pools) is public with the
-//! feature `parts`, for this workspace's tests and benches, and for those who measure it or build something else of it. It changes
-//! whenever the library does.
+//! The parts of domains and queues (lists of addresses, flush queues, per-CPU values, rings, batches, pools) are public
+//! with the feature `parts`, for this workspace's tests and benches, and for users who measure or reuse them. They
+//! change whenever the library does.
 //!
 //! # What always holds
-//! - When a strict unmap has returned `Ok`, devices reach nothing of what was unmapped. Under lazy
-//!   protection they may until a flush is confirmed, which begins at the latest when the stated
-//!   window ends; the addresses are not used again before that.
-//! - Where the heap has no memory, a call returns an error, and nothing is lost: neither what makes a domain, a device or a queue,
-//!   nor any call after that, stops the program. ([`StdPlatform`](std_platform::StdPlatform::try_new) does while it is made, as it starts a thread.)
-//! - Unmapping what was mapped as a whole never allocates memory. No lock is held during a wait for
-//!   hardware, with one exception: a page table splits pages of several entries, and reclaims its
-//!   tables, one after the other.
+//! - When a strict unmap has returned `Ok`, devices reach nothing of what was unmapped. Under lazy protection they may
+//!   until a flush is confirmed. The flush begins at the latest when the stated window ends, and the addresses are not
+//!   used again before it is confirmed.
+//! - Without heap memory, a call returns an error, and nothing is lost. That holds for making a domain, a
+//!   device or a queue, and for every later call. (Only [`StdPlatform`](std_platform::StdPlatform::try_new) aborts
+//!   while it is made, as it starts a thread.)
+//! - An unmap of a whole mapping never allocates memory.
+//! - No lock is held during a wait for hardware, with one exception: a page table splits contiguous PTEs, and reclaims
+//!   its tables, one after the other.
 //! - A list of segments is mapped as a whole or not at all.
 //!
 //! # What is unsafe
-//! What safe code may call keeps memory safe. That rests on three kinds of promises, each with its list under *Safety*:
-//! - of those who implement what lies below: [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
-//!   [`CopyMemory`](platform::CopyMemory), [`CacheMaintenance`](platform::CacheMaintenance), [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue),
-//!   [`Format`](pgtable::Format), and, for mappings that own their buffers, [`DmaBuffer`];
-//! - of those who open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single)
-//!   and everything like it): that it is theirs to open. Unmapping only closes memory, so it is
-//!   safe, except in those of the [parts](#parts) that copy to memory by its number when they
-//!   unmap;
-//! - of those who say, below a mapper, what hardware has forgotten: to [`PageTable::unmap`](pgtable::PageTable::unmap), for one.
+//! Safe code cannot break memory safety. That rests on three kinds of promises, each with its list under *Safety*:
+//! - of the implementers of [`Platform`](platform::Platform), [`Frames`](platform::Frames) and
+//!   [`CopyMemory`](platform::CopyMemory), [`CacheMaintenance`](platform::CacheMaintenance),
+//!   [`Mapper`](mapper::Mapper), [`InvalidationQueue`](invalidation::InvalidationQueue), [`Format`](pgtable::Format),
+//!   and, for mappings that own their buffers, [`DmaBuffer`];
+//! - of callers that open memory by its number ([`DmaDevice::map_single`](dma::DmaDevice::map_single) and its like):
+//!   the memory is theirs to open. Unmapping only closes memory, so it is safe, except in the [parts](#parts) that copy
+//!   to memory by its number when they unmap;
+//! - of callers that say, below a mapper, that hardware has forgotten translations, as to
+//!   [`PageTable::unmap`](pgtable::PageTable::unmap).
 //!
 //! # Example
-//! The front door is a domain, a device and a queue. The example maps a buffer, lets a device write
-//! to it, unmaps it, and sees that a late write does not change it. The device, its memory and its
-//! IOMMU are those of the software model, `portcullis-model`.
+//! A domain, a device and a queue are all that a driver needs. The example maps a buffer, lets a device write to it,
+//! unmaps it, and checks that a late write does not change it. Device, memory and IOMMU are those of the software
+//! model, `portcullis-model`.
 //!
 //! ```
 //! # #[cfg(feature = "std")]
@@ -178,7 +180,7 @@ pub mod sync;
 #[cfg(not(feature = "parts"))]
 mod sync;
 
-/// What the documents show is compiled, and run. A test of `xtask` finds a document that no crate includes.
+/// Compiles and runs the documents' examples. A test of `xtask` finds a document that no crate includes.
 #[cfg(all(doctest, feature = "std"))]
 mod documents {
     #[doc = include_str!("../../../CHANGELOG.md")]

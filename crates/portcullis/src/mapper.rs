@@ -1,8 +1,5 @@
-//! [`Mapper`] changes the translations of one address space, and keeps this invariant: after `Ok`
-//! of a sync no device reaches what was unmapped before.
-//!
-//! [`TableMapper`] implements it for an IOMMU that walks tables in memory and takes invalidations
-//! by a queue.
+//! [`Mapper`] changes the translations of one address space: after `Ok` of a sync no device reaches what was unmapped
+//! before. [`TableMapper`] implements it for an IOMMU that walks tables in memory and takes invalidations by a queue.
 
 use arrayvec::ArrayVec;
 
@@ -30,53 +27,51 @@ pub struct Geometry {
 
 /// Changes the translations of one address space.
 ///
-/// All methods may be called on any number of CPUs at once for disjoint ranges. Addresses and lengths are
-/// multiples of the granule.
+/// All methods may be called on any number of CPUs at once for disjoint ranges. Addresses and lengths are multiples of
+/// the granule.
 ///
 /// # Safety
-/// A buffer goes back to its owner, and frames to their allocator, on the word of this trait. So:
+/// Buffers go back to their owners, and frames to their allocator, on the word of this trait.
 ///
-/// - A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
-///   [`map_fast`](Self::map_fast), or [`map_list_fast`](Self::map_list_fast)) of just that memory to that address is in force: from
-///   the call on until it is confirmed that it was removed.
-/// - **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
-///   [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added, through a
-///   translation that was there before the removal, and every access that used one is complete. A gather of
-///   [everything](Gather::everything) covers all that was removed before the call, by any CPU.
-/// - **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
-///   may have used meanwhile. A `map_fast` or a `map_list_fast`
-///   that returns `false` has changed nothing.
-/// - `unmap` removes all translations of the range except what it reports as kept, adds what it
-///   removed to the gather, and leaves what is beside the range as it was. An
-///   [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and
-///   `Ok` of [`sync_range`](Self::sync_range) of that range then says the same as that of `sync`;
-///   one that returns `false` has changed nothing. [`unmap_now`](Self::unmap_now) says what `unmap` does, and with `Ok` what `sync` does
-///   of all that such an `unmap` would have added to its gather ([`Unmapped::stale`], which may be more than the range), and of everything
-///   where not all of the range was mapped.
-/// - All CPUs that its [`marks`](Self::marks) are used with are of the one platform that the
-///   caller passes to `marks`.
-/// - A call that panics may have done any part of its work, and nothing else.
-/// - [`geometry`](Self::geometry) always returns the same.
+/// 1. A device reaches memory through an address of this mapper only while a [`map`](Self::map) (or
+///    [`map_fast`](Self::map_fast), or [`map_list_fast`](Self::map_list_fast)) of just that memory to that address is
+///    in force: from the call until its removal is confirmed.
+/// 2. **After `Ok` of [`sync`](Self::sync) no device reaches what was in the gather**: nothing that an
+///    [`unmap`](Self::unmap) or a failed `map` removed and added, or that lies in a range which the caller added,
+///    through a translation that was there before the removal; and every access that used one is complete. A gather of
+///    [everything](Gather::everything) covers all that was removed before the call, by any CPU.
+/// 3. **A `map` that fails leaves nothing mapped** that it has entered, and has added to the gather all that a device
+///    may have used meanwhile. A `map_fast` or a `map_list_fast` that returns `false` has changed nothing.
+/// 4. `unmap` removes all translations of the range except what it reports as kept, adds what it removed to the gather,
+///    and leaves everything beside the range as it was.
+/// 5. An [`unmap_fast`](Self::unmap_fast) that returns `true` has removed all of the range, and `Ok` of
+///    [`sync_range`](Self::sync_range) of that range then promises what clause 2 says; one that returns `false` has
+///    changed nothing.
+/// 6. [`unmap_now`](Self::unmap_now) does what clause 4 says, and its `Ok` promises what clause 2 says of all that such
+///    an `unmap` would have added to its gather ([`Unmapped::stale`], which may be more than the range), and of
+///    everything if not all of the range was mapped.
+/// 7. All CPUs that its [`marks`](Self::marks) are used with are of the one platform that the caller passes to `marks`.
+/// 8. A call that panics may have done any part of its work, and nothing else.
+/// 9. [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
-    /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). Where it does not, they and
-    /// [`map_list_fast`](Self::map_list_fast) are not called,
-    /// and no address is taken for them in vain.
+    /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). If not, the domain does
+    /// not call them, nor [`map_list_fast`](Self::map_list_fast), and takes no address for them in vain.
     const IS_QUICK: bool = false;
 
-    /// Whether it removes what one [`map`](Self::map) has mapped as a whole only, as a kernel does for its processes. The domain then notes
-    /// parts that are to go, and has all of a mapping unmapped when no part of it is wanted.
+    /// Whether it removes a mapping of one [`map`](Self::map) only as a whole, as a kernel does for its processes. The
+    /// domain then notes which parts are to go, and unmaps all of a mapping when no part of it is wanted.
     const REMOVES_WHOLES: bool = false;
 
     /// Returns the addresses and page sizes of the address space. They never change.
     fn geometry(&self) -> &Geometry;
 
-    /// Returns what [`sync`](Self::sync) costs. It never changes.
+    /// Returns the costs of [`sync`](Self::sync). They never change.
     fn costs(&self) -> Costs {
         Costs::BARE_METAL
     }
 
-    /// Tells the mapper how many CPUs the platform has that it will be called with. A [`Domain`](crate::domain::Domain) does so when
-    /// it is made of the mapper, before any other call. A mapper that keeps nothing for each CPU need not implement this.
+    /// Sets the number of CPUs of the platform. A [`Domain`](crate::domain::Domain) calls this when it is made, before
+    /// any other call. A mapper without per-CPU values need not implement it. Context: may allocate; for set-up.
     ///
     /// # Errors
     /// [`OutOfMemory`]: the mapper is as it was.
@@ -85,16 +80,18 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Lets devices reach the pieces of memory in `list`, each with its length, through `range`,
-    /// one after the other, as `attributes` say: a mapper that cannot keep one of them maps without it, but
-    /// never allows more. All of a list comes in one call. May allocate, and may wait for hardware. The caller holds no CPU.
+    /// Lets devices reach the pieces of memory in `list`, each with its length, through `range`, one after the other,
+    /// as `attributes` say. A mapper that cannot keep an attribute maps without it, but never allows more. All of a
+    /// list comes in one call.
+    ///
+    /// Context: may allocate, and may wait for hardware. The caller holds no CPU.
     ///
     /// # Errors
-    /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to
-    /// `gather`, which the caller [syncs](Self::sync) before it uses the range again.
+    /// [`MapError`]: the range is as it was before. What was entered and removed again meanwhile is added to `gather`,
+    /// which the caller [syncs](Self::sync) before it uses the range again.
     ///
     /// # Safety
-    /// As for [`PageTable::map`]: the memory is the caller's to open, for as long as it is mapped.
+    /// As for [`PageTable::map`], for each piece.
     unsafe fn map<P: Platform>(
         &self,
         platform: &P,
@@ -104,24 +101,24 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         gather: &mut Gather,
     ) -> Result<(), MapError>;
 
-    /// Returns the marks of the turns in which [`map_fast`](Self::map_fast) and
-    /// [`unmap_fast`](Self::unmap_fast) are called by CPUs of `platform`, so that the caller
-    /// may have values of its own that are used in the same turns. Returns `None` where the mapper
-    /// has no marks, or none for CPUs of this platform.
+    /// Returns the section flags for which CPUs of `platform` call [`map_fast`](Self::map_fast) and
+    /// [`unmap_fast`](Self::unmap_fast), so that the caller may use values of its own in the same exclusive sections.
+    /// `None` if the mapper has no flags, or none for CPUs of this platform.
     fn marks<P: Platform>(&self, platform: &P) -> Option<&Shared<Marks>> {
         let _ = platform;
         None
     }
 
-    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, in a turn that the caller
-    /// has, if that takes only a short time. Returns whether it did. If not, nothing is changed,
-    /// and `map` does it or returns the error; this is always so where the turn is not of the
-    /// mapper's [marks](Self::marks). Never allocates or waits, and what it enters needs no
-    /// invalidation.
+    /// Maps `range` to the memory at `phys` as [`map`](Self::map) does, in an exclusive section of the caller's, if
+    /// that takes only a short time. Returns whether it did. If not, nothing is changed, and `map` does it or returns
+    /// the error; this is always so if the section is not of the mapper's [section flags](Self::marks). What it enters
+    /// needs no invalidation.
     ///
-    /// A mapper that has no quicker way than `map` need not implement this. To implement it, together with
-    /// [`IS_QUICK`](Self::IS_QUICK), or to pass it on to another mapper, takes the feature `parts`, with which the turn has a name,
-    /// `percpu::Turn`.
+    /// A mapper without a fast path need not implement this. To implement it, together with
+    /// [`IS_QUICK`](Self::IS_QUICK), or to pass it on to another mapper, takes the feature `parts`, which names the
+    /// section, `percpu::Turn`.
+    ///
+    /// Context: any that holds a CPU; never allocates or waits.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
@@ -138,10 +135,11 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     }
 
     /// As [`map_fast`](Self::map_fast), to the pieces of memory in `list`, each with its length, one after the other.
-    /// May go through a clone of `list` before. A mapper that is quick for one piece alone need not implement it.
+    /// May go through a clone of `list` before. A mapper with a fast path for one piece alone need not implement it.
     ///
     /// # Safety
-    /// As for [`map`](Self::map); and a clone of `list` has what `list` has.
+    /// 1. As for [`map`](Self::map).
+    /// 2. A clone of `list` has the same items as `list`.
     #[inline]
     unsafe fn map_list_fast(
         &self,
@@ -154,43 +152,46 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         false
     }
 
-    /// Removes the translations of all of `range`, in a turn that the caller has, if that takes
-    /// only a short time. Returns whether it did: then all of `range` was mapped, and
-    /// [`sync_range`](Self::sync_range) makes it unreachable. If not, nothing is changed, and
-    /// [`unmap`](Self::unmap) does it; this is always so where the turn is not of the mapper's
-    /// [marks](Self::marks). Never allocates or waits.
+    /// Removes the translations of all of `range`, in an exclusive section of the caller's, if that takes only a short
+    /// time. Returns whether it did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it
+    /// unreachable. If not, nothing is changed, and [`unmap`](Self::unmap) does it; this is always so if the section is
+    /// not of the mapper's [section flags](Self::marks).
     ///
-    /// A mapper that has no quicker way than `unmap` need not implement this. To implement it takes [`IS_QUICK`](Self::IS_QUICK), without which
-    /// it is not called, and the feature `parts`, as for [`map_fast`](Self::map_fast).
+    /// A mapper without a fast path need not implement this. To implement it takes [`IS_QUICK`](Self::IS_QUICK) and the
+    /// feature `parts`, as for [`map_fast`](Self::map_fast).
+    ///
+    /// Context: any that holds a CPU; never allocates or waits.
     #[inline]
     fn unmap_fast(&self, turn: &Turn<'_>, range: IovaRange) -> bool {
         let _ = (turn, range);
         false
     }
 
-    /// Removes the translations of `range`, holes or not, and adds the part of it that is
-    /// [stale](Unmapped::stale) to `gather`. The caller holds no CPU.
+    /// Removes the translations of `range`, holes or not, and adds the part of it that is [stale](Unmapped::stale) to
+    /// `gather`.
     ///
-    /// Cannot fail except for parts of large pages, or of what the mapper can only remove as a whole, which may have to stay: devices
-    /// still reach the part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, and the caller must
-    /// treat it so. What one call mapped, or all that is left of it, can be removed at once.
+    /// Fails only for parts of large pages, or of what the mapper can only remove as a whole: devices still reach the
+    /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says. What one call mapped, or all that is
+    /// left of it, can be removed at once.
     ///
-    /// Allocates and may wait only where a part of a large page is to be removed: see
-    /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
+    /// Context: allocates and may wait only to remove a part of a large page: see
+    /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap). The caller holds no CPU.
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped;
 
-    /// Waits until no device can reach what is in `gather`. No lock or CPU is held during the call.
+    /// Waits until no device can reach what is in `gather`. Context: waits for hardware; the caller holds no lock and
+    /// no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError>;
 
-    /// [`unmap`](Self::unmap)s `range`, and [`sync`](Self::sync)s what that removed: for mappers that do both at once for less. Where not all of
-    /// `range` was mapped, the sync covers everything, as another caller may have removed the rest without one.
+    /// [`unmap`](Self::unmap)s `range`, and [`sync`](Self::sync)s what that removed, for mappers that do both at once
+    /// for less. If not all of `range` was mapped, the sync covers everything, as another caller may have removed the
+    /// rest without one. Context: as for both.
     ///
     /// # Errors
-    /// Beside what was unmapped, [`InvalidationError`]: devices may still reach it.
-    // By itself, as what is gathered here takes much of the stack.
+    /// Besides what was unmapped, [`InvalidationError`]: devices may still reach it.
+    // A function of its own, as the gather takes much of the stack.
     #[inline(never)]
     fn unmap_now<P: Platform>(
         &self,
@@ -214,8 +215,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         self.sync(&gather)
     }
 
-    /// Frees the memory that the mapper keeps for translations that are gone, and returns how many
-    /// bytes it freed. Waits for hardware; the caller holds no CPU.
+    /// Frees the memory that the mapper keeps for removed translations, and returns the number of bytes. Context: waits
+    /// for hardware; the caller holds no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: a later call frees the memory that could not be freed because of it.
@@ -224,8 +225,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
         Ok(0)
     }
 
-    /// As [`reclaim`](Self::reclaim), but does nothing where it would have to wait for another reclaim. A map that finds no memory
-    /// calls this: a mapper that has a `reclaim` has this, too.
+    /// As [`reclaim`](Self::reclaim), but does nothing if it would have to wait for another reclaim. A map that finds
+    /// no memory calls this: a mapper that has a `reclaim` has this, too.
     ///
     /// # Errors
     /// As [`reclaim`](Self::reclaim).
@@ -243,21 +244,21 @@ pub struct TableMapper<F: Frames, Q: InvalidationQueue, X: Format = VtdSecondSta
     domain: DomainId,
     device_tlbs: DeviceTlbs,
     geometry: Geometry,
-    /// Whether the queue says that the hardware caches what is absent.
+    /// Whether the hardware has a caching mode.
     caches_absent: bool,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
-    /// Makes a mapper that changes `table`, which the hardware knows as `domain` and caches as
-    /// `queue` is told. The caller, who has hardware walk the table, ensures both. `reserved` lists
-    /// the ranges that the machine keeps from translation (on x86 the interrupt window).
+    /// Makes a mapper that changes `table`, which the hardware knows as `domain` and whose invalidations go to `queue`.
+    /// The caller, who has hardware walk the table, ensures both. `reserved` lists the ranges that the machine does not
+    /// translate (on x86 the interrupt window).
     pub fn new(table: PageTable<F, X>, queue: Q, domain: DomainId, reserved: Vec<IovaRange>) -> Self {
         let geometry = Geometry { aperture: table.aperture(), page_sizes: table.page_sizes(), reserved };
         let caches_absent = queue.caches_absent();
         Self { table, queue, domain, device_tlbs: DeviceTlbs::new(domain), geometry, caches_absent }
     }
 
-    /// Returns the queue that tells the hardware what to forget.
+    /// Returns the queue for invalidations.
     pub fn queue(&self) -> &Q {
         &self.queue
     }
@@ -267,39 +268,37 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         &self.table
     }
 
-    /// Adds `device` to those that are told, too, whenever translations are to be forgotten. Call
-    /// this **before** the device is allowed to cache them itself (PCIe: before ATS is enabled).
-    /// A device that is told already stays so. Looks at 16 places and waits for one invalidation of
-    /// the domain; allocates nothing. The caller holds no lock and no CPU.
+    /// Adds `device` to the devices whose TLBs are invalidated, too. Call this **before** the device may cache
+    /// translations (PCIe: before ATS is enabled). Does nothing for a device that was added before. Looks at 16 places.
+    ///
+    /// Context: waits for one invalidation of the domain; allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`InvalidationError`]: it must not cache translations.
+    /// [`InvalidationError`]: the device must not cache translations.
     pub fn add_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
         self.device_tlbs.add(device, &self.queue)
     }
 
-    /// Makes `device` forget everything, and then tells it of no further invalidations. Call this
-    /// **after** the device was made to fetch no translation any more (PCIe: ATS is disabled).
+    /// Invalidates all of `device`'s TLB, and then sends it no further invalidations. Call this **after** the device
+    /// has stopped fetching translations (PCIe: ATS is disabled).
     ///
-    /// Waits for one invalidation of the device's TLB: a device that does not answer takes all of
-    /// the queue's time-out. Allocates nothing. The caller holds no lock and no CPU.
+    /// Context: waits for one device-TLB invalidation: a device that does not answer takes all of the queue's time-out.
+    /// Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`InvalidationError`]: the device may still use what it has cached, and is still told. Call
-    /// this again, or see that the device reaches nothing, and
-    /// [forget](Self::forget_device_tlb) it.
+    /// [`InvalidationError`]: the device may still use what it has cached, and its TLB is still invalidated. Call this
+    /// again, or ensure that the device reaches nothing, and [forget](Self::forget_device_tlb) it.
     ///
     /// # Safety
-    /// The device fetches no translation of the domain any more, from the call on until another
-    /// [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
+    /// 1. The device fetches no translation of the domain any more, from the call on until another
+    ///    [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
     pub unsafe fn remove_device_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
-        // SAFETY: the caller's promise; the queue is the domain's.
+        // SAFETY: `DeviceTlbs::remove`, 1: the caller's (1). 2: the queue is the domain's.
         unsafe { self.device_tlbs.remove(device, &self.queue) }
     }
 
-    /// Makes the hardware forget that `range` was absent, now that it is mapped, and also the
-    /// tables on the way, which may just have been made. Devices' own TLBs hold only present
-    /// translations, so they are not told.
+    /// For a caching mode: invalidates the absence of `range`, now that it is mapped, and of the tables on the way,
+    /// which may be new. Device TLBs hold only present translations, so they need no invalidation.
     ///
     /// # Errors
     /// [`MapError::Unconfirmed`]: the mapping is removed again, and added to `gather`.
@@ -313,31 +312,31 @@ impl<F: Frames, Q: InvalidationQueue, X: Format> TableMapper<F, Q, X> {
         let invalidation = Invalidation::Range { range, leaf_only: false };
         self.queue.invalidate(self.domain, invalidation).map_err(|_| {
             let _ = self.unmap(platform, range, gather);
-            // Also where another caller has removed it meanwhile, by number, and not invalidated
-            // it.
+            // Also if another caller has removed it meanwhile, by number, and not invalidated it.
             gather.add(range);
             MapError::Unconfirmed
         })
     }
 
-    /// Stops telling `device` of invalidations, as the device reaches nothing: it was reset or
-    /// unplugged, or the IOMMU lets none of its accesses through, translated ones included. While a
-    /// device that does not answer is still told, no invalidation of the domain is confirmed. The
-    /// next flush brings back what its silence has kept from use. Looks at 16 places.
+    /// Sends `device` no further invalidations, as the device reaches nothing: it was reset or unplugged, or the IOMMU
+    /// blocks all of its accesses, translated ones included. Until then, a device that does not answer keeps all
+    /// invalidations of the domain from being confirmed. The next flush frees what its silence has kept out of use.
+    /// Looks at 16 places. Context: any; never waits.
     ///
     /// # Safety
-    /// - The device reaches nothing by what it has cached, and its accesses under way are complete.
-    /// - It fetches no translation of the domain any more, from the call on until another
-    ///   [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
+    /// 1. The device reaches nothing by what it has cached, and its accesses under way are complete.
+    /// 2. It fetches no translation of the domain any more, from the call on until another
+    ///    [`add_device_tlb`](Self::add_device_tlb) that began after it has returned `Ok`.
     pub unsafe fn forget_device_tlb(&self, device: DeviceId) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `DeviceTlbs::forget`, 1 and 2: the caller's (1, 2).
         unsafe { self.device_tlbs.forget(device) };
     }
 }
 
-// SAFETY: hardware reads only the table (by `X`'s word), which changes as asked; an unmap adds the
-// range that it cleared, a failed map what it took out again; `sync` asks for all of that, of the
-// IOTLB and then of each device that caches translations, and its `Ok` is the queue's.
+// SAFETY: 1: hardware reads only the table (`Format`, 6), which changes only by the calls. 2 and 5: `sync` and
+// `sync_range` invalidate the IOTLB and then each device TLB, and their `Ok` is the queue's. 3 and 4: an unmap adds the
+// range that it cleared, a failed map what it took out again. 6: the default. 7: `marks_for` is for one platform. 8: a
+// panic below leaves entries that were asked for. 9: set once.
 unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F, Q, X> {
     const IS_QUICK: bool = true;
 
@@ -365,14 +364,14 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         let result = match (list.size_hint(), range.len()) {
             // One piece: the short way.
             ((1, Some(1)), wanted) => match list.next() {
-                // SAFETY: the caller's promise.
+                // SAFETY: `PageTable::map`: the caller's (`map`).
                 Some((phys, len)) if len == wanted => unsafe {
                     self.table.map(platform, range, phys, attributes)
                 },
-                // SAFETY: the caller's promise.
+                // SAFETY: `PageTable::map_list`: the caller's (`map`).
                 piece => unsafe { self.table.map_list(platform, range, piece, attributes) },
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: `PageTable::map_list`: the caller's (`map`).
             _ => unsafe { self.table.map_list(platform, range, list, attributes) },
         };
         match result {
@@ -399,8 +398,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         phys: PhysAddr,
         attributes: Attributes,
     ) -> bool {
-        // Where absent entries are cached, `map` makes the hardware see the new one.
-        // SAFETY: the caller's promise.
+        // With a caching mode, `map` makes the hardware see the new entry.
+        // SAFETY: `PageTable::map_in`: the caller's (`map_fast`).
         !self.caches_absent && unsafe { self.table.map_in(turn, range, phys, attributes) }
     }
 
@@ -412,7 +411,8 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         list: impl ExactSizeIterator<Item = (PhysAddr, u64)> + Clone,
         attributes: Attributes,
     ) -> bool {
-        // As above. SAFETY: the caller's promise.
+        // As above.
+        // SAFETY: `PageTable::map_list_in`, 1 and 2: the caller's (`map_list_fast`, 1 and 2).
         !self.caches_absent && unsafe { self.table.map_list_in(turn, range, list, attributes) }
     }
 
@@ -429,13 +429,13 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
 
     #[inline]
     fn unmap<P: Platform>(&self, platform: &P, range: IovaRange, gather: &mut Gather) -> Unmapped {
-        // A large page is split: nothing of the range is gathered yet, so this must be complete.
+        // A split is not gathered, so this invalidation must be complete.
         let forget = &mut |range| {
             let invalidation = Invalidation::Range { range, leaf_only: false };
             let request = Request { domain: self.domain, invalidation };
             self.device_tlbs.submit(&self.queue, &[request]).is_ok()
         };
-        // SAFETY: `Ok` is the word of the queue, for the IOTLB and for each device that caches translations.
+        // SAFETY: `PageTable::unmap`, 1: `Ok` is the word of the queue, for the IOTLB and for each device TLB.
         let unmapped = unsafe { self.table.unmap(platform, range, forget) };
         if unmapped.bytes > 0 {
             gather.add(unmapped.stale);
@@ -443,7 +443,7 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
         unmapped
     }
 
-    // By itself, as its requests take more of the stack than all else.
+    // A function of its own, as its requests take more of the stack than all else.
     #[inline(never)]
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
         let mut requests = ArrayVec::new();
@@ -453,16 +453,15 @@ unsafe impl<F: Frames, Q: InvalidationQueue, X: Format> Mapper for TableMapper<F
 
     #[inline(never)]
     fn reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
-        // Devices cache translations, and a table that is reclaimed has none: they need not be
-        // told.
-        // SAFETY: `Ok` is the queue's word.
+        // Device TLBs cache translations, and a table that is reclaimed has none: they need no invalidation.
+        // SAFETY: `PageTable::reclaim`, 1: `Ok` is the queue's word.
         unsafe { self.table.reclaim(platform, || self.queue.invalidate(self.domain, Invalidation::Domain)) }
     }
 
     #[inline(never)]
     fn try_reclaim<P: Platform>(&self, platform: &P) -> Result<usize, InvalidationError> {
         let forget = || self.queue.invalidate(self.domain, Invalidation::Domain);
-        // SAFETY: as above.
+        // SAFETY: as for `reclaim`.
         unsafe { self.table.try_reclaim(platform, forget) }
     }
 }

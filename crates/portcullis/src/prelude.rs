@@ -1,5 +1,5 @@
-//! Names by audience: `use portcullis::prelude::*` has all of them, [`driver`] what a driver's author needs, and [`kernel`]
-//! what it takes to give drivers a domain: in a kernel, a VMM, or a program in user space.
+//! Names by audience: [`driver`] for a driver's author, and [`kernel`] for an embedder that gives drivers a domain (a
+//! kernel, a VMM, a program in user space). `use portcullis::prelude::*` has all of them.
 
 pub use self::driver::*;
 pub use self::kernel::*;

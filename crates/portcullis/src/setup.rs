@@ -1,5 +1,5 @@
-//! [`SetupError`]: why a table, a domain, a device, a queue or a pool cannot be made. Nothing of
-//! what was to be made is left. It is one type, as callers treat all of these failures alike.
+//! [`SetupError`]: why a table, a domain, a device, a queue or a pool cannot be made. It is one type, as callers treat
+//! all of these failures alike.
 
 use crate::addr::{Iova, PhysAddr};
 use crate::heap::OutOfMemory;
@@ -19,7 +19,7 @@ pub enum SetupError {
         /// The largest number.
         max: u32,
     },
-    /// Leaves at levels that the format has none for.
+    /// The format has no leaves at so many levels.
     #[error("the format has leaves at 1 to {max} levels, not at {levels}")]
     LeafLevels {
         /// The number of lowest levels at which leaves were asked for.
@@ -37,7 +37,7 @@ pub enum SetupError {
         /// The largest number.
         max: u32,
     },
-    /// The memory for the root of a page table lies where the hardware cannot be pointed to.
+    /// The hardware cannot be pointed to the memory for the root of a page table.
     #[error("the root of a page table lies at {table}, and the format holds addresses up to {last}")]
     TableBeyondPhysical {
         /// The address of the memory.
@@ -45,8 +45,8 @@ pub enum SetupError {
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// There is no memory: [`Frames`](crate::platform::Frames) has none for the root of a page table, or the heap has none for
-    /// the library's own account.
+    /// [`Frames`](crate::platform::Frames) has no memory for the root of a page table, or the heap has none for the
+    /// library's own account.
     #[error(
         "no memory: `Frames` has none for the root of a page table, or the heap has none for the library's own account"
     )]
@@ -54,8 +54,8 @@ pub enum SetupError {
     /// The mapper of a domain has no page size.
     #[error("the mapper states no page size")]
     NoPageSize,
-    /// There are no I/O virtual addresses: the mapper's aperture cannot be turned into an address
-    /// space, or the domain's space has no room for a ring or a pool.
+    /// There are no I/O virtual addresses: the mapper's aperture cannot become an address space, or the domain's space
+    /// has no room for a ring or a pool.
     #[error("there are no I/O virtual addresses: {0}")]
     Space(#[from] IovaError),
     /// A device reaches none of its domain's addresses.
@@ -66,7 +66,7 @@ pub enum SetupError {
         /// The first that the domain hands out.
         first: Iova,
     },
-    /// A device is to take [buffers of its domain's pool](crate::dma::BufferPool), and does not reach all of them:
+    /// A device does not reach all [buffers of its domain's pool](crate::dma::BufferPool), which it was to use:
     /// [`PoolConfig::reached_by`](crate::bounce::PoolConfig::reached_by) makes a pool that it reaches.
     #[error(
         "the device reaches addresses up to {last:#x}, and the pool's buffers lie up to {end}: `PoolConfig::limit` has them lie lower"
@@ -78,25 +78,25 @@ pub enum SetupError {
         end: Iova,
     },
     /// A queue was to copy, or buffers were to come from a pool, and the domain has no memory for it: see
-    /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
+    /// [`DomainBuilder::bounce`](crate::dma::DomainBuilder::bounce) and
+    /// [`DomainBuilder::swiotlb`](crate::dma::DomainBuilder::swiotlb).
     #[error(
         "the domain has no memory for a pool of buffers: its builder was given none (`bounce` or `swiotlb`)"
     )]
     NoCopyMemory,
-    /// A device is not coherent, and its domain has no [cache
-    /// maintenance](crate::dma::DomainBuilder::cache_maintenance).
+    /// The domain of a non-coherent device has no [cache maintenance](crate::dma::DomainBuilder::cache_maintenance).
     #[error(
         "the domain has no cache maintenance for a device that is not coherent: `cache_maintenance` gives it to its builder"
     )]
     NoCacheMaintenance,
-    /// A device that is not coherent was to have mappings [by number](crate::dma::DmaOps), or [buffers of a pool](crate::dma::BufferPool): they
-    /// know nothing of caches.
+    /// A non-coherent device was to have mappings [by number](crate::dma::DmaOps), or [buffers of a
+    /// pool](crate::dma::BufferPool), which do no cache maintenance.
     #[error(
         "a device that is not coherent, or a pool of uncached memory: only queues know when to clean and when to invalidate"
     )]
     NotCoherent,
-    /// The caches' lines are of no such size: a power of two is needed, no larger than a frame, or
-    /// than a slot of the pool that a queue copies through.
+    /// The size of a cache line is not a power of two up to a frame, or up to a slot of the pool through which the
+    /// queue copies.
     #[error("cache lines of {line} bytes: a power of two up to {most} is needed")]
     CacheLine {
         /// Bytes of a line.
@@ -104,7 +104,7 @@ pub enum SetupError {
         /// The most that there may be.
         most: u64,
     },
-    /// No mappings, or more than [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH), were to end together.
+    /// A batch of no mappings, or of more than [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH).
     #[error("batches of {batch} mappings: a queue's batch has 1 to {most}")]
     Batch {
         /// What was asked for.
@@ -112,7 +112,7 @@ pub enum SetupError {
         /// The most that there may be.
         most: usize,
     },
-    /// An option of a [`QueueConfig`](crate::dma::QueueConfig) that a queue of this strategy has no use for.
+    /// A queue of this strategy has no use for this option of its [`QueueConfig`](crate::dma::QueueConfig).
     #[error("a queue by `{strategy}` has no use for `{option}`: leave it out, or take a strategy that has")]
     NoEffect {
         /// The method that set it.
@@ -120,7 +120,7 @@ pub enum SetupError {
         /// The constructor that the configuration is of.
         strategy: &'static str,
     },
-    /// No ring has these dimensions: one of them is 0, or their product is too large.
+    /// A dimension of the ring is 0, or their product is too large.
     #[error(
         "no ring holds {descriptors} descriptors of {bytes} bytes: a ring has at least one, of at least 1 byte, and at most what \
          an address space holds"
@@ -143,7 +143,7 @@ pub enum SetupError {
         most: u64,
     },
     /// The addresses for a class are no power of two, have no room for a slot, or are too many: 2^28 granules, or fewer
-    /// where those are huge.
+    /// if those are huge.
     #[error("{bytes} bytes of addresses for each class: a power of two from {least} to {most} is needed")]
     ClassBytes {
         /// What was asked for.
@@ -153,7 +153,7 @@ pub enum SetupError {
         /// The most that there may be.
         most: u64,
     },
-    /// The device wants more low bits of addresses kept than a granule has, or some that are not in a row.
+    /// The device wants more low address bits kept than a granule has, or some that are not in a row.
     #[error(
         "the bits {mask:#x} of addresses cannot be kept: they must be the lowest bits of a granule's offset"
     )]
@@ -177,8 +177,8 @@ pub enum SetupError {
         /// The largest possible.
         most: u64,
     },
-    /// There is no whole area of a swiotlb below the upper limit, the limits are the wrong way round, or there are more than
-    /// 65,536 areas.
+    /// No whole area of a swiotlb lies below the upper limit, the limits are the wrong way round, or there are more
+    /// than 65,536 areas.
     #[error("the limits of {min_bytes} to {max_bytes} bytes hold no area of {area_bytes} bytes, or too many")]
     Limits {
         /// The lower limit.
@@ -188,7 +188,7 @@ pub enum SetupError {
         /// The size of an area.
         area_bytes: u64,
     },
-    /// There was no memory for the least size of a swiotlb, or none that the devices reach.
+    /// There was no memory for the smallest swiotlb, or none that the devices reach.
     #[error("there is no memory up to {reach} for an area of {area_bytes} bytes")]
     NoArea {
         /// The size of an area.

@@ -1,14 +1,13 @@
-//! The one place that names atomics and locks, so that the model checker's can take their place
-//! (`--cfg loom`). Three modules take what the model checker need not see from elsewhere: `heap` (the
-//! counts of a `Shared`'s owners), `platform` (a fence for the compiler alone) and `std_platform`.
+//! The one place that names atomics and locks, so that the model checker's can take their place (`--cfg loom`). Three
+//! modules have others, which the model checker need not see: `heap` (the counts of a `Shared`'s owners), `platform` (a
+//! compiler fence) and `std_platform`.
 //!
-//! With `std` a lock sleeps when it must wait. Without, it spins, and the embedder decides through
-//! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off
-//! meanwhile: every lock of this crate is taken inside such a call, or in code that no interrupt
-//! handler may call (revocations in `percpu`, visits of flush queues, reclaims of tables,
-//! `SharedWaits` for a caller that waits for others, which a driver keeps handlers away from meanwhile, `DeviceTlbs`, `Policies`), or that runs while a panic unwinds or a structure is
-//! dropped. No lock is held while hardware works, but for the one of a page table's reclaims and
-//! splits: a [`TicketLock`].
+//! With `std` a lock sleeps. Without, it spins, and the embedder decides through
+//! [`Platform::with_cpu`](crate::platform::Platform::with_cpu) whether interrupts are off meanwhile. So every lock of
+//! this crate is taken inside such a call; or in code that no interrupt handler may call (revocations in `percpu`,
+//! visits of flush queues, reclaims of tables, `DeviceTlbs`, `Policies`, and `SharedWaits` for a caller that waits for
+//! others, which a driver keeps handlers away from meanwhile); or while a panic unwinds or a structure is dropped. No
+//! lock is held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`].
 
 mod ticket_lock;
 
@@ -26,8 +25,7 @@ use spin as imp;
 #[cfg(all(not(loom), feature = "std"))]
 use std::sync as imp;
 
-/// Lets other threads run while the caller waits for one of them. Without a scheduler to tell, it
-/// is a hint to the processor.
+/// Lets other threads run while the caller waits for one of them; without a scheduler, a hint to the processor.
 pub fn pause() {
     #[cfg(loom)]
     loom::thread::yield_now();
@@ -37,9 +35,9 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// As [`pause`], for a caller that has looked `looks` times for what it waits for, as others do
-/// beside it. The model checker would try all orders of their looks, without end. So from the third
-/// look on it tries no other orders in that execution: looks change nothing, so more of them lead to no other state.
+/// As [`pause`], for a caller that has polled `looks` times beside others that poll. The model checker would try all
+/// orders of their loads, without end. Loads change no state, so from the third on it tries no further orders in that
+/// execution.
 #[inline]
 pub fn pause_among(looks: u32) {
     #[cfg(loom)]
@@ -56,38 +54,39 @@ pub fn spin() {
     if cfg!(loom) { pause() } else { core::hint::spin_loop() }
 }
 
-/// The same for a caller that has looked `looks` times, as [`pause_among`].
+/// As [`spin`], for a caller that has polled `looks` times, as [`pause_among`].
 #[inline]
 pub fn spin_among(looks: u32) {
     if cfg!(loom) { pause_among(looks) } else { core::hint::spin_loop() }
 }
 
-/// Has the core fetch the cache line of `place`, which the caller soon reads, and goes on meanwhile. So lines of several places come at
-/// the same time. A hint: `place` may be anything.
+/// Prefetches the cache line of `place`, which the caller soon reads, so that lines of several places come at the same
+/// time. A hint: `place` may be anything.
 #[inline]
 pub(crate) fn prefetch<T>(place: *const T) {
     #[cfg(coherence)]
     {
         unsafe extern "C" {
-            /// Of the simulator that takes the place of ThreadSanitizer's library. It looks at the number alone.
+            /// Of the simulator that replaces ThreadSanitizer's library. It uses only the number.
             safe fn coherence_prefetch(address: usize);
         }
         coherence_prefetch(place.addr());
     }
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri, coherence))))]
-    // SAFETY: a prefetch has no effect that the program sees, and never faults. Each x86-64 has it, also where code may not use SSE's registers.
+    // SAFETY: a prefetch never faults, and has no effect that the program sees. Each x86-64 has it, also where code may
+    // not use SSE's registers.
     unsafe {
         core::arch::asm!("prefetcht0 [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
     }
     #[cfg(all(target_arch = "aarch64", not(any(loom, miri, coherence))))]
-    // SAFETY: a prefetch has no effect that the program sees, and never faults.
+    // SAFETY: a prefetch never faults, and has no effect that the program sees.
     unsafe {
         core::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
     }
     let _ = place;
 }
 
-/// A number for the calling thread, so that threads that come together have different ones.
+/// Returns a number for the calling thread, so that concurrent threads have different ones.
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) fn thread_number() -> usize {
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -105,14 +104,14 @@ pub(crate) fn thread_number() -> usize {
     number
 }
 
-/// The same without threads: by where the caller's stack is. Kernels' stacks are 16 KiB apart, or more.
+/// The same without threads, from the stack's address. Kernels' stacks are 16 KiB apart, or more.
 #[cfg(not(all(feature = "std", not(loom))))]
 pub(crate) fn thread_number() -> usize {
     let here = 0_u8;
     if cfg!(loom) { 0 } else { (&raw const here).addr() >> 14 }
 }
 
-/// How many threads run at once; `u64::MAX` without a scheduler to ask.
+/// How many threads run at once; `u64::MAX` without a scheduler.
 pub fn cores() -> u64 {
     #[cfg(all(not(loom), feature = "std"))]
     return std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
@@ -120,19 +119,15 @@ pub fn cores() -> u64 {
     u64::MAX
 }
 
-/// A number that no other call returns, never 0.
+/// Returns a number that no other call returns, never 0.
 pub(crate) fn unique() -> u64 {
-    // This is not the model checker's atomic: no order of calls changes more than which caller gets
-    // which number.
+    // Not the model checker's atomic: the order of calls decides only which caller gets which number.
     static LAST: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
     // Relaxed: only the number counts. 2^64 calls do not happen.
     LAST.fetch_add(1, core::sync::atomic::Ordering::Relaxed).wrapping_add(1)
 }
 
-/// A number, not 0, that is set once.
-///
-/// It orders no other accesses, so the model checker need not try who comes first: this is not the
-/// model checker's atomic.
+/// A number, not 0, that is set once. It orders no other accesses, so it is not the model checker's atomic.
 #[derive(Debug)]
 pub(crate) struct Settled(core::sync::atomic::AtomicU64);
 
@@ -143,7 +138,7 @@ impl Default for Settled {
 }
 
 impl Settled {
-    /// A number that no platform has. It is not 0 either, which a platform without a number passes.
+    /// No platform's number, and not 0, which stands for a platform without one.
     const NOT_SET: u64 = u64::MAX - 1;
 
     /// Returns whether it is `number`. If it is not set yet, sets it first, unless `number` is 0.
@@ -152,7 +147,7 @@ impl Settled {
         self.is_set_to(number) || self.settle(number)
     }
 
-    /// Whether it is `number` already.
+    /// Returns whether it is `number` already.
     #[inline]
     pub(crate) fn is_set_to(&self, number: u64) -> bool {
         // Relaxed: a caller that does not see it set tries to set it.
@@ -167,22 +162,21 @@ impl Settled {
     }
 }
 
-/// A lock around a `T`. Uncontended, taking and releasing it takes two atomic operations.
+/// A lock around a `T`. Uncontended, lock and unlock take two atomic operations.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(imp::Mutex<T>);
 
-/// The right to use what a [`Mutex`] protects, until it is dropped.
+/// The lock of a [`Mutex`], held until it is dropped.
 pub type MutexGuard<'a, T> = imp::MutexGuard<'a, T>;
 
 impl<T> Mutex<T> {
-    /// A free lock around `value`.
+    /// Makes a free lock around `value`.
     pub fn new(value: T) -> Self {
         Self(imp::Mutex::new(value))
     }
 
-    /// Waits until the lock is free and takes it.
-    ///
-    /// A panic under the lock does not poison it: the data it protects is kept consistent at every step.
+    /// Waits until the lock is free and takes it. A panic under the lock does not poison it: the data is consistent at
+    /// every step.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(any(loom, feature = "std"))]
         return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -1,9 +1,8 @@
-//! [`Shared`]: a value with several owners, which the last of them drops. It is `alloc::sync::Arc` in what it does; but that has no
-//! constructor on stable Rust that fails where there is no memory.
+//! [`Shared`]: as `alloc::sync::Arc`, which on stable Rust has no constructor that fails without memory.
 //!
-//! Memory ordering, the usual one of such counts. A new owner stems from one that is there, so counting it needs no order. An
-//! owner that goes releases what it did with the value, and the last acquires what all others did before it drops the value. The
-//! strong owners together are one weak owner, so the memory is freed after the value was dropped.
+//! Memory ordering, the usual one of such counts. A new owner comes from an existing one, so its increment needs no
+//! order. A leaving owner releases what it did with the value, and the last acquires what all others did before it
+//! drops the value. The strong owners together are one weak owner, so the memory is freed after the value was dropped.
 
 use core::any::{Any, TypeId};
 use core::fmt;
@@ -17,36 +16,36 @@ use alloc::boxed::Box;
 use super::atomics::{AtomicUsize, Ordering};
 use super::{OutOfMemory, broken, empty_box};
 
-/// Further owners are refused at half of what a count holds, so that no number of CPUs that find it too large together makes it wrap.
+/// The most owners: half of what a count holds, so that no number of CPUs that find it too large together makes it
+/// wrap.
 const MOST: usize = usize::MAX / 2;
 
-/// A value and how many owners it has.
 #[repr(C)]
 pub(crate) struct Counted<T: ?Sized> {
     strong: AtomicUsize,
-    /// One more as long as there are strong owners.
+    /// One more while there are strong owners.
     weak: AtomicUsize,
     value: ManuallyDrop<T>,
 }
 
-/// A value with several owners: clones are the same value. The last that goes drops it.
+/// A value with several owners: clones are the same value. The last owner drops it.
 pub struct Shared<T: ?Sized> {
     counted: NonNull<Counted<T>>,
     _drops: PhantomData<T>,
 }
 
-/// Leads to the value of a [`Shared`] as long as that has an owner, and owns none of it.
+/// Leads to the value of a [`Shared`] while that has an owner, and owns none of it.
 pub struct Weak<T: ?Sized> {
     counted: NonNull<Counted<T>>,
 }
 
-// SAFETY: as a reference, it lets many threads have the value, and its last owner drops it on any of them.
+// SAFETY: many threads may have `&T` (`Sync`), and the last owner drops the value on any of them (`Send`).
 unsafe impl<T: ?Sized + Send + Sync> Send for Shared<T> {}
-// SAFETY: the same, as a thread that has a reference may clone the value's owner.
+// SAFETY: as above; a thread with a reference may clone an owner.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Shared<T> {}
-// SAFETY: it becomes an owner.
+// SAFETY: it may be upgraded to an owner, which is `Send`.
 unsafe impl<T: ?Sized + Send + Sync> Send for Weak<T> {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Weak<T> {}
 
 impl<T> Shared<T> {
@@ -59,7 +58,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Memory for a value that is to have several owners, and that is not there yet.
+/// Memory for a value that is to have several owners, not built yet.
 pub(crate) struct SharedPlace<T>(Box<MaybeUninit<Counted<T>>>);
 
 impl<T> SharedPlace<T> {
@@ -67,19 +66,19 @@ impl<T> SharedPlace<T> {
         empty_box().map(Self)
     }
 
-    /// Where the value is to be: for one that is made there, field by field.
+    /// Where the value is built, field by field.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
-        // SAFETY: the field lies in the memory of the box.
+        // SAFETY: the field lies in the box's memory.
         unsafe { (&raw mut (*self.0.as_mut_ptr()).value).cast() }
     }
 
-    /// Makes the first owner of the value that is there.
+    /// Makes the first owner of the value that was built.
     ///
     /// # Safety
-    /// The value was written to [`as_mut_ptr`](Self::as_mut_ptr).
+    /// 1. The value was written to [`as_mut_ptr`](Self::as_mut_ptr).
     pub(crate) unsafe fn filled(mut self) -> Shared<T> {
         let at = self.0.as_mut_ptr();
-        // SAFETY: the counts are fields in the box; with them and the value, by the caller's promise, all of it is there.
+        // SAFETY: the counts are fields in the box; with them and the value (clause 1) all of it is initialised.
         let counted = unsafe {
             (&raw mut (*at).strong).write(AtomicUsize::new(1));
             (&raw mut (*at).weak).write(AtomicUsize::new(1));
@@ -88,7 +87,7 @@ impl<T> SharedPlace<T> {
         Shared { counted: NonNull::from(Box::leak(counted)), _drops: PhantomData }
     }
 
-    /// Makes the first owner of `value`. Inlined, so that the value is made in its place where the compiler can.
+    /// Makes the first owner of `value`. Inlined, so that the compiler can build the value in its place.
     #[inline(always)]
     pub(crate) fn fill(self, value: T) -> Shared<T> {
         let (strong, weak) = (AtomicUsize::new(1), AtomicUsize::new(1));
@@ -98,17 +97,17 @@ impl<T> SharedPlace<T> {
 }
 
 impl<T> Shared<T> {
-    /// The value itself, where it has no other owner.
+    /// Returns the value, if it has no other owner.
     ///
     /// # Errors
-    /// What was given, where the value has others.
+    /// `this`, if the value has other owners.
     pub fn try_unwrap(this: Self) -> Result<T, Self> {
         // Acquire: as where the last owner drops it.
         if this.strong().compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Err(this);
         }
         let this = ManuallyDrop::new(this);
-        // The memory goes, once no weak owner has it.
+        // Frees the memory, unless a weak owner has it.
         let _memory = Weak { counted: this.counted };
         // SAFETY: this was the last owner, and no upgrade makes another; nothing reads the value after this.
         Ok(unsafe { ManuallyDrop::take(&mut (*this.counted.as_ptr()).value) })
@@ -117,11 +116,11 @@ impl<T> Shared<T> {
 
 impl<T: ?Sized> Shared<T> {
     fn strong(&self) -> &AtomicUsize {
-        // SAFETY: an owner keeps the memory.
+        // SAFETY: a strong owner keeps the memory allocated.
         unsafe { &(*self.counted.as_ptr()).strong }
     }
 
-    /// How many owners there are: a hint, where others come and go meanwhile.
+    /// Returns the number of owners: a hint, if others come and go meanwhile.
     pub fn owners(this: &Self) -> usize {
         this.strong().load(Ordering::Relaxed)
     }
@@ -131,24 +130,23 @@ impl<T: ?Sized> Shared<T> {
         ptr::addr_eq(this.counted.as_ptr(), other.counted.as_ptr())
     }
 
-    /// Makes what leads to the value without owning it.
+    /// Makes a weak owner.
     pub fn downgrade(this: &Self) -> Weak<T> {
-        // SAFETY: an owner keeps the memory.
+        // SAFETY: a strong owner keeps the memory allocated.
         count(unsafe { &(*this.counted.as_ptr()).weak });
         Weak { counted: this.counted }
     }
 
-    /// The same owner, of a value of another type: of `dyn Trait` where it was of what implements the trait, for one, by the closure
-    /// `|counted| counted`.
+    /// Converts the owner's type, by an unsizing coercion for one: `|counted| counted` makes a `dyn Trait`.
     ///
     /// # Safety
-    /// `to` returns its argument, as a pointer to the same value by a type that the value has.
+    /// 1. `to` returns its argument, as a pointer to the same value by a type that the value has.
     pub(crate) unsafe fn cast<U: ?Sized>(
         this: Self,
         to: impl FnOnce(*mut Counted<T>) -> *mut Counted<U>,
     ) -> Shared<U> {
         let this = ManuallyDrop::new(this);
-        // SAFETY: the pointer is not null, as it is the same.
+        // SAFETY: the pointer is not null, as it is the argument (clause 1).
         Shared { counted: unsafe { NonNull::new_unchecked(to(this.counted.as_ptr())) }, _drops: PhantomData }
     }
 }
@@ -156,7 +154,7 @@ impl<T: ?Sized> Shared<T> {
 impl Shared<dyn Any + Send + Sync> {
     /// The same owner, of a value of type `T` if it is one.
     pub(crate) fn downcast<T: Any + Send + Sync>(self) -> Option<Shared<T>> {
-        // SAFETY: the value is a `T`.
+        // SAFETY: `cast`, 1: the type was compared, so the value is a `T`.
         ((*self).type_id() == TypeId::of::<T>()).then(|| unsafe { Self::cast(self, <*mut _>::cast) })
     }
 }
@@ -171,8 +169,8 @@ fn count(owners: &AtomicUsize) {
     }
 }
 
-/// Sees what all owners did that are gone: for the last of them. Its load reads what it wrote itself, which belongs to the release
-/// sequences of all others' writes. (A fence would order as much, but ThreadSanitizer knows none.)
+/// For the last owner: makes visible what all earlier owners did. Its load reads its own decrement, which belongs to
+/// the release sequences of all others' decrements. (A fence would do, but ThreadSanitizer does not model fences.)
 fn acquire(owners: &AtomicUsize) {
     owners.load(Ordering::Acquire);
 }
@@ -190,7 +188,7 @@ impl<T: ?Sized> Deref for Shared<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: an owner keeps the value, and gives out shared references alone.
+        // SAFETY: a strong owner keeps the value alive, and owners give out only shared references.
         unsafe { &(*self.counted.as_ptr()).value }
     }
 }
@@ -208,7 +206,7 @@ impl<T: ?Sized> Shared<T> {
     #[inline(never)]
     fn end(&mut self) {
         acquire(self.strong());
-        // The memory goes after the value, also where its drop panics.
+        // Frees the memory after the value, also if its drop panics.
         let _memory = Weak { counted: self.counted };
         // SAFETY: this was the last owner, and no upgrade makes another; nothing reads the value after this.
         unsafe { ManuallyDrop::drop(&mut (*self.counted.as_ptr()).value) };
@@ -216,7 +214,7 @@ impl<T: ?Sized> Shared<T> {
 }
 
 impl<T: ?Sized> Weak<T> {
-    /// An owner of the value, as long as that has another.
+    /// Returns an owner of the value, if that has one.
     pub fn upgrade(&self) -> Option<Shared<T>> {
         let strong = self.strong();
         let mut owners = strong.load(Ordering::Relaxed);
@@ -224,7 +222,7 @@ impl<T: ?Sized> Weak<T> {
             if owners == 0 || owners > MOST {
                 return None;
             }
-            // Acquire: what was done before the value was shared is seen.
+            // Acquire: makes visible what was done before the value was shared.
             match strong.compare_exchange_weak(owners, owners + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(Shared { counted: self.counted, _drops: PhantomData }),
                 Err(now) => owners = now,
@@ -233,16 +231,16 @@ impl<T: ?Sized> Weak<T> {
     }
 
     fn strong(&self) -> &AtomicUsize {
-        // SAFETY: a weak owner keeps the memory.
+        // SAFETY: a weak owner keeps the memory allocated.
         unsafe { &(*self.counted.as_ptr()).strong }
     }
 
     fn weak(&self) -> &AtomicUsize {
-        // SAFETY: as above.
+        // SAFETY: a weak owner keeps the memory allocated.
         unsafe { &(*self.counted.as_ptr()).weak }
     }
 
-    /// How many owners there are: a hint, where others come and go meanwhile; but 0 stays 0.
+    /// Returns the number of strong owners: a hint, if others come and go meanwhile; but 0 stays 0.
     pub fn owners(&self) -> usize {
         self.strong().load(Ordering::Relaxed)
     }
@@ -264,8 +262,8 @@ impl<T: ?Sized> Drop for Weak<T> {
     fn drop(&mut self) {
         if self.weak().fetch_sub(1, Ordering::Release) == 1 {
             acquire(self.weak());
-            // SAFETY: the memory is a box's. This was the last of its owners, and the value was dropped before, which is not dropped
-            // again.
+            // SAFETY: the memory came from a box. This was the last weak owner, so the value was dropped before, and a
+            // `ManuallyDrop` does not drop it again.
             drop(unsafe { Box::from_raw(self.counted.as_ptr()) });
         }
     }

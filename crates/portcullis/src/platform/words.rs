@@ -1,22 +1,21 @@
-//! Bytes that several CPUs and devices may reach at once, without undefined behaviour: a *word*, eight bytes at a multiple of
-//! eight, is accessed as a whole, always by an [`AtomicU64`].
+//! Bytes that several CPUs and devices may reach at once, without undefined behaviour: a *word*, eight bytes at a
+//! multiple of eight, is accessed as a whole, always by an [`AtomicU64`].
 //!
-//! Atomic accesses that overlap, of which one is a write and neither is ordered before the other, must be of the same bytes: those
-//! of one byte beside those of eight are undefined behaviour ([`core::sync::atomic`], "Memory model for atomic accesses"). So what
-//! is shared has one size. It is eight bytes, as page tables have no other, and as a copy takes an eighth of the steps that it
-//! would take by bytes. A read of a part of a word loads all of it. A write to a part exchanges the word for one in which
-//! the other bytes are as they were: what another CPU or a device has written there meanwhile makes it try again, and is never
-//! written over.
+//! Unordered atomic accesses that overlap, one of them a write, must be of the same bytes: one byte beside eight is
+//! undefined behaviour ([`core::sync::atomic`], "Memory model for atomic accesses"). So shared memory has one size of
+//! access. It is eight bytes, as page tables have no other, and as a copy by bytes takes eight times the steps. A read
+//! of a part of a word loads all of it. A write to a part exchanges the word for one with the other bytes unchanged; it
+//! tries again if another CPU or a device has written there meanwhile.
 //!
-//! All of these are `Relaxed`. While somebody writes them, each byte that is read is an old or a new one, and the bytes of a word are
-//! of one moment. A caller that needs an order has a fence, a lock or a doorbell.
+//! All accesses are `Relaxed`. Beside a concurrent write, each byte that is read is an old or a new one, and the bytes
+//! of a word are of one moment. A caller that needs an order has a fence, a lock or a doorbell.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// Bytes of a word.
 pub const WORD: usize = size_of::<u64>();
 
-/// The bytes from `skip` on of a word, as many as `out` has, up to the end of the word.
+/// Copies bytes of a word to `out`, from `skip` up to the end of `out` or of the word.
 #[inline]
 pub fn load_part(word: &AtomicU64, skip: usize, out: &mut [u8]) {
     let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -31,8 +30,8 @@ pub(crate) fn with_part(old: u64, skip: usize, bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(all)
 }
 
-/// Stores `bytes` from byte `skip` of a word on, up to its end. The others stay as they are, also where somebody writes them
-/// meanwhile: then it tries again.
+/// Stores `bytes` from byte `skip` of a word on, up to its end. The other bytes stay, also beside concurrent writes:
+/// then it tries again.
 #[inline]
 pub fn store_part(word: &AtomicU64, skip: usize, bytes: &[u8]) {
     if let (0, Ok(whole)) = (skip, bytes.try_into()) {
@@ -43,15 +42,15 @@ pub fn store_part(word: &AtomicU64, skip: usize, bytes: &[u8]) {
     let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
 }
 
-/// The words that hold `len` bytes from `offset` on, and how many bytes of the first are before these; `None` where some of the
-/// bytes do not exist.
+/// Returns the words that hold `len` bytes from `offset` on, and how many bytes of the first lie before these; `None`
+/// if some of the bytes do not exist.
 fn around(words: &[AtomicU64], offset: usize, len: usize) -> Option<(&[AtomicU64], usize)> {
     let end = offset.checked_add(len).filter(|end| *end <= size_of_val(words))?;
     Some((&words[offset / WORD..end.div_ceil(WORD)], offset % WORD))
 }
 
-/// Copies the bytes from `offset` on of `words` to `out`; `None`, with nothing copied, where some of them do not exist.
-/// O(`out.len()`); waits for nothing.
+/// Copies the bytes from `offset` on of `words` to `out`; `None`, with nothing copied, if some of them do not exist.
+/// O(`out.len()`); never waits.
 pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) -> Option<()> {
     let (words, skip) = around(words, offset, out.len())?;
     let (head, rest) = out.split_at_mut(((WORD - skip) % WORD).min(out.len()));
@@ -66,8 +65,8 @@ pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// Copies `bytes` to `words`, from the byte at `offset` on, and changes no other; `None`, with nothing copied, where some of them
-/// do not exist. O(`bytes.len()`); waits for nothing.
+/// Copies `bytes` to `words`, from the byte at `offset` on, and changes no other; `None`, with nothing copied, if some
+/// of them do not exist. O(`bytes.len()`); never waits.
 pub fn write(words: &[AtomicU64], offset: usize, bytes: &[u8]) -> Option<()> {
     let (words, skip) = around(words, offset, bytes.len())?;
     let (head, rest) = bytes.split_at(((WORD - skip) % WORD).min(bytes.len()));
