@@ -1,6 +1,5 @@
-//! What each CPU counts of a domain, on cache lines of its own: maps, unmaps, flushes, addresses
-//! that are lost, and the neighbours of live mappings. No change is lost from a sum over all CPUs;
-//! a sum that is read during changes may be of slightly different times.
+//! Per-CPU counters of a domain: maps, unmaps, flushes, leaked addresses, and the neighbours of live mappings. A sum over all CPUs
+//! misses no change; a sum that is read during changes may mix slightly different times.
 
 use core::mem::MaybeUninit;
 
@@ -11,31 +10,31 @@ use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// The books of all CPUs, each on lines of its own.
+/// The counters of all CPUs, each CPU's on cache lines of its own.
 #[derive(Debug)]
 pub(super) struct Books(PerCpu<Book>);
 
-/// What one CPU counts, or all callers without a CPU.
+/// The counters of one CPU, or of all callers without a CPU.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    /// Maps, and of these the ones that failed after they had been counted.
+    /// Maps, and how many of these failed after they were counted.
     pub maps: Counter,
     pub refused: Counter,
     pub unmaps: Counter,
     pub flushes: Counter,
-    /// Bytes of addresses that are never used again.
+    /// Leaked bytes of addresses.
     pub lost: Counter,
-    /// Bytes beside the buffers that are mapped. It is below zero where buffers are mapped on
-    /// another CPU and unmapped on this one; the sum over all CPUs is not.
+    /// Bytes beside live buffers. It is negative where buffers are mapped on another CPU and unmapped on this one; the sum over all CPUs
+    /// is not.
     neighbours: Counter,
-    /// All bytes that were ever added to them.
+    /// All bytes that were ever added to `neighbours`.
     opened: Counter,
-    /// Changes of these until the clock is read again: see [`Level`].
+    /// Changes of `neighbours` until the clock is read again: see [`Level`].
     until_sample: AtomicU64,
     level: Mutex<Level>,
 }
 
-/// A book and whether it is the caller's alone.
+/// A book, and whether this CPU alone changes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CpuBook<'a> {
     book: &'a Book,
@@ -43,13 +42,13 @@ pub(super) struct CpuBook<'a> {
 }
 
 impl Books {
-    /// Makes the books of `cpus` CPUs in `place`, where nothing is after an error.
+    /// Makes the books of `cpus` CPUs in `place`. After an error `place` is uninitialised.
     #[inline(never)]
     pub(super) fn make_in(place: &mut MaybeUninit<Self>, cpus: usize) -> Result<&mut Self, OutOfMemory> {
-        // SAFETY: the place of the only field lies within the caller's.
+        // SAFETY: the field lies in the caller's place, which nothing else uses meanwhile.
         let inner = unsafe { place_of(&raw mut (*place.as_mut_ptr()).0) };
         PerCpu::make_in(inner, cpus, Book::default)?;
-        // SAFETY: the field is there, and there is no other.
+        // SAFETY: the only field is initialised.
         Ok(unsafe { place.assume_init_mut() })
     }
 
@@ -60,8 +59,7 @@ impl Books {
         CpuBook { book, alone }
     }
 
-    /// Calls `f` with the book of `cpu`. A book that is the CPU's alone has a way of its own
-    /// through the code.
+    /// Calls `f` with the book of `cpu`. Code for a book of the CPU's own is separate, and needs no atomic read-modify-write.
     #[inline]
     pub(super) fn with(&self, cpu: &LocalCpu<'_>, f: impl Fn(CpuBook<'_>)) {
         match self.0.own(cpu.index()) {
@@ -109,13 +107,11 @@ impl CpuBook<'_> {
         count(self.book).add(self.alone, n);
     }
 
-    /// Counts `bytes` more neighbours (or, wrapped, fewer) that can be reached. With a CPU this
-    /// takes two stores, unless the clock is to be read.
+    /// Counts `bytes` more neighbours; wrapped, fewer. With a CPU this takes two stores, unless the clock is due.
     #[inline]
     pub(super) fn change(self, bytes: u64, clock: impl FnOnce() -> u64) {
         let until_sample = &self.book.until_sample;
-        // Relaxed. Callers that share a book may lose changes of this number: the clock is then
-        // read a little later.
+        // Relaxed: callers without a CPU may miss a change here, and then read the clock a little later.
         let left = until_sample.load(Ordering::Relaxed);
         if left > 0 {
             until_sample.store(left - 1, Ordering::Relaxed);
@@ -133,8 +129,7 @@ impl CpuBook<'_> {
         }
     }
 
-    /// As [`change`](Self::change), with the clock read. Where that panics, the bytes are counted,
-    /// and the next change reads the clock.
+    /// As [`change`](Self::change), and reads the clock. If that panics, the bytes are counted, and the next change reads the clock.
     #[cold]
     pub(super) fn change_now(self, bytes: u64, clock: impl FnOnce() -> u64) {
         let uncounted = Guard::new(|| self.count(bytes));
@@ -144,15 +139,14 @@ impl CpuBook<'_> {
         self.book.until_sample.store(next - 1, Ordering::Relaxed);
     }
 
-    /// Counts `opened` more bytes that can be reached, and became so from `since_ns` to `now_ns`,
-    /// and `closed` bytes that no longer can.
+    /// Counts `opened` bytes that became reachable between `since_ns` and `now_ns`, and `closed` bytes that are not any more.
     pub(super) fn settle(self, (opened, since_ns): (u64, u64), closed: u64, now_ns: u64) {
         let opening = came_during(opened, now_ns.saturating_sub(since_ns));
         self.jump(opened.wrapping_sub(closed), ByteTime { used: 0, neighbour: opening }, now_ns);
     }
 
-    /// Takes a reading of the level, adds to it what readings do not show, and has it jump by
-    /// `bytes`. Returns after how many changes the clock is to be read again.
+    /// Samples the level, adds `beside` (byte-time that samples miss), and lets the level jump by `bytes`. Returns the number of changes
+    /// until the next sample.
     fn jump(self, bytes: u64, beside: ByteTime, now_ns: u64) -> u64 {
         let mut level = self.book.level.lock();
         level.sample(now_ns, self.book.neighbour_bytes(), self.book.opened_bytes());
@@ -167,7 +161,7 @@ impl CpuBook<'_> {
 mod tests {
     use super::*;
 
-    /// What a ring says at its commit.
+    /// A ring reports like this at its commit.
     #[test]
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
         let mut place = MaybeUninit::uninit();
@@ -178,7 +172,7 @@ mod tests {
         // All of them are closed, and others were opened.
         neighbours.of(None).settle((8, 3_400), 100, 3_500);
         assert_eq!(neighbours.total(3_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100);
-        // After a pause it is not known when they were.
+        // After a pause the times of the changes are unknown.
         neighbours.of(None).settle((10, 3_600), 8, 1_000_003_600);
         let paused = (8 + 10) * 1_000_000_000;
         assert_eq!(neighbours.total(1_000_003_600).neighbour, 150_000 + 8 * 100 / 2 + 8 * 100 + paused);

@@ -1,4 +1,4 @@
-//! What can go wrong in a domain. Each error says whether devices may still reach memory.
+//! Errors of a domain. Each says whether devices may still reach memory.
 
 use crate::addr::{AddrError, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::invalidation::InvalidationError;
@@ -30,13 +30,13 @@ pub enum MapListError {
         /// Its length in bytes.
         len: u64,
     },
-    /// [`Pieces`](super::Pieces) are to fill their addresses, each once.
+    /// [`Pieces`](super::Pieces) leave an address empty, or fill it twice.
     #[error("the pieces of a list leave the address {at} out, or fill it twice")]
     NotOnce {
         /// The lowest address that has no piece, or where the second of two begins.
         at: Iova,
     },
-    /// The device cannot address the memory, and nothing translates for it.
+    /// The device cannot address the memory, and the domain does not translate.
     #[error("the device reaches addresses up to {mask:#x}; without translation the list needs {last}")]
     BeyondMask {
         /// The highest physical address needed.
@@ -44,7 +44,7 @@ pub enum MapListError {
         /// The highest address that the device can put on the bus.
         mask: u64,
     },
-    /// The caller's list for the result is too short.
+    /// The caller's slice for the result is too short.
     #[error("the result may need {needed} segments, and the caller's list has room for {room}")]
     NoRoom {
         /// How many segments the result may have.
@@ -52,23 +52,21 @@ pub enum MapListError {
         /// The length of the caller's list.
         room: usize,
     },
-    /// The list was refused half-way. What was mapped of it is removed, but the hardware did not
-    /// confirm that: **devices may still reach the memory**, until a later
-    /// [`Domain::flush`](super::Domain::flush) succeeds.
+    /// The mapper refused the list half-way. The entries are removed, but the hardware did not confirm that: **devices may still reach
+    /// the memory** until a later [`Domain::flush`](super::Domain::flush) succeeds.
     #[error("a list was refused half-way, and devices may still reach a part of it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
         error: InvalidationError,
     },
-    /// There is no memory for [coherent memory](crate::dma::CoherentMemory): no frames in a row.
+    /// There are no consecutive free frames for [coherent memory](crate::dma::CoherentMemory).
     #[error("there are no {frames} free frames of memory in a row")]
     NoFrames {
         /// Frames asked for.
         frames: usize,
     },
-    /// The device is not coherent: it maps by its queues, which know when to clean and when to
-    /// invalidate, and its [coherent memory](crate::dma::CoherentMemory) is of
-    /// [uncached](crate::platform::Frames::UNCACHED) frames.
+    /// The device is non-coherent. It maps by its queues, which clean and invalidate the CPUs' caches, and its
+    /// [coherent memory](crate::dma::CoherentMemory) needs [uncached](crate::platform::Frames::UNCACHED) frames.
     #[error("a device that is not coherent maps by its queues, and coherent memory of uncached frames")]
     NotCoherent,
     /// There are no I/O virtual addresses for the list.
@@ -91,13 +89,12 @@ impl MapListError {
     }
 }
 
-/// Why an unmap did not do all that it was asked to.
+/// Why an unmap did not end all of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapError {
-    /// Only a part of the range (or nothing) was mapped. That part is unmapped and unreachable. Its addresses
-    /// are never used again, as the library cannot know what they belonged to; but where the range is all of one mapping, whose
-    /// other parts were unmapped before, they are free.
+    /// Only a part of the range, or nothing, was mapped. That part is unmapped and unreachable. Its addresses leak, as the library cannot
+    /// know which mapping they belonged to. They are free where the range is exactly one mapping, of which other parts were unmapped before.
     #[error("unmapping {range}: only {unmapped} bytes of it were mapped")]
     NotMapped {
         /// What was to be unmapped.
@@ -105,14 +102,15 @@ pub enum UnmapError {
         /// Bytes that were mapped, and are unmapped now.
         unmapped: u64,
     },
-    /// **Devices still reach `kept` bytes of the range**, and may reach the rest. None of the addresses are used again. It is a part of
+    /// **Devices still reach `kept` bytes of the range**, and may reach the rest. All of the addresses stay out of use. The range is a part
+    /// of one of these:
     ///
-    /// - a large page that could not be split, as there was no memory for it, or the hardware did not confirm: until another unmap of the
-    ///   part succeeds (which says [`NotMapped`](Self::NotMapped), where some of it is gone by then);
-    /// - a mapping that the mapper [removes as a whole](crate::mapper::Mapper::REMOVES_WHOLES) only: until all of its parts were to be
-    ///   unmapped. The call with the last of these unmaps all of the mapping, and says how that went. Beside that call and after it, do not
-    ///   unmap another part again: its addresses may be another mapping's by then. Where that call fails, unmap the range of its error;
-    /// - what the mapper could not remove for a reason of its own.
+    /// - a large page that could not be split, for want of memory or of a confirmation. Unmap the part again; that call returns
+    ///   [`NotMapped`](Self::NotMapped) where some of the part is gone by then;
+    /// - a mapping that the mapper [removes as a whole](crate::mapper::Mapper::REMOVES_WHOLES) only. The call with its last part unmaps all
+    ///   of it, and returns the result. From that call on, do not unmap any other part again: another mapping may have its addresses. If that
+    ///   call fails, unmap the range of its error;
+    /// - what the mapper cannot remove for a reason of its own.
     #[error("unmapping {range}: devices still reach {kept} bytes of it, {unmapped} bytes were unmapped")]
     StillMapped {
         /// What was to be unmapped.
@@ -130,9 +128,8 @@ pub enum UnmapError {
         /// Its length.
         len: u64,
     },
-    /// The translations are removed, but the hardware did not confirm that: **devices may still
-    /// reach the memory**. [`Domain::flush`](super::Domain::flush) tries again; once it succeeds
-    /// they do not.
+    /// The translations are removed, but the hardware did not confirm that: **devices may still reach the memory** until a later
+    /// [`Domain::flush`](super::Domain::flush) succeeds.
     #[error("{range} is unmapped, but devices may still reach it: {error}")]
     Unconfirmed {
         /// What was unmapped.

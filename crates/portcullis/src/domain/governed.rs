@@ -1,15 +1,15 @@
-//! What a change of policies for many domains asks of each: it can be told to all before one of them is waited for.
+//! The two steps of a policy change, for domains of any kind: [`Policies`](super::Policies) stores in all domains before it flushes one.
 
 use super::{Policy, PolicyError};
 
-/// A domain of any kind: the two steps of a change.
+/// A domain of any kind, as [`Policies`](super::Policies) uses it.
 pub(super) trait Governed: Send + Sync {
-    /// Whether it may have such a policy at all.
+    /// Whether it may have `policy` at all.
     fn may_have(&self, policy: Policy) -> Result<(), PolicyError>;
 
-    /// Stores a policy; waits for nothing. Whether a flush must follow.
+    /// Stores `policy`, and returns whether a flush must follow. Does not wait.
     fn store_policy(&self, policy: Policy) -> Result<bool, PolicyError>;
 
-    /// Waits until nothing can be reached that was unmapped before.
+    /// Waits until devices reach nothing that was unmapped before the call.
     fn flush_stale(&self) -> Result<(), PolicyError>;
 }

@@ -1,7 +1,11 @@
-//! A [`Domain`]: one I/O address space, with its addresses, its translations and its protection
-//! policy. An address at which memory was mapped is handed out again only after an invalidation is
-//! confirmed that began when its page-table entries were clear. For that, callers end only mappings
-//! of their own, and free what they unlink only once it is confirmed.
+//! A [`Domain`]: one I/O address space, with its addresses, its translations and its policy.
+//!
+//! It guarantees that mapped addresses are handed out again only after an invalidation is confirmed that began when their entries
+//! were clear. Callers do their part: each ends its own mappings only, and frees unlinked addresses only after the confirmation.
+//!
+//! Read `policy`, then `space` (the domain), and below it `lifecycle` (tokens), `open` (maps), `endings` (unmaps), `steps` (for
+//! batches and rings) and `live` (changes while I/O runs). It uses `mapper`, `invalidation`, `exposure`, `pgtable`, `iova`,
+//! `percpu`, `platform` and what is below.
 
 mod account;
 mod error;

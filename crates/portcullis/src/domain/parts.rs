@@ -1,8 +1,8 @@
-//! Mappings that are unmapped in parts: their addresses come back with the last of them.
+//! Mappings that are unmapped in parts. The last part gives back the addresses of the whole.
 //!
-//! A mapper that removes parts has each part removed when it is unmapped. Bytes that are gone are only counted: each is mapped once, and so
-//! removed once, while the range is handed out. A mapper that [removes mappings as a whole](crate::mapper::Mapper::REMOVES_WHOLES) is
-//! asked for nothing before all of a mapping is to go: until then its parts are noted.
+//! An ordinary mapper removes each part when it is unmapped. A note then only counts removed bytes; each byte is mapped and removed once
+//! while the range is handed out. For a mapper that [removes mappings as a whole](crate::mapper::Mapper::REMOVES_WHOLES) a note lists the
+//! unwanted parts, and the mapper is called when all of the mapping is unwanted.
 
 use alloc::vec::Vec;
 
@@ -10,35 +10,35 @@ use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// The parts of all mappings of a domain. Each call takes one lock, and looks for the mapping in O(log n) of those that are
-/// partly unmapped. The first part of a mapping makes a note of it, in O(n); a part that is noted takes its place among the others.
+/// The notes of all partly unmapped mappings of a domain. Each call takes one lock, and finds a note in O(log n). Adding a note and
+/// removing one is O(n).
 ///
-/// A range that has a note is [divided](IovaSpace::divide), so that no short way takes it back: the note goes with it.
+/// The range of a note is [divided](IovaSpace::divide), so no fast path frees it and leaves the note behind.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
-    /// In the order of their addresses.
+    /// Sorted by address.
     notes: Mutex<Vec<Note>>,
-    /// How many there are. Relaxed: the call that ends a mapping comes after the calls that have ended parts of it.
+    /// The number of notes. Relaxed: a caller ends a mapping after the calls that ended its parts.
     count: AtomicUsize,
 }
 
-/// A mapping of which a part is gone or is to go.
+/// A mapping of which a part is removed or unwanted.
 #[derive(Debug)]
 struct Note {
     whole: IovaRange,
-    /// Bytes that no device reaches any more, confirmed.
+    /// Bytes that were removed, and confirmed.
     gone: u64,
-    /// What is to go with the rest: in order, none beside another.
+    /// Parts to remove together with the rest: sorted, and no two touch.
     unwanted: Vec<IovaRange>,
 }
 
 impl Note {
-    /// Whether all of it is gone or is to go. (A part is gone that went by itself, as there was no memory for a note of it.)
+    /// Whether all of it is removed or unwanted. (A part is removed on its own where there was no memory for a note of it.)
     fn is_unwanted(&self) -> bool {
         self.unwanted.iter().fold(self.gone, |sum, part| sum.saturating_add(part.len())) >= self.whole.len()
     }
 
-    /// Adds `part` to what is to go. Returns whether there was memory for it.
+    /// Adds `part` to the unwanted ones. Returns `false` without memory for it.
     fn add(&mut self, part: IovaRange) -> bool {
         if self.unwanted.try_reserve(1).is_err() {
             return false;
@@ -56,12 +56,12 @@ impl Note {
 }
 
 impl Parts {
-    /// Calls `f` with the note of the mapping that has all of `part`. `f` says whether to forget it, too. `None` without a note.
+    /// Calls `f` with the note of the mapping that contains `part`. `f` also says whether to remove the note. `None` without a note.
     fn with<R>(&self, part: IovaRange, f: impl FnOnce(&mut Note) -> (R, bool)) -> Option<R> {
         self.with_made(part, |_| None, f)
     }
 
-    /// As [`with`](Self::with); where there is none, a note is made of the mapping that `make` returns.
+    /// As [`with`](Self::with). Without a note, makes one of the mapping that `make` returns.
     fn with_made<R>(
         &self,
         part: IovaRange,
@@ -87,13 +87,13 @@ impl Parts {
         Some(result)
     }
 
-    /// Whether nothing is noted. One load.
+    /// Whether there is no note. One load.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Notes that no device reaches `part` of a mapping any more. Returns all of the mapping where that was the last of it, and
-    /// forgets it. `Err` without memory for a note, and where the addresses are those of no mapping (any more).
+    /// Notes that devices do not reach `part` any more. Returns the whole mapping, and removes its note, after the last part. `Err` without
+    /// memory for a note, and where `part` belongs to no mapping.
     pub fn gone(&self, space: &IovaSpace, part: IovaRange) -> Result<Option<IovaRange>, NoNote> {
         let make = |notes: &mut Vec<Note>| Self::divided(space, part, notes);
         let gone = self.with_made(part, make, |note| {
@@ -104,9 +104,9 @@ impl Parts {
         gone.ok_or(NoNote)
     }
 
-    /// Notes that `part` is to go, for a mapper that removes mappings as a whole, and returns what is to be removed now: all of the mapping,
-    /// which no other call is told; or the part, if it is all of one, or of none that can have a note. `None` where the rest is wanted, or
-    /// there is no memory to add the part to the note. A part may be noted more than once.
+    /// Notes that `part` is unwanted, for a mapper that removes mappings as a whole. Returns the range to remove now: all of the mapping,
+    /// which only one call is given; or `part` itself, where it is a whole mapping or none that can have a note. `None` while the rest is
+    /// wanted, and without memory for the part. A part may come twice.
     pub fn unwant(&self, space: &IovaSpace, part: IovaRange) -> Option<IovaRange> {
         let noted = self.with_made(
             part,
@@ -119,14 +119,14 @@ impl Parts {
         noted.unwrap_or(Some(part))
     }
 
-    /// The mapping that has all of `part`, divided from now on, for a note that there is room for.
+    /// The mapping that contains `part`; it is divided from now on. Makes room for its note.
     fn divided(space: &IovaSpace, part: IovaRange, notes: &mut Vec<Note>) -> Option<IovaRange> {
         notes.try_reserve(1).ok()?;
         let whole = space.whole_of(part)?;
         space.divide(whole).then_some(whole)
     }
 
-    /// Whether the `bytes` of `whole` that were removed just now are all of it that was not gone before. Forgets it then.
+    /// Whether the `bytes` just removed from `whole` were all that was left of it. Removes the note then.
     pub fn was_rest(&self, whole: IovaRange, bytes: u64) -> bool {
         let was_rest = self.with(whole, |note| {
             let is_rest = whole == note.whole && note.gone.saturating_add(bytes) == whole.len();
@@ -135,8 +135,8 @@ impl Parts {
         was_rest.unwrap_or(false)
     }
 
-    /// Forgets what was noted of `whole`, which is given back or lost. Returns how many bytes of it were gone. One load where nothing
-    /// is noted.
+    /// Removes the note of `whole`, which is freed or leaked. Returns how many of its bytes were removed before. One load where there is no
+    /// note.
     pub fn forget(&self, whole: IovaRange) -> u64 {
         if self.is_empty() {
             return 0;
@@ -146,7 +146,7 @@ impl Parts {
     }
 }
 
-/// There is no note of a part, nor memory for one.
+/// A part has no note, and there is no memory for one.
 #[derive(Debug)]
 pub(crate) struct NoNote;
 
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::dice::Dice;
 
-    /// A note keeps unwanted parts sorted, and joins those that overlap or touch, in any order of their coming.
+    /// A note sorts unwanted parts, and joins those that overlap or touch, in any order.
     #[test]
     fn parts_that_touch_are_one() {
         let range = |first: usize, end: usize| {

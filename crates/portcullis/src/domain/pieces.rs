@@ -1,4 +1,4 @@
-//! [`Pieces`]: a list of memory that comes piece by piece, for addresses that are known from the beginning.
+//! [`Pieces`]: a list of memory that a driver notes piece by piece, at addresses that it has already.
 
 use alloc::vec::Vec;
 
@@ -6,15 +6,14 @@ use super::MapListError;
 use crate::addr::{Iova, IovaRange, PageSize, PhysSegment};
 use crate::pgtable::MapError;
 
-/// Memory for addresses that are [reserved](super::Reserved::pieces), noted piece by piece, in any order: then all of it is mapped by one
-/// call ([`Reserved::link`](super::Reserved::link)).
+/// Memory for [reserved](super::Reserved::pieces) addresses, noted piece by piece in any order. One call then maps all of it
+/// ([`Reserved::link`](super::Reserved::link)).
 ///
-/// A driver that maps many buffers before its device uses the first of them pays for each where it maps them one by one: a system call
-/// for each, and one of the kernel's mappings, below a process. Noted here, each has its address at once, and the mapper gets them
-/// together: of neighbours in memory at neighbouring addresses it makes one mapping (or large pages). **No device reaches a piece before
-/// the link.** It opens just what was noted. The pieces end together, too, as one mapping: see
-/// [`Mapper::REMOVES_WHOLES`](crate::mapper::Mapper::REMOVES_WHOLES) for parts of it. (Linux links pieces into one range since 6.16:
-/// `dma_iova_link`, `include/linux/dma-mapping.h`.)
+/// A driver that maps many buffers one by one pays for each map: below a process, a system call and one of the kernel's mappings. A noted
+/// piece has its address at once, and the mapper gets all pieces together: it makes one mapping (or large pages) of pieces that are
+/// neighbours both in memory and in addresses. **No device reaches a piece before the link.** The link opens exactly the noted memory. The
+/// pieces also end together, as one mapping: see [`Mapper::REMOVES_WHOLES`](crate::mapper::Mapper::REMOVES_WHOLES) for parts of it. (Linux
+/// links pieces into one range since 6.16: `dma_iova_link`, `include/linux/dma-mapping.h`.)
 ///
 /// ```
 /// # use portcullis::addr::{Iova, Permissions, PhysAddr, PhysSegment};
@@ -23,21 +22,20 @@ use crate::pgtable::MapError;
 /// # use portcullis::mapper::Mapper;
 /// # use portcullis::platform::Platform;
 /// /// Maps two buffers of a page each, the second behind the first for the device. `Domain::unmap` ends that, for both pages.
-/// ///
 /// /// # Safety
-/// /// As for [`Domain::map`].
+/// /// As for [`Domain::map`], clauses 1 to 3.
 /// unsafe fn map<M: Mapper, P: Platform>(domain: &Domain<M, P>, buffers: [PhysAddr; 2]) -> Result<Iova, MapListError> {
 ///     let reserved = domain.reserve(2 * 4096, Iova::new(u64::MAX))?;
 ///     let mut pieces = reserved.pieces();
 ///     let mut note = |index: u64, phys| pieces.add(index * 4096, PhysSegment { phys, len: 4096 });
 ///     let noted = note(1, buffers[1]).and_then(|_| note(0, buffers[0]));
 ///     match noted.and_then(|_| pieces.list()) {
-///         // SAFETY: the caller's promise.
+///         // SAFETY: clauses 1 to 3 are the caller's, for both buffers.
 ///         Ok(list) => unsafe { reserved.link(&list, Permissions::READ, &mut Gather::new()) }
 ///             .map(|linked| linked.into_range().start())
 ///             .map_err(Refused::end),
 ///         Err(error) => {
-///             // Dropped, it would lose them.
+///             // A dropped token would leak its addresses.
 ///             reserved.free();
 ///             Err(error)
 ///         }
@@ -48,11 +46,11 @@ use crate::pgtable::MapError;
 pub struct Pieces {
     range: IovaRange,
     granule: PageSize,
-    /// In the order of the calls. A piece that continues the last one, in memory and in addresses, is joined to it.
+    /// In the order of the calls. A piece that continues the last one, in memory and in addresses, is merged into it.
     pieces: Vec<Piece>,
 }
 
-/// A piece of memory, and the number of bytes before it.
+/// A piece of memory, and its offset in the range.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     offset: u64,
@@ -60,12 +58,12 @@ struct Piece {
 }
 
 impl Piece {
-    /// Adds `next` to it, if that lies behind it both in memory and in addresses. Returns whether it did.
+    /// Merges `next`, if it follows both in memory and in addresses. Returns whether it did.
     fn join(&mut self, next: Self) -> bool {
         let Self { offset, memory } = *self;
         let follows = offset.checked_add(memory.len) == Some(next.offset)
             && memory.phys.checked_add(memory.len) == Some(next.memory.phys);
-        // Both lie inside of the range.
+        // No overflow: both lie inside the range.
         self.memory.len += if follows { next.memory.len } else { 0 };
         follows
     }
@@ -77,12 +75,11 @@ impl Pieces {
     }
 
     /// Notes `memory` for the addresses from byte `offset` of the range on, and returns the first of these. Offset, address and length are
-    /// multiples of the granule. Changes nothing for devices. O(1); may allocate, 24 bytes for each piece that does not follow the
-    /// last one.
+    /// multiples of the granule. Devices see no change. O(1); may allocate, 24 bytes for each piece that does not follow the last one.
     ///
     /// # Errors
-    /// [`MapListError`]: an empty piece, or one that is misaligned or runs past the end of the range, or no memory for the note. Nothing is
-    /// noted. Pieces that meet are found by [`list`](Self::list).
+    /// [`MapListError`]: the piece is empty, misaligned or runs past the end of the range, or there is no memory for the note. Nothing is
+    /// noted. Overlaps are found by [`list`](Self::list).
     pub fn add(&mut self, offset: u64, memory: PhysSegment) -> Result<Iova, MapListError> {
         let (range, granule, index) = (self.range, self.granule.bytes(), self.pieces.len());
         MapListError::check(memory, index)?;
@@ -100,11 +97,11 @@ impl Pieces {
         Ok(at)
     }
 
-    /// All that was noted, in the order of its addresses, neighbours joined: a list for [`Reserved::link`](super::Reserved::link), which
-    /// fills the range. O(n log n) for n pieces where they came in another order, else O(n); allocates the list.
+    /// All noted pieces, sorted by address, neighbours merged: a list for [`Reserved::link`](super::Reserved::link) that fills the range. For
+    /// n pieces O(n log n), or O(n) where they came in order. Allocates the list.
     ///
     /// # Errors
-    /// [`MapListError::NotOnce`] where an address has no piece or two, and where there is no memory for the list. What was noted stays.
+    /// [`MapListError::NotOnce`] where an address has no piece or two; or no memory for the list. The notes stay.
     pub fn list(&mut self) -> Result<Vec<PhysSegment>, MapListError> {
         let start = self.range.start();
         self.pieces.sort_unstable_by_key(|piece| piece.offset);
@@ -116,7 +113,7 @@ impl Pieces {
             if *offset != end {
                 return Err(MapListError::NotOnce { at: Iova::new(start.get() + end.min(*offset)) });
             }
-            // It lies inside of the range.
+            // No overflow: it lies inside the range.
             end += memory.len;
             list.push(*memory);
         }

@@ -1,5 +1,5 @@
-//! [`Policies`]: a policy for all devices, with exceptions. Each domain that it governs has the
-//! strictest of its devices' policies, unless a call has returned an error.
+//! [`Policies`]: a default policy for all devices, with exceptions. Each governed domain has the strictest policy of its devices,
+//! unless a call has returned an error.
 
 use alloc::vec::Vec;
 
@@ -11,19 +11,20 @@ use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
-/// Which policy each device's domain gets: a default for all, and exceptions, passthrough among them. Both may be
-/// changed while I/O runs.
+/// The policy for each device's domain: a default, and exceptions, passthrough among them. Both may change while I/O runs.
 ///
-/// Its user asks it when a domain is made; it tells the domains that it [governs](Self::govern) of
-/// changes. Calls are for a control path: they allocate, and changes wait for the hardware, one
-/// domain after the other. The caller holds no lock and no CPU, and is no interrupt handler.
+/// An embedder asks for the policy when it makes a domain, and registers the domain by [`govern`](Self::govern) to have it follow
+/// changes.
+///
+/// Context: control paths. Calls allocate, and changes wait for the hardware, one domain after the other. The caller holds no lock and no
+/// CPU, and is no interrupt handler.
 ///
 /// ```
 /// use portcullis::domain::{Policies, Policy};
 /// use portcullis::addr::DeviceId;
 ///
 /// let policies = Policies::new(Policy::Strict);
-/// // A device that is trusted, and whose every microsecond counts.
+// A trusted device whose latency counts.
 /// let capture = DeviceId(0x0300);
 /// policies.except(capture, Some(Policy::Passthrough))?;
 /// assert_eq!(policies.policy_for(capture), Policy::Passthrough);
@@ -36,7 +37,7 @@ pub struct Policies {
 
 struct State {
     default: Policy,
-    /// In the order of the devices.
+    /// Sorted by device.
     exceptions: Vec<(DeviceId, Policy)>,
     governed: Vec<(DeviceId, Weak<dyn Governed>)>,
 }
@@ -56,19 +57,18 @@ impl Policies {
         Self { state: Mutex::new(state) }
     }
 
-    /// The policy with which the domain of `device` is to be made. O(log exceptions).
+    /// The policy for a new domain of `device`. O(log exceptions).
     pub fn policy_for(&self, device: DeviceId) -> Policy {
         self.state.lock().policy_for(device)
     }
 
-    /// Has the domain of `device` follow from now on, until it is dropped, and gives it the policy that the device
-    /// has by now. A domain of several devices keeps to the strictest of their policies.
+    /// Makes the domain of `device` follow this policy set until the domain is dropped, and gives it the device's current policy. A domain
+    /// with several devices follows the strictest of their policies.
     ///
-    /// O(devices that are governed), and a flush unless the domain's policy becomes weaker.
+    /// O(governed devices), and a flush unless the domain's policy becomes weaker.
     ///
     /// # Errors
-    /// As [`Domain::set_policy`]; the domain follows all the same, but for [`PolicyError::OutOfMemory`], after which nothing has
-    /// changed.
+    /// As [`Domain::set_policy`]; the domain follows nevertheless. After [`PolicyError::OutOfMemory`] nothing has changed.
     pub fn govern<M: Mapper, P: Platform>(
         &self,
         device: DeviceId,
@@ -88,13 +88,13 @@ impl Policies {
         if stored? { domain.flush_stale() } else { Ok(()) }
     }
 
-    /// Changes the default, for all that are no exceptions. O(devices that are governed, squared), and a flush for each
-    /// domain whose policy does not become weaker.
+    /// Changes the default, for all devices without an exception. O(governed devices, squared), and a flush for each domain whose policy does
+    /// not become weaker.
     ///
     /// # Errors
-    /// The first error that [`Domain::set_policy`] reports; every domain is told all the same. To
-    /// or from passthrough the change holds for domains that are made from now on, and
-    /// [`PolicyError::Translation`] says that others are as they were. After [`PolicyError::OutOfMemory`] nothing has changed.
+    /// The first error that [`Domain::set_policy`] reports; every other domain is changed nevertheless. A change to or from passthrough
+    /// holds for domains that are made later, and returns [`PolicyError::Translation`], as existing ones stay as they were. After
+    /// [`PolicyError::OutOfMemory`] nothing has changed.
     pub fn set_default(&self, policy: Policy) -> Result<(), PolicyError> {
         self.change(|state| {
             state.default = policy;
@@ -102,8 +102,8 @@ impl Policies {
         })
     }
 
-    /// Makes `device` an exception with a policy of its own; with `None` it follows the default
-    /// again. Costs as [`set_default`](Self::set_default), for the domains of this device.
+    /// Gives `device` an exception with a policy of its own; `None` ends the exception. Costs as [`set_default`](Self::set_default), for the
+    /// domains of this device.
     ///
     /// # Errors
     /// As [`set_default`](Self::set_default).
@@ -122,20 +122,17 @@ impl Policies {
         })
     }
 
-    /// Has `change` change the policies, and tells all governed domains of it. `change` returns the
-    /// device whose policy it has changed; `None` for all devices that are no exceptions.
+    /// Changes the policies by `change`, and applies that to all governed domains. `change` returns the device whose policy changed, or `None`
+    /// for all devices without an exception.
     fn change(
         &self,
         change: impl FnOnce(&mut State) -> Result<Option<DeviceId>, PolicyError>,
     ) -> Result<(), PolicyError> {
-        // The change is stored under the lock, so that changes reach every domain in one order. It
-        // is flushed without it, as a flush waits for hardware; and the handles are dropped without
-        // it, as they may be the last. All of this is done also where nothing has changed: a caller
-        // that asks again after a failure, or while another caller's change goes on, is to be sure
-        // when the call returns.
+        // The policy is stored under the lock, so that changes reach every domain in one order. The flush waits for hardware, so it runs
+        // without the lock, and so does the drop of the handles, which may be the last. All of it happens even if the policy stays the same:
+        // a caller may retry after a failure, or run beside another caller's change, and relies on the flush when the call returns.
         let mut result = Ok(());
-        // A domain of several devices is told once. It is concerned where one of them is the device
-        // that changes, or follows the default that does.
+        // A domain of several devices is changed once, if one of them changes or follows the changed default.
         let mut told: Vec<(Shared<dyn Governed>, bool)>;
         {
             let mut state = self.state.lock();
@@ -160,9 +157,9 @@ impl Policies {
     }
 }
 
-/// What leads to a domain of any kind, as long as it is there.
+/// The handle by which `Policies` reaches a domain of any kind while that exists.
 fn governed<M: Mapper, P: Platform>(domain: &Shared<Domain<M, P>>) -> Weak<dyn Governed> {
-    // SAFETY: an unsizing coercion.
+    // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
     Shared::downgrade(&unsafe { Shared::cast::<dyn Governed>(domain.clone(), |counted| counted) })
 }
 
@@ -171,13 +168,12 @@ impl State {
         self.exception(device).map_or(self.default, |at| self.exceptions[at].1)
     }
 
-    /// Where the exception for `device` stands, or is to stand.
+    /// The index of the exception for `device`, or where to insert it.
     fn exception(&self, device: DeviceId) -> Result<usize, usize> {
         self.exceptions.binary_search_by_key(&device, |(device, _)| *device)
     }
 
-    /// Stores the strictest of the policies of all devices of `domain`, of which `device` is one.
-    /// Returns whether a flush must follow.
+    /// Stores the strictest policy of all devices of `domain`, one of which is `device`. Returns whether a flush must follow.
     fn tell(
         &self,
         device: DeviceId,
@@ -185,8 +181,7 @@ impl State {
         domain: &dyn Governed,
     ) -> Result<bool, PolicyError> {
         let own = self.policy_for(device);
-        // Otherwise passthrough would give way to another device's stricter policy, and the caller
-        // would not be told that it is impossible.
+        // Otherwise another device's stricter policy would win over passthrough, and the caller would not learn that passthrough is impossible.
         domain.may_have(own)?;
         let its = self.governed.iter().filter(|(_, other)| Weak::ptr_eq(other, weak));
         let strictest = |one: Policy, other: Policy| if one.is_weaker_than(other) { other } else { one };

@@ -1,6 +1,4 @@
-//! The protection [`Policy`] of a domain, a device or a mapping, and the word that keeps one while
-//! I/O runs. What each policy promises stands at its name. A reader of the word always gets a
-//! policy that was stored whole.
+//! The protection [`Policy`] of a domain, a device or a mapping, and the atomic word that holds one while I/O runs.
 
 use crate::heap::OutOfMemory;
 use crate::invalidation::{Costs, InvalidationError};
@@ -8,37 +6,36 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A domain's policy: how long a device may reach memory after it was unmapped, and at what price.
 ///
-/// It is about unmaps that end by themselves. Of queues whose unmaps wait together, or that copy, the
-/// [`QueueConfig`](crate::dma::QueueConfig) says when devices lose their access. What the command line calls a policy
-/// (`--policy strict-ring`) is a domain's policy together with a queue's configuration.
+/// It governs unmaps that end one by one. For queues that batch or copy, the [`QueueConfig`](crate::dma::QueueConfig) says when devices
+/// lose access. A policy of the command line (`--policy strict-ring`) is a domain's policy together with a queue's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {
-    /// The device uses physical addresses and reaches everything, always. Costs nothing.
+    /// Devices use physical addresses and always reach everything. Costs nothing.
     Passthrough,
-    /// The device may reach what was unmapped until the next flush: at the latest `window_ns` (and the time
-    /// the flush takes) after the unmap, earlier when a CPU has 256 unmaps waiting (or all of them 32,768, where they
-    /// [share one queue](Costs::shares_one_queue)). The *page* is the unit of protection. Costs a share of a flush.
+    /// Devices may reach unmapped memory until the next flush. It begins at the latest `window_ns` after the unmap, and earlier when a CPU has
+    /// 256 unmaps waiting (or all CPUs together 32,768, where they [share one queue](Costs::shares_one_queue)). Devices reach whole *pages*.
+    /// Costs a share of a flush.
     Lazy {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
         window_ns: u64,
     },
-    /// When an unmap has returned `Ok`, the device reaches nothing of the pages that were unmapped.
-    /// Costs one invalidation, with its wait, for each unmap.
+    /// When an unmap has returned `Ok`, devices reach nothing of the unmapped pages. Costs one invalidation for each unmap, which waits for
+    /// it.
     Strict,
 }
 
 impl Policy {
-    /// Lazy protection with the window that Linux has used since 2016, 10 ms.
+    /// Lazy with Linux's window since 2016, 10 ms.
     pub const LAZY: Self = Self::Lazy { window_ns: 10_000_000 };
 
-    /// Lazy protection with the window that suits what a flush costs: 1 s where all CPUs
-    /// [share one queue](Costs::shares_one_queue), as Linux has it there since 2023, else 10 ms.
+    /// Lazy with a window that suits the cost of a flush: 1 s where all CPUs [share one queue](Costs::shares_one_queue), as in Linux since
+    /// 2023, else 10 ms.
     pub const fn lazy_for(costs: &Costs) -> Self {
         if costs.shares_one_queue() { Self::Lazy { window_ns: 1_000_000_000 } } else { Self::LAZY }
     }
 
-    /// The policy's name, as the command line writes it.
+    /// The policy's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Passthrough => "passthrough",
@@ -47,7 +44,7 @@ impl Policy {
         }
     }
 
-    /// Whether memory may be reached for longer under this policy than under `other`.
+    /// Whether unmapped memory stays reachable for longer under this policy than under `other`.
     pub(super) const fn is_weaker_than(self, other: Self) -> bool {
         match (self, other) {
             (Self::Lazy { window_ns }, Self::Lazy { window_ns: others }) => window_ns > others,
@@ -62,12 +59,11 @@ impl Policy {
     }
 }
 
-/// A policy that could not be changed, or whose promise is not kept yet.
+/// A policy that could not be changed, or does not hold yet for earlier unmaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// Whether a domain translates is settled when it is made: its devices hold addresses of one kind or the other.
-    /// Nothing has changed.
+    /// A domain translates or does not for its whole life, as its devices hold addresses of one kind. Nothing has changed.
     #[error("a domain is made with translation or without: it cannot change from {from} to {to}")]
     Translation {
         /// The domain's policy.
@@ -75,11 +71,11 @@ pub enum PolicyError {
         /// What was asked for.
         to: &'static str,
     },
-    /// The new policy holds for what is unmapped from now on, but the hardware did not confirm the flush of what was
-    /// unmapped before: **devices may still reach that**. Ask again.
+    /// The new policy holds for later unmaps, but the hardware did not confirm the flush of earlier ones: **devices may still reach that
+    /// memory**. Call again.
     #[error("the policy is changed, but devices may still reach what was unmapped before: {0}")]
     Unconfirmed(#[from] InvalidationError),
-    /// The heap has no memory to keep account of it. Nothing has changed.
+    /// No memory for the account of policies. Nothing has changed.
     #[error("no memory to keep account of a policy")]
     OutOfMemory,
 }
@@ -90,16 +86,15 @@ impl From<OutOfMemory> for PolicyError {
     }
 }
 
-/// A policy that may be read and changed at any time, or none.
+/// A policy, or none, that may be read and changed at any time.
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 
-/// The content of an [`AtomicPolicy`]: a policy or none, in one word.
+/// The value of an [`AtomicPolicy`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PolicyWord(u64);
 
-/// The numbers that stand for policies. Those from `LAZY` on stand for lazy ones: `LAZY` plus the
-/// window in nanoseconds.
+/// The encoding. Words from `LAZY` on are lazy: `LAZY` plus the window in nanoseconds.
 const NONE: u64 = 0;
 const STRICT: u64 = 1;
 const PASSTHROUGH: u64 = 2;
@@ -110,37 +105,35 @@ impl AtomicPolicy {
         Self(AtomicU64::new(encode(policy)))
     }
 
-    /// Relaxed: what a change promises is kept by the flush that follows it (see
-    /// `FlushQueue::push`).
+    /// Relaxed: the flush after a change makes its promise hold (see `FlushQueue::push`).
     #[inline]
     pub(crate) fn get(&self) -> Option<Policy> {
         decode(self.word().0)
     }
 
-    /// As [`get`](Self::get), but returns the word as it is kept.
+    /// As [`get`](Self::get), without decoding.
     #[inline]
     pub(crate) fn word(&self) -> PolicyWord {
         PolicyWord(self.0.load(Ordering::Relaxed))
     }
 
-    /// Stores `policy` and returns the one before.
+    /// Stores `policy` and returns the previous one.
     pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
         decode(self.0.swap(encode(policy), Ordering::Relaxed))
     }
 }
 
 impl PolicyWord {
-    /// None.
+    /// No policy.
     pub(crate) const NONE: Self = Self(NONE);
 
-    /// Returns this policy, or `other` where this is none.
+    /// This policy, or `other` if this is none.
     #[inline]
     pub(crate) const fn or(self, other: Self) -> Self {
         if self.0 == NONE { other } else { self }
     }
 
-    /// For how many nanoseconds a mapping that ends under this policy may wait for a flush; `None`
-    /// where it must not wait.
+    /// The nanoseconds for which a mapping that ends under this policy may wait for a flush; `None` where it must not wait.
     #[inline]
     pub(crate) const fn window(self) -> Option<u64> {
         self.0.checked_sub(LAZY)
@@ -162,7 +155,7 @@ fn encode(policy: Option<Policy>) -> u64 {
         None => NONE,
         Some(Policy::Strict) => STRICT,
         Some(Policy::Passthrough) => PASSTHROUGH,
-        // A window of more than 584 years is cut to that.
+        // A window above 584 years is cut to that.
         Some(Policy::Lazy { window_ns }) => window_ns.saturating_add(LAZY),
     }
 }

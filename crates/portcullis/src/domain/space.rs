@@ -1,6 +1,5 @@
-//! The [`Domain`] itself: it maps lists of segments and unmaps ranges by its policy. A list is
-//! mapped as a whole or not at all, and no other caller gets its range until an unmap has given
-//! that back.
+//! The [`Domain`]: it maps lists of segments, and unmaps ranges by its policy. A list is mapped as a whole or not at all. No other
+//! caller gets a mapped range before an unmap has freed it.
 
 mod at_once;
 mod endings;
@@ -38,58 +37,56 @@ use crate::platform::{LocalCpu, Platform, PlatformEvents, events_of};
 use crate::setup::SetupError;
 use crate::sync::AtomicU64;
 
-/// Counts of a domain's life.
+/// Counters of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DomainStats {
-    /// Bytes of addresses that could be handed out when the domain was made.
+    /// Bytes of addresses that were available when the domain was made.
     pub iova_bytes: u64,
-    /// Bytes of addresses that are not free for every CPU: handed out, or kept by one CPU.
+    /// Bytes of addresses that are handed out or in per-CPU caches.
     pub taken_iova_bytes: u64,
-    /// Of those, bytes that CPUs keep, or have on their way to each other.
+    /// Bytes of these that are in per-CPU caches, or on their way to another CPU as remote frees.
     pub cached_iova_bytes: u64,
-    /// The most that was ever taken.
+    /// The peak of `taken_iova_bytes`.
     pub peak_iova_bytes: u64,
-    /// Bytes of memory that the account of addresses itself uses.
+    /// Bytes of memory for the allocator of addresses.
     pub iova_memory: usize,
     /// Lists (or single buffers) mapped.
     pub maps: u64,
     /// Ranges unmapped.
     pub unmaps: u64,
-    /// Domain-wide flushes that the hardware confirmed.
+    /// Domain-wide flushes that were confirmed.
     pub flushes: u64,
-    /// Bytes of I/O virtual addresses that are never used again, after a caller's mistake, a failed
-    /// invalidation, or a panic of a mapper, its queue or the platform. (Where the platform
-    /// panicked, some of the bytes counted may be in use again.)
+    /// Leaked bytes of addresses, which are never used again: after a caller's mistake, a failed invalidation, or a panic of a mapper, its
+    /// queue or the platform. (After a panic of the platform some of these bytes may be in use again.)
     pub lost_iova_bytes: u64,
 }
 
 /// One I/O address space, shared by the devices attached to it.
 ///
-/// All methods take `&self` and may run on any number of CPUs at once. Dropping the domain drops its mapper;
-/// its devices must be detached before.
+/// Any number of CPUs may call its methods at once. Dropping the domain drops its mapper; detach its devices before.
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
-    /// A domain always has a policy.
+    /// Never none.
     policy: AtomicPolicy,
     translated: bool,
     granule: PageSize,
     space: IovaSpace,
     flush_queue: FlushQueue,
     books: Books,
-    /// The earliest time at which the timer was asked for; `u64::MAX` where it was not.
+    /// The earliest time at which the timer is due; `u64::MAX` without one.
     due_ns: AtomicU64,
-    /// Rings made so far: the colour of the next one.
+    /// Rings made so far, from which the next one gets its colour.
     rings: AtomicU64,
-    /// Addresses that are handed out to nobody.
+    /// Addresses that nobody gets.
     reserved: Vec<IovaRange>,
-    /// Mappings that are partly unmapped.
+    /// Notes of partly unmapped mappings.
     parts: Parts,
-    /// Whether maps wait for nothing that another caller does, and what they have left to do.
+    /// Whether maps may be called by interrupt handlers, and the work that these have left.
     at_once: AtOnce,
 }
 
-/// Its policy, and the addresses that are handed out to nobody. The lists of all CPUs would be megabytes of text.
+/// Its policy and reserved addresses. The caches of all CPUs would be megabytes of text.
 impl<M: Mapper, P: Platform> fmt::Debug for Domain<M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
@@ -100,17 +97,17 @@ impl<M: Mapper, P: Platform> fmt::Debug for Domain<M, P> {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Makes a domain without mappings. Registers it with the platform for timers and released
-    /// CPUs. Allocates the lists, queues and counts of all CPUs; waits for nothing.
+    /// Makes an empty domain, and registers it with the platform for timers and released CPUs.
+    ///
+    /// Context: allocates the caches, queues and counters of all CPUs; does not wait.
     ///
     /// # Errors
-    /// [`SetupError`]: the mapper's geometry leaves nothing to allocate, or there is no memory to
-    /// keep account of it.
+    /// [`SetupError`]: the mapper's geometry leaves no addresses, or there is no memory.
     pub fn new(platform: P, mapper: M, policy: Policy) -> Result<Shared<Self>, SetupError> {
         Self::within(platform, mapper, policy, Vec::new(), Iova::new(u64::MAX))
     }
 
-    /// As [`new`](Self::new), with addresses up to `last` alone, and none of `reserved`.
+    /// As [`new`](Self::new), with addresses up to `last` only, and none of `reserved`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -131,11 +128,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             IovaRange::from_bounds(geometry.aperture.start(), last).map_err(|_| IovaError::Empty)?;
         reserved.try_reserve(geometry.reserved.len() + 1).map_err(|_| SetupError::OutOfMemory)?;
         reserved.extend_from_slice(&geometry.reserved);
-        // Address 0 means "no address" to too many drivers and devices.
+        // Too many drivers and devices take address 0 for "no address".
         reserved.extend(IovaRange::new(Iova::new(0), granule.bytes()));
         let config = SpaceConfig { reserved, ..SpaceConfig::new(aperture, granule, cpus) };
-        // The addresses, their translations (where the mapper has marks), and the flush queue share
-        // turns.
+        // The allocator, the mapper (if it has section flags) and the flush queue share exclusive sections.
         let marks = match mapper.marks(&platform) {
             Some(marks) => marks.clone(),
             None => Shared::new(Marks::new(cpus)?)?,
@@ -143,9 +139,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let translated = policy.is_translated();
         let mut place = SharedPlace::<Self>::new()?;
         let at = place.as_mut_ptr();
-        // In its place from the beginning, field by field: it is larger than a kernel's stack has room for.
-        // SAFETY: each write is to a field in the place, and the three places are of fields, each used in no other way. Where the second
-        // fails, what the first has made is dropped; after these nothing fails, and all fields are there.
+        // It is built in place, as it is larger than a kernel's stack.
+        // SAFETY: every pointer is to a field of `place`, which only this function has; each field is written once, and its place handed out once.
+        // If `FlushQueue` or `Books` fails, what was made before it is dropped. After them nothing fails, so `filled` finds all fields.
         let domain = unsafe {
             let (space, flush_queue) = (place_of(&raw mut (*at).space), place_of(&raw mut (*at).flush_queue));
             let books = place_of(&raw mut (*at).books);
@@ -177,60 +173,55 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(domain)
     }
 
-    /// The policy now.
+    /// The present policy.
     #[inline]
     pub fn policy(&self) -> Policy {
         self.policy.get().unwrap_or_else(|| broken("a domain has a policy"))
     }
 
-    /// Whether devices get addresses that are translated: under every policy but passthrough.
+    /// Whether devices use translated addresses: under every policy but passthrough.
     #[inline]
     pub fn is_translated(&self) -> bool {
         self.translated
     }
 
-    /// The mapper, which changes the domain's translations: for callers that look at it, or tell it
-    /// of devices' TLBs. To unmap a mapping of the domain through it does not end the mapping: that
-    /// is the domain's still. Its owner's unmap returns
-    /// [`UnmapError::NotMapped`](super::UnmapError::NotMapped), and invalidates it; its addresses
-    /// are never used again, and not counted as lost.
+    /// The mapper, for callers that look at it, or add devices' TLBs. An unmap through it does not end the domain's mapping: the owner's unmap
+    /// returns [`UnmapError::NotMapped`](super::UnmapError::NotMapped), and invalidates the range; its addresses leak, and are not counted.
     pub fn mapper(&self) -> &M {
         &self.mapper
     }
 
-    /// What lends the domain its CPUs.
+    /// The platform.
     #[inline]
     pub fn platform(&self) -> &P {
         &self.platform
     }
 
-    /// The smallest page, the unit in which memory is opened to a device.
+    /// The smallest page, by which memory is opened to devices.
     pub fn granule(&self) -> PageSize {
         self.granule
     }
 
-    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or
-    /// below `limit`.
+    /// Maps the pages that `list` touches, one segment after another, into one range of addresses at or below `limit`.
     ///
-    /// Costs one allocation, one walk for each leaf table, and one store for each entry; may
-    /// allocate page tables. Waits for hardware only where the address space or the memory for
-    /// tables is exhausted, where a failed call must be undone, and where the mapper waits for each
-    /// map (as for hardware that [caches what is
-    /// absent](crate::invalidation::InvalidationQueue::caches_absent)). The caller holds no lock
-    /// and no CPU.
+    /// Costs one allocation of addresses, one walk for each leaf table, and one store for each entry.
+    ///
+    /// Context: may allocate page tables. Waits for hardware where addresses or memory for tables are exhausted, where a failed call is
+    /// undone, and where the mapper waits for each map (as for hardware in
+    /// [caching mode](crate::invalidation::InvalidationQueue::caches_absent)). The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`MapListError`]: nothing is mapped. No addresses are lost either, but for those at which
-    /// another caller's mapping was met.
+    /// [`MapListError`]: nothing is mapped. No addresses leak, except where another caller's translation was in the way.
     ///
     /// # Safety
-    /// **The memory is the caller's to open to every device of the domain, for as long as it is mapped**: until an
-    /// [`unmap`](Self::unmap) of it has returned `Ok`, and, under a lazy policy, the flush that covers it is confirmed. Devices
-    /// may access it at any time, as the permissions say, and with it all of the granules that it touches. Until then
-    /// it is not given to others, nor used in a way that relies on its contents: there are no references to it but to
-    /// atomics (and, where devices only read, shared ones to what is not written).
-    ///
-    /// After an error this holds only for [`MapListError::Unconfirmed`], until a
+    /// The mapping *lasts* until an [`unmap`](Self::unmap) of it has returned `Ok` and, under a lazy policy, the flush that covers it is
+    /// confirmed.
+    /// 1. **The memory is the caller's to open** to every device of the domain for as long as the mapping lasts: all granules that `list`
+    ///    touches. Devices may access them at any time, as the permissions say.
+    /// 2. Until then it is not given to others, and nothing relies on its contents: the only references to it are to atomics (or, where
+    ///    devices only read, shared ones to what is not written).
+    /// 3. After [`MapListError::Unconfirmed`], clauses 1 and 2 hold until a [`flush`](Self::flush) has returned `Ok`. After any other error
+    ///    they end with the call.
     /// [`flush`](Self::flush) has returned `Ok`.
     pub unsafe fn map(
         &self,
@@ -240,24 +231,23 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Result<IovaRange, MapListError> {
         let (len, attributes) = (self.pages_of(list)?, attributes.into());
         if let [PhysSegment { phys, .. }] = list {
-            // Whole pages, so that nothing counts as beside the segment.
+            // Whole pages, so that no bytes count as neighbours.
             let pages = PhysSegment { phys: phys.align_down(self.granule), len };
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's; `pages` are the granules that the segment touches.
             if let Some(range) = unsafe { self.map_fast(pages, attributes, limit, |_| ()) } {
                 return Ok(range);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.open::<false>(list, (len, len), attributes, limit, |_, _| ()) }
     }
 
-    /// Maps the pages of one segment, if that is quickly done: it takes addresses out of the CPU's
-    /// list, and needs a walk and some stores, all in one turn of its CPU. Otherwise returns `None`
-    /// with nothing changed, and [`map`](Self::map) maps them, or says why not. The bytes beside
-    /// the segment in its pages [count](Self::count_neighbours). Calls `counted` with the CPU where it did.
+    /// The fast path of [`map`](Self::map) for one segment: takes addresses from the CPU's cache and enters them, in one exclusive section.
+    /// Where that is not possible, returns `None` with nothing changed; `map` then does it or says why not. The segment's neighbours
+    /// [count](Self::count_neighbours). Calls `counted` with the CPU on success.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`map`](Self::map), clauses 1 and 2.
     #[inline]
     pub(crate) unsafe fn map_fast(
         &self,
@@ -273,14 +263,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let pages = IovaRange::of_pages(Iova::new(phys.get()), used, self.granule)?;
         let (phys, len) = (PhysAddr::new(pages.start().get()), pages.len());
         let enter = |turn: &Turn<'_>, range| {
-            // SAFETY: the caller's promise, for all of the granules that the memory touches.
+            // SAFETY: the mapper asks for clauses 1 and 2, which are the caller's; the range is of the granules that the memory touches.
             unsafe { self.mapper.map_fast(turn, range, phys, attributes) }
         };
         self.take_and(enter, (len, len - used), limit, counted)
     }
 
-    /// Takes `len` bytes of addresses out of the CPU's list, and has `enter` map them in the same turn, if that is quickly done; else
-    /// nothing is changed. `neighbours` bytes of them are beside the segments. Calls `counted` with the CPU where it did.
+    /// Takes `len` bytes of addresses from the CPU's cache, and calls `enter` to map them in the same exclusive section. Where either fails,
+    /// nothing is changed. `neighbours` of the bytes are neighbours. Calls `counted` with the CPU on success.
     #[inline(always)]
     fn take_and(
         &self,
@@ -309,19 +299,19 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(self.platform.with_cpu_fast(fast)??.done())
     }
 
-    /// Whether all addresses of `range` are in one of those that the domain hands out to nobody: reserved by its
-    /// [builder](crate::dma::DomainBuilder::reserve), or by its mapper.
+    /// Whether `range` lies in addresses that nobody gets, because the [builder](crate::dma::DomainBuilder::reserve) or the mapper has reserved
+    /// them.
     pub(crate) fn is_reserved(&self, range: IovaRange) -> bool {
         let is_whole = range.start().is_aligned(self.granule);
         is_whole && self.reserved.iter().any(|reserved| reserved.contains_range(range))
     }
 
-    /// Waits until no device reaches anything that was unmapped before the call. One domain-wide
-    /// invalidation; every CPU gets its deferred addresses back with its next unmaps. Before that,
-    /// one barrier of all CPUs ([`Platform::fence_all`]), and a wait for what CPUs that ever
-    /// deferred are doing with the domain just then: O(1) for each. [`exposure`](Self::exposure) may
-    /// count what a CPU had deferred for longer than devices reached it, see there. The caller holds
-    /// no lock and no CPU.
+    /// Waits until devices reach nothing that was unmapped before the call. [`exposure`](Self::exposure) says how long deferred ranges count.
+    ///
+    /// Costs one barrier of all CPUs ([`Platform::fence_all`]), a wait for the exclusive sections of CPUs that have ever deferred (O(1) each),
+    /// and one domain-wide invalidation. CPUs free their deferred addresses during their next unmaps.
+    ///
+    /// Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach what they could before.
@@ -329,13 +319,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.finish(self.flush_queue.begin_flush_of_all(&self.platform))
     }
 
-    /// As [`flush`](Self::flush), but it covers only the segments that CPUs have closed in their
-    /// queues, and waits for no other CPU: for a queue that is full, and for a CPU that is gone.
+    /// As [`flush`](Self::flush), but covers only the closed segments of flush queues, and waits for no CPU: for a full queue, and for a
+    /// CPU that is gone.
     pub(super) fn flush_closed(&self) -> Result<(), InvalidationError> {
         self.finish(self.flush_queue.begin_flush())
     }
 
-    // By itself, as what it gathers takes most of the stack.
+    // Out of line: its gather takes most of the stack.
     #[inline(never)]
     fn finish(&self, flush: Flush) -> Result<(), InvalidationError> {
         self.mapper.sync(Gather::EVERYTHING)?;
@@ -344,13 +334,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Frees page tables that have become empty, for a caller that is short of memory, say. Returns
-    /// how many bytes it freed. `map` does the same before it fails for want of table memory, unless another
-    /// call is at it.
+    /// Frees empty page tables, for a caller that is short of memory. Returns the freed bytes. `map` does the same before it fails for want of
+    /// table memory, unless another reclaim is running.
     ///
-    /// Waits for hardware and for other CPUs, for those first that called this before; and looks at
-    /// all tables: see [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds
-    /// no CPU, and is no interrupt handler.
+    /// Context: looks at all tables, and waits for hardware, for a grace period, and for reclaims that were called before: see
+    /// [`PageTable::reclaim`](crate::pgtable::PageTable::reclaim). The caller holds no CPU, and is no interrupt handler.
     ///
     /// # Errors
     /// [`InvalidationError`]: the tables stay until a later call.
@@ -358,11 +346,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.reclaim(&self.platform)
     }
 
-    /// How full the address space is, and what the domain has done so far. O(CPUs), with a CPU lent
-    /// while it looks at the address space.
+    /// Reads the domain's counters. O(CPUs); a CPU is lent while it reads the address space.
     pub fn stats(&self) -> DomainStats {
         let space = self.platform.with_cpu(|_| self.space.usage());
-        // What ended before what was made, so that what goes on meanwhile makes neither fewer maps than unmaps nor fewer than none.
+        // `unmaps` and `refused` are read before `maps`, so that concurrent calls cannot make `maps` smaller than either.
         let unmaps = self.books.sum(|book| &book.unmaps);
         let refused = self.books.sum(|book| &book.refused);
         DomainStats {
@@ -378,13 +365,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Bytes of the pages that `list` touches: that many bytes of addresses it needs. O(segments).
+    /// Bytes of the pages that `list` touches, which are the bytes of addresses that it needs. O(segments).
     ///
     /// # Errors
-    /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. Every sum that
-    /// mapping the list will need is checked here.
+    /// [`MapListError`]: an empty list or segment, or one that runs past the end of the address space. This checks every sum that mapping
+    /// the list computes.
     pub fn pages_of(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
-        // Where no number has more than 48 bits, and there are fewer than 2^12 pieces, no sum wraps, and no piece need be looked at by itself.
+        // With 48-bit numbers and fewer than 2^12 segments no sum wraps, so no segment needs a check of its own.
         let (mut bits, mut has_empty, mut total) = (self.granule.offset_mask(), false, 0_u64);
         for piece in list {
             bits |= piece.phys.get() | piece.len;
@@ -395,7 +382,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_plain { Ok(total) } else { self.pages_of_any(list) }
     }
 
-    /// As [`pages_of`](Self::pages_of), piece by piece.
+    /// As [`pages_of`](Self::pages_of), with a check of each segment.
     #[cold]
     #[inline(never)]
     fn pages_of_any(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
@@ -413,14 +400,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
     }
 
-    /// Bytes of the pages that `segment` touches; `None` where its end has no address.
+    /// Bytes of the pages that `segment` touches; `None` on overflow.
     fn rounded(&self, segment: &PhysSegment) -> Option<u64> {
         segment.phys.checked_add(segment.len - 1)?;
         self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
     }
 
-    /// Takes addresses for `len` bytes, and returns what `guarded` makes of them on the CPU that they are taken on, which guards them from
-    /// then on. Where there are none, flushes and takes back everything that is deferred, once.
+    /// Takes addresses for `len` bytes. Calls `guarded` on the CPU on which they are taken, and returns its result, which guards them from then
+    /// on. Where addresses are exhausted, flushes and takes back all deferred ranges, once.
     #[inline(always)]
     fn alloc<T>(
         &self,
@@ -453,7 +440,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 alloc()
             }
             Err(exhausted @ IovaError::Exhausted { .. }) => {
-                // Ranges whose flush is long over may sit in other CPUs' queues.
+                // Other CPUs' queues may hold ranges whose flush is confirmed.
                 self.reclaim_deferred(None);
                 alloc().map_err(|_| exhausted)
             }
@@ -461,8 +448,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Takes back every range whose flush is confirmed, from every queue, or from that of CPU
-    /// `only`. A range goes back to the CPU that it came from.
+    /// Takes back every range whose flush is confirmed, from all queues or from that of CPU `only`. Each range goes to its owner CPU.
     fn reclaim_deferred(&self, only: Option<usize>) {
         self.flush_queue.reclaim(&self.platform, only, |cpu, safe| {
             self.space.with_own(cpu, |_, own| self.give_back(cpu, own, safe));
@@ -473,8 +459,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.flush_queue.is_pending(&self.platform)
     }
 
-    /// Calls `f` with a CPU, if there is one, and with that CPU's lists, in a turn, if they can be
-    /// had.
+    /// Calls `f` with a CPU, if there is one, and with that CPU's cache of addresses in an exclusive section, if it is not revoked.
     fn with_turn<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>, Option<Own<'_>>) -> R) -> R {
         self.platform.with_cpu(|cpu| self.space.with_own(cpu, |_, own| f(cpu, own)))
     }
@@ -486,8 +471,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// As [`give_back`](Self::give_back), for what the short way does not take: a part of a mapping, among others, which comes back
-    /// with the rest of it.
+    /// The slow path of [`give_back`](Self::give_back), also for a part of a mapping, which is freed with the rest.
     #[cold]
     #[inline(never)]
     fn give_back_any(&self, cpu: Option<&LocalCpu<'_>>, own: Option<Own<'_>>, range: IovaRange) {
@@ -503,8 +487,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts `bytes` of `range` as lost, and, if that is a mapping, what was gone of it before: it does not come back. All of
-    /// that is counted where the platform panics, too, on whose way out no CPU is taken.
+    /// Counts `bytes` of `range` as leaked. If `range` is a mapping, its earlier removed parts leak, too. If the platform panics, all of this is
+    /// counted nevertheless, without a CPU.
     #[cold]
     #[inline(never)]
     pub(crate) fn lose_rest(&self, range: IovaRange, bytes: u64) {
@@ -518,8 +502,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Counts addresses that are never used again. It takes no CPU from the platform, which might
-    /// panic and keep the caller from its own error; that is slower, but rare.
+    /// Counts leaked addresses. It borrows no CPU, as the platform might panic and replace the caller's own error; it is slower, but rare.
     #[cold]
     #[inline(never)]
     pub(crate) fn lose(&self, bytes: u64) {
@@ -532,27 +515,24 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // A flush that fails is tried again below.
+        // On failure the flush below tries again.
         let _ = self.maintain();
-        // Where this fails or panics, devices may still reach what waits: it is tried again later,
-        // as no caller is here to be told.
+        // If the flush fails or panics, devices may still reach what waits. Nobody hears of it here, so the timer tries again.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
-        // Only then: what is queued later asks for a timer again.
+        // The check comes after `end_timers`: what is queued later asks for a timer of its own.
         if !self.flush_queue.is_pending(&self.platform) {
             again.done();
         } else if self.flush().is_ok() {
             again.done();
-            // So that what has waited on CPUs that defer nothing any more is counted for no longer
-            // than it did.
+            // CPUs that have stopped deferring stop counting exposure now.
             self.flush_queue.tell(&self.platform);
         }
     }
 
     fn cpu_released(&self, index: usize) {
-        // Where a flush fails, what is deferred stays out of use until another flush succeeds;
-        // nothing becomes unsafe. Nothing is taken back here from a queue that all CPUs share: the
-        // others do that as they go on.
+        // If the flush fails, deferred ranges stay out of use until another flush succeeds. A queue that all CPUs share needs nothing: the other
+        // CPUs take its ranges back.
         if self.flush_queue.has_queue(index) {
             let due = self.flush_queue.close_of(&self.platform, index);
             if !due || self.flush_closed().is_ok() {
@@ -563,7 +543,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 }
 
-/// Returns the highest address of a list, for devices that get no translation.
+/// The highest address of a list, for devices without translation.
 pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
     let mut highest = None;
     for (index, segment) in list.iter().enumerate() {

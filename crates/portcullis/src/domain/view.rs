@@ -1,28 +1,26 @@
-//! How a list of memory segments looks to a device: as segments that hold all of its bytes in
-//! order, each at an address that the device can use.
+//! A list of memory segments as a device sees it: segments with device addresses, in the order of the list's bytes.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 
-/// The device's view of a list, in order. Neighbours that touch become one. It ends with `None`
-/// where a sum has no address, which cannot happen for a list that was mapped.
+/// The device's view of a list, in order. Touching neighbours are merged. It ends with `None` where a sum overflows, which cannot happen
+/// for a mapped list.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceView<'a> {
     rest: &'a [PhysSegment],
-    /// Where the first page of `rest` is mapped; `None` without translation.
+    /// The address of the first page of `rest`; `None` without translation.
     page: Option<u64>,
     granule: PageSize,
 }
 
 impl<'a> DeviceView<'a> {
-    /// With translation, `base` is the address at which the first page of `list` is mapped; the
-    /// pages of one segment follow those of the one before, in pages of `granule`. Without `base`,
-    /// the device uses the memory's own addresses.
+    /// With translation, `base` is the address of the first page of `list`, and the segments' pages follow each other. Without `base`, the
+    /// device uses physical addresses.
     #[inline]
     pub(crate) fn new(list: &'a [PhysSegment], base: Option<Iova>, granule: PageSize) -> Self {
         Self { rest: list, page: base.map(Iova::get), granule }
     }
 
-    /// Where the device finds `piece`, the first of the rest.
+    /// The device address of `piece`, the next segment.
     #[inline]
     fn place(&self, piece: &PhysSegment) -> Option<Iova> {
         match self.page {
@@ -31,18 +29,18 @@ impl<'a> DeviceView<'a> {
         }
     }
 
-    /// Goes on behind `piece`.
+    /// Advances past `piece`.
     #[inline]
     fn pass(&mut self, piece: &PhysSegment) -> Option<()> {
         if let Some(page) = &mut self.page {
             let end = piece.phys.page_offset(self.granule).checked_add(piece.len)?;
-            // May wrap after the last segment only: the mapped range does not.
+            // Wraps after the last segment only: the mapped range does not.
             *page = page.wrapping_add(self.granule.round_up(end)?);
         }
         Some(())
     }
 
-    /// The segment that begins with `first`, which is taken off the rest.
+    /// The merged segment that begins with `first`, which the caller has taken off `rest`.
     #[inline]
     fn segment(&mut self, first: &PhysSegment) -> Option<DmaSegment> {
         let iova = self.place(first)?;

@@ -1,6 +1,5 @@
-//! How mappings end: by the policy that holds at that moment. Addresses become free here only when
-//! the hardware has confirmed that no device reaches what was mapped there: a strict unmap waits
-//! for that, a lazy one leaves it to a flush.
+//! Unmaps, by the policy that holds at that moment. Addresses become free only after the hardware has confirmed that devices do not reach
+//! them: a strict unmap waits for that, a lazy one leaves it to a deferred flush.
 
 use core::cell::Cell;
 
@@ -18,37 +17,32 @@ use crate::pgtable::Unmapped;
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// After how many nanoseconds a failed invalidation is tried again: soon, for a domain whose window
-/// is short, but not without a pause.
+/// Nanoseconds until a failed invalidation is retried: the domain's window, within these limits.
 const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
 /// What is known of a mapping that ends, besides its pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ending<'a> {
-    /// Bytes of the pages that are not the buffer's, and that were
-    /// [counted](Domain::count_neighbours).
+    /// Neighbours of the buffer that were [counted](Domain::count_neighbours).
     pub neighbours: u64,
-    /// The policy of the mapping or its device, which is read again where a change could matter;
-    /// where there is none, the domain's policy holds.
+    /// The policy of the mapping or its device, which is read again where a change could matter. Without one, the domain's policy holds.
     pub exception: Option<&'a AtomicPolicy>,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy. Frees its
-    /// addresses as soon as the policy allows.
+    /// Unmaps `range` (as [`map`](Self::map) returned it) by the domain's policy, and frees its addresses as soon as the policy allows.
     ///
-    /// A mapping may be unmapped in parts, of whole granules. Its addresses come back when all of it is gone.
+    /// A mapping may be unmapped in parts, of whole granules. Its addresses are free when all of it is gone.
     ///
-    /// Costs one walk for each leaf table and one store for each entry; a part also a lock, and O(log n) where n mappings are partly
-    /// unmapped (O(n) for the first part of one, and for the last). A strict unmap then waits
-    /// for one invalidation. A lazy one queues the range in O(1), but for the call that finds its
-    /// CPU's queue full, which waits for a flush. Allocates nothing where `range` is all of a mapping. For a part it may allocate a note
-    /// (without memory, the part's addresses are lost), and for a part of a large page a table, as the page is split first, which may wait, too (see
-    /// [`Mapper::unmap`]). The caller holds no lock and no CPU.
+    /// Costs one walk for each leaf table and one store for each entry; a part also takes a lock, and O(log n) for n partly unmapped
+    /// mappings (O(n) for the first part of one, and for the last). A strict unmap then waits for one invalidation. A lazy one queues the
+    /// range in O(1), unless its CPU's queue is full: then it waits for a flush.
     ///
-    /// It trusts the caller that the mapping is its own. If the mapping is another caller's, its
-    /// addresses are freed while that caller still uses them, whose own unmap may then end the next
-    /// mapping there: accesses fail, but nothing is reached that was handed back.
+    /// Context: allocates nothing for a whole mapping. For a part it may allocate a note (without memory, the part's addresses leak). A part of
+    /// a large page splits the page first, which may allocate a table and wait (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
+    ///
+    /// It trusts the caller that the mapping is its own. An unmap of another caller's mapping frees addresses that are in use. The other
+    /// caller's unmap may then end a third mapping: its accesses fail, but devices reach nothing that was handed back.
     ///
     /// # Errors
     /// [`UnmapError`] says what was not done. After [`UnmapError::Unconfirmed`] and
@@ -57,8 +51,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end(range, Ending { neighbours: 0, exception: None }, |_| ())
     }
 
-    /// Unmaps `range` and waits until no device reaches it, whatever the policy. Costs and context
-    /// as for a strict [`unmap`](Self::unmap).
+    /// Unmaps `range`, and waits until devices do not reach it, whatever the policy. Costs and context as for a strict [`unmap`](Self::unmap).
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -66,8 +59,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_now(range, 0, |_| ())
     }
 
-    /// As [`unmap`](Self::unmap), for a mapping of which `ending` says more. Calls `counted` where it gives the addresses back or queues
-    /// them, with the CPU that is lent for that; not after an error, and not where the addresses went a longer way.
+    /// As [`unmap`](Self::unmap), with `ending`. Calls `counted` with the CPU on which it frees or queues the addresses; not after an error, and
+    /// not on the slow path.
     #[inline(always)]
     pub(crate) fn end(
         &self,
@@ -76,8 +69,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
         let Ending { neighbours, exception } = ending;
-        // A mapping that must not wait by the present policy is ended at once. Where it may wait,
-        // the policy is looked at again in the turn that queues it.
+        // A lazy ending looks at the policy again, in the exclusive section that queues it.
         match self.window_by(exception) {
             None => self.end_now(range, neighbours, counted),
             Some(_) => self.end_lazily(self.whole_for(range)?, neighbours, exception, counted),
@@ -99,7 +91,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// As [`end_now`](Self::end_now): clears the range in a turn, and then waits.
+    /// As [`end_now`](Self::end_now): clears the range in an exclusive section, and then waits.
     #[inline(never)]
     fn end_quickly(
         &self,
@@ -111,7 +103,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let fast =
             |cpu: &LocalCpu<'_>| self.space.in_turn(cpu, |turn, _| self.mapper.unmap_fast(turn, range));
         let is_cleared = self.platform.with_cpu_fast(fast).flatten() == Some(true);
-        // What follows guards the addresses itself.
+        // The callees guard the addresses themselves.
         changing.done();
         if is_cleared {
             self.end_cleared(range, neighbours, counted)
@@ -120,8 +112,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// As [`end`](Self::end), for a range that may wait: clears and queues it in one turn of its
-    /// CPU, if that is quickly done.
+    /// As [`end`](Self::end), for a range that may wait: clears and queues it in one exclusive section, on the fast path.
     #[inline(never)]
     fn end_lazily(
         &self,
@@ -131,7 +122,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         counted: impl Fn(&LocalCpu<'_>),
     ) -> Result<(), UnmapError> {
         let window = || self.window_by(exception);
-        // A mapper that is not quick clears without a CPU.
+        // A mapper that is not quick clears outside of exclusive sections.
         if !M::IS_QUICK {
             self.clear(range, neighbours)?;
         }
@@ -145,7 +136,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             })?
         };
         let pushed = self.platform.with_cpu_fast(fast).flatten();
-        // What follows guards the addresses itself.
+        // The callees guard the addresses themselves.
         untimed.done();
         changing.done();
         match pushed {
@@ -175,7 +166,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_refused(range, neighbours)
     }
 
-    /// Removes the translations of a range, waits until no device reaches it, and gives the addresses back.
+    /// Removes the translations of a range, waits until devices do not reach it, and frees the addresses.
     #[inline(always)]
     fn end_at_once(
         &self,
@@ -192,8 +183,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Removes the translations of a range that is to be queued. What was not mapped as a whole is made unreachable before the caller is
-    /// told of the mistake.
+    /// Removes the translations of a range that is to be queued. Where not all of it was mapped, makes it unreachable before it returns the
+    /// error.
     #[inline(always)]
     fn clear(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         let changing = self.changing(range);
@@ -205,8 +196,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(self.end_badly(changing, unmapped, neighbours, confirmed))
     }
 
-    /// Removes the translations of a range, and waits for what was not mapped as a whole. By itself, as the gather takes much of the
-    /// stack, and is over when more is to be done.
+    /// Removes the translations of a range, and syncs them where not all of it was mapped. Out of line, so that its gather leaves the stack
+    /// before the caller goes on.
     #[inline(never)]
     fn unlink_or_confirm(&self, range: IovaRange) -> (Unmapped, Result<(), InvalidationError>) {
         let mut gather = Gather::new();
@@ -215,8 +206,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         (unmapped, if is_whole { Ok(()) } else { self.mapper.sync(&gather) })
     }
 
-    /// Ends a range strictly that is cleared and was to wait, and may not any more. What was gathered of it is forgotten by now, so
-    /// all is invalidated.
+    /// Ends strictly a cleared range that may not wait any more. Its gather is gone, so it invalidates everything.
     #[cold]
     #[inline(never)]
     fn end_refused(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
@@ -230,8 +220,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(())
     }
 
-    /// Ends a range whose translations were all removed. `pushed` says what became of it in the queue; it is `None` where the CPU had no
-    /// queue then.
+    /// Ends a range that is cleared. `pushed` is the result of queueing it, or `None` where the CPU had no queue.
     #[cold]
     #[inline(never)]
     fn end_queued(
@@ -249,7 +238,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Queues a range that is cleared, unless `pushed` says that it was. Returns whether it waits for the next flush.
+    /// Queues a cleared range, unless `pushed` says that it was. Returns whether it waits for the next flush.
     #[inline]
     fn wait_queued(
         &self,
@@ -266,8 +255,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         is_queued
     }
 
-    /// Ends a range whose translations were all removed, and that must not wait.
-    // Inlined always, as a strict unmap ends here: out of line it took a twentieth more.
+    /// Ends a cleared range that must not wait.
+    // Inlined: a strict unmap ends here, and took 5 % longer out of line.
     #[inline(always)]
     fn end_cleared(
         &self,
@@ -298,7 +287,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(UnmapError::Unconfirmed { range, error })
     }
 
-    /// Gives back the addresses of a range that no device reaches any more.
+    /// Frees the addresses of a range that devices do not reach any more.
     #[inline(always)]
     fn ended(&self, range: IovaRange, neighbours: u64, counted: impl Fn(&LocalCpu<'_>)) {
         let mut changing = Some(self.changing(range));
@@ -334,9 +323,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         book.add(|book| &book.unmaps, 1);
     }
 
-    /// Sets the timer of `range`, which is cleared, where `pushed`, the result of queueing it, asks
-    /// for one; where that found the queue full, flushes and queues the range again. Returns
-    /// whether it waits for the next flush.
+    /// Goes on with `pushed`, the result of queueing a cleared range: sets its timer, or, if the queue was full, flushes and queues it again.
+    /// Returns whether the range waits for the next flush.
     #[inline]
     fn defer(
         &self,
@@ -355,13 +343,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 Pushed::Full if self.flush_closed().is_ok() => {
                     pushed = self.push(range, neighbours, &window);
                 }
-                // The range cannot wait here, so it gets an invalidation of its own.
+                // It cannot wait here, and needs an invalidation of its own.
                 Pushed::Full | Pushed::Refused => return false,
             }
         }
     }
 
-    /// Queues `range`, which is cleared, for the next flush, and counts it, if it may wait and there is room.
+    /// Queues a cleared range for the next flush, and counts it, if it may wait and there is room.
     #[cold]
     #[inline(never)]
     fn push(&self, range: IovaRange, neighbours: u64, window: impl Fn() -> Option<u64>) -> Pushed {
@@ -369,8 +357,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.push_any(Cleared { range, neighbours }.waiting(), window, count)
     }
 
-    /// Queues `waiting`, and calls `count`, if it may wait and there is room. It goes to the CPU's
-    /// own queue in a turn, or to the queue that is shared, without one.
+    /// Queues `waiting`, and calls `count`, if it may wait and there is room. It goes to the CPU's own queue in an exclusive section, or to
+    /// the shared queue.
     fn push_any(
         &self,
         waiting: Waiting,
@@ -395,8 +383,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// As [`push`](Self::push), in a turn, and without a call where there is little to do. Returns
-    /// `None` where the CPU has no queue now.
+    /// The fast path of [`push`](Self::push), in an exclusive section. `None` where the CPU has no queue now.
     #[inline(always)]
     fn push_fast(
         &self,
@@ -408,8 +395,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ) -> Option<Pushed> {
         let (cleared, clock) = (Cleared { range, neighbours }, || self.platform.now_ns());
         let Some((pushed, oldest)) = self.flush_queue.push(turn, cleared, &window, clock) else {
-            // Where all CPUs have one queue, visitors wait for no turns, so a turn may wait for its
-            // lock.
+            // With one shared queue nobody revokes queues, so an exclusive section may wait for its lock.
             return (!self.flush_queue.has_queue(0)).then(|| self.push_shared(cpu, own, cleared, window));
         };
         if let Some(oldest) = oldest
@@ -424,9 +410,8 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Some(pushed)
     }
 
-    /// As [`push_fast`](Self::push_fast), where all CPUs have one queue. (It is a function of its
-    /// own: a lazy map and unmap with queues of CPUs' own took 15 instructions more where both gave
-    /// back and counted in one place.)
+    /// As [`push_fast`](Self::push_fast), where all CPUs share one queue. (Out of line: inlined, it cost maps and unmaps with per-CPU queues
+    /// 15 instructions.)
     #[cold]
     #[inline(never)]
     fn push_shared(
@@ -455,7 +440,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.give_back(Some(cpu), Some(own), range);
     }
 
-    /// What becomes of a range that was not mapped as a whole, or whose end was not confirmed.
+    /// Ends a range that was not mapped as a whole, or whose invalidation failed.
     #[cold]
     #[inline(never)]
     fn end_badly(
@@ -466,13 +451,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         confirmed: Result<(), InvalidationError>,
     ) -> UnmapError {
         let range = changing.range();
-        // What may be reached is counted before what calls the clock again, as that may panic.
+        // Reachable bytes are counted before the clock is read again, which may panic.
         if confirmed.is_err() && unmapped == range.len() {
             self.quarantine(changing);
         } else {
             changing.done();
             let is_rest = Cell::new(false);
-            // While a panic unwinds no CPU is taken, which might panic again.
+            // On a panic no CPU is borrowed, as that might panic again.
             let losing = Guard::new(|| {
                 self.lose(if is_rest.get() {
                     range.len()
@@ -494,7 +479,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             }
         }
         if unmapped > 0 {
-            // Otherwise another call unmapped all of it before, and took them off.
+            // Otherwise another call unmapped all of it, and took them off.
             self.platform.with_cpu(|cpu| self.uncount_neighbours(cpu, neighbours));
         }
         match confirmed {
@@ -504,10 +489,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// What is to be removed for `range`, by a mapper that removes mappings as a whole.
+    /// The range to remove for `range`; of a mapper that removes mappings as a whole, the whole mapping.
     ///
     /// # Errors
-    /// [`UnmapError::StillMapped`]: it is a part, which goes with the rest of its mapping.
+    /// [`UnmapError::StillMapped`]: it is a part, and goes with the rest of its mapping.
     pub(crate) fn whole_for(&self, range: IovaRange) -> Result<IovaRange, UnmapError> {
         if !M::REMOVES_WHOLES {
             return Ok(range);
@@ -516,14 +501,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         removed.ok_or(UnmapError::StillMapped { range, unmapped: 0, kept: range.len() })
     }
 
-    /// Keeps a range that is cleared, and may still be reached, out of use until a later flush is confirmed, which is tried
-    /// again and again.
+    /// Holds a cleared range that may still be reached until a later flush is confirmed. The domain retries that flush.
     pub(crate) fn quarantine(&self, changing: Changing<'_, M, P>) {
         self.await_flush(changing.range().len(), Some(changing));
     }
 
-    /// As [`quarantine`](Self::quarantine), for `bytes` that were cleared, and whose addresses are
-    /// not used again, whatever is confirmed.
+    /// As [`quarantine`](Self::quarantine), for `bytes` that were cleared and whose addresses leak.
     #[cold]
     pub(crate) fn leave_open(&self, bytes: u64) {
         self.await_flush(bytes, None);
@@ -533,7 +516,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let untimed = self.untimed();
         let bytes = Bytes { used, neighbour: 0 };
         let waiting = Waiting { range: changing.as_ref().map(Changing::range), bytes };
-        // Where the queue has no room, or the clock panics, the addresses are lost.
+        // If the queue is full, or the clock panics, the addresses leak.
         let done = |_: Option<&LocalCpu<'_>>| {
             changing.map(Changing::done);
         };
@@ -544,39 +527,38 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         untimed.done();
     }
 
-    /// For how many nanoseconds a mapping that ends now may wait, by its own policy or the
-    /// domain's; `None` where it must not wait.
+    /// The nanoseconds for which a mapping that ends now may wait, by its own policy or the domain's; `None` where it must not wait.
     #[inline]
     fn window_by(&self, exception: Option<&AtomicPolicy>) -> Option<u64> {
         exception.map_or(PolicyWord::NONE, AtomicPolicy::word).or(self.policy.word()).window()
     }
 
-    /// When to try a failed invalidation again: when lazy protection's window would end, within limits.
+    /// Nanoseconds until a failed invalidation is retried: the domain's window, within [`RETRY_NS`].
     pub(super) fn retry_ns(&self) -> u64 {
         let (least, most) = RETRY_NS.into_inner();
         self.window_by(None).unwrap_or(most).clamp(least, most)
     }
 
-    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that
-    /// begins now ends. Where the platform panics, the next range that is queued asks again.
+    /// Has the platform call [`timer`](crate::platform::PlatformEvents::timer) when a window that begins now ends. If the platform panics, the
+    /// next range that is queued asks again.
     pub(super) fn set_timer(&self, window_ns: u64) {
         let untimed = self.untimed();
         let due_ns = self.platform.now_ns().saturating_add(window_ns).min(u64::MAX - 1);
-        // Release: the call that takes it sees what was queued before.
+        // Release: the timer that takes this time sees what was queued before.
         self.due_ns.fetch_min(due_ns, Ordering::Release);
         self.platform.wake_at(due_ns);
         untimed.done();
     }
 
-    /// Has the next range that is queued ask for a timer.
+    /// Makes the next queued range ask for a timer.
     #[cold]
     #[inline(never)]
     pub(super) fn lose_timer(&self) {
         self.flush_queue.end_timers();
     }
 
-    /// Returns whether a window of this domain has ended. The platform calls every domain when the
-    /// earliest window of any ends; where that was not this one's, the platform is asked again.
+    /// Whether a window of this domain has ended. The platform calls every domain when the earliest window of any ends; a domain that is early
+    /// asks again.
     pub(super) fn is_due(&self) -> bool {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
         if due_ns == u64::MAX {
@@ -591,8 +573,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_early {
             return false;
         }
-        // Acquire. A later time may be lost with this one; but the caller that asked for it has
-        // queued its range by now, and the visit that decides whether to flush sees that.
+        // Acquire. The swap may drop a later time, but its caller has queued its range by now, and the timer's check of the queues sees that.
         self.due_ns.swap(u64::MAX, Ordering::Acquire);
         true
     }

@@ -1,10 +1,9 @@
-//! What a domain does where a call below does not return, but panics: addresses at which anything
-//! may be mapped are never handed out again, but counted as lost; a range that is queued gets a
-//! timer; and where it is not known what is to be invalidated, everything is. A guard does each of
-//! these when it is dropped; its holder calls [`done`](Changing::done) instead, once all is known.
+//! Guards for calls that may panic. Addresses at which anything may be mapped leak, and are counted; a queued range gets a timer; and an
+//! incomplete gather becomes everything. A guard does this when it is dropped. Its holder calls [`done`](Changing::done) once the
+//! outcome is known.
 //!
-//! Guards cost nothing where nothing panics: they are dropped inline, so that none need be in
-//! memory. They ask nothing of the mapper or its queue, which may panic again.
+//! Guards cost nothing without a panic: they are dropped inline, and need no memory. They call neither the mapper nor its queue, which
+//! may panic again.
 
 use super::Domain;
 use crate::addr::IovaRange;
@@ -13,8 +12,7 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// Addresses whose translations are being changed. Dropping it counts them as lost: as it is not
-/// known what is mapped there, they are never handed out again.
+/// Addresses whose translations are being changed. Dropping it leaks and counts them, as the state of the translations is unknown.
 #[must_use = "dropping it gives the addresses up"]
 pub(crate) struct Changing<'a, M: Mapper, P: Platform> {
     pub(super) domain: &'a Domain<M, P>,
@@ -26,7 +24,7 @@ impl<M: Mapper, P: Platform> Changing<'_, M, P> {
         self.range
     }
 
-    /// Ends the guard, as all is known of the range again. Returns the range.
+    /// Ends the guard: the state of the range is known. Returns the range.
     #[inline]
     pub(crate) fn done(self) -> IovaRange {
         let range = self.range;
@@ -42,12 +40,11 @@ impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
     }
 }
 
-/// What is to be invalidated, while translations are being changed. Dropping it makes that
-/// everything, as it is not known how far the change has come.
+/// A gather while translations are being changed. Dropping it makes the gather everything, as the extent of the change is unknown.
 pub(super) struct Unsure<'a>(pub &'a mut Gather);
 
 impl Unsure<'_> {
-    /// Ends the guard: the gather says what is to be invalidated.
+    /// Ends the guard: the gather is complete.
     #[inline]
     pub(super) fn done(self) {
         core::mem::forget(self);
@@ -61,7 +58,7 @@ impl Drop for Unsure<'_> {
     }
 }
 
-/// Makes `gather` everything. By itself, so that no caller has another gather on its stack for that.
+/// Makes `gather` everything. Out of line, so that no caller has a second gather on its stack.
 #[cold]
 #[inline(never)]
 pub(super) fn gather_everything(gather: &mut Gather) {
@@ -69,14 +66,13 @@ pub(super) fn gather_everything(gather: &mut Gather) {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Guards `range` from here until [`done`](Changing::done): a call may have mapped any part of it, or none.
+    /// Guards `range` until [`done`](Changing::done): a call may have mapped any part of it, or none.
     #[inline]
     pub(crate) fn changing(&self, range: IovaRange) -> Changing<'_, M, P> {
         Changing { domain: self, range }
     }
 
-    /// From here on until it is done something may be queued whose timer is not asked for. Dropped, the next that is queued asks
-    /// for one.
+    /// Guards a range that is queued and has no timer yet. Dropped, it makes the next queued range ask for one.
     #[inline]
     pub(super) fn untimed(&self) -> Guard<impl FnMut()> {
         Guard::new(|| self.lose_timer())

@@ -1,26 +1,23 @@
-//! The life of addresses, from one allocation to the next, as tokens. *Unmapped means unreachable*
-//! is decided here: these addresses become free only out of a token that says that nothing is
-//! mapped at them.
+//! The life of addresses as tokens, from one allocation to the next. *Unmapped means unreachable* is decided here: addresses become free
+//! only out of a token that says that nothing is mapped at them.
 //!
 //! ```text
 //!   reserve --> Reserved --link--> Linked --unlink--> Unlinked --(confirmed)--> free
 //! ```
-//! The token of a list that was refused half-way says what becomes of its addresses:
+//! If the mapper refuses a list half-way, the token says what becomes of its addresses:
 //!
-//! | what is at the addresses | what becomes of them |
+//! | at the addresses is | so they are |
 //! |---|---|
-//! | nothing | they are free |
-//! | nothing, but the hardware did not confirm it | they are held until it does, and so is the memory |
-//! | another caller's translation | they are lost: never used again |
+//! | nothing | free |
+//! | nothing, but the hardware did not confirm it | held until it does, and so is the memory |
+//! | another caller's translation | leaked: never used again |
 //!
-//! A token cannot be copied. Where it is dropped, as when a call below panics, its addresses are lost and counted, and what is
-//! mapped there can still be unlinked ([`Linked::from_lost`]); where it is forgotten (`mem::forget`), they are lost and not
-//! counted.
+//! Tokens are not copied. A dropped token (a call below may have panicked) leaks and counts its addresses, and a mapping there can still
+//! be unlinked ([`Linked::from_lost`]). A forgotten token (`mem::forget`) leaks them uncounted.
 //!
-//! The order of the steps is up to the caller: the tokens do not know which gather was confirmed.
-//! If a caller frees addresses before their unlink is confirmed, the device of the next mapping
-//! there may reach the memory of this one. That memory is still the caller's by the contract of
-//! [`Reserved::link`], so no other memory is reached, but that mapping's I/O goes astray.
+//! The caller keeps the order of the steps: tokens do not know which gather was confirmed. If a caller frees addresses before their unlink
+//! is confirmed, the device of the next mapping there may reach the memory of this one. That memory is still the caller's by the contract
+//! of [`Reserved::link`], so no other memory is reached, but the I/O of the next mapping goes astray.
 
 use core::fmt;
 
@@ -34,28 +31,28 @@ use crate::mapper::Mapper;
 use crate::pgtable::{Attributes, MapError, Unmapped};
 use crate::platform::Platform;
 
-/// What is left of a list that was refused.
+/// What a refused list leaves behind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remains {
-    /// A device may still reach a part of the list: the memory is held until that is confirmed.
+    /// A device may still reach a part of the list: the memory is held until the hardware confirms.
     pub reachable: bool,
     /// Another caller's translation is at the addresses.
     pub occupied: bool,
 }
 
-/// What becomes of the addresses of a list that was refused.
+/// What becomes of the addresses of a refused list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// They can be used again.
     Free,
-    /// They can be used again once it is confirmed that no device reaches what was entered.
+    /// They can be used again once it is confirmed that devices reach nothing of the list.
     Held,
-    /// They are never used again.
+    /// They leak.
     Lost,
 }
 
 impl Remains {
-    /// Returns what the [table](self) above says.
+    /// Looks it up in the [table](self) above.
     pub(crate) fn addresses(self) -> Fate {
         match self {
             Self { occupied: true, .. } => Fate::Lost,
@@ -65,17 +62,16 @@ impl Remains {
     }
 }
 
-/// The failure to enter a list into a range that its caller has to itself. What is `reachable` was
-/// added to the caller's gather.
+/// A list could not be entered into a range that its caller owns. What is still `reachable` was added to the caller's gather.
 pub(crate) struct LinkFailed {
     /// Why.
     pub error: MapListError,
-    /// What is left of it.
+    /// What is left of the list.
     pub remains: Remains,
 }
 
 impl LinkFailed {
-    /// What becomes of the `addresses`.
+    /// Makes the public token and error, for `addresses`.
     #[cold]
     pub(super) fn refuse<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> Refused<'_, M, P> {
         let Self { error, remains } = self;
@@ -83,7 +79,7 @@ impl LinkFailed {
         Refused { error, unlinked, is_confirmed: !remains.reachable }
     }
 
-    /// Ends the map for which the `addresses` were taken.
+    /// Ends the map for which `addresses` were taken.
     #[cold]
     #[inline(never)]
     pub(super) fn end<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> MapListError {
@@ -93,48 +89,43 @@ impl LinkFailed {
 
 /// Addresses of a domain at which nothing is mapped.
 ///
-/// Dropping it loses them: they are never used again, and
-/// [counted](crate::domain::DomainStats::lost_iova_bytes).
+/// Dropping it leaks them, and [counts](crate::domain::DomainStats::lost_iova_bytes) them.
 #[must_use = "dropping it loses the addresses"]
 pub struct Reserved<'d, M: Mapper, P: Platform>(Changing<'d, M, P>);
 
 /// Addresses of a domain at which a list of memory is mapped.
 ///
-/// Dropping it leaves the memory mapped, and counts the addresses as lost:
-/// [`from_lost`](Self::from_lost) leads back to it.
+/// Dropping it leaves the memory mapped, and leaks and counts the addresses: [`from_lost`](Self::from_lost) leads back to it.
 #[must_use = "dropping it leaves the memory mapped"]
 pub struct Linked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they were lost before.
+    /// `None` where they leaked before.
     addresses: Option<Changing<'d, M, P>>,
-    /// Bytes that an unlink has removed where it could not remove all, and bytes that it could not
-    /// remove.
+    /// After an incomplete unlink: bytes that were removed, and bytes that could not be.
     removed: u64,
     kept: u64,
 }
 
-/// Addresses of a domain whose translations are removed, while devices may still use what they have cached of them.
+/// Addresses of a domain whose translations are removed, while devices may still use cached ones.
 ///
-/// Dropping it loses the addresses. Those at which another caller's translation was met are lost
-/// already, and counted.
+/// Dropping it leaks the addresses. Addresses at which another caller's translation was met leaked before, and are counted.
 #[must_use = "dropping it loses the addresses"]
 pub struct Unlinked<'d, M: Mapper, P: Platform> {
     domain: &'d Domain<M, P>,
     range: IovaRange,
-    /// `None` where they are lost already.
+    /// `None` where they leaked before.
     addresses: Option<Changing<'d, M, P>>,
 }
 
-/// A list that was refused, and the addresses that it was to have.
+/// A refused list, and its addresses.
 #[must_use = "dropping it loses the addresses"]
 pub struct Refused<'d, M: Mapper, P: Platform> {
     /// Why.
     pub error: MapListError,
     /// The addresses, at which nothing of the list is mapped.
     pub unlinked: Unlinked<'d, M, P>,
-    /// Whether it is confirmed that no device reaches any of the list. If not, the gather holds
-    /// what is to be confirmed.
+    /// Whether it is confirmed that devices reach nothing of the list. If not, the gather has what is to be confirmed.
     pub is_confirmed: bool,
 }
 
@@ -168,9 +159,10 @@ impl<M: Mapper, P: Platform> core::error::Error for Refused<'_, M, P> {}
 impl<M: Mapper, P: Platform> Domain<M, P> {
     /// Takes addresses for `len` bytes, whole granules as [`pages_of`](Self::pages_of) counts them, at or below `limit`.
     ///
-    /// O(1) out of the CPU's free list; otherwise a search of the address space, which may
-    /// allocate, and where that is exhausted a flush and another search, which waits for hardware.
-    /// The caller holds no lock and no CPU.
+    /// O(1) from the CPU's cache; otherwise a search of the address space.
+    ///
+    /// Context: a search may allocate; where addresses are exhausted it flushes and searches again, which waits for hardware. The caller holds
+    /// no lock and no CPU.
     ///
     /// # Errors
     /// [`IovaError`]: nothing is taken.
@@ -178,7 +170,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.alloc(len, limit, |_, range| self.changing(range)).map(Reserved)
     }
 
-    /// Waits until no device reaches what is in `gather`: one submission to the hardware. The caller holds no lock and no CPU.
+    /// Waits until devices do not reach what is in `gather`: one submission.
+    ///
+    /// Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`InvalidationError`]: devices may still reach it.
@@ -186,13 +180,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.mapper.sync(gather)
     }
 
-    /// Maps the pages of a checked `list` to `range`, which the caller has to itself. Does not
-    /// count the map. Adds to `unconfirmed`, which callers have that go on to confirm it, what was entered and removed again without
-    /// a confirmation.
+    /// Maps the pages of a checked `list` to `range`, which the caller owns. Does not count the map. Entries that were undone without a
+    /// confirmation are added to `unconfirmed`, which a caller passes if it goes on to confirm it.
     ///
     /// # Safety
-    /// As for [`map`](Self::map), until what was [unlinked](Self::unlink) is [confirmed](Self::confirm).
-    // By itself, as what it gathers takes much of the stack.
+    /// As for [`map`](Self::map), clauses 1 to 3; the mapping lasts until its [unlink](Self::unlink) is [confirmed](Self::confirm).
+    // Out of line: its gather takes much of the stack.
     #[inline(never)]
     pub(crate) unsafe fn link(
         &self,
@@ -201,14 +194,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
         unconfirmed: Option<&mut Gather>,
     ) -> Result<(), LinkFailed> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.link_here(range, list, attributes, unconfirmed) }
     }
 
     /// As [`link`](Self::link), in the caller's frame.
     ///
     /// # Safety
-    /// As [`link`](Self::link).
+    /// As for [`link`](Self::link).
     #[inline(always)]
     pub(crate) unsafe fn link_here(
         &self,
@@ -218,7 +211,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unconfirmed: Option<&mut Gather>,
     ) -> Result<(), LinkFailed> {
         let (mut unsure, mut gather) = (unconfirmed.map(Unsure), Gather::new());
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's; after an error `link_failed` syncs, or says `Unconfirmed`.
         let entered = unsafe { self.enter(range, list, attributes, &mut gather) };
         let linked = entered.map_err(|error| {
             let unconfirmed = unsure.as_mut().map(|unsure| &mut *unsure.0);
@@ -239,7 +232,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         unconfirmed: Option<&mut Gather>,
     ) -> LinkFailed {
         let occupied = matches!(why, MapError::AlreadyMapped { .. });
-        // A device may have used, and cached, what was entered for a moment.
+        // A device may have used and cached entries that were there for a moment.
         let (error, reachable) = match self.mapper.sync(gather) {
             Ok(()) => (why.into(), false),
             Err(error) => {
@@ -259,44 +252,40 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         self.0.range()
     }
 
-    /// Returns the addresses, for a caller that keeps them by number and goes on with
-    /// [`from_range`](Self::from_range).
+    /// Returns the addresses, for a caller that records them by number and later calls [`from_range`](Self::from_range).
     pub fn into_range(self) -> IovaRange {
         self.0.done()
     }
 
-    /// Memory for these addresses that comes piece by piece, none yet: its [list](Pieces::list) is to be [linked](Self::link). O(1).
+    /// An empty list of pieces for these addresses: [link](Self::link) its [list](Pieces::list). O(1).
     pub fn pieces(&self) -> Pieces {
         Pieces::new(self.range(), self.0.domain.granule())
     }
 
-    /// The same addresses, as those of an owner that maps parts of them again and again: no stranger's unmap of these gives them back.
+    /// The same addresses, for an owner that maps parts of them repeatedly: no other caller's unmap of parts frees them.
     pub(crate) fn divided(self) -> Self {
         Self(self.0.domain.divided(self.0))
     }
 
-    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It
-    /// trusts the caller in that. With other addresses, [`free`](Self::free) could hand out some at
-    /// which another caller's memory is still mapped: the next map there is refused, and the
-    /// addresses are lost.
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that. With
+    /// other addresses, [`free`](Self::free) could hand out a range at which another caller's memory is mapped: the next map there is
+    /// refused, and the addresses leak.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self(domain.changing(range))
     }
 
-    /// Maps the pages of `list` there, which are as many as were reserved. Costs one walk for each
-    /// lowest table and one store for each entry; may allocate page tables. Waits for hardware only
-    /// where a list that was refused half-way must be undone, where the memory for tables is
-    /// exhausted, and where the mapper waits for each map, as [`Domain::map`] says. Where a call
-    /// below panics, the memory may stay mapped for the life of the domain. The caller holds no
-    /// lock and no CPU.
+    /// Maps the pages of `list` there, exactly as many as were reserved. Costs one walk for each leaf table and one store for each entry.
+    ///
+    /// Context: may allocate page tables. Waits for hardware only where a list is undone, where memory for tables is exhausted, and where the
+    /// mapper waits for each map, as [`Domain::map`] says. If a call below panics, the memory may stay mapped for the life of the domain. The
+    /// caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`Refused`]: nothing of the list is mapped. What is not confirmed of it is added to
-    /// `unconfirmed`.
+    /// [`Refused`]: nothing of the list is mapped. What is not confirmed of it is added to `unconfirmed`.
     ///
     /// # Safety
-    /// As for [`Domain::map`], until what was [unlinked](Linked::unlink) is [confirmed](Domain::confirm); after
-    /// an error that [says so](Refused::is_confirmed) until `unconfirmed` is.
+    /// As for [`Domain::map`], clauses 1 to 3. The mapping lasts until its [unlink](Linked::unlink) is [confirmed](Domain::confirm); after
+    /// an error that is not [confirmed](Refused::is_confirmed), until `unconfirmed` is.
     pub unsafe fn link(
         self,
         list: &[PhysSegment],
@@ -304,7 +293,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         match self.0.domain.pages_of(list) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's, and the list is checked.
             Ok(_) => unsafe { self.link_checked(list, attributes.into(), unconfirmed) },
             Err(error) => Err(Refused { error, unlinked: Unlinked::new(self.0, false), is_confirmed: true }),
         }
@@ -323,7 +312,7 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
         let Self(addresses) = self;
         let (domain, range) = (addresses.domain, addresses.range());
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's; the token owns the range.
         match unsafe { domain.link(range, list, attributes, Some(unconfirmed)) } {
             Ok(()) => {
                 domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.maps, 1));
@@ -333,16 +322,16 @@ impl<'d, M: Mapper, P: Platform> Reserved<'d, M, P> {
         }
     }
 
-    /// Gives the addresses back, at which nothing was mapped. Cost and context as for
-    /// [`Unlinked::free`].
+    /// Frees the addresses. Cost and context as for [`Unlinked::free`].
     pub fn free(self) {
         Unlinked::new(self.0, false).free();
     }
 }
 
 impl<'d, M: Mapper, P: Platform> Refused<'d, M, P> {
-    /// Frees the addresses, or has them wait until a later flush is confirmed. Returns why the list
-    /// was refused. Waits for no hardware; the caller holds no lock and no CPU.
+    /// Frees the addresses, or holds them until a later flush is confirmed. Returns why the list was refused.
+    ///
+    /// Context: does not wait for hardware. The caller holds no lock and no CPU.
     #[cold]
     pub fn end(self) -> MapListError {
         let Self { error, unlinked, is_confirmed } = self;
@@ -361,47 +350,44 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
         self.range
     }
 
-    /// Bytes that the last [unlink](Self::unlink) could not remove: devices still reach them. It is
-    /// 0 before any.
+    /// Bytes that the last [unlink](Self::unlink) could not remove: devices still reach them. 0 before any.
     pub fn kept(&self) -> u64 {
         self.kept
     }
 
-    /// Returns the addresses, at which the memory stays mapped, for a caller that keeps them by
-    /// number and goes on with [`from_range`](Self::from_range).
+    /// Returns the addresses, at which the memory stays mapped, for a caller that records them by number and later calls
+    /// [`from_range`](Self::from_range).
     #[inline]
     pub fn into_range(self) -> IovaRange {
         self.addresses.map_or(self.range, Changing::done)
     }
 
-    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
     /// [`Domain::unmap`] does.
     pub fn from_range(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self { domain, range, addresses: Some(domain.changing(range)), removed: 0, kept: 0 }
     }
 
-    /// Goes on with addresses of `domain` whose token was dropped while memory was mapped there,
-    /// where a call below panicked for example. They are lost, and counted:
-    /// [`unlink`](Self::unlink) removes what is left there, and this token neither counts them
-    /// again nor frees them. It trusts the caller in that, as [`Domain::unmap`] does.
+    /// Recreates the token of addresses of `domain` whose token was dropped while memory was mapped there, by a panic for example. They have
+    /// leaked, and are counted: [`unlink`](Self::unlink) removes what is mapped there, but does not free or count them again. It trusts the
+    /// caller in that, as [`Domain::unmap`] does.
     pub fn from_lost(domain: &'d Domain<M, P>, range: IovaRange) -> Self {
         Self { domain, range, addresses: None, removed: 0, kept: 0 }
     }
 
-    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until
-    /// `gather` is [confirmed](Domain::confirm). Where another caller has removed a part of them,
-    /// by number, `gather` has everything, and the addresses are [lost](Unlinked::is_lost).
+    /// Removes the translations, and adds them to `gather`. Devices may reach the memory until `gather` is
+    /// [confirmed](Domain::confirm). If another caller has removed a part of them, by number, `gather` becomes everything, and the addresses
+    /// [leak](Unlinked::is_lost).
     ///
-    /// It counts as an unmap where it has removed all, and the addresses are not lost. Costs one
-    /// walk for each lowest table, and one store for each entry. Waits for nothing and allocates
-    /// nothing where all that one `link` mapped is unlinked; a large page that the range covers
-    /// only in part is split first, which may do both (see [`Mapper::unmap`]). The caller holds no
-    /// lock and no CPU.
+    /// Counts an unmap if it has removed all, and the addresses have not leaked. Costs one walk for each leaf table and one store for each
+    /// entry.
+    ///
+    /// Context: does not wait or allocate for exactly what one `link` mapped. A part of a large page splits the page first, which may do both
+    /// (see [`Mapper::unmap`]). The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// The token itself, as a part is still linked: a large page could not be split, for want of
-    /// memory, say. Devices still reach the bytes that are [kept](Self::kept). What was removed is
-    /// in `gather`; unlink the rest again.
+    /// The token itself: a part is still linked, as a large page could not be split, for want of memory for example. Devices still reach the
+    /// [kept](Self::kept) bytes. The removed ones are in `gather`; unlink the rest again.
     pub fn unlink(self, gather: &mut Gather) -> Result<Unlinked<'d, M, P>, Self> {
         let Self { domain, range, addresses, removed, .. } = self;
         let Unmapped { bytes, kept, .. } = domain.unlink(range, gather);
@@ -416,7 +402,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
             domain.platform.with_cpu(|cpu| domain.books.of(cpu).add(|book| &book.unmaps, 1));
             return Ok(Unlinked { domain, range, addresses: Some(addresses) });
         }
-        // Another caller has removed the rest, and taken that part of the addresses with it.
+        // Another caller has removed the rest, and ended that part of the addresses.
         addresses.done();
         domain.lose_rest(range, removed);
         Ok(Unlinked { domain, range, addresses: None })
@@ -424,7 +410,7 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
 }
 
 impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
-    /// Makes the token. Addresses that are lost are counted here.
+    /// Makes the token. Leaked addresses are counted here.
     fn new(addresses: Changing<'d, M, P>, is_lost: bool) -> Self {
         let (domain, range) = (addresses.domain, addresses.range());
         Self { domain, range, addresses: (!is_lost).then_some(addresses) }
@@ -435,31 +421,28 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         self.range
     }
 
-    /// Returns whether the addresses are never used again: another caller's translation was met
-    /// there, or another caller has removed a part of this one's.
+    /// Whether the addresses have leaked: another caller's translation was met there, or another caller has removed a part of this one.
     pub fn is_lost(&self) -> bool {
         self.addresses.is_none()
     }
 
-    /// Returns the addresses, and whether they are [lost](Self::is_lost), for a caller that keeps
-    /// them by number until what was unlinked is confirmed, and goes on with
-    /// [`from_range`](Self::from_range).
+    /// Returns the addresses, and whether they have [leaked](Self::is_lost), for a caller that records them by number until the unlink is
+    /// confirmed, and later calls [`from_range`](Self::from_range).
     pub fn into_range(self) -> (IovaRange, bool) {
         (self.range, self.addresses.map(Changing::done).is_none())
     }
 
-    /// Goes on with addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
+    /// The token of addresses of `domain` that [`into_range`](Self::into_range) has returned. It trusts the caller in that, as
     /// [`Reserved::from_range`] does.
     pub fn from_range(domain: &'d Domain<M, P>, (range, is_lost): (IovaRange, bool)) -> Self {
         Self { domain, range, addresses: (!is_lost).then(|| domain.changing(range)) }
     }
 
-    /// Gives the addresses back, for other callers to use, unless they are lost. The caller has
-    /// [confirmed](Domain::confirm) the gather that [`unlink`](Linked::unlink) added them to: if it
-    /// frees them earlier, a device that uses their next mapping may still reach the memory of this
-    /// one. O(1), or, where the CPU keeps its share of addresses already, O(log n) for each of up
-    /// to 64 ranges that go back to all. Waits for no hardware, allocates nothing; the caller holds
-    /// no lock and no CPU.
+    /// Frees the addresses for other callers, unless they have leaked. The caller has [confirmed](Domain::confirm) the gather of their
+    /// [`unlink`](Linked::unlink): otherwise a device of their next mapping may still reach the memory of this one. O(1); if the CPU's cache
+    /// is full, O(log n) for each of up to 64 ranges that go back to the address space.
+    ///
+    /// Context: does not wait for hardware, and allocates nothing. The caller holds no lock and no CPU.
     pub fn free(self) {
         let Self { domain, addresses, .. } = self;
         if let Some(addresses) = addresses {
@@ -467,10 +450,10 @@ impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
         }
     }
 
-    /// Keeps the addresses out of use until a later flush is confirmed, which the domain tries
-    /// again and again: for what the hardware did not confirm. What is lost stays so, and counts as
-    /// exposed until then; where the flush queue has no room, the addresses are lost. O(1), waits
-    /// for no hardware; the caller holds no lock and no CPU.
+    /// Holds the addresses until a later flush is confirmed, which the domain retries: for what the hardware did not confirm. Leaked addresses
+    /// stay so, and count as exposed until then. If the flush queue is full, the addresses leak. O(1).
+    ///
+    /// Context: does not wait for hardware. The caller holds no lock and no CPU.
     pub fn quarantine(self) {
         let Self { domain, range, addresses, .. } = self;
         match addresses {

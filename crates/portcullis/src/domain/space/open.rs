@@ -1,4 +1,4 @@
-//! The map of a list. It counts while a CPU is lent for its addresses; where it fails, it takes the counts and the addresses back.
+//! Maps of a list. A map counts while it has a CPU for its addresses; if it fails, it undoes the counts and frees the addresses.
 
 use core::cell::Cell;
 
@@ -13,12 +13,12 @@ use crate::pgtable::Attributes;
 use crate::platform::{LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them. The bytes
-    /// beside the segments [count](Self::count_neighbours). Calls `count` with the CPU that the addresses are taken on, and `true`; where
-    /// the map then fails, again, with `false`. With `HERE`, what it gathers is in the caller's frame.
+    /// As [`map`](Self::map), for a list of `used` bytes in `len` bytes of pages, as [`pages_of`](Self::pages_of) counts them. The list's
+    /// neighbours [count](Self::count_neighbours). Calls `count` with the CPU that took the addresses, and `true`; if the map fails then, again
+    /// with `false`. With `HERE`, the gather is in the caller's frame.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`map`](Self::map), clauses 1 to 3.
     #[inline(always)]
     pub(crate) unsafe fn open<const HERE: bool>(
         &self,
@@ -28,11 +28,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         limit: Iova,
         count: impl Fn(Option<&LocalCpu<'_>>, bool) + Copy,
     ) -> Result<IovaRange, MapListError> {
-        // By reference: in place of three words in each of what follows.
+        // By reference: one word instead of three in each closure below.
         let (neighbours, count) = (len.saturating_sub(used), &count);
-        // For one segment there is `map_fast`.
+        // One segment has `map_fast`.
         if M::IS_QUICK && list.len() > 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             let range = unsafe { self.open_fast(list, (len, neighbours), attributes, limit, count) };
             if let Some(range) = range {
                 return Ok(range);
@@ -44,7 +44,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
             book.add(|book| &book.refused, 1);
             self.change_in(book, neighbours.wrapping_neg());
         };
-        // Counted while the CPU is lent for the addresses: to count afterwards would take it again.
+        // Counted while the CPU is lent for the addresses, to save a second loan.
         let is_counted = Cell::new(false);
         let counting = Guard::new(|| {
             if is_counted.get() {
@@ -68,12 +68,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         };
         if HERE {
             let mut gather = Gather::new();
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's; the range was just allocated.
             if let Err(why) = unsafe { self.enter(range, list, attributes, &mut gather) } {
                 return Err(self.open_failed(|| self.link_failed(why, &gather, None), changing, uncounted));
             }
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's; the range was just allocated.
             if let Err(failed) = unsafe { self.link(range, list, attributes, None) } {
                 return Err(self.open_failed(|| failed, changing, uncounted));
             }
@@ -82,10 +82,10 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Ok(changing.done())
     }
 
-    /// The same, if that is quickly done: in one turn of the CPU that has the addresses. Otherwise nothing is changed.
+    /// The fast path, in one exclusive section of the CPU that has the addresses. Where it is not possible, nothing is changed.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`map`](Self::map), clauses 1 and 2.
     #[inline(never)]
     unsafe fn open_fast(
         &self,
@@ -96,14 +96,14 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         count: impl Fn(Option<&LocalCpu<'_>>, bool),
     ) -> Option<IovaRange> {
         let enter = |turn: &Turn<'_>, range| {
-            // SAFETY: the caller's promise, for all of the granules that the memory touches; and a slice does not change.
+            // SAFETY: the mapper asks for clauses 1 and 2, which are the caller's for all granules; and a slice's clones are equal.
             unsafe { self.mapper.map_list_fast(turn, range, self.granules(list), attributes) }
         };
         self.take_and(enter, bytes, limit, |cpu| count(Some(cpu), true))
     }
 
-    /// Ends a map that has counted, and taken `addresses`: `failed` has hardware forget it, and says what is left; then the counts take it
-    /// back, and the addresses go back. By itself, so that the map's frame needs no room for it.
+    /// Ends a map that was counted and has taken `addresses`. `failed` undoes the entries and says what is left; then the counts are undone, and
+    /// the addresses end. Out of line, to keep the map's frame small.
     #[cold]
     #[inline(never)]
     fn open_failed(
@@ -113,7 +113,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         uncounted: impl FnOnce(Option<&LocalCpu<'_>>),
     ) -> MapListError {
         let failed = failed();
-        // With a CPU, as what is counted may take a lock that an interrupt handler takes, too.
+        // With a CPU, as `uncounted` may take a lock that interrupt handlers take, too.
         self.platform.with_cpu(uncounted);
         failed.end(addresses)
     }

@@ -1,6 +1,5 @@
-//! The steps that `map` and `unmap` are made of, for callers that put them together differently:
-//! batches and rings. No step gives addresses back but those whose unmap its caller has seen
-//! confirmed.
+//! The steps of `map` and `unmap`, for callers that combine them differently: batches and rings. The only steps that free addresses are
+//! those whose caller has seen the unmap confirmed.
 
 use alloc::vec::Vec;
 
@@ -16,26 +15,25 @@ use crate::pgtable::{Attributes, MapError, Unmapped};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::Ordering;
 
-/// What a ring has counted by itself since it last [settled](Domain::settle).
+/// Counters of a ring since its last [`settle`](Domain::settle).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub maps: u64,
     pub unmaps: u64,
-    /// Bytes beside buffers that were mapped, and when the first of these was, in nanoseconds.
+    /// Bytes of neighbours that were mapped, and the time of the first, in nanoseconds.
     pub opened: u64,
     pub since_ns: u64,
-    /// Bytes beside buffers that were unmapped, which is confirmed.
+    /// Bytes of neighbours whose unmap is confirmed.
     pub closed: u64,
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// Makes a ring out of the domain's space, of the next colour unless `config` names one.
-    /// Allocates; waits for no hardware.
+    /// Makes a ring in the domain's space, of the next colour unless `config` names one. Allocates; does not wait for hardware.
     pub(crate) fn new_ring(&self, config: RingConfig) -> Result<RingArena, ArenaError> {
-        // Relaxed: only the number counts. After 2^32 rings colours come again.
+        // Relaxed: only the number counts. Colours repeat after 2^32 rings.
         let next = || self.rings.fetch_add(1, Ordering::Relaxed) as u32;
         let config = RingConfig { colour: config.colour.or_else(|| Some(next())), ..config };
-        // Nothing below is called between the allocation and the arena.
+        // No call between the allocation and the arena can panic.
         RingArena::new_by(&self.space, &config, |len, limit| {
             let guard = |_: Option<&LocalCpu<'_>>, range| self.changing(range);
             let range = self.space.alloc_guarded(&self.platform, (len, limit), !self.is_at_once(), guard)?;
@@ -43,7 +41,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         })
     }
 
-    /// Has addresses stay their owner's, which maps parts of them again and again: no stranger's unmap of such parts gives them back.
+    /// Marks addresses as an owner's that maps parts of them repeatedly: no other caller's unmap of parts frees them.
     pub(crate) fn divided<'d>(&self, addresses: Changing<'d, M, P>) -> Changing<'d, M, P> {
         if !self.space.divide(addresses.range()) {
             broken("addresses that a caller holds are handed out");
@@ -51,7 +49,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         addresses
     }
 
-    /// Takes a ring's addresses back.
+    /// Frees a ring's addresses.
     #[allow(clippy::result_large_err, reason = "a ring that is refused comes back in place")]
     pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
         let changing = self.changing(arena.range());
@@ -60,11 +58,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         result
     }
 
-    /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table
-    /// memory is short, empty tables make room once.
+    /// Enters the pages of `list`, which [`pages_of`](Self::pages_of) has checked, into `range`. Where table memory is short, reclaims empty
+    /// tables once.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`map`](Self::map), clauses 1 to 3; after an error the mapping lasts until `gather` is synced.
     #[inline(always)]
     pub(super) unsafe fn enter(
         &self,
@@ -73,20 +71,20 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         attributes: Attributes,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.enter_once(range, list, attributes, gather) } {
             Err(MapError::OutOfMemory) if !self.is_at_once() => {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 3 are the caller's.
                 unsafe { self.enter_again(range, list, attributes, gather) }
             }
             result => result,
         }
     }
 
-    /// Enters the pages of `list` once, without making room for tables.
+    /// As [`enter`](Self::enter), once and without a reclaim.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`enter`](Self::enter).
     #[inline(always)]
     unsafe fn enter_once(
         &self,
@@ -96,11 +94,11 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let granules = self.granules(list);
-        // SAFETY: the caller's promise, for all of the granules that the memory touches.
+        // SAFETY: the mapper asks for the caller's clauses, for all of the granules that the memory touches.
         unsafe { self.mapper.map(&self.platform, range, granules, attributes, gather) }
     }
 
-    /// The granules that each segment touches, of a list that [`pages_of`](Self::pages_of) has checked: so no sum wraps.
+    /// The granules that each segment touches, of a list that [`pages_of`](Self::pages_of) has checked, so no sum wraps.
     #[inline(always)]
     pub(super) fn granules(
         &self,
@@ -110,12 +108,12 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         list.iter().map(move |piece| (piece.phys.align_down(granule), piece.bytes_of_granules(granule)))
     }
 
-    /// Makes room of tables that had become empty, and tries again: they are those that this frees, or that others have freed meanwhile.
-    /// Where another call is reclaiming, this one does not wait, as it may be an interrupt handler's, which has interrupted that. What the
-    /// first attempt has mapped and removed again may still be cached, in pieces that differ from those of the second.
+    /// Reclaims empty tables, or relies on others that do, and tries again. It does not wait for another reclaim: this caller may be an
+    /// interrupt handler that has interrupted it. It syncs first, as hardware may have cached the first attempt's entries in pieces that
+    /// differ from those of the second.
     ///
     /// # Safety
-    /// As for [`map`](Self::map).
+    /// As for [`enter`](Self::enter).
     #[cold]
     #[inline(never)]
     unsafe fn enter_again(
@@ -128,25 +126,25 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if self.mapper.sync(gather).is_err() || self.mapper.try_reclaim(&self.platform).is_err() {
             return Err(MapError::OutOfMemory);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.enter_once(range, list, attributes, gather) }
     }
 
-    /// Maps the pages at `phys` to `range`, which the caller has to itself, if that is quickly done; else nothing
-    /// is changed, and [`link`](Self::link) does it. Counts nothing.
+    /// Maps the pages at `phys` to `range`, which the caller owns, on the fast path. Where that is not possible, nothing is changed, and the
+    /// caller uses [`link`](Self::link). Counts nothing.
     ///
     /// # Safety
-    /// As for [`link`](Self::link).
+    /// As for [`link`](Self::link), clauses 1 and 2.
     #[inline]
     pub(crate) unsafe fn link_fast(&self, range: IovaRange, phys: PhysAddr, attributes: Attributes) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the mapper asks for clauses 1 and 2, which are the caller's.
         self.in_turn_of(|turn| unsafe { self.mapper.map_fast(turn, range, phys, attributes) })
     }
 
     /// The same for the granules of a list that [`pages_of`](Self::pages_of) has checked.
     ///
     /// # Safety
-    /// As for [`link`](Self::link).
+    /// As for [`link`](Self::link), clauses 1 and 2.
     #[inline]
     pub(crate) unsafe fn link_list_fast(
         &self,
@@ -154,13 +152,13 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         list: &[PhysSegment],
         attributes: Attributes,
     ) -> bool {
-        // SAFETY: the caller's promise, for all of the granules that the memory touches; a slice does not change.
+        // SAFETY: the mapper asks for clauses 1 and 2, which are the caller's for all granules; and a slice's clones are equal.
         self.in_turn_of(|turn| unsafe {
             self.mapper.map_list_fast(turn, range, self.granules(list), attributes)
         })
     }
 
-    /// Has `enter` map in a turn of the CPU, if the mapper is quick.
+    /// Calls `enter` in an exclusive section of the CPU, if the mapper is quick.
     #[inline(always)]
     fn in_turn_of(&self, enter: impl FnOnce(&Turn<'_>) -> bool) -> bool {
         if !M::IS_QUICK {
@@ -171,9 +169,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.platform.with_cpu_fast(enter).flatten() == Some(true)
     }
 
-    /// Removes the translations of `range` and adds them to `gather`; where not all of the range
-    /// was mapped, adds everything. Returns what was mapped, and what still is.
-    // In line always: called, its answer goes through memory, which costs a batch 1.5 ns.
+    /// Removes the translations of `range` and adds them to `gather`, or everything where not all of the range was mapped. Returns what was
+    /// mapped, and what still is.
+    // Inlined: otherwise the result goes through memory, which costs a batch 1.5 ns.
     #[inline(always)]
     pub(crate) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> Unmapped {
         let unsure = Unsure(gather);
@@ -181,19 +179,18 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if unmapped.bytes == range.len() {
             unsure.done();
         }
-        // Otherwise another caller has removed the rest, and may not have invalidated it. That may
-        // have been a part of a large page, which is not there any more to say how far it went.
+        // Otherwise the guard adds everything: another caller has removed the rest, and may not have invalidated it. The rest may have been part
+        // of a large page, whose extent is not known any more.
         unmapped
     }
 
-    /// Gives back addresses whose unmap is confirmed. Counts no unmap.
+    /// Frees addresses whose unmap is confirmed. Counts no unmap.
     pub(crate) fn take_back(&self, changing: Changing<'_, M, P>) {
         self.with_turn(|cpu, own| self.give_back(cpu, own, changing.done()));
     }
 
-    /// Gives back all `ranges`, whose unmaps are confirmed, and counts one unmap for each;
-    /// `neighbours` bytes of them were not the buffers'. Works in slices, so that no CPU is held
-    /// for long. Where the platform panics, `ranges` still has what was not given back.
+    /// Frees all `ranges`, whose unmaps are confirmed, and counts one unmap for each; `neighbours` bytes of them are neighbours. Works in
+    /// slices, so that no CPU is held for long. If the platform panics, `ranges` still has what was not freed.
     pub(crate) fn take_back_all(&self, ranges: &mut Vec<IovaRange>, mut neighbours: u64) {
         loop {
             self.with_turn(|cpu, own| {
@@ -210,7 +207,7 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Adds what a ring has counted by itself.
+    /// Adds the counters of a ring.
     pub(crate) fn settle(&self, tally: Tally) {
         let Tally { maps, unmaps, opened, closed, since_ns } = tally;
         let neighbours = opened > 0 || closed > 0;
