@@ -1,27 +1,27 @@
-//! The [blocks](Block) of pages that a range is invalidated by, for what hardware's commands can name. The drivers of
-//! IOMMUs and the software IOMMU ask this module alone, so what is measured in one is what the others do.
+//! The [blocks](Block) of pages that hardware's commands name for a range. The drivers of IOMMUs and the software IOMMU all use this
+//! module, so measurements of one hold for the others.
 //!
-//! A command for addresses names one page, or 2^n pages at a multiple of their size, or some multiple of 2^n pages from any
-//! page on. A range that is none of these takes several commands, or its command makes the hardware forget more than was
-//! asked for, or it is forgotten with the whole domain. A command costs the hardware a read of memory; a translation that
-//! was forgotten without need costs a walk, of several reads, if a device still uses it. So a range takes:
+//! A command for addresses names one page, or 2^n pages at a multiple of their size, or some multiple of 2^n pages from any page on. Any
+//! other range takes several commands, or a command that invalidates more, or an invalidation of the whole domain. A command costs the
+//! hardware a read of memory; a translation that was dropped without need costs a walk, of several reads, if a device still uses it. So a
+//! range takes:
 //!
-//! - **by blocks, one or two**. One block around a range would be up to the whole address space where the range lies across a
-//!   multiple of a large power of two. So there the range is cut at that multiple, and has a block on each side of it. The
-//!   block around both is taken where it holds at most twice the pages of the larger of the two.
+//! - **by blocks, one or two**. Where a range lies across a multiple of a large power of two, a single block around it could be the whole
+//!   address space. Such a range is cut at that multiple, with a block on each side. A single block is taken where it holds at most twice
+//!   the pages of the larger of the two.
 //! - **by pages**, one command for each, up to [`MOST_BLOCKS`].
 //! - **by runs**, one.
 //!
-//! No page that the range holds as a whole is cut by a border between two blocks: hardware need not forget a page of which
-//! a command names only a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). For every page lies at a
-//! multiple of its size, and so does the border, at a multiple of more than the size of each page that could lie across it.
+//! The border between two blocks cuts no page that lies wholly in the range, as hardware need not drop a page of which a command names
+//! only a part (Intel VT-d, architecture specification, Rev. 4.1, section 6.5.2.3). Every page lies at a multiple of its size, and the
+//! border at a multiple of more than the size of any page that could lie across it.
 
 use core::ops::Range;
 
 use crate::addr::{Iova, IovaRange, PageSize};
 
 /// The most blocks of one range. An IOTLB has some hundred entries at the most ([`Costs::BARE_METAL`](super::Costs::BARE_METAL)
-/// counts 64), so a range of more pages may as well be forgotten with all else.
+/// counts 64), so a range of more pages may as well take an invalidation of the domain.
 pub const MOST_BLOCKS: usize = 64;
 
 /// The binary logarithm of the most pages that a [run](Granularity::Run) counts.
@@ -30,61 +30,60 @@ const RUN_BITS: u32 = 5;
 /// The largest exponent of a [run](Granularity::Run).
 const MOST_SCALE: u32 = 31;
 
-/// What one invalidation command of an IOMMU can name.
+/// The unit of one invalidation command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
-    /// One page of the granule. The hardware forgets a larger page by any address in it.
+    /// One page of the granule. It also drops the larger page that contains the address.
     ///
     /// RISC-V (IOMMU architecture specification, version 1.0, "IOMMU Page-Table cache invalidation commands"); SMMUv3 without
     /// IDR3.RIL (IHI 0070, section 4.4).
     Page,
-    /// 2^n pages of the granule at a multiple of their size. The hardware need not forget a page of which they are only a part.
+    /// 2^n pages of the granule at a multiple of their size. The hardware need not drop a page of which they are only a part.
     ///
     /// - VT-d (Rev. 4.1, section 6.5.2.3): `max_order` is MAMV of the Capability Register.
     /// - AMD-Vi (publication 48882, section 2.4.3), RISC-V with the Address Range Invalidation extension (section 9.3), and
-    ///   devices' own TLBs (PCIe Address Translation Services, Invalidate Request): the address itself tells the size, up to all
-    ///   addresses.
+    ///   device TLBs (PCIe Address Translation Services, Invalidate Request): the address itself tells the size, up to all addresses.
     Block {
         /// The largest n.
         max_order: u32,
     },
-    /// 1 to 32 times 2^n pages of the granule, n up to 31, from any page on; no single page.
+    /// 1 to 32 times 2^n pages of the granule, n up to 31, from any page on; but never a single page.
     ///
     /// SMMUv3 with IDR3.RIL (IHI 0070, section 4.4.1.1: NUM and SCALE), where a command without them names a page.
     Run,
 }
 
 impl Granularity {
-    /// Blocks of any size, as where the address itself tells the size.
+    /// Blocks of any size, for hardware that reads the size from the address.
     pub const ANY_BLOCK: Self = Self::Block { max_order: u64::BITS - PageSize::SIZE_4K.shift() };
 }
 
-/// Pages that one command names: `count` times 2^`order` pages of the granule, from `address` on.
+/// Pages that one command names: `count` times 2^`order` pages of the granule from `address` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The first address: a multiple of the granule, and of the block's size where it is no [run](Granularity::Run).
+    /// The first address: a multiple of the granule, and, except in a [run](Granularity::Run), of the block's size.
     pub address: Iova,
-    /// The binary logarithm of the pages that are counted as one.
+    /// The binary logarithm of the pages in one unit.
     pub order: u32,
-    /// How many of them there are: 1 where it is no [run](Granularity::Run), and at most 32.
+    /// The number of units: 1 except in a [run](Granularity::Run), and at most 32.
     pub count: u32,
 }
 
 impl Block {
-    /// The block's addresses, in pages of `granule`. `None` where they end beyond the last address, or are all addresses.
+    /// The block's addresses, in pages of `granule`. `None` where they end beyond the last address, or are the whole address space.
     pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
         let pages = u64::from(self.count).checked_mul(1_u64.checked_shl(self.order)?)?;
         IovaRange::new(self.address, pages.checked_mul(granule.bytes())?).ok()
     }
 }
 
-/// The blocks of one range, by ascending address; made by [`blocks`].
+/// The blocks of one range, by ascending address, from [`blocks`].
 #[derive(Debug, Clone)]
 pub struct Blocks {
     shift: u32,
-    /// The numbers of pages that are named one by one.
+    /// Pages that are named one by one.
     pages: Range<u64>,
-    /// What comes after them.
+    /// The blocks after them.
     blocks: [Option<Block>; 2],
 }
 
@@ -107,14 +106,14 @@ impl Iterator for Blocks {
 
 impl ExactSizeIterator for Blocks {}
 
-/// Returns the blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None`
-/// where the domain is to be forgotten as a whole. A few instructions; allocates nothing.
+/// Returns blocks that together hold each page of `granule` that `range` touches, for commands of this granularity; `None` where the
+/// domain must be invalidated. A few instructions; allocates nothing.
 ///
 /// For a range that touches n pages these are:
 ///
-/// - [`Page`](Granularity::Page): n blocks of these pages alone; `None` where n is above [`MOST_BLOCKS`];
-/// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` where one of them would be above the
-///   largest order, or where the range may be a single page that is;
+/// - [`Page`](Granularity::Page): n blocks of one page; `None` where n is above [`MOST_BLOCKS`];
+/// - [`Block`](Granularity::Block): one or two, of less than 4 n pages in sum; `None` where a block would exceed the largest order, or
+///   where the range may be a single page that does;
 /// - [`Run`](Granularity::Run): one, of at most n + n / 16 pages; `None` where n is above 2^36.
 pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> Option<Blocks> {
     let shift = granule.shift();
@@ -131,26 +130,26 @@ pub fn blocks(range: IovaRange, granule: PageSize, granularity: Granularity) -> 
     }
 }
 
-/// The blocks for the pages `first` to `last`, as [`Granularity::Block`] has them.
+/// The blocks for the pages `first` to `last`, by [`Granularity::Block`].
 fn aligned(first: u64, last: u64, shift: u32, max_order: u32) -> Option<[Option<Block>; 2]> {
-    // The bits that count pages inside a block with both.
+    // The order of the smallest block that contains both.
     let order = |first: u64, last: u64| u64::BITS - (first ^ last).leading_zeros();
     let block = |first: u64, last: u64| {
         let order = order(first, last);
-        // Zero where all pages are meant.
+        // Zero for the whole address space.
         let page = first.checked_shr(order).and_then(|block| block.checked_shl(order)).unwrap_or(0);
         Block { address: Iova::new(page << shift), order, count: 1 }
     };
     let whole = order(first, last);
-    // The middle of the block around them: they lie on both sides of it.
+    // The middle of the block around both: they lie on both sides of it.
     let middle = whole.checked_sub(1).map_or(last, |below| last >> below << below);
     let larger = if middle > first { order(first, middle - 1).max(order(middle, last)) } else { whole };
-    // All of a block may be one page, which its halves do not name.
+    // A whole block may be one page, which two halves do not name.
     let may_be_one_page = first.trailing_zeros() >= whole && last.trailing_ones() >= whole;
     if larger > max_order || whole > max_order && may_be_one_page {
         return None;
     }
-    // Two pages are worth no second command.
+    // Two pages are not worth a second command.
     let is_worth_two = larger + 1 < whole && whole > 2;
     let is_two = is_worth_two || whole > max_order;
     Some(if is_two {
@@ -160,7 +159,7 @@ fn aligned(first: u64, last: u64, shift: u32, max_order: u32) -> Option<[Option<
     })
 }
 
-/// The run of the page `first` and `number` more.
+/// The run of page `first` and the `number` pages after it.
 fn run(first: u64, number: u64, shift: u32) -> Option<Block> {
     let order = (u64::BITS - number.leading_zeros()).saturating_sub(RUN_BITS);
     // No truncation: the order leaves five bits.
@@ -186,7 +185,7 @@ mod tests {
         Some(blocks.map(bounds).collect())
     }
 
-    /// Whether all pages of `first..=last` that there can be lie in one of `blocks` each. (Ends are exclusive there.)
+    /// Whether each possible page of `first..=last` lies in one of `blocks`, whose ends are exclusive.
     fn holds_each_page(blocks: &[(u64, u64)], first: u64, last: u64) -> bool {
         (0..7).all(|order| {
             let pages = first.div_ceil(1 << order)..(last + 1) >> order;
@@ -196,7 +195,7 @@ mod tests {
         })
     }
 
-    /// Beside all pairs of blocks that there are.
+    /// Against all pairs of blocks.
     #[test]
     fn one_or_two_blocks_hold_each_page_wherever_two_can() {
         let around = |first: u64, last: u64| {

@@ -1,24 +1,20 @@
-//! A [`Gather`]: the ranges that unmaps have cleared and that are still to be invalidated. Its
-//! requests cover all that was added to it, at the least.
+//! A [`Gather`]: cleared ranges that are still to be invalidated. Its requests cover all of them, and may cover more.
 
 use arrayvec::ArrayVec;
 
 use super::{Costs, Invalidation, Request};
 use crate::addr::{DomainId, IovaRange};
 
-/// The number of ranges that are asked for one by one. Where there are more, and they lie far
-/// apart, the whole domain is asked for.
+/// The most ranges that are requested one by one. More that lie far apart become the whole domain.
 pub const GATHER_RANGES: usize = 32;
 
-/// The number of ranges that an [`add`](Gather::add) compares with: the newest, as neighbours come
-/// one after the other.
+/// The number of newest ranges that an [`add`](Gather::add) compares with, as neighbours tend to come one after the other.
 const NEAR: usize = 4;
 
 /// Ranges that unmaps have cleared, for one submission to the hardware.
 ///
-/// Neighbours become one range. Two ranges become one request where that covers at most twice the
-/// bytes that were asked for: an entry that the hardware forgets without need costs a table walk, a
-/// request costs a descriptor.
+/// Neighbours are merged. Two ranges become one request where that covers at most twice their bytes: an entry that is dropped without
+/// need costs a table walk, a request costs a descriptor.
 #[derive(Debug, Default)]
 pub struct Gather {
     ranges: ArrayVec<IovaRange, GATHER_RANGES>,
@@ -27,21 +23,20 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// Nothing yet.
+    /// An empty gather.
     pub const fn new() -> Self {
         Self { ranges: ArrayVec::new_const(), everything: false, hints: 0 }
     }
 
-    /// Adds the leaves of `range`. Cannot fail, and allocates nothing. Compares with four ranges at
-    /// the most; a call that finds 32 ranges sorts them.
+    /// Adds `range`, of which only leaves have changed. Cannot fail, and allocates nothing. Compares with at most four ranges; a call that
+    /// finds 32 ranges sorts them.
     #[inline]
     pub fn add(&mut self, range: IovaRange) {
         self.add_with(range, u64::MAX);
     }
 
-    /// As [`add`](Self::add), for a [`Mapper`](crate::mapper::Mapper) whose [`sync`](crate::mapper::Mapper::sync) wants to know more
-    /// of what its `unmap` has found than the range: `hints` are bits of a meaning of its own, such as the levels that had
-    /// leaves, or their sizes.
+    /// As [`add`](Self::add), for a [`Mapper`](crate::mapper::Mapper) whose [`sync`](crate::mapper::Mapper::sync) uses findings of its
+    /// `unmap`: `hints` are bits of the mapper's own meaning, such as the levels that had leaves, or their sizes.
     #[inline]
     pub fn add_with(&mut self, range: IovaRange, hints: u64) {
         self.hints |= hints;
@@ -64,7 +59,7 @@ impl Gather {
         self.everything |= self.ranges.try_push(range).is_err();
     }
 
-    /// Adds all that is in `other`: at most 32 ranges, each as by [`add`](Self::add).
+    /// Adds all of `other`: at most 32 ranges, each as by [`add`](Self::add).
     pub fn merge(&mut self, other: &Self) {
         other.ranges.iter().for_each(|range| self.add_with(*range, other.hints));
         self.everything |= other.everything;
@@ -76,29 +71,27 @@ impl Gather {
         Self { ranges: ArrayVec::new_const(), everything: true, hints: u64::MAX }
     }
 
-    /// The same, not on the caller's stack, which need not have room for several.
+    /// The same, in static memory: a kernel's stack need not have room for several.
     pub(crate) const EVERYTHING: &'static Self = {
         static EVERYTHING: Gather = Gather::everything();
         &EVERYTHING
     };
 
-    /// Forgets what was added.
+    /// Empties it.
     pub fn clear(&mut self) {
         self.ranges.clear();
         self.everything = false;
         self.hints = 0;
     }
 
-    /// All bits that a mapper's `unmap` has [added](Self::add_with) with any of the ranges. All are set where any range
-    /// was added without: by a caller that no longer knows what an unmap found there, for a failed map, or as
-    /// [everything](Self::everything). So a mapper that leaves out what no bit asks for leaves out nothing that is to be
-    /// invalidated.
+    /// All bits that a mapper's `unmap` has [added](Self::add_with). All are set where any range was added without: by a caller that does not
+    /// know an unmap's findings, for a failed map, or as [everything](Self::everything). So a mapper that leaves out what no bit asks for
+    /// leaves out nothing that needs an invalidation.
     pub fn hints(&self) -> u64 {
         self.hints
     }
 
-    /// The one range that is to be invalidated, where there is no other: for a [`Mapper`](crate::mapper::Mapper) that needs no list of
-    /// [requests](Self::requests) for it.
+    /// The only range, if there is exactly one: for a [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests).
     #[inline]
     pub fn only(&self) -> Option<IovaRange> {
         match *self.ranges.as_slice() {
@@ -112,16 +105,15 @@ impl Gather {
         self.ranges.is_empty() && !self.everything
     }
 
-    /// The requests that cover all that was added, to be submitted together: one for each range, or
-    /// one for the whole domain where `costs` say that it is cheaper. The list is empty where
-    /// nothing was added.
+    /// The requests that cover all that was added, for one submission: one for each range, or one for the whole domain where `costs` make that
+    /// cheaper. Empty where nothing was added.
     pub fn requests(&self, domain: DomainId, costs: &Costs) -> ArrayVec<Request, GATHER_RANGES> {
         let mut requests = ArrayVec::new();
         self.write_requests(domain, costs, &mut requests);
         requests
     }
 
-    /// As [`requests`](Self::requests), in the place of the caller's empty list: a second one is more than a kernel's stack has room for.
+    /// As [`requests`](Self::requests), into the caller's empty list: a kernel's stack has no room for a second one.
     #[inline(never)]
     pub(crate) fn write_requests(
         &self,
@@ -129,7 +121,7 @@ impl Gather {
         costs: &Costs,
         requests: &mut ArrayVec<Request, GATHER_RANGES>,
     ) {
-        // Only leaves have changed, so paging-structure caches may be kept.
+        // Only leaves have changed, so paging-structure caches may stay.
         let by_range = |range| {
             requests.push(Request { domain, invalidation: Invalidation::Range { range, leaf_only: true } });
         };
@@ -138,11 +130,10 @@ impl Gather {
         }
     }
 
-    /// Calls `f` with the ranges that cover all that was added, at most 32. Up to four are given as they are; of more,
-    /// ranges that lie close together are one. Returns `false`,
-    /// without a call, where there are more than four and `costs` say that it is cheaper to invalidate the whole domain, or where everything was added. For a
-    /// [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests), which takes 1.3 KiB of the stack; this takes
-    /// half of that. More than four ranges are sorted, O(n^2).
+    /// Calls `f` with at most 32 ranges that cover all that was added. Up to four are passed as they are; more are sorted, O(n^2), and close
+    /// ones merged. Returns `false` without a call where everything was added, or where there are more than four and `costs` make the whole
+    /// domain cheaper. For a [`Mapper`](crate::mapper::Mapper) that needs no list of [requests](Self::requests), which takes 1.3 KiB of the
+    /// stack; this takes half of that.
     #[inline]
     pub fn each_range(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
         match self.everything {
@@ -155,10 +146,10 @@ impl Gather {
         }
     }
 
-    /// The same for more ranges than are given as they are. By itself, as its list takes much of the stack.
+    /// The same for more than four ranges. Out of line, as its list takes much of the stack.
     #[inline(never)]
     fn each_joined(&self, costs: &Costs, f: impl FnMut(IovaRange)) -> bool {
-        // Written where it stays: a clone goes by way of a second list on the stack.
+        // Filled in place: a clone would put a second list on the stack.
         let mut ranges = ArrayVec::<_, GATHER_RANGES>::new();
         ranges.extend(self.ranges.iter().copied());
         let left = compact(&mut ranges);
@@ -170,7 +161,7 @@ impl Gather {
     }
 }
 
-/// Makes one range of both, in `one`, if they lie close together.
+/// Merges `other` into `one` if they lie close together.
 fn join(one: &mut IovaRange, other: IovaRange) -> bool {
     let asked = one.len().saturating_add(other.len());
     match one.hull(other) {
@@ -182,8 +173,8 @@ fn join(one: &mut IovaRange, other: IovaRange) -> bool {
     }
 }
 
-/// Sorts ranges, and joins ranges that lie close together, in their place. Returns how many are left. O(n^2), of at most
-/// [`GATHER_RANGES`]: the sort of the core library keeps more on the stack than all of them.
+/// Sorts ranges and merges close ones, in place. Returns the number left. O(n^2), of at most [`GATHER_RANGES`]: the core library's sort
+/// takes more stack than all of them.
 #[inline(never)]
 fn compact(all: &mut [IovaRange]) -> usize {
     for end in 1..all.len() {
@@ -233,7 +224,7 @@ mod tests {
     #[test]
     fn neighbours_in_any_order_become_one_request() {
         let mut gather = Gather::new();
-        // Every third, then the second, then the first of each three: far apart until the last come.
+        // Every third, then the second, then the first of each three: far apart until the last ones come.
         (0..3).rev().for_each(|step| (0..10).for_each(|n| gather.add(page(100 + n * 3 + step))));
         let whole = IovaRange::new(page(100).start(), 30 * PAGE).unwrap();
         assert_eq!(ranges(&gather, &Costs::BARE_METAL), Some(alloc::vec![whole]));
@@ -255,7 +246,7 @@ mod tests {
         (0..10).for_each(|n| gather.add(page(n * 1000)));
         let costs = |refill_ns| Costs { submission_ns: 700, request_ns: 100, refill_ns };
         assert_eq!(ranges(&gather, &costs(1000)).map(|ranges| ranges.len()), Some(10));
-        // Neighbours count once, although they were not joined when they came.
+        // Neighbours count once, although they were not merged when they were added.
         (0..6).for_each(|n| gather.add(page(n * 1000 + 1)));
         assert_eq!(
             (gather.ranges.len(), ranges(&gather, &costs(1000)).map(|ranges| ranges.len())),
@@ -281,7 +272,7 @@ mod tests {
         assert_eq!(ranges(&gather, &Costs::BARE_METAL).map(|ranges| ranges.len()), Some(5));
     }
 
-    /// Beside a plain list of what was added; `None` is everything.
+    /// Against a plain list of the added ranges; `None` is everything.
     #[test]
     fn requests_cover_all_that_was_added() {
         let mut dice = Dice(1);
@@ -333,8 +324,7 @@ mod tests {
         }
     }
 
-    /// What a mapper has learnt of one range stands for all that are invalidated with it, and for a range of which nobody knows
-    /// anything all of it could be true.
+    /// A mapper's hints for one range hold for all ranges of the gather. A range without hints sets all bits.
     #[test]
     fn hints_are_those_of_all_ranges_and_all_bits_where_a_range_came_without() {
         let mut gather = Gather::new();
@@ -354,7 +344,7 @@ mod tests {
         assert_eq!((gather.hints(), Gather::everything().hints()), (0, u64::MAX));
         gather.merge(&Gather::everything());
         assert_eq!(gather.hints(), u64::MAX);
-        // As many as make everything keep what was said.
+        // Hints survive when ranges become everything.
         let mut many = Gather::new();
         (0..100).for_each(|n| many.add_with(page(n * 1000), 2));
         assert_eq!(many.hints(), 2);
@@ -366,7 +356,7 @@ mod tests {
         assert_eq!(gather.only(), None);
         gather.add(page(1));
         assert_eq!(gather.only(), Some(page(1)));
-        // What was joined is one range, too.
+        // Merged ranges are one range, too.
         gather.add(page(2));
         assert_eq!(gather.only(), Some(IovaRange::new(Iova::new(PAGE), 2 * PAGE).unwrap()));
         gather.add(page(1000));

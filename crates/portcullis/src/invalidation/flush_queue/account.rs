@@ -1,54 +1,49 @@
-//! The account of what waits in one queue and for how long: bytes times time, by a clock that is
-//! read now and then. It is never less than devices' exposure, but for what came between two
-//! readings that are at most 131 us apart.
+//! The exposure of one queue's entries: bytes times time, by a clock that is read now and then. It is an upper bound on devices' exposure; it
+//! misses at most what happened between two clock readings that are at most 131 us apart.
 //!
-//! Bytes are counted exactly, by the queue. The clock is read when the first range of a segment is
-//! queued, now and then after it (as [`Level`] says), and when a flush is confirmed; in between,
-//! what waits is taken to have grown evenly, or, where they are far apart, at once. So a push costs
-//! two additions, and the total is wrong by half of what came between two readings, for the time
-//! between them, at the most, and too much where they are far apart. A queue hears
-//! of flushes when it closes a segment (the first entry after a flush of all queues has asked
-//! closes one), when it is full, and when it is visited. What they cover has waited up to the last
-//! flush that is confirmed by then: for longer than devices reached it where there was another in
-//! between, and never for less.
+//! The queue counts bytes exactly. The clock is read for the first range of a segment, now and then after it (as [`Level`] says), and when a
+//! flush is confirmed. Between two readings the waiting bytes are taken to have grown evenly, or, where the readings are far apart, at once.
+//! So a push costs two additions, and the total is off by at most half of the bytes that came between two readings, for the time between
+//! them; where these are far apart it is too high. A queue learns of flushes when it closes a segment (the first entry after a new generation
+//! closes one), when it is full, and when it is visited. Covered entries count up to the last flush that is confirmed by then: longer than
+//! devices reached them if there was another flush in between, never shorter.
 
 use arrayvec::ArrayVec;
 
 use super::Flush;
 use crate::exposure::{ByteTime, Bytes, Level};
 
-/// The number of segments of one queue that may wait at once and be told apart.
+/// The most waiting segments of a queue that are told apart.
 pub(super) const SEGMENTS: usize = 4;
 
-/// A segment that is closed, and waits.
+/// A closed segment that waits.
 #[derive(Debug, Clone, Copy)]
 struct Closed {
-    /// Flushes with a higher number cover it, and flushes of all queues that asked with a higher
-    /// one.
+    /// Flushes with a higher number, and flush-alls of a higher generation, cover it.
     stamp: u64,
-    asked: u64,
-    /// How many entries had ever been queued when it was closed, and their bytes.
+    generation: u64,
+    /// All entries that were queued before it was closed, and their bytes.
     end: u64,
     queued: Bytes,
-    /// When its first entry was queued.
+    /// The time of its first entry.
     oldest_ns: u64,
 }
 
 /// The account of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// What flushes have covered of all that was ever queued.
+    /// All bytes that flushes have covered.
     covered: Bytes,
     closed: ArrayVec<Closed, SEGMENTS>,
-    /// When the first entry of the open segment was queued.
+    /// The time of the first entry of the open segment.
     oldest_ns: Option<u64>,
     level: Level,
     longest_ns: u64,
 }
 
 impl Account {
-    /// Takes a reading of the clock, `now_ns`: `queued` is all that was ever queued, and `bytes`
-    /// are queued now. Returns after how many entries the clock is to be read again, at least 1.
+    /// Samples the clock at `now_ns`: `queued` is all that was ever queued, and `bytes` come now. Returns the number of entries until the next
+    /// sample, at least 1.
     #[cold]
     pub(super) fn sample(&mut self, now_ns: u64, queued: Bytes, bytes: Bytes) -> u64 {
         self.oldest_ns.get_or_insert(now_ns);
@@ -61,28 +56,26 @@ impl Account {
         self.level.next_sample()
     }
 
-    /// Ends the open segment before the entry number `end`; all that was `queued` is in it or
-    /// before. Flushes above `stamp` cover it, and those of all queues that asked with a number
-    /// above `asked`. Neither number decreases from segment to segment.
+    /// Closes the open segment before entry number `end`; all `queued` bytes are in it or before. Flushes above `stamp`, and flush-alls above
+    /// `generation`, cover it. Neither number decreases from segment to segment.
     #[cold]
-    pub(super) fn close(&mut self, stamp: u64, asked: u64, end: u64, queued: Bytes) {
-        // There is an entry in the segment, and the clock was read for its first.
+    pub(super) fn close(&mut self, stamp: u64, generation: u64, end: u64, queued: Bytes) {
+        // The segment has an entry, and the clock was read for its first.
         let oldest_ns = self.oldest_ns.take().unwrap_or(0);
-        let segment = Closed { stamp, asked, end, queued, oldest_ns };
+        let segment = Closed { stamp, generation, end, queued, oldest_ns };
         if let Err(full) = self.closed.try_push(segment)
             && let Some(last) = self.closed.last_mut()
         {
-            // More segments wait than are told apart: flushes fail, or are slow. The last two
-            // become one, which is covered when the later one is.
+            // Flushes fail, or are slow. The last two segments become one, which is covered with the later one.
             *last = Closed { oldest_ns: last.oldest_ns, ..full.element() };
         }
     }
 
-    /// Records that these flushes are confirmed, the last of them at `now_ns`. Returns the end of
-    /// what they cover, if that is more than before.
+    /// Records that these flushes are confirmed, the last at `now_ns`. Returns the end of the covered entries, if it has moved.
     #[cold]
     pub(super) fn confirm(&mut self, confirmed: Flush, now_ns: u64, queued: Bytes) -> Option<u64> {
-        let covered = |segment: &&Closed| segment.stamp < confirmed.number || segment.asked < confirmed.asked;
+        let covered =
+            |segment: &&Closed| segment.stamp < confirmed.number || segment.generation < confirmed.generation;
         let over = self.closed.iter().take_while(covered).count();
         let mut safe = None;
         for segment in self.closed.drain(..over) {
@@ -93,8 +86,7 @@ impl Account {
         safe
     }
 
-    /// Byte-nanoseconds up to now, and the longest time in nanoseconds that anything waited or
-    /// waits.
+    /// Byte-nanoseconds up to now, and the longest wait in nanoseconds, past or present.
     pub(super) fn total(&self, now_ns: u64, queued: Bytes) -> (ByteTime, u64) {
         let first = self.closed.first().map(|segment| segment.oldest_ns).or(self.oldest_ns);
         let open_ns = first.map_or(0, |first| now_ns.saturating_sub(first));
@@ -111,7 +103,7 @@ mod tests {
     }
 
     const fn flush(number: u64) -> Flush {
-        Flush { number, asked: 0 }
+        Flush { number, generation: 0 }
     }
 
     #[test]
@@ -121,7 +113,7 @@ mod tests {
         account.close(1, 0, 1, bytes(1));
         account.sample(5, bytes(1), bytes(1));
         account.close(2, 0, 2, bytes(2));
-        // The flush that had begun before the first was closed.
+        // This flush had begun before the first segment was closed.
         assert_eq!(account.confirm(flush(1), 8, bytes(2)), None);
         assert_eq!(account.confirm(flush(2), 10, bytes(2)), Some(1));
         assert_eq!(account.total(20, bytes(2)).1, 15, "the second waits");
@@ -142,8 +134,7 @@ mod tests {
         assert_eq!(account.total(100, all).1, 60 - SEGMENTS as u64);
     }
 
-    /// Flushes of all queues are told by the numbers with which they asked, whatever the others'
-    /// are.
+    /// Flush-alls are compared by generation, whatever the numbers of other flushes.
     #[test]
     fn a_flush_of_all_queues_covers_what_was_queued_before_it_asked() {
         let mut account = Account::default();
@@ -151,7 +142,7 @@ mod tests {
         account.close(7, 1, 1, bytes(1));
         account.sample(5, bytes(1), bytes(1));
         account.close(7, 2, 2, bytes(2));
-        let all = |asked| Flush { number: 3, asked };
+        let all = |generation| Flush { number: 3, generation };
         assert_eq!(account.confirm(all(1), 8, bytes(2)), None);
         assert_eq!(account.confirm(all(2), 10, bytes(2)), Some(1));
         assert_eq!(account.confirm(all(3), 25, bytes(2)), Some(2));

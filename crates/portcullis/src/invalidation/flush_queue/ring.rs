@@ -1,5 +1,5 @@
-//! One queue of ranges that wait for a flush: entries in a ring, the oldest first, in segments. It
-//! gives an entry out only when a flush that covers its segment is known to be confirmed.
+//! One queue of ranges that wait for a flush: a ring of entries in segments, oldest first. It gives out an entry only when a flush that covers
+//! its segment is known to be confirmed.
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -13,36 +13,31 @@ use crate::heap::{OutOfMemory, slice};
 use crate::percpu::LocalU64;
 use crate::sync::Mutex;
 
-/// The entries of one CPU, or of all callers that have no queue of their own. Words are changed
-/// only by a caller that has the ring to itself: in its CPU's turn, in a visit, or under the lock
-/// of the queue that is shared.
+/// The entries of one CPU, or of all callers without a queue of their own. Only the present owner changes its words: the CPU in its exclusive
+/// section, a visitor, or the holder of the shared queue's lock.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// As many as the ring may ever hold, a power of two: where the range of each begins, and its
-    /// length, which is 0 where no addresses are to be given back.
+    /// A power of two of entries: the start of the range, and its length, which is 0 for an entry without addresses.
     entries: Box<[[LocalU64; 2]]>,
-    /// How many entries were ever taken out, and how many put in.
+    /// Entries that were ever taken out, and put in.
     head: LocalU64,
     tail: LocalU64,
     /// Entries below this count are safe: a flush that covers them is confirmed.
     safe: LocalU64,
-    /// How many entries had been put in when the segment that is open began.
+    /// The value of `tail` when the open segment began.
     opened: LocalU64,
-    /// When `tail` has reached this, the next push takes the slow way: it reads the clock, or ends
-    /// the segment. The first push of a segment always does; so the first push of a queue, which
-    /// announces the queue, is slow.
+    /// When `tail` reaches this, the next push takes the slow path: it reads the clock, or ends the segment. The first push of a segment always
+    /// does; so the first push of a queue, which announces the queue, does, too.
     busy_at: LocalU64,
-    /// The window of the timer that runs, in nanoseconds; `u64::MAX` where none runs.
+    /// The window of the running timer, in nanoseconds; `u64::MAX` without one.
     timer_ns: LocalU64,
-    /// The number that was [asked](super::FlushQueue::begin_flush_of_all) with last when each entry
-    /// of the open segment was queued.
-    asked: LocalU64,
-    /// How many timers the queue knows to have come, or to be lost.
+    /// The [generation](super::FlushQueue::begin_flush_of_all) of the open segment's entries.
+    generation: LocalU64,
+    /// Ended timers that the queue knows of.
     ended: LocalU64,
-    /// 1 where flushes know of the queue, else 0.
+    /// 1 if flushes know of the queue, else 0.
     announced: LocalU64,
-    /// All bytes that were ever queued, of both kinds, and the entry for which the clock is read
-    /// next.
+    /// All bytes that were ever queued, of both kinds, and the entry for which the clock is read next.
     used: LocalU64,
     neighbour: LocalU64,
     sample_at: LocalU64,
@@ -51,7 +46,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Makes a queue in `place`, where nothing is after an error.
+    /// Makes a queue in `place`, which stays uninitialised after an error.
     #[inline(never)]
     pub(super) fn make_in(place: &mut MaybeUninit<Self>, entries: usize) -> Result<&mut Self, OutOfMemory> {
         let word = || LocalU64::new(0);
@@ -64,7 +59,7 @@ impl Ring {
             opened: word(),
             busy_at: word(),
             timer_ns: LocalU64::new(u64::MAX),
-            asked: word(),
+            generation: word(),
             ended: word(),
             announced: word(),
             used: word(),
@@ -74,8 +69,7 @@ impl Ring {
         }))
     }
 
-    /// Whether an entry can be added: a place is free, or will be when the oldest entry, which is
-    /// safe, is taken out.
+    /// Whether an entry can be added: a place is free, or the oldest entry is safe and can be taken out.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.head.get() != self.safe.get() || !self.is_full(self.tail.get())
@@ -86,21 +80,21 @@ impl Ring {
         tail - self.head.get() == self.entries.len() as u64
     }
 
-    /// Adds an entry of `range` and takes out the oldest one, as [`push`](Self::push) does, if
-    /// nothing else is to be done: there is room, the clock need not be read, the segment is not
-    /// full, no flush of all queues has asked since the last entry (`asked` is the newest number),
-    /// and no [timer](Self::wants_timer) is to be asked for. Otherwise returns `None`, and nothing
-    /// is changed.
+    /// The fast path of [`push`](Self::push): there is room, the clock need not be read, the segment is not full, `generation` is unchanged, and no
+    /// [timer](Self::wants_timer) is wanted. Otherwise returns `None`, and nothing is changed.
     #[inline(always)]
     pub(super) fn push_fast(
         &self,
         range: IovaRange,
         bytes: Bytes,
         window_ns: u64,
-        asked: u64,
+        generation: u64,
     ) -> Option<Option<IovaRange>> {
         let tail = self.tail.get();
-        if tail >= self.busy_at.get() || self.timer_ns.get() > window_ns || self.asked.get() != asked {
+        if tail >= self.busy_at.get()
+            || self.timer_ns.get() > window_ns
+            || self.generation.get() != generation
+        {
             return None;
         }
         let oldest = self.pop();
@@ -111,10 +105,8 @@ impl Ring {
         Some(oldest.flatten())
     }
 
-    /// Adds an entry, with addresses to give back or without, where there is
-    /// [room](Self::has_room), and takes out the oldest entry, if that is safe. Returns whether the
-    /// segment of the new entry is full now, and must be [closed](Self::close); and the addresses
-    /// of the oldest one, if it had any.
+    /// Adds an entry, with or without addresses, where there is [room](Self::has_room), and takes out the oldest entry, if it is safe. Returns
+    /// whether the new entry's segment is full, and must be [closed](Self::close); and the oldest entry's addresses, if any.
     pub(super) fn push(
         &self,
         range: Option<IovaRange>,
@@ -123,7 +115,7 @@ impl Ring {
     ) -> (bool, Option<IovaRange>) {
         let tail = self.tail.get();
         if tail >= self.sample_at.get() {
-            // Before anything has changed: the clock may panic.
+            // Nothing has changed yet: the clock may panic.
             let now_ns = clock();
             let next = self.account.lock().sample(now_ns, self.queued(), bytes);
             self.sample_at.set(tail + next);
@@ -135,44 +127,42 @@ impl Ring {
         (tail >= last, oldest)
     }
 
-    /// Writes the entry before which `tail` others were put in.
+    /// Writes entry number `tail`.
     #[inline(always)]
     fn put(&self, tail: u64, range: Option<IovaRange>, bytes: Bytes) {
         let [start, len] = self.entry(tail);
         start.set(range.map_or(0, |range| range.start().get()));
         len.set(range.map_or(0, IovaRange::len));
-        // 2^64 entries do not happen.
+        // No overflow: 2^64 entries do not happen.
         self.tail.set(tail + 1);
         self.used.set(self.used.get().wrapping_add(bytes.used));
         self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
     }
 
-    /// The number that was asked with last when the entries of the open segment were queued.
+    /// The generation of the open segment's entries.
     #[inline]
-    pub(super) fn asked(&self) -> u64 {
-        self.asked.get()
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
     }
 
-    /// Sets that number for the entries to come. The caller has [closed](Self::close) the segment.
-    pub(super) fn set_asked(&self, asked: u64) {
-        self.asked.set(asked);
+    /// Sets the generation of later entries. The caller has [closed](Self::close) the segment.
+    pub(super) fn set_generation(&self, generation: u64) {
+        self.generation.set(generation);
     }
 
-    /// Closes the segment that is open: flushes with a number above `stamp` cover it, and those of
-    /// all queues that asked with a number above its [own](Self::asked).
+    /// Closes the open segment: flushes above `stamp`, and flush-alls above its [generation](Self::generation), cover it.
     pub(super) fn close(&self, stamp: u64) {
         let tail = self.tail.get();
         if tail != self.opened.get() {
             self.opened.set(tail);
-            // The clock is to be read for the first entry of the next segment.
+            // The clock is due for the first entry of the next segment.
             self.sample_at.set(tail);
             self.busy_at.set(tail);
-            self.account.lock().close(stamp, self.asked.get(), tail, self.queued());
+            self.account.lock().close(stamp, self.generation.get(), tail, self.queued());
         }
     }
 
-    /// Records that these flushes are confirmed, the last of them at `now_ns`: the entries that
-    /// they cover are safe.
+    /// Records that these flushes are confirmed, the last at `now_ns`: the entries that they cover are safe.
     pub(super) fn confirm(&self, confirmed: Flush, now_ns: u64) {
         if let Some(safe) = self.account.lock().confirm(confirmed, now_ns, self.queued()) {
             self.safe.set(safe);
@@ -184,7 +174,7 @@ impl Ring {
         self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }
 
-    /// Takes out the oldest entry, if it is safe. Returns its addresses, if it has any.
+    /// Takes out the oldest entry, if it is safe. Returns its addresses, if any.
     #[inline(always)]
     pub(super) fn pop(&self) -> Option<Option<IovaRange>> {
         let head = self.head.get();
@@ -193,13 +183,12 @@ impl Ring {
         }
         let [start, len] = self.entry(head);
         self.head.set(head + 1);
-        // It was a range when it was queued.
+        // It was a valid range when it was queued.
         Some(NonZeroU64::new(len.get()).map(|len| IovaRange::inside(Iova::new(start.get()), len)))
     }
 
-    /// Returns whether a timer is to be asked for, for an entry that may wait for `window_ns`:
-    /// unless one runs that comes in time. `ended` timers have ended by now; where that is news to
-    /// the queue, it takes its own timer to be one of them.
+    /// Whether to ask for a timer, for an entry that may wait for `window_ns`: unless one runs that comes in time. `ended` timers have ended by
+    /// now; if that number is new to the queue, its own timer may be one of them.
     #[inline]
     pub(super) fn wants_timer(&self, window_ns: u64, ended: u64) -> bool {
         if self.ended.get() != ended {
@@ -223,8 +212,7 @@ impl Ring {
         self.announced.set(1);
     }
 
-    /// Byte-nanoseconds of all that has waited up to `now_ns`, and the longest time in nanoseconds
-    /// that any of it has waited.
+    /// Byte-nanoseconds of all entries up to `now_ns`, and the longest wait in nanoseconds.
     pub(super) fn exposure(&self, now_ns: u64) -> (ByteTime, u64) {
         self.account.lock().total(now_ns, self.queued())
     }

@@ -1,4 +1,4 @@
-//! One CPU's queue from the first entry to the last, by numbers alone.
+//! One CPU's queue from the first entry to the last.
 
 extern crate std;
 
@@ -15,7 +15,7 @@ fn range(number: usize) -> IovaRange {
     IovaRange::new(Iova::new((number as u64) << 12), 4096).unwrap()
 }
 
-/// Queues the range of this number by the thread's CPU, or without a CPU. What came back for it.
+/// Queues the range of this number on the thread's CPU, or without a CPU. Returns the result, and the addresses that came back.
 fn push(queue: &FlushQueue, platform: &StdPlatform, cpu: bool, number: usize) -> (Pushed, Option<IovaRange>) {
     let cleared = Cleared { range: range(number), neighbours: 0 };
     platform.with_cpu(|own| {
@@ -53,19 +53,19 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
         }
         assert_eq!(push(999), (Pushed::Full, None));
         assert!(queue.is_pending(&platform));
-        // One flush was under way before, and does not count.
+        // A flush that began before does not count.
         queue.confirm_flush(early, 0);
         assert_eq!(push(999), (Pushed::Full, None));
         flush(&queue, &platform);
         assert!(!queue.is_pending(&platform));
-        // Each that comes takes the oldest one's place.
+        // Each new entry takes the oldest one's place.
         for number in 0..10 {
             assert_eq!(push(1000 + number), (Pushed::Queued, Some(range(number))));
         }
         let mut back = Vec::new();
         queue.reclaim(&platform, None, |_, range| back.push(range));
         assert_eq!(back, (10..QUEUE_ENTRIES).map(range).collect::<Vec<_>>());
-        // The ten wait, and for a timer that is asked for again when this one has come.
+        // The ten wait, and ask for a timer again when this one has ended.
         queue.end_timers();
         assert_eq!(push(2000), (FIRST, None));
         flush(&queue, &platform);
@@ -73,7 +73,7 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
     }
 }
 
-/// What is closed is covered by a flush that visits no queue, and its queue hears of it with its next segment.
+/// A flush covers closed segments without a visit; a queue learns of it with its next segment.
 #[test]
 fn a_flush_covers_whole_segments_without_a_visit() {
     let platform = StdPlatform::with_cpus(1);
@@ -87,8 +87,7 @@ fn a_flush_covers_whole_segments_without_a_visit() {
     assert_eq!(back, (0..SEGMENT).map(range).collect::<Vec<_>>(), "the second was open");
 }
 
-/// A flush of all queues closes a segment that is not full: the next one begins with the entry
-/// after it.
+/// A flush-all closes a segment that is not full: the next one begins with the entry after it.
 #[test]
 fn a_segment_that_is_closed_early_costs_neither_the_clock_nor_the_bound() {
     let platform = StdPlatform::with_cpus(1);
@@ -100,8 +99,7 @@ fn a_segment_that_is_closed_early_costs_neither_the_clock_nor_the_bound() {
             queue.push(&turn, cleared, || Some(WINDOW_NS), || now_ns).unwrap()
         })
     };
-    // Of the first four the clock is read for two; without a flush it would be for the seventh
-    // next.
+    // The clock is read for two of the first four; without a flush the next would be the seventh.
     (0..4).for_each(|number| assert_eq!(push_at(number, 100).1, None));
     let first = queue.begin_flush_of_all(&platform);
     // The first of the new segment is timed, and waits from then on.
@@ -110,7 +108,7 @@ fn a_segment_that_is_closed_early_costs_neither_the_clock_nor_the_bound() {
     assert_eq!(queue.exposure(&platform, 900).1, 500);
     queue.confirm_flush(queue.begin_flush_of_all(&platform), 2_000);
     assert_eq!(queue.exposure(&platform, 9_000).1, 1_500);
-    // In the midst of a segment the queue is as full as at its end.
+    // In the middle of a segment the queue is as full as at its end.
     queue.reclaim(&platform, None, |_, _| ());
     (0..10).for_each(|number| assert_eq!(push_at(number, 9_000), (Pushed::Queued, None)));
     let _is_not_confirmed = queue.begin_flush_of_all(&platform);
@@ -119,7 +117,7 @@ fn a_segment_that_is_closed_early_costs_neither_the_clock_nor_the_bound() {
     assert_eq!(push_at(999, 9_000), (Pushed::Full, None));
 }
 
-/// Any CPU's flush makes room in a queue that is full.
+/// Any CPU's flush makes room in a full queue.
 #[test]
 fn a_full_queue_needs_no_flush_of_its_own() {
     let platform = StdPlatform::with_cpus(1);
@@ -129,7 +127,7 @@ fn a_full_queue_needs_no_flush_of_its_own() {
     assert_eq!(push(&queue, &platform, true, 999), (Pushed::Queued, Some(range(0))));
 }
 
-/// It takes no flush where all that was queued is confirmed, though its queue has not heard of it.
+/// No flush is needed where all entries are confirmed, even if the queue does not know of it yet.
 #[test]
 fn a_cpu_that_goes_takes_a_flush_where_something_waits() {
     let platform = StdPlatform::with_cpus(1);
@@ -147,15 +145,15 @@ fn a_timer_that_was_lost_is_asked_for_again_once() {
     let queue = per_cpu();
     let push = |number| push(&queue, &platform, true, number).0;
     assert_eq!([push(0), push(1), push(2)], [FIRST, Pushed::Queued, Pushed::Queued]);
-    // The clock is not read for the next one, so that it takes no more than some stores otherwise.
+    // The clock is not due for the next entry, so it would take the fast path otherwise.
     queue.end_timers();
-    // By each queue, although another asks for one meanwhile.
+    // Each queue asks, although another asks meanwhile.
     let other = |number| self::push(&queue, &platform, false, number).0;
     assert_eq!((other(9), other(10)), (FIRST, Pushed::Queued));
     assert_eq!((push(3), push(4)), (FIRST, Pushed::Queued));
 }
 
-/// A clock that panics leaves nothing behind: neither an entry nor a place that is taken.
+/// A clock that panics leaves neither an entry nor a taken place behind.
 #[test]
 fn a_clock_that_panics_queues_nothing() {
     let platform = StdPlatform::with_cpus(1);
@@ -210,8 +208,7 @@ fn flushes_may_be_confirmed_in_any_order() {
     }
 }
 
-/// What is queued after a flush of all queues has asked is not covered by it, whenever that is
-/// confirmed, and however segments are closed in between.
+/// A flush-all does not cover later entries, whenever it is confirmed, and however segments are closed in between.
 #[test]
 fn a_flush_of_all_queues_covers_nothing_that_comes_after_it_asked() {
     let platform = StdPlatform::with_cpus(1);

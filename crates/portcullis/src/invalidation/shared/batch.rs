@@ -1,22 +1,22 @@
-//! The requests of one submission. To carry them out does all that was asked for, and concerns only domains that were named.
+//! The requests of one submission. It covers all added requests, and concerns only domains that these name.
 
 use arrayvec::ArrayVec;
 
 use crate::invalidation::{Invalidation, Request};
 
-/// The number of requests that one submission holds. When it is full, a further request finds room only
-/// where it takes the place of the ranges of its own domain, by asking for that whole domain.
+/// The most requests of one submission. A further request finds room in a full batch only as a request for its whole domain, which replaces the
+/// ranges of that domain.
 pub(super) const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Batch {
     requests: ArrayVec<Request, BATCH>,
-    /// A request is for a whole domain.
+    /// Some request is for a whole domain.
     has_whole: bool,
 }
 
 impl Batch {
-    /// Takes all out again.
+    /// Empties it.
     pub fn clear(&mut self) {
         self.requests.clear();
         self.has_whole = false;
@@ -26,9 +26,9 @@ impl Batch {
         &self.requests
     }
 
-    /// Adds `requests`. Returns whether there was room for all; else none was added.
+    /// Adds `requests`: all or, where there is no room, none. Returns whether it did.
     pub fn add_all(&mut self, requests: &[Request]) -> bool {
-        // A single request is added or not.
+        // A single request needs no copy to go back to.
         let before = (requests.len() > 1).then(|| self.clone());
         let added = requests.iter().all(|request| self.add(*request));
         if let (false, Some(before)) = (added, before) {
@@ -47,7 +47,7 @@ impl Batch {
             self.requests.push(request);
             return true;
         }
-        // The whole domain covers all that is there of it already, which makes room, unless nothing of it is.
+        // The whole domain replaces all requests of that domain; where there are none, it makes no room.
         if is_full && !self.requests.iter().any(|other| other.domain == request.domain) {
             return false;
         }

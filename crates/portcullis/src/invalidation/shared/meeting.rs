@@ -1,26 +1,25 @@
-//! Where callers of a [`SharedQueue`](super::SharedQueue) meet: the CPUs of a group, and one level up the leaders of groups. One of
-//! them *leads* at any time, if any does: it takes what the others ask for, and answers each of them once. No caller goes before it
-//! was answered.
+//! The meeting place of a [`SharedQueue`](super::SharedQueue)'s callers: the CPUs of a group, or one level up the leaders of groups. At most one of
+//! them *leads* at any time: it collects the others' requests, and answers each of them once. No caller returns before it was answered.
 //!
-//! Each caller has a [`Slot`], a cache line of its own, and says there what it asks for. A leader looks at the slots. No load of these needs
-//! another one first, so their lines come at the same time ([`prefetch`]). It answers all that it took by one store of one [word](State), which
-//! all of them look at. So a round passes each caller's line to the leader, and the word's line to each caller; a slot's line is never
-//! written by anybody but its caller.
+//! Each caller has a [`Slot`], a cache line of its own, in which it publishes its requests. The leader looks at the slots. No load of these depends
+//! on another, so their lines come at the same time ([`prefetch`]). The leader answers all callers by one store of one [word](State), which all of them
+//! poll. So a round passes each caller's line to the leader, and the word's line to each caller; only its caller ever writes a slot's line.
 //!
-//! A slot is *asked* while the lowest bit of its `head` is not the slot's bit of the word, one of the lowest ([`ALL`]). Its caller changes that bit to
-//! ask, and the leader changes the word's bit to answer. Nobody is told to lead: a caller that looks for its answer and finds that nobody leads, does.
-//! The word names who should, as several that try at once take the line from each other; others wait a few looks for that one.
+//! A slot is *asked* (it has a pending request) while the lowest bit of its `head` differs from the slot's bit in the word, one of the lowest
+//! ([`ALL`]). Its caller flips the bit in `head` to ask, and the leader flips the word's bit to answer. A caller that finds neither its answer nor a
+//! leader takes the lead. The word names a preferred leader, as several that try at once take the line from each other; others leave it the lead
+//! for a few looks.
 //!
 //! Memory ordering.
-//! - *What a caller asks for*: `head` is stored with `Release` after the slot's other words, and loaded with `Acquire` before them.
-//! - *The answer*: the word is stored with `Release`, after errors, and loaded with `Acquire`. So a caller that was answered sees what came
-//!   before the answer: the submission, and what all in it had stored before they asked.
-//! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in
-//!   one order, each after the last one's loads and stores. Only the leader changes the word: so it knows it, and stores. A caller that has
-//!   got the lead looks once more whether it was answered, by the leader before it.
-//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its bit of the word changes only as an answer,
-//!   which the holder before has seen: so a relaxed load of the word finds it.
-//! - *No caller is forgotten*: a caller that was not answered looks until nobody leads, and then takes the lead. It takes its own slot before any other.
+//! - *Requests*: `head` is stored with `Release` after the slot's other words, and loaded with `Acquire` before them.
+//! - *The answer*: the word is stored with `Release`, after errors, and loaded with `Acquire`. So an answered caller sees what came before the answer:
+//!   the submission, and what all callers in it had stored before they asked.
+//! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one order, each
+//!   after the last one's loads and stores. Only the leader changes the word: so it knows the value, and stores. A caller that has got the lead looks
+//!   once more whether the leader before has answered it.
+//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its bit of the word changes only as an answer, which
+//!   the previous holder has seen: so a relaxed load of the word finds it.
+//! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any other.
 
 use alloc::boxed::Box;
 use core::cell::UnsafeCell;
@@ -33,30 +32,30 @@ use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering, pause_among, prefetch};
 
-/// Callers that can wait at a time in one place.
+/// Callers of one meeting that can wait at a time.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// Where all together ask for more, a caller's several ranges of one domain become the whole domain, as those of one that
-/// [gathers](crate::invalidation::Gather) more do.
+/// Above this many requests of all callers together, several ranges of one domain in one call become the whole domain, as in a
+/// [gather](crate::invalidation::Gather) with more.
 const RANGES: usize = if cfg!(loom) { 1 } else { 32 };
 
 /// The word of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State(u64);
 
-/// Bits of all slots, from bit 0 on.
+/// The answer bits of all slots, from bit 0 on.
 const ALL: u64 = (1 << SLOTS) - 1;
-/// Where the bits are that say of the slots answered last whether that was an error.
+/// The first error bit: whether the last answer of each slot was an error.
 const FAILED: u32 = 16;
-/// The leader submits: who asks now is in the next round.
+/// The leader has submitted: later requests are in the next round.
 const BUSY: u64 = 1 << 33;
-/// The last two rounds were of one and the same caller, none was left out, and no other group submitted beside them.
+/// The last two rounds had one and the same caller, none was left out, and no other group submitted beside them.
 const QUIET: u64 = 1 << 34;
-/// Where the number is of the slot that should lead next.
+/// Where the number of the preferred next leader is.
 const NEXT: u32 = 40;
-/// The one that comes first.
+/// No preference.
 const ANYBODY: usize = 0xff;
-/// Where the number of leads that were given up is, modulo 2^16: all bits above it.
+/// Where the number of ended leads is, modulo 2^16: all bits above it.
 const ROUND: u32 = 48;
 
 impl State {
@@ -68,17 +67,17 @@ impl State {
         self.0 & QUIET != 0
     }
 
-    /// Whether slot `number`, whose first word is `head`, asks.
+    /// Whether slot `number`, whose first word is `head`, has a pending request.
     fn is_asked(self, number: usize, head: u64) -> bool {
         (self.0 >> number ^ head) & 1 != 0
     }
 
-    /// Whether no lead was given up between this and `other`, or 2^16 of them.
+    /// Whether no lead has ended between this and `other`, or 2^16 of them.
     pub fn is_same_round(self, other: Self) -> bool {
         self.0 >> ROUND == other.0 >> ROUND
     }
 
-    /// Whether slot `number` may lead at once, as nobody else should.
+    /// Whether slot `number` may lead at once: nobody else is preferred.
     pub fn is_turn_of(self, number: usize) -> bool {
         self.next().is_none_or(|next| next == number)
     }
@@ -92,14 +91,14 @@ impl State {
     }
 }
 
-/// Sets `flag` where it is clear. Acquires what the one before had stored when it cleared it. Whether it was clear.
+/// Sets `flag` where it is clear, and acquires what its last holder stored. Returns whether it was clear.
 fn take(flag: &AtomicBool) -> bool {
-    // Looks first, as an exchange takes the line also where it fails.
+    // Looks first: a failing exchange takes the line, too.
     !flag.load(Ordering::Relaxed)
         && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// The slots of `bits`, from number `from` on, and round to it.
+/// The slots of `bits`, from number `from` on and then from 0.
 fn in_turn(bits: u64, from: usize) -> impl Iterator<Item = usize> {
     let (low, high) = (bits & ((1 << from) - 1), bits & !((1 << from) - 1));
     [high, low].into_iter().flat_map(|bits| {
@@ -112,7 +111,7 @@ fn in_turn(bits: u64, from: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What one caller asks for.
+/// The request of one caller.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Slot {
@@ -123,20 +122,20 @@ struct Slot {
     bytes: AtomicU64,
     /// Several requests.
     many: AtomicPtr<Request>,
-    /// What only its callers access is on another line.
+    /// On another line, as only its callers access it.
     own: Own,
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
 struct Own {
-    /// A caller has it.
+    /// A caller holds the slot.
     held: AtomicBool,
-    /// Why it failed. A lock without contention: nobody looks before the word says so.
+    /// The error of its request. The lock has no contention: nobody looks before the word says so.
     error: Mutex<InvalidationError>,
 }
 
-/// A slot's first word: the bit that changes, what kind of requests, how many, their domain.
+/// A slot's first word: the bit that flips, the kind of request, the number of requests, their domain.
 #[derive(Debug, Clone, Copy)]
 struct Head(u64);
 
@@ -173,21 +172,21 @@ impl Slot {
         Self { head: word(), start: word(), bytes: word(), many, own }
     }
 
-    /// Several requests, where `head` says so.
+    /// Its several requests, where `head` says so.
     ///
     /// # Safety
-    /// 1. The slot asks with this head, and is not answered as long as the reference lives: until then they stay ([`Held::ask`]).
+    /// 1. The slot is asked with this head, and is not answered while the reference lives: until then the requests stay ([`Held::ask`]).
     unsafe fn many<'a>(&self, head: Head) -> Option<&'a [Request]> {
         if head.kind() > MANY_OF_ONE {
             return None;
         }
-        // Relaxed: it was stored before the head, which was loaded before this.
+        // Relaxed: it was stored before the head, and the head was loaded with `Acquire`.
         let many = self.many.load(Ordering::Relaxed);
-        // SAFETY: the head says that as many are there, and they stay, by clause 1.
+        // SAFETY: the head says that this many are there; by clause 1, which is the caller's, they stay.
         Some(unsafe { slice::from_raw_parts(many, head.count()) })
     }
 
-    /// Asks for `requests`, with the lowest bit as it is to be.
+    /// Publishes `requests`, with this lowest bit.
     fn ask(&self, requests: &[Request], bit: u64) {
         let head = match requests {
             [Request { domain, invalidation: Invalidation::Domain }] => Head::new(DOMAIN, 1, *domain),
@@ -207,28 +206,28 @@ impl Slot {
     }
 }
 
-/// What a leader remembers for the next, and works with.
+/// What leaders pass on to each other.
 #[derive(Debug)]
 struct Leads {
-    /// Slots that were taken in the last round, and in the one before.
+    /// Slots of the last round, and of the one before.
     last: LocalU64,
     before: LocalU64,
     rounds: LocalU64,
-    /// For how many looks it paid to linger lately.
+    /// The number of looks for which it has lately paid to linger.
     linger: LocalU64,
     batch: UnsafeCell<Box<Batch>>,
 }
 
-/// Who leads. Not in the word, as who tries to lead takes the line from all; nor with [`Leads`], as those that wait look at it.
+/// The lead. Not in the word, as callers that try to lead take its line from all; nor in [`Leads`], as waiting callers look at it.
 #[derive(Debug)]
 struct Led {
     led: AtomicBool,
-    /// Somebody waits for an answer: nobody leads alone before a round of callers with slots. Else one that leads alone again and again
-    /// might leave it no moment.
+    /// Somebody waits for an answer: nobody leads without a slot before a round of callers with slots. Otherwise one caller that leads alone again and
+    /// again might leave it no moment.
     wanted: AtomicBool,
 }
 
-/// A place where [`SLOTS`] callers meet.
+/// A meeting of up to [`SLOTS`] callers.
 #[derive(Debug)]
 pub(super) struct Meeting {
     word: CachePadded<AtomicU64>,
@@ -239,12 +238,12 @@ pub(super) struct Meeting {
     slots: Box<[Slot]>,
 }
 
-// SAFETY: all but the batch is `Sync`, and that is the leader's alone (`Lead`), of which there is one; each comes after the one before it
+// SAFETY: all but the batch is `Sync`. Only the leader (`Lead`) uses the batch, there is one leader at a time, and each comes after the one before
 // (the module's documentation). A batch is `Send`.
 unsafe impl Sync for Meeting {}
 
 impl Meeting {
-    /// Nobody waits, and nobody leads.
+    /// An empty meeting without a leader.
     pub fn new() -> Result<Self, OutOfMemory> {
         let batch = heap::boxed_in(|place| Ok::<_, OutOfMemory>(place.write(Batch::default())))?;
         let word = || LocalU64::new(0);
@@ -264,22 +263,22 @@ impl Meeting {
         })
     }
 
-    /// How it stands. One load.
+    /// The word. One load.
     pub fn state(&self) -> State {
         State(self.word.0.load(Ordering::Acquire))
     }
 
-    /// How many rounds there were.
+    /// The number of rounds.
     pub fn rounds(&self) -> u64 {
         self.leads.0.rounds.get()
     }
 
-    /// How many callers were in the last one.
+    /// The number of callers in the last round.
     pub fn last(&self) -> u32 {
         self.leads.0.last.get().count_ones()
     }
 
-    /// How many callers ask and were not answered.
+    /// The number of callers with pending requests.
     #[cfg(all(test, not(loom)))]
     pub fn asking(&self) -> u32 {
         let state = self.state();
@@ -288,7 +287,7 @@ impl Meeting {
         self.slots.iter().enumerate().filter(asks).count() as u32
     }
 
-    /// As after two rounds in which these slots were taken.
+    /// As after two rounds with these slots.
     #[cfg(all(test, not(loom)))]
     pub fn expect(&self, slots: u64) {
         self.leads.0.last.set(slots);
@@ -306,17 +305,17 @@ impl Meeting {
         self.led.0.led.load(Ordering::Relaxed)
     }
 
-    /// A slot for a caller: number `first`, or another one where somebody has that. `None` where all are taken.
+    /// A slot for a caller: number `first`, or another one where that is held. `None` where all are held.
     pub fn hold(&self, first: usize) -> Option<Held<'_>> {
         (0..SLOTS).map(|more| (first + more) % SLOTS).find_map(|number| {
             let held = &self.slots[number].own.held;
             let is_free = take(held);
-            // Not `then_some`: a `Held` that is made and dropped gives somebody else's slot back.
+            // Not `then_some`: it would make a `Held` and drop it, and free somebody else's slot.
             is_free.then(|| Held { meeting: self, number, answered: None })
         })
     }
 
-    /// Takes the lead, where nobody has it, and returns the state then; but gives it up at once where that is not as it `may` be.
+    /// Takes the lead, where nobody has it, and returns the word then; gives it up at once if `may` returns `false`.
     fn take_lead(&self, may: impl Fn(State) -> bool) -> Option<State> {
         if !take(&self.led.0.led) {
             return None;
@@ -330,7 +329,7 @@ impl Meeting {
         Some(state)
     }
 
-    /// Nobody leads alone before a round of callers with slots.
+    /// Nobody leads without a slot before the next round of callers with slots.
     pub fn want(&self) {
         let wanted = &self.led.0.wanted;
         if !wanted.load(Ordering::Relaxed) {
@@ -338,15 +337,15 @@ impl Meeting {
         }
     }
 
-    /// Takes the lead without a slot, where the last rounds were of one caller, and nobody [wants](Self::want) it. It answers nobody, and
-    /// counts as the caller of slot `number`.
+    /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody, and counts as
+    /// the caller of slot `number`.
     pub fn lead_alone(&self, number: usize) -> Option<Lead<'_>> {
-        // Relaxed: it says nothing about memory.
+        // Relaxed: it orders no memory.
         let may = |state: State| state.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
         if !may(self.state()) {
             return None;
         }
-        // Others may have led meanwhile, and may have named the next.
+        // Others may have led meanwhile, and named a preferred leader.
         let state = self.take_lead(may)?;
         let mut lead = Lead::new(self, state, number, 0);
         lead.submits();
@@ -354,16 +353,16 @@ impl Meeting {
     }
 }
 
-/// A slot that a caller has. Dropping it waits until it was answered, and answers it where nobody leads.
+/// A caller's slot. Dropping it waits for the answer, and takes the lead where nobody has it.
 pub(super) struct Held<'a> {
     meeting: &'a Meeting,
     pub number: usize,
-    /// What its bit will be when it was answered, once it asks.
+    /// The answered value of its bit, once it has asked.
     answered: Option<u64>,
 }
 
 impl<'a> Held<'a> {
-    /// Asks for `requests`, and calls `f`, which waits for the answer. When this returns, or unwinds, it was answered.
+    /// Publishes `requests`, and calls `f`, which waits for the answer. When this returns, or unwinds, the requests were answered.
     pub fn ask<R>(mut self, requests: &[Request], f: impl FnOnce(&Self) -> R) -> R {
         let (meeting, bit) = (self.meeting, 1 << self.number);
         // Relaxed: see the module's documentation.
@@ -377,7 +376,7 @@ impl<'a> Held<'a> {
         f(&self)
     }
 
-    /// The answer, if it is there, where the meeting stands so.
+    /// The answer, if `state` has it.
     pub fn answer(&self, state: State) -> Option<Result<(), InvalidationError>> {
         if self.answered.is_some_and(|answered| state.0 >> self.number & 1 != answered) {
             return None;
@@ -387,7 +386,7 @@ impl<'a> Held<'a> {
         Some(if failed { Err(error()) } else { Ok(()) })
     }
 
-    /// The lead, where nobody has it and it was not answered.
+    /// Takes the lead, where nobody has it and this slot was not answered.
     pub fn lead(&self) -> Option<Lead<'a>> {
         let state = self.meeting.take_lead(|state| self.answer(state).is_none())?;
         let mut lead = Lead::new(self.meeting, state, self.number, 0);
@@ -400,7 +399,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut looks = 0;
         while self.answer(self.meeting.state()).is_none() {
-            // It unwinds, and takes itself out.
+            // It unwinds, and takes its own request out.
             if self.lead().is_none() {
                 pause_among(looks);
                 looks = looks.saturating_add(1);
@@ -410,17 +409,17 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The lead of a meeting. Dropping it answers all that it took, and gives it up.
+/// The lead of a meeting. Dropping it answers all collected callers, and gives it up.
 pub(super) struct Lead<'a> {
     meeting: &'a Meeting,
     state: State,
     own: usize,
-    /// Slots whose requests are in the batch, the leader's own among them unless it leads alone: then the slot may be another's.
+    /// Slots whose requests are in the batch, the leader's own among them; unless it leads without a slot: then that slot may be another caller's.
     taken: u64,
-    /// Slots that ask, and for which there was no room.
+    /// Slots whose requests did not fit.
     left: u64,
-    /// Which slot comes behind its own: the one that should lead, else the next. So all have their turn where there is no room for all, unless callers that
-    /// should lead have no core.
+    /// The slot that is collected after the leader's own: the preferred one, else the next. So all are served in turn where not all fit, unless
+    /// preferred callers have no core.
     from: usize,
     result: Result<(), InvalidationError>,
 }
@@ -433,24 +432,24 @@ impl<'a> Lead<'a> {
 
     /// The leader's batch.
     pub fn batch(&self) -> &Batch {
-        // SAFETY: the leader's alone, which this is, and it changes it by `&mut self` only (`begin`, `add`).
+        // SAFETY: only the leader uses it, which this is; and it changes it by `&mut self` only (`begin`, `add`).
         unsafe { &*self.meeting.leads.0.batch.get() }
     }
 
     /// Begins with the leader's own requests.
     pub fn begin(&mut self) {
-        // SAFETY: the leader's alone, which this is. No other reference to it lives: `batch` lends it from `self`.
+        // SAFETY: only the leader uses it, which this is. No other reference to it lives: `batch` lends it from `self`.
         unsafe { &mut *self.meeting.leads.0.batch.get() }.clear();
         self.take(1 << self.own);
     }
 
-    /// Takes those that ask, as long as there is room. Whether anybody was taken.
+    /// Collects further pending requests while there is room. Returns whether it found any.
     pub fn take_more(&mut self) -> bool {
         let unseen = self.meeting.members.0.load(Ordering::Relaxed) & !self.taken & !self.left;
         unseen != 0 && self.take(unseen)
     }
 
-    /// Takes those of `slots` that ask.
+    /// Collects the pending requests of `slots`.
     fn take(&mut self, slots: u64) -> bool {
         let meeting = self.meeting;
         let from = self.from;
@@ -482,15 +481,14 @@ impl<'a> Lead<'a> {
         asking & self.taken != 0
     }
 
-    /// Adds what a slot asks for. Where more is asked for than [`RANGES`], several requests of one domain need not be read: it is asked for as
-    /// a whole.
+    /// Adds the request of a slot. With more than [`RANGES`] in all, several requests of one domain are not read, and become the whole domain.
     fn add(&mut self, number: usize, head: Head, is_full: bool) -> bool {
         let slot = &self.meeting.slots[number];
         let domain = head.domain();
         let one = |invalidation| [Request { domain, invalidation }];
         // SAFETY: as in `begin`.
         let batch = unsafe { &mut *self.meeting.leads.0.batch.get() };
-        // SAFETY: 1. The head was loaded since the slot asked, and only the leader answers, which this is, in `drop`.
+        // SAFETY: clause 1: the head was loaded since the slot asked, and only the leader answers, which this is, in `drop`.
         let many = unsafe { slot.many(head) };
         match (many, head.kind()) {
             (Some([_, _, ..]), MANY_OF_ONE) if is_full => batch.add_all(&one(Invalidation::Domain)),
@@ -506,31 +504,31 @@ impl<'a> Lead<'a> {
         }
     }
 
-    /// Those that were there in the last two rounds, and have not come yet.
+    /// Callers of the last two rounds that have not come yet.
     pub fn missing(&self) -> u64 {
         let Leads { last, before, .. } = &self.meeting.leads.0;
         (last.get() | before.get()) & !self.taken & !self.left
     }
 
-    /// Whether the first of [these](Self::missing) asks now. Looks at its line alone, as each look takes a line from its caller.
+    /// Whether the first of [these](Self::missing) asks now. Looks at its line only, as each look takes a line from its caller.
     pub fn has_come(&self) -> bool {
         let number = self.missing().trailing_zeros() as usize;
         let slot = self.meeting.slots.get(number);
         slot.is_some_and(|slot| self.state.is_asked(number, slot.head.load(Ordering::Relaxed)))
     }
 
-    /// Whether there is no room for all that ask.
+    /// Whether not all pending requests fit.
     pub fn is_full(&self) -> bool {
         self.left != 0
     }
 
-    /// How many looks it paid to linger lately, of `most`; every so many rounds all of them, to find out whether that pays again.
+    /// For how many looks, of `most`, it has lately paid to linger; in every `probe`-th round `most`, to find out whether that pays again.
     pub fn looks(&self, most: u64, probe: u64) -> u64 {
         let Leads { rounds, linger, .. } = &self.meeting.leads.0;
         if rounds.get().is_multiple_of(probe) { most } else { linger.get().min(most) }
     }
 
-    /// Whether it has paid to look `looks` times of `most`: else the next ones look less.
+    /// Records whether `looks` looks of `most` have paid: otherwise the next leaders look less.
     pub fn lingered(&self, looks: u64, most: u64) {
         let Leads { linger, last, before, .. } = &self.meeting.leads.0;
         let expected = last.get() | before.get();
@@ -538,14 +536,14 @@ impl<'a> Lead<'a> {
         linger.set(if most_came { most } else { looks / 2 });
     }
 
-    /// From now on who asks is in the next round.
+    /// From now on requests are in the next round.
     pub fn submits(&mut self) {
         self.state.0 |= BUSY;
         // Release: a caller may find its answer of the last round here.
         self.meeting.word.0.store(self.state.0, Ordering::Release);
     }
 
-    /// Answers all that were taken and gives the lead up. `has_company` says that others submit beside these. Returns how many were taken.
+    /// Answers all collected callers, and gives the lead up. `has_company` says that others submit at the same time. Returns the number of callers.
     pub fn finish(mut self, result: Result<(), InvalidationError>, has_company: bool) -> u32 {
         let (own, Leads { last, before, rounds, .. }) = (1 << self.own, &self.meeting.leads.0);
         let round = self.taken | own;
@@ -587,6 +585,6 @@ impl Drop for Lead<'_> {
     }
 }
 
-/// A leader fetches one line of each caller, which callers use alone but for that.
+/// A leader fetches one line of each slot; only the slot's callers access its other line.
 #[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Slot, own) == 64 && size_of::<Slot>() == 128 && SLOTS <= 16);

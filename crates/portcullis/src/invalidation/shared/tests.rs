@@ -1,4 +1,4 @@
-//! A batch beside a plain list of what was asked for; who is told what; queues that fail and panic.
+//! A batch against a plain list of its requests; who gets which result; queues that fail and panic.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -43,7 +43,7 @@ fn domains(requests: &[Request]) -> usize {
 
 #[test]
 fn a_batch_covers_all_that_was_added_to_it_and_names_nobody_else() {
-    // Few domains make batches full of ranges, many such without room for another domain.
+    // Few domains fill batches with ranges; many fill them up for other domains.
     for (seed, different) in [(1, 1), (2, 3), (3, 20), (4, BATCH as u64 - 1), (5, BATCH as u64 + 30)] {
         let mut dice = Dice(seed);
         let mut refused = 0;
@@ -81,7 +81,7 @@ fn a_request_for_a_domain_takes_the_place_of_its_own_ranges_only() {
     assert!(batch.add_all(&[page(1, 1, true), page(2, 2, false), page(1, 3, true)]));
     assert!(batch.add_all(&[whole(1)]));
     assert_eq!(batch.requests(), [page(2, 2, false), whole(1)]);
-    // And makes a range of it superfluous from then on.
+    // It also makes later ranges of its domain superfluous.
     assert!(batch.add_all(&[page(1, 4, false)]));
     assert_eq!(batch.requests().len(), 2);
 }
@@ -93,13 +93,13 @@ fn a_full_batch_makes_room_by_asking_for_the_newcomers_domain_alone() {
     (0..last).for_each(|domain| assert!(batch.add_all(&[page(domain, 1, true)])));
     assert!(batch.add_all(&[page(0, 2, true)]));
     assert_eq!(batch.requests().len(), BATCH);
-    // A stranger finds no room, and leaves none, though its first request would have found some.
+    // A further domain finds no room, and takes none, though its first request alone would have found some.
     let before = batch.requests().to_vec();
     assert!(!batch.add_all(&[page(last, 1, true)]));
     assert!(!batch.add_all(&[whole(last)]));
     assert!(!batch.add_all(&[page(0, 3, true), page(last, 1, true), page(last + 1, 1, true)]));
     assert_eq!(batch.requests(), before);
-    // What a refused request made of it is gone, too: this is no whole domain's.
+    // A refused call leaves nothing behind: no request for a whole domain.
     assert!(batch.add_all(&[page(0, 3, true)]));
     assert!(batch.requests().contains(&whole(0)) && batch.requests().len() == BATCH - 1);
     assert!((1..last).all(|domain| batch.requests().contains(&page(domain, 1, true))));
@@ -111,11 +111,11 @@ fn error(number: u64) -> InvalidationError {
 }
 
 std::thread_local! {
-    /// The CPU that a thread is; none in an interrupt handler.
+    /// The thread's CPU; none in an interrupt handler.
     static CPU: Cell<Option<usize>> = const { Cell::new(Some(0)) };
 }
 
-/// Remembers what it was asked, fails for domain 666, panics for 667, and stays in a submission that asks for 668 until it may go on.
+/// Records its requests, fails for domain 666, panics for 667, and stays in a submission with 668 until it may go on.
 struct Told {
     submission_ns: u32,
     log: Mutex<Vec<Vec<Request>>>,
@@ -163,7 +163,7 @@ fn what_asks_a_device_is_in_no_batch() {
     assert_eq!(queue.submit(&requests), Ok(()));
     assert_eq!(queue.submit(&[devices(1, 8)]), Ok(()));
     assert_eq!(queue.queue().take(), [requests.to_vec(), vec![devices(1, 8)]], "as it was, in its order");
-    // What asks none is.
+    // The same without the device-TLB invalidation is in a batch.
     assert_eq!(together(&queue, &[(1, requests[..3].to_vec())]), [Some(Ok(())); 2]);
     assert_eq!(queue.queue().take(), [[whole(668)], [whole(1)]]);
     assert_eq!(queue.submissions(), 4);
@@ -193,8 +193,7 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
     }
 }
 
-/// A leader waits for those of the last rounds: half as many looks after each that was in vain, and as many as ever once in some
-/// rounds.
+/// A leader waits for callers of the last rounds: half as many looks after each fruitless wait, and as many as ever in every eighth round.
 #[test]
 fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds() {
     let queue = Told::queue(1000);
@@ -210,13 +209,13 @@ fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds()
         .collect();
     let halves = [LINGER / 2, LINGER / 4, LINGER / 8, LINGER / 16, 0, 0, 0, 0];
     assert_eq!(lingers, [&halves[..], &halves, &halves[..1]].concat());
-    // All that were in the last round are in this one: so it pays.
+    // All callers of the last round are in this one: so it pays.
     group.expect(0b1);
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
     assert_eq!((group.linger(), group.last()), (LINGER, 1));
 }
 
-/// Where not all fit, each has its turn: the slot that was left first leads next, and takes those behind it, whatever came meanwhile.
+/// Where not all fit, callers are served in turn: the first slot that was left out leads next, and collects those behind it first.
 #[test]
 fn what_was_left_goes_before_what_came_later() {
     let meeting = Meeting::new().unwrap();
@@ -240,7 +239,7 @@ fn what_was_left_goes_before_what_came_later() {
                 hold(4).ask(&asked[4], |fourth| {
                     assert_eq!(round(first), 2);
                     assert_eq!([first, second, third, fourth].map(is_there), [true, true, false, false]);
-                    // One with a lower number comes, as those do that were just answered.
+                    // A caller with a lower number comes late, as one does that was just answered.
                     hold(0).ask(&asked[0], |late| {
                         assert!(!meeting.state().is_turn_of(late.number));
                         assert_eq!(round(third), 2);
@@ -253,14 +252,14 @@ fn what_was_left_goes_before_what_came_later() {
     });
 }
 
-/// How many callers ask.
+/// The number of pending callers.
 fn asking(queue: &SharedQueue<Told>) -> u32 {
     let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
     meetings.groups.iter().map(Meeting::asking).sum()
 }
 
-/// Has `others` ask, each as a CPU, in this order, while a submission of `first` is under way. Returns what each call returned, `first`'s
-/// first: `None` for one that panicked.
+/// Lets `others` ask, each as a CPU, in this order, while a submission of `first` is under way. Returns the result of each call, `first`'s first:
+/// `None` for one that panicked.
 fn together(
     queue: &SharedQueue<Told>,
     others: &[(usize, Vec<Request>)],
@@ -282,7 +281,7 @@ fn together(
             while asking(queue) <= before + number as u32 {
                 pause();
             }
-            // The first one of a group leads it, before others come.
+            // The first caller of a group leads it, before others come.
             while !queue.waits.machine.0.meetings.as_ref().unwrap().groups[cpu / SLOTS].is_led() {
                 pause();
             }
@@ -339,7 +338,7 @@ fn callers_that_come_while_hardware_works_share_the_next_submission() {
 
 #[test]
 fn each_caller_is_told_of_its_own_submission() {
-    // More domains than fit: two submissions for those that came together.
+    // More domains than fit: two submissions for callers that came together.
     let most = BATCH as u16;
     for (bad, groups) in (0..3).flat_map(|bad| [(bad, 1), (bad, 3)]) {
         let queue = Told::queue(1000);
@@ -362,7 +361,7 @@ fn each_caller_is_told_of_its_own_submission() {
     }
 }
 
-/// What does not fit into one submission, of one domain, is not read: the domain forgets all.
+/// Ranges of one domain that do not fit into one submission are not read: the whole domain is invalidated.
 #[test]
 fn groups_that_ask_for_much_of_a_domain_ask_for_it_as_a_whole() {
     let queue = Told::queue(1000);
@@ -382,7 +381,7 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
     let queue = Told::queue(1000);
     // The first one leads.
     assert_eq!(together(&queue, &others), [Some(Ok(())), None, abandoned, abandoned]);
-    // Who was left out leads next.
+    // The caller that was left out leads next.
     let full: Vec<_> = (0..BATCH as u16).map(|domain| page(domain, 1, true)).collect();
     let told = together(&queue, &near([full, vec![whole(667)]]));
     assert_eq!(told, [Some(Ok(())), Some(Ok(())), None]);
@@ -393,7 +392,7 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
     assert!(asking(&queue) == 0 && meetings.top.asking() == 0 && !meetings.top.is_led(), "nobody is left");
 }
 
-/// It would wait for ever for the one that it has interrupted.
+/// It would wait for ever for the caller that it has interrupted.
 #[test]
 fn an_interrupt_handler_waits_for_nobody() {
     let queue = &Told::queue(1000);
@@ -407,7 +406,7 @@ fn an_interrupt_handler_waits_for_nobody() {
     assert_eq!(queue.submissions(), 3);
 }
 
-/// More callers than a group has room for: those that find none submit by themselves.
+/// More callers than a group has slots: those without one submit alone.
 #[test]
 fn who_finds_no_room_submits_alone() {
     let queue = &Told::queue(1000);
@@ -425,7 +424,7 @@ fn who_finds_no_room_submits_alone() {
     assert_eq!(asking(queue), 0);
 }
 
-/// Where any caller is more than there are cores, whoever runs first leads.
+/// Where every caller is more than there are cores, the first that runs leads.
 #[test]
 fn a_lead_is_taken_by_whoever_runs() {
     let mut queue = Told::queue(1000);

@@ -1,4 +1,4 @@
-//! Callers that wait for hardware together: see [`SharedQueue`](super::SharedQueue).
+//! Callers that share waits for hardware: see [`SharedQueue`](super::SharedQueue).
 
 use alloc::boxed::Box;
 
@@ -9,43 +9,42 @@ use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, pause, spin, spin_among};
 
-/// How often a leader looks in vain whether more come, after each that came: the callers of a group, and the groups, which take longer.
+/// Fruitless looks for more callers, counted again after each that came: in a group, and among groups, which take longer.
 const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
 const TOP_LINGER: u64 = if cfg!(loom) { 1 } else { 64 };
 
-/// In every eighth round the leader lingers as long as it may, to find out whether that pays again.
+/// In every eighth round the leader lingers for as long as it may, to find out whether that pays again.
 const PROBE: u64 = 8;
 
-/// How often a CPU looks for its answer before it tells the scheduler: for some
-/// microseconds, longer than hardware mostly takes.
+/// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware mostly takes.
 const SPINS: u32 = 256;
 
-/// For how many looks others leave the lead to the caller that should have it.
+/// Looks for which others leave the lead to the preferred caller.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
 const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 
-/// The waits of CPUs for one hardware queue, which they share: one hardware wait for all callers that wait at the same time. A driver has it beside
-/// its queue; a [`SharedQueue`](super::SharedQueue) is this and a queue.
+/// Shared waits of CPUs for one hardware queue: one wait for all callers that wait at the same time. A driver keeps it beside its queue; a
+/// [`SharedQueue`](super::SharedQueue) is this and a queue.
 ///
-/// - A request is in the submission after the one under way as a rule, and waits for five submissions at the most, however many CPUs there are; where
-///   callers ask for more than 64 requests of different domains, for two times as many as these need. A caller waits for others without a limit of
-///   its own: for as long as their submissions take. One that never goes on, as its CPU has stopped, keeps the others for ever.
-/// - Each caller is told what became of the submission with its requests, and of no other.
-/// - Requests to devices' own TLBs, and more than 64 requests at once, go alone.
+/// - As a rule a request is in the submission after the one under way. It waits for five submissions at the most, however many CPUs there are; where
+///   callers have more than 64 requests of different domains, for twice as many as these need. A caller waits for others as long as their
+///   submissions take, without a limit of its own: one that never goes on, as its CPU has stopped, keeps the others for ever.
+/// - Each caller gets the result of the submission with its own requests.
+/// - Device-TLB invalidations, and more than 64 requests at once, go alone.
 /// - Nothing is allocated after [`new`](Self::new).
 #[derive(Debug)]
 pub struct SharedWaits {
     machine: CachePadded<Machine>,
     /// In the last round of a group there were more callers than cores, or than slots.
     crowded: CachePadded<AtomicBool>,
-    /// Submissions of one caller's requests alone, beside those of the leaders.
+    /// Submissions of a single caller beside those of the leaders.
     alone: CachePadded<AtomicU64>,
 }
 
-/// What does not change.
+/// Constants of the machine.
 #[derive(Debug)]
 struct Machine {
-    /// Where callers meet, if they do.
+    /// The meetings, if waits are shared.
     meetings: Option<Meetings>,
     /// Threads that run at once.
     cores: u64,
@@ -53,7 +52,7 @@ struct Machine {
 
 #[derive(Debug)]
 struct Meetings {
-    /// Where leaders of groups meet.
+    /// The meeting of groups' leaders.
     top: Meeting,
     groups: Box<[Meeting]>,
 }
@@ -61,55 +60,57 @@ struct Meetings {
 impl Meetings {
     /// Meetings for `cpus` CPUs.
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
-        // No truncation: no more than there are slots.
+        // No truncation: at most `SLOTS`.
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
         Ok(Self { top: Meeting::new()?, groups: heap::slice(groups, |_| Meeting::new())? })
     }
 }
 
-/// Who waits where.
+/// The two levels at which callers wait.
 #[derive(Clone, Copy)]
 enum Level<'a> {
-    /// A caller among those of the group of this number.
+    /// A caller in the group of this number.
     Group(usize, &'a Meeting),
-    /// A leader among those of groups.
+    /// A group's leader among the leaders.
     Top,
 }
 
 impl SharedWaits {
-    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them with others,
-    /// then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and where the heap has no memory
-    /// for it, each caller submits alone.
+    /// For the CPUs 0 to `cpus` - 1; higher numbers share with lower ones. CPUs 0 to 15 share waits among themselves before they share them with
+    /// others, then 16 to 31, and so on up to 255. Takes 5 KiB for each 16 CPUs, and 5 KiB more: 85 KiB at most. With no CPU, and without memory,
+    /// each caller submits alone.
     pub fn new(cpus: usize) -> Self {
         let meetings = if cpus == 0 { None } else { Meetings::new(cpus as u64).ok() };
         let machine = CachePadded(Machine { meetings, cores: cpus as u64 });
         Self { machine, crowded: CachePadded(AtomicBool::new(false)), alone: CachePadded(AtomicU64::new(0)) }
     }
 
-    /// How many batches were submitted, and submissions beside them: the number of hardware waits, however many callers waited for
-    /// each. 0 where none are shared.
+    /// The number of hardware waits: batches and single submissions, however many callers waited for each. 0 where nothing is shared.
     pub fn submissions(&self) -> u64 {
         let Some(meetings) = &self.machine.0.meetings else { return 0 };
         meetings.top.rounds() + self.alone.0.load(Ordering::Relaxed)
     }
 
-    /// Whether these requests may go with those of other callers: not where each submits by itself, nor if they are more than a batch holds, nor
-    /// if one asks a device to forget, which may take long to answer.
+    /// Whether these requests may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
+    /// one is a device-TLB invalidation, which may take long.
     pub fn may_share(&self, requests: &[Request]) -> bool {
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
         self.machine.0.meetings.is_some() && requests.len() <= BATCH && !requests.iter().any(is_for_device)
     }
 
-    /// Has `requests` carried out by `hardware`, which submits them and waits for the end of that; or by the `hardware` of another caller, in one
-    /// batch with others' requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
-    /// `Ok` says that a call of one which began after this call, with requests that cover all of `requests`, has returned `Ok`.
+    /// Submits `requests` by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others' requests. A batch
+    /// has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests. After `Ok`, some call of a
+    /// `hardware` that began after this call, with requests that cover all of `requests`, has returned `Ok`.
     ///
-    /// `cpu` says which CPU calls, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
-    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone. It is asked where the requests [may be shared](Self::may_share).
+    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
+    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone. It is called where the requests
+    /// [may be shared](Self::may_share).
+    ///
+    /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
     ///
     /// # Errors
-    /// Those of the call; [`InvalidationError::Abandoned`] where the caller that made it panicked.
+    /// The result of the submission; [`InvalidationError::Abandoned`] where the caller that made it panicked.
     pub fn submit(
         &self,
         cpu: impl FnOnce() -> Option<usize>,
@@ -130,7 +131,7 @@ impl SharedWaits {
             lead.finish(result, false);
             return result;
         }
-        // More callers than CPUs: some of them wait for nobody.
+        // More callers than CPUs: some of them submit alone.
         let Some(held) = group.hold(cpu % SLOTS) else {
             self.crowds(true);
             return self.alone(requests, &hardware);
@@ -147,7 +148,7 @@ impl SharedWaits {
         hardware(requests)
     }
 
-    /// Waits for the answer, and leads where nobody does.
+    /// Waits for the answer, and takes the lead where nobody has it.
     fn wait(
         &self,
         meetings: &Meetings,
@@ -184,7 +185,7 @@ impl SharedWaits {
         }
     }
 
-    /// Between two looks, of which there were `looks`: gives the core away where others need it, or after many. Returns how many there were.
+    /// Pauses after `looks` looks: yields the core where others need it, or after many. Returns the number of looks.
     fn rest(&self, looks: u32) -> u32 {
         if looks == SPINS || self.crowded.0.load(Ordering::Relaxed) {
             pause();
@@ -194,7 +195,7 @@ impl SharedWaits {
         looks + 1
     }
 
-    /// Takes what the callers of a group ask for, and asks for that among the leaders of groups.
+    /// Leads a group: collects its requests, and takes them to the leaders' meeting.
     fn lead_group(
         &self,
         meetings: &Meetings,
@@ -206,7 +207,7 @@ impl SharedWaits {
         self.linger(&mut lead, LINGER);
         let (before, mut looks) = (meetings.top.state(), 0_u32);
         let mut has_company = before.is_busy();
-        // Those that come while hardware works are in the next submission: of that one, not of a later one, of which this might miss each beginning.
+        // Callers that come while the hardware works join the next submission: the one after this, as later ones' beginnings might be missed, too.
         let mut now = before;
         while now.is_busy() && now.is_same_round(before) {
             looks = self.rest(looks);
@@ -219,7 +220,7 @@ impl SharedWaits {
             top.finish(result, false);
             return self.end(lead, result, has_company);
         }
-        // There is one, as nobody but its leader asks for a group.
+        // There is a slot, as only a group's leader takes one here.
         let Some(held) = meetings.top.hold(number) else {
             let result = self.alone(lead.batch().requests(), hardware);
             return self.end(lead, result, true);
@@ -240,7 +241,7 @@ impl SharedWaits {
         }
     }
 
-    /// Whether there are more callers than cores, as far as a caller knows.
+    /// Records whether there are more callers than cores, as far as a caller knows.
     fn crowds(&self, crowded: bool) {
         let known = &self.crowded.0;
         if known.load(Ordering::Relaxed) != crowded {
@@ -248,7 +249,7 @@ impl SharedWaits {
         }
     }
 
-    /// Takes what groups ask for, and submits it.
+    /// Leads the leaders: collects the groups' requests, and submits them.
     fn lead(&self, mut lead: Lead<'_>, hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>) {
         lead.begin();
         self.linger(&mut lead, TOP_LINGER);
@@ -257,9 +258,9 @@ impl SharedWaits {
         lead.finish(result, false);
     }
 
-    /// Gives the callers that were just answered time to come with their next request, and takes those that come.
+    /// Gives callers that were just answered time to come again, and collects their requests.
     fn linger(&self, lead: &mut Lead<'_>, most: u64) {
-        // Where not all of them can be running, a look is one turn for others on this core.
+        // Where not all can run, a look yields the core once.
         let crowded = self.crowded.0.load(Ordering::Relaxed);
         let rest: fn() = if crowded { pause } else { spin };
         let may = lead.looks(most, PROBE);
