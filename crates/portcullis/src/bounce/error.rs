@@ -1,5 +1,4 @@
-//! What can go wrong with a mapping: one type for maps, one for their ends. Queues return them, and so do the pools that
-//! queues copy through.
+//! Errors of a mapping: one type for maps, one for their ends. Queues return them, and the pools below them.
 
 use core::fmt;
 
@@ -9,32 +8,31 @@ use crate::domain::{MapListError, UnmapError};
 use crate::invalidation::InvalidationError;
 use crate::iova::IovaError;
 
-/// A list that was not mapped. No part of it is, but devices may [reach](Self::may_be_reached) it
-/// after one of these errors.
+/// A list was not mapped, nor any part of it. Devices may [reach](Self::may_be_reached) it after one of these errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaMapError {
-    /// The queue's ring has no room: unmap, or commit what waits, and map again. A ring gives its places back in order,
-    /// so its oldest mapping keeps those behind it.
+    /// The queue's ring is full: unmap, or commit, and map again. A ring gives its places back in order, so its oldest mapping holds the ones
+    /// behind it.
     #[error("the queue's ring is full: commit what was unmapped, and unmap its oldest mapping")]
     Full,
-    /// The machine's pool of buffers to copy through is full now: wait, and map again.
+    /// The swiotlb pool is full now: wait, and map again.
     #[error(transparent)]
     Pressure(#[from] Pressure),
-    /// The list, its addresses, or the tables. After [`MapListError::Unconfirmed`] **devices may
-    /// reach the list**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
+    /// The list, its addresses, or the tables are at fault. After [`MapListError::Unconfirmed`] **devices may reach the list**, until a
+    /// [flush](crate::domain::Domain::flush) of the domain succeeds.
     #[error(transparent)]
     List(#[from] MapListError),
-    /// A buffer is longer than what the queue maps or copies at once.
+    /// The buffer is longer than the queue maps or copies at once.
     #[error("{len} bytes in one piece: 1 to {most} can be had")]
     TooLong {
         /// Bytes of the buffer.
         len: u64,
-        /// The most bytes that there may be.
+        /// The most bytes.
         most: u64,
     },
-    /// A mapping was to have addresses that the domain hands out to drivers, or that the device does not reach, or whose
-    /// offset in a granule is not that of the memory. See [`DmaOps::map_at`](crate::dma::DmaOps::map_at).
+    /// The addresses for a mapping are not reserved in the domain, or out of the device's reach, or their offset in a granule is not that of the
+    /// memory. See [`DmaOps::map_at`](crate::dma::DmaOps::map_at).
     #[error(
         "nothing can be mapped at {iova}: the domain does not keep the addresses free, or they do not fit"
     )]
@@ -42,16 +40,16 @@ pub enum DmaMapError {
         /// The first address.
         iova: Iova,
     },
-    /// There is no memory for a buffer to copy through, not even after idle ones were evicted.
+    /// There is no memory for a bounce buffer, not even after idle ones were evicted.
     #[error("no {bytes} bytes of memory to copy through; the pool's slots hold {held}")]
     NoBuffer {
-        /// Bytes that were wanted.
+        /// Bytes that were needed.
         bytes: u64,
-        /// Bytes that the buffers of slots have.
+        /// Bytes of the buffers of slots.
         held: u64,
     },
-    /// All buffers of the size that a [`BufferPool`](crate::dma::BufferPool) has are taken, some of them maybe by mappings of queues: give
-    /// some back, and take one again; or have more, by [`PoolConfig::class_bytes`](crate::bounce::PoolConfig::class_bytes).
+    /// All of a [`BufferPool`](crate::dma::BufferPool)'s buffers are taken, some perhaps by queues' mappings. Give some back and try again, or
+    /// configure more by [`PoolConfig::class_bytes`](crate::bounce::PoolConfig::class_bytes).
     #[error(
         "all buffers of {bytes} bytes are taken, queues' mappings included: `PoolConfig::class_bytes` sets how many there are"
     )]
@@ -59,20 +57,18 @@ pub enum DmaMapError {
         /// Bytes of each.
         bytes: u64,
     },
-    /// The heap has no memory to keep account of the mapping.
+    /// No memory for the account of the mapping.
     #[error("nothing is mapped: the heap has no memory for the library's account of the mapping")]
     OutOfMemory,
-    /// An untrusted device's mapping shares a granule with other data, so it must be copied, and its owner does not sync, so it
-    /// must not be.
+    /// An untrusted device's mapping shares a granule with other data, so it must be copied; but its owner does not sync, so it must not be.
     #[error("a persistent mapping of {len} bytes for an untrusted device does not cover whole granules")]
     PersistentPart {
         /// Bytes of the list.
         len: u64,
     },
-    /// The device is not coherent and may write to the buffer, whose first or last cache line holds
-    /// other data, too; and the queue does not copy. Align the buffer and its length to lines; or make a queue by
-    /// [`QueueConfig::auto`](crate::dma::QueueConfig::auto) or [`bounce`](crate::dma::QueueConfig::bounce), in a domain that has
-    /// memory to copy through.
+    /// The device is non-coherent and may write to the buffer, whose first or last cache line holds other data, too; and the queue does not copy.
+    /// Align the buffer and its length to lines; or make the queue by [`QueueConfig::auto`](crate::dma::QueueConfig::auto) or
+    /// [`bounce`](crate::dma::QueueConfig::bounce), in a domain with bounce memory.
     #[error(
         "a buffer for a device that is not coherent does not consist of whole lines of {line} bytes: align it and its length, or make its queue by `auto` or `bounce`, which copy"
     )]
@@ -80,7 +76,7 @@ pub enum DmaMapError {
         /// Bytes of a line.
         line: u64,
     },
-    /// All memory to copy through is beyond the device's reach, or not aligned as it asks.
+    /// All bounce memory is beyond the device's reach, or not aligned as it needs.
     #[error("the device reaches addresses up to {last:#x}, and no memory to copy through lies there")]
     BeyondReach {
         /// The highest address that the device can put on the bus.
@@ -89,12 +85,12 @@ pub enum DmaMapError {
 }
 
 impl DmaMapError {
-    /// Returns whether the map can succeed later, once something of the queue, of its domain's addresses or of a
-    /// pool has ended: a mapping, or what waits for a commit or a flush.
+    /// Returns whether the map can succeed later, after something has ended that uses the queue, the domain's addresses or a pool: a mapping, a
+    /// batch or a deferred flush.
     pub fn is_full(&self) -> bool {
         match self {
             Self::Full | Self::Pressure(_) | Self::AllTaken { .. } => true,
-            // What the device can address at all may be free later.
+            // Addresses that the device can use may be free later.
             Self::List(MapListError::Iova(IovaError::Exhausted { len, limit, .. })) => {
                 len.checked_sub(1).is_some_and(|last| last <= limit.get())
             }
@@ -108,17 +104,17 @@ impl DmaMapError {
     }
 }
 
-/// Why a mapping has not ended, a batch is not committed, or bytes are not synced.
+/// A mapping has not ended, a batch is not committed, or bytes are not synced.
 ///
-/// After [`Unconfirmed`](Self::Unconfirmed) and [`StillMapped`](Self::StillMapped), whether of an unmap or of a commit, **devices
-/// may still reach the memory** of what waits, all of which goes on waiting: another commit tries again.
+/// After [`Unconfirmed`](Self::Unconfirmed) and [`StillMapped`](Self::StillMapped), of an unmap or of a commit, **devices may still reach the
+/// memory** of all pending unmaps, which stay pending: another commit tries again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaUnmapError {
-    /// The mapping is another queue's. It was not touched.
+    /// The mapping is another queue's, and is unchanged.
     #[error("a mapping of another queue")]
     OtherQueue,
-    /// The hardware did not confirm.
+    /// The hardware did not confirm an invalidation.
     #[error("devices may still reach what was unmapped: {error}")]
     Unconfirmed {
         /// Why not.
@@ -132,17 +128,17 @@ pub enum DmaUnmapError {
         /// Bytes that still are mapped.
         kept: u64,
     },
-    /// A mapping that was made by itself has not ended.
+    /// A single mapping has not ended.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
-    /// No mapping begins at the address (for a queue that copies: no copy): it is over, as another caller ended it by number, or
-    /// never was. Nothing is changed.
+    /// No mapping (for a queue that copies: no copy) begins at the address: another caller has ended it by number, or it never was. Nothing is
+    /// changed.
     #[error("{iova} is the address of no mapping")]
     NotMapped {
         /// The address.
         iova: Iova,
     },
-    /// Some of the bytes are not the mapping's, or, where it was to end, they are not all of it. Nothing is changed, or copied.
+    /// Some of the bytes are not the mapping's; or, for an unmap, they are not all of it. Nothing is changed or copied.
     #[error("{len} bytes{from}: the mapping at {iova} has {mapped}", from = Offset(*offset))]
     OutOfRange {
         /// Where the mapping begins.
@@ -163,8 +159,8 @@ pub enum DmaUnmapError {
 }
 
 impl DmaUnmapError {
-    /// Returns whether a commit has failed, or the unmap of a copy whose middle was mapped, so that
-    /// the next commit tries again. (Of any other unmap [`NotUnmapped::waits`](crate::dma::NotUnmapped::waits) says that.)
+    /// Returns whether a commit has failed, or the unmap of a copy whose middle was mapped: the next commit tries again. (For any other unmap see
+    /// [`NotUnmapped::waits`](crate::dma::NotUnmapped::waits).)
     pub fn is_of_commit(&self) -> bool {
         matches!(self, Self::Unconfirmed { .. } | Self::StillMapped { .. })
     }
@@ -176,7 +172,7 @@ impl From<InvalidationError> for DmaUnmapError {
     }
 }
 
-/// Where bytes begin, for an error's text; nothing where a mapping does.
+/// The place of bytes in a mapping, for an error's text; empty at its beginning.
 struct Offset(u64);
 
 impl fmt::Display for Offset {
@@ -185,7 +181,7 @@ impl fmt::Display for Offset {
     }
 }
 
-/// Whether the mapping of `mapped` bytes at `iova` has `len` bytes from `offset` on.
+/// Checks that the mapping of `mapped` bytes at `iova` has `len` bytes from `offset` on.
 #[inline]
 pub(crate) fn inside(iova: Iova, mapped: u64, (offset, len): (u64, u64)) -> Result<(), DmaUnmapError> {
     match offset.checked_add(len) {

@@ -22,6 +22,7 @@ use crate::pgtable::MapError;
 /// # use portcullis::mapper::Mapper;
 /// # use portcullis::platform::Platform;
 /// /// Maps two buffers of a page each, the second behind the first for the device. `Domain::unmap` ends that, for both pages.
+/// ///
 /// /// # Safety
 /// /// As for [`Domain::map`], clauses 1 to 3.
 /// unsafe fn map<M: Mapper, P: Platform>(domain: &Domain<M, P>, buffers: [PhysAddr; 2]) -> Result<Iova, MapListError> {

@@ -222,7 +222,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
     ///    devices only read, shared ones to what is not written).
     /// 3. After [`MapListError::Unconfirmed`], clauses 1 and 2 hold until a [`flush`](Self::flush) has returned `Ok`. After any other error
     ///    they end with the call.
-    /// [`flush`](Self::flush) has returned `Ok`.
     pub unsafe fn map(
         &self,
         list: &[PhysSegment],

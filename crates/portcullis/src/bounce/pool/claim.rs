@@ -1,10 +1,9 @@
-//! Each mapping of the pool's map is in the hands of one caller at a time. So a caller that comes
-//! too late, or panics, changes no mapping but those that it has taken.
+//! Claims on mappings of the pool's map: one caller owns each at a time. So a caller that comes too late, or panics, changes only mappings
+//! that it has claimed.
 //!
-//! A mapping is first in its maker's hands, then in those of the caller that unmaps it, then in a
-//! trim's, if its end was not confirmed or a call panicked. Each takes it under the map's lock, and
-//! notes its own number in the mapping's phase. Here, too, is what tries again to confirm, and what
-//! ends all mappings with the pool.
+//! A mapping is claimed by its maker, then by the caller that unmaps it, and then by a trim, if its end was not confirmed or a call panicked.
+//! Each takes it under the map's lock, and stores its own number in the mapping's phase. The retry of confirmations, and the end of all
+//! mappings with the pool, are here, too.
 
 use core::ops::Bound;
 
@@ -18,32 +17,29 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// A caller that takes mappings of the map in hand, by a number of its own. Dropped, where something below panics, it
-/// leaves what it has to a trim.
+/// A caller that claims mappings of the map, by a number of its own. Dropped (something below has panicked), it leaves them to a trim.
 pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     number: u64,
-    /// A mapping that was taken out of the map after the hardware confirmed its unmap, or that never got into it, and whether
-    /// its addresses are lost. Its buffers are still to be freed.
+    /// A mapping that is out of the map, as its unmap was confirmed, or that never got into it; and whether its addresses leak. Its buffers are
+    /// still to be freed.
     freed: Option<(Shared<Single>, bool)>,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
-    /// The number of this caller, which no other has.
+    /// This caller's number, which no other has.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Ends the claim of a caller that has nothing in hand any more.
+    /// Ends the claim of a caller that owns no mapping any more.
     pub(super) fn done(mut self) {
         self.release();
         core::mem::forget(self);
     }
 
-    /// Enters a mapping, at whose addresses nothing is mapped yet, into the map, and takes it in
-    /// hand. Where the map has another mapping at any of them, returns this one as an error and
-    /// gives its addresses up: a caller has ended the other by number, and its owner may still
-    /// unmap it.
+    /// Enters a mapping, at whose addresses nothing is mapped yet, into the map, and claims it. If the map has another mapping at any of them,
+    /// returns this one and leaks its addresses: a caller has ended the other by number, and its owner may still unmap it.
     pub(super) fn enter(&mut self, place: Place, single: Single) -> Result<Shared<Single>, Single> {
         let Self { pool, number, freed } = self;
         let (single, entry) = place.fill(single, Phase::Taken(*number));
@@ -64,8 +60,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
             .unwrap_or_else(|_| broken("a mapping that was not entered is its maker's")))
     }
 
-    /// Puts the mapping at `start`, which is in hand, into `phase`. If `lost`, notes that its
-    /// addresses must not be used again.
+    /// Puts the claimed mapping at `start` into `phase`. With `lost`, its addresses leak later.
     pub(super) fn set(&self, start: Iova, phase: Phase, lost: bool) {
         let set = |map: &mut Map| {
             let entry = in_hand(map, start, self.number);
@@ -75,8 +70,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.pool.domain.platform().with_cpu(|_| self.pool.singles.with(set));
     }
 
-    /// Takes the mapping at `start` out of the map, and frees its buffers; its addresses are given up if they are `lost`. The
-    /// caller has it in hand, and nothing else, and no device reaches it any more.
+    /// Takes the claimed mapping at `start` out of the map, and frees its buffers; its addresses leak if they are `lost`. The caller owns no other
+    /// mapping, and no device reaches this one.
     pub(super) fn end(mut self, start: Iova, lost: bool) {
         let Self { pool, number, freed } = &mut self;
         let take_out = |map: &mut Map| {
@@ -88,7 +83,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         self.done();
     }
 
-    /// Takes the mapping at `start`, which is in hand, out of the map. It goes on, but the map knows nothing of it.
+    /// Takes the claimed mapping at `start` out of the map. It goes on without the map.
     pub(super) fn forget(&self, start: Iova) -> Changing<'_, M, P> {
         self.pool.domain.platform().with_cpu(|_| {
             self.pool.singles.with(|map| {
@@ -105,8 +100,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         }
     }
 
-    /// Gives back all that this caller has tried again, now that it is confirmed. Returns the bytes
-    /// of memory.
+    /// Frees all retried mappings of this caller after the confirmation. Returns the bytes of memory.
     pub(super) fn confirmed(mut self) -> u64 {
         let (pool, trying) = (self.pool, Phase::Trying(self.number));
         let mut bytes = 0;
@@ -127,13 +121,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         bytes
     }
 
-    /// Leaves what is in hand to a later trim.
+    /// Leaves this caller's mappings to a later trim.
     pub(super) fn failed(self) {
         self.abandon();
         self.done();
     }
 
-    /// Leaves what is in hand to a later trim. O(mappings of the map).
+    /// Leaves this caller's mappings to a later trim. O(mappings of the map).
     fn abandon(&self) {
         let Self { pool, number, .. } = *self;
         pool.singles.visit(pool.domain.platform(), &mut Bound::Unbounded, |entry| {
@@ -147,7 +141,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     }
 }
 
-/// The mapping at `start`, which the caller `number` has in hand.
+/// The mapping at `start`, which caller `number` has claimed.
 fn in_hand(map: &Map, start: Iova, number: u64) -> &Entry {
     let entry = map.get(start).filter(|entry| entry.phase.get() == Phase::Taken(number));
     entry.unwrap_or_else(|| broken("a mapping that is in hand stays there"))
@@ -163,12 +157,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Claim<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A caller with nothing in hand yet.
+    /// A claim without mappings.
     pub(super) fn claim(&self) -> Claim<'_, M, P, C> {
         Claim { pool: self, number: self.singles.next_number(), freed: None }
     }
 
-    /// Adds to `gather` what waits for a confirmation, and takes it in hand.
+    /// Adds all unconfirmed mappings to `gather`, and claims them.
     pub(super) fn try_again(&self, gather: &mut Gather) -> Claim<'_, M, P, C> {
         let claim = self.claim();
         self.unlink_torn(&claim, gather);
@@ -182,7 +176,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         claim
     }
 
-    /// Removes the translations of what a mapper has panicked at, one mapping after the other.
+    /// Removes the translations of mappings at which a mapper has panicked, one after the other.
     fn unlink_torn(&self, claim: &Claim<'_, M, P, C>, gather: &mut Gather) {
         loop {
             let mut torn = None;
@@ -195,13 +189,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Look::Enough
             });
             let Some(range) = torn else { return };
-            // What is not there was removed before the panic.
+            // Missing translations were removed before the panic.
             let _ = self.unlink(range, gather);
             claim.set(range.start(), Phase::Trying(claim.number), false);
         }
     }
 
-    /// Returns whether any mapping waits for a confirmation, or is being made or ended now.
+    /// Whether any mapping waits for a confirmation, or is being made or ended.
     pub(super) fn awaits(&self) -> bool {
         let mut awaits = false;
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {
@@ -211,25 +205,25 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         awaits
     }
 
-    /// Returns whether the map has a mapping at any of the addresses of `range`.
+    /// Whether the map has a mapping at any address of `range`.
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
         let is_noted = |map: &mut Map| map.noted(range).is_some();
         self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))
     }
 
-    /// Frees the buffers of a mapping that no device reaches any more; its addresses are given up if they are `lost`.
+    /// Frees the buffers of a mapping that no device reaches any more; its addresses leak if they are `lost`.
     fn release(&self, single: &Single, lost: bool) {
         let changing = self.domain.changing(single.range);
-        // SAFETY: the buffers came from `alloc`, and the caller knows that no device and no CPU uses them.
+        // SAFETY: the buffers came from `alloc` (`free_parts`, 2). Its unmap is confirmed, or it was never mapped (`free_parts`, 1).
         unsafe { self.free_parts(&single.parts) };
         if !lost {
             self.domain.take_back(changing);
         }
     }
 
-    /// For the pool's end: removes all translations but those made directly.
+    /// For the pool's end: removes all translations except direct ones.
     pub(super) fn unlink_singles(&self, gather: &mut Gather) {
-        // Without a CPU, which would be held for long: the pool is being dropped, so no other caller waits for the lock.
+        // No CPU is borrowed, which would be held for long: nobody else waits for the lock of a pool that is being dropped.
         self.singles.with(|map| map.retain(|entry| !matches!(entry.single.parts, Parts::Direct { .. })));
         let mut from = Bound::Unbounded;
         loop {
@@ -240,7 +234,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let next = self.domain.platform().with_cpu(|_| self.singles.with(next));
             let Some((range, phase)) = next else { return };
             from = Bound::Excluded(range.start());
-            // What was unlinked before is not looked for again: another's translation may have been met there.
+            // Unlinked mappings are only gathered: another caller's translation may have been met there.
             if matches!(phase, Phase::Unconfirmed | Phase::Trying(_)) {
                 gather.add(range);
             } else if !self.unlink(range, gather) {
@@ -252,14 +246,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// For the pool's end: gives everything back.
+    /// For the pool's end: frees everything.
     pub(super) fn free_singles(&self) {
         while let Some(entry) = self.singles.with(Map::pop_first) {
             self.release(&entry.single, entry.lost.get());
         }
     }
 
-    /// For a pool's end that was not confirmed: gives up the addresses of all that is left.
+    /// For a pool's end that was not confirmed: leaks the addresses of all that is left.
     pub(super) fn lose_singles(&self) {
         while let Some(entry) = self.singles.with(Map::pop_first) {
             drop(self.domain.changing(entry.single.range));

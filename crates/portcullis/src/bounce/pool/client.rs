@@ -1,4 +1,4 @@
-//! A device as its pool sees it: what it reaches, which bytes it may find in a buffer, and what it may be given.
+//! A device as its pool sees it.
 
 use super::BouncePool;
 use super::config::DeviceProfile;
@@ -7,17 +7,17 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::setup::SetupError;
 
-/// Beside a group: what maps for it has nothing but addresses. So no token of a queue is of a mapping that was ended by its address.
+/// Set in the group of mappings by number. So a mapping that was ended by its address is no queue's.
 const BY_NUMBER: u64 = 1 << 33;
 
 /// A device as its pool sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
     pub(super) profile: DeviceProfile,
-    /// Whose mappings and bytes these are.
+    /// The owner of these mappings and bytes.
     pub(super) group: u64,
     pub(super) reaches_slots: bool,
-    /// Bits of an address that are 0 where the device may be given what begins or ends there.
+    /// Address bits that must be 0 where a buffer begins and ends, for the device to be given its granules.
     pub(super) inside: u64,
 }
 
@@ -32,14 +32,14 @@ impl Client {
         self.group
     }
 
-    /// The same device, for mappings that are found and ended by their addresses: they are its group's that are mapped so, and no queue's.
+    /// The same device, for mappings that are found by their addresses: their group is the device's, but no queue's.
     #[inline]
     pub(crate) fn by_number(self) -> Self {
         Self { group: self.group | BY_NUMBER, ..self }
     }
 
-    /// Returns the bytes of `list`, whose sums are not checked, and whether the device may be given all of its granules: for
-    /// an untrusted one, whether each piece consists of whole ones.
+    /// Returns the bytes of `list`, unchecked, and whether the device may be given all of its granules: for an untrusted one, whether each piece
+    /// consists of whole ones.
     #[inline]
     pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
         let look = |(len, bits): (u64, u64), piece: &PhysSegment| {
@@ -51,11 +51,10 @@ impl Client {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Returns a device with this profile, as this pool sees it.
+    /// Makes the client of a device with this profile.
     ///
     /// # Errors
-    /// [`SetupError::OffsetMask`] where the bits to keep are not the lowest, or reach beyond a
-    /// granule's offset.
+    /// [`SetupError::OffsetMask`]: the bits to keep are not the lowest, or reach beyond a granule's offset.
     pub(crate) fn client(&self, profile: DeviceProfile) -> Result<Client, SetupError> {
         let mask = profile.offset_mask;
         let inside = self.domain.granule().offset_mask();

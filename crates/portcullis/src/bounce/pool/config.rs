@@ -1,40 +1,36 @@
-//! The configuration of a pool, the profile of a device and the attributes of a mapping; and what a
-//! pool reports. A configuration is checked when a pool is made of it, so that each slot is found
-//! by its address.
+//! Configuration of a pool, profile of a device, attributes of a mapping, and a pool's counters. A configuration is checked when a pool is
+//! made of it, so that each slot is found by its address.
 
 use super::layout::MOST_CLASSES;
 use crate::addr::{Iova, PageSize};
 use crate::setup::SetupError;
 
-/// The dimensions of a bounce pool, and what it does with buffers.
+/// The dimensions of a bounce pool, and its treatment of buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
-    /// The pool copies mappings of up to this number of bytes, and maps larger ones directly. It is
-    /// rounded up to a power of two, and to the domain's granule at the least; 512 granules at the
-    /// most.
+    /// The pool copies mappings of up to this number of bytes, and maps larger ones directly. Rounded up to a power of two, at least the domain's
+    /// granule; at most 512 granules.
     pub threshold: u64,
-    /// Bytes of I/O virtual addresses for each size class: a power of two, and at least the rounded
-    /// threshold. Divided by the size of the class's slots, they are the number of its slots.
+    /// Bytes of I/O virtual addresses for each size class: a power of two, at least the rounded threshold. A class has as many slots as fit.
     pub class_bytes: u64,
-    /// The highest address that a slot may have. A device that does not reach all slots gets single-use buffers.
+    /// The highest address of a slot. A device that does not reach all slots gets single-use buffers.
     pub limit: Iova,
-    /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its
-    /// unaligned head and tail, and map its middle. Otherwise all of it is bounced.
+    /// For an untrusted device's mapping above the threshold that does not cover whole granules: bounce only its unaligned head and tail, and map
+    /// the middle. Otherwise all of it is bounced.
     pub split: bool,
-    /// Zero each buffer when its mapping ends, also where the mapping does not ask for it.
+    /// Zero each buffer when its mapping ends, even if the mapping does not ask for it.
     pub wipe: bool,
-    /// How long buffers may wait, in nanoseconds: the platform's timer looks this often, and gives
-    /// back what waits in depots and no mapping has asked for since it looked last, so within twice
-    /// the time. What CPUs keep for themselves it gives back only when no mapping at all went
-    /// through a slot in between. A millisecond at the least; `u64::MAX` for never.
+    /// Nanoseconds for which buffers may be idle. The platform's timer looks this often. It evicts buffers in depots that no map has wanted since
+    /// it looked last, so within twice the time; and buffers in per-CPU magazines only when no mapping at all went through a slot in between. At
+    /// least a millisecond; `u64::MAX` for never.
     pub idle_ns: u64,
-    /// Bytes of waiting buffers that the timer leaves.
+    /// Bytes of idle buffers that the timer leaves.
     pub keep_bytes: u64,
 }
 
 impl Default for PoolConfig {
-    /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere,
-    /// large mappings split. The timer gives back what no mapping has used for a second.
+    /// Mappings of up to 128 KiB, 32 MiB of addresses for each class (8,192 slots of 4 KiB, 256 of 128 KiB) anywhere, large mappings split.
+    /// Buffers are idle for a second at the least before the timer evicts them.
     fn default() -> Self {
         Self {
             threshold: 128 << 10,
@@ -48,13 +44,13 @@ impl Default for PoolConfig {
     }
 }
 
-/// The binary logarithm of the most slots in a class.
+/// The binary logarithm of the most slots of a class.
 const MOST_SLOTS_SHIFT: u32 = 28;
 
 impl PoolConfig {
-    /// The same, for devices that reach addresses up to `last` ([`DmaMask::last`](crate::dma::DmaMask::last)): all slots lie there, as a device that does not reach one
-    /// gets single-use buffers, each of which is mapped and unmapped. Each class has a sixteenth of these addresses at the most. It is returned
-    /// unchanged if a class would hold no slot of the threshold's size.
+    /// The same, with all slots within `last` ([`DmaMask::last`](crate::dma::DmaMask::last)), for devices that reach no further: a device that
+    /// does not reach a slot gets single-use buffers, each of which is mapped and unmapped. Each class gets at most a sixteenth of these
+    /// addresses. Returned unchanged if a class would hold no slot of the threshold's size.
     ///
     /// ```
     /// # use portcullis::bounce::PoolConfig;
@@ -69,7 +65,7 @@ impl PoolConfig {
         if class_bytes < self.threshold { self } else { Self { class_bytes, limit, ..self } }
     }
 
-    /// Size classes, and the binary logarithm of the bytes of addresses for each.
+    /// The number of size classes, and the binary logarithm of each one's bytes of addresses.
     pub(super) fn classes(&self, granule: PageSize) -> Result<(usize, u32), SetupError> {
         let largest = self.threshold.max(granule.bytes()).checked_next_power_of_two().unwrap_or(u64::MAX);
         let most = granule.bytes() << (MOST_CLASSES - 1);
@@ -87,18 +83,17 @@ impl PoolConfig {
     }
 }
 
-/// What the pool has to know of a device.
+/// A device, as the pool must know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceProfile {
     /// The highest address that the device can put on the bus.
     pub mask: u64,
-    /// Low bits of the original's address that the bounce buffer's address must share, as a mask (0xfff for an NVMe
-    /// controller whose driver counts on page offsets). 0 for none.
+    /// Low bits of the original's address that the bounce buffer's address must share, as a mask (0xfff for an NVMe controller whose driver counts
+    /// on page offsets). 0 for none.
     pub offset_mask: u64,
-    /// Whether the device may be hostile: then nothing that shares a granule with a buffer is opened to it.
+    /// The device may be hostile: it never reaches data that shares a granule with a buffer.
     pub untrusted: bool,
-    /// Devices of one group may find each other's bytes in a buffer that they are given; devices of
-    /// different groups never do.
+    /// Devices of one group may find each other's bytes in a buffer; devices of different groups never do.
     pub group: u32,
 }
 
@@ -109,47 +104,46 @@ impl Default for DeviceProfile {
     }
 }
 
-/// What is special about one mapping.
+/// Attributes of one mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// A long-lived mapping whose owner does not call the sync methods (Linux's proposal calls it
-    /// `PERSISTENT_STREAMING`): it is never bounced, and refused where only bouncing would protect.
+    /// A long-lived mapping whose owner does not sync (`PERSISTENT_STREAMING` in Linux's proposal): it is never bounced, and refused where only
+    /// bouncing would protect.
     pub persistent_streaming: bool,
-    /// The bounce buffer is zeroed when the mapping ends.
+    /// Zero the bounce buffer when the mapping ends.
     pub wipe: bool,
-    /// The device may write less than the whole of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and
-    /// the rest is to stay as it was: the original is copied in first.
+    /// The device may write less than all of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest must stay as it was: the
+    /// original is copied in first.
     pub copy_in: bool,
 }
 
 impl Attributes {
-    /// [`persistent_streaming`](Self::persistent_streaming) alone.
+    /// Only [`persistent_streaming`](Self::persistent_streaming).
     pub const PERSISTENT_STREAMING: Self = Self { persistent_streaming: true, wipe: false, copy_in: false };
 }
 
-/// What a pool holds, and has done. The figures are of slightly different times while other CPUs go on.
+/// A pool's counters. They are of slightly different times while other CPUs use the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolUsage {
-    /// Bytes of I/O virtual addresses that the slots have.
+    /// Bytes of I/O virtual addresses of the slots.
     pub iova_bytes: u64,
     /// Bytes of memory in slots' buffers, in use or not.
     pub buffer_bytes: u64,
     /// The most `buffer_bytes` that each class ever had, added up.
     pub peak_buffer_bytes: u64,
-    /// Of `buffer_bytes`, those that wait for their next use: what a trim can give back.
+    /// Bytes of `buffer_bytes` that are idle: a trim can evict them.
     pub cached_bytes: u64,
-    /// Of `buffer_bytes`, those whose unmapping the hardware has not confirmed.
+    /// Bytes of `buffer_bytes` whose unmap is not confirmed.
     pub unconfirmed_bytes: u64,
-    /// Mappings with addresses of their own: single-use buffers, split mappings and lists with
-    /// gaps, those included that wait for a confirmation.
+    /// Mappings with addresses of their own: single-use buffers, split mappings and lists with gaps, including unconfirmed ones.
     pub singles: u64,
-    /// Slots given up for good, because another caller's mapping was met at their addresses.
+    /// Leaked slots: another caller's translation was met at their addresses.
     pub lost_slots: u64,
     /// Mappings made through slots so far.
     pub bounced: u64,
-    /// Of those, the ones for which the CPU had a mapped buffer waiting.
+    /// Of `bounced`, mappings whose buffer came from the CPU's magazine.
     pub reused: u64,
-    /// Bytes of the pool's own book-keeping: what remains when everything is unmapped and trimmed.
+    /// Bytes of the pool's own account: they remain when everything is unmapped and trimmed.
     pub bookkeeping_bytes: usize,
 }
 
@@ -177,7 +171,7 @@ mod tests {
         assert_eq!(low.reached_by(below(32)).limit.get(), 0xffff);
     }
 
-    /// Whatever is accepted, slots are found by their addresses, up to the largest granule and at the end of all addresses.
+    /// Every accepted configuration finds its slots by address, up to the largest granule and at the end of the address space.
     #[test]
     fn slots_are_found_with_any_granule() {
         let mut accepted = 0;

@@ -1,12 +1,9 @@
-//! What one CPU keeps of the pool: two magazines of free slots for each class and kind of
-//! permission. Only that CPU changes them, so it takes a slot and puts it back without a lock.
+//! Per-CPU magazines: two for each class and kind of permission. Only their CPU changes them, so it takes and frees a slot without a lock.
 //!
-//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot)
-//! as a whole (Bonwick and Adams, "Magazines and Vmem", 2001). The CPU takes from and puts into the
-//! *loaded* one. It uses the newest slot first, whose buffer is still in its cache. When the loaded
-//! magazine is full it becomes the *previous* one, and the former previous one goes to the depot:
-//! so a CPU that maps and unmaps about a magazine's border does not visit the depot. Each operation
-//! touches a few words, however many slots there are.
+//! A magazine is a linked list of free slots that moves between a CPU and the [depot](super::depot) as a whole (Bonwick and Adams, "Magazines
+//! and Vmem", 2001). The CPU pops from and pushes to the *loaded* one, newest slot first, whose buffer is still in its cache. A full loaded
+//! magazine becomes the *previous* one, and the former previous one goes to the depot: so a CPU that maps and unmaps around a magazine's
+//! border does not visit the depot. Each operation touches a few words, however many slots there are.
 
 use core::mem::MaybeUninit;
 
@@ -18,30 +15,30 @@ use crate::percpu::LocalU64;
 /// Room for kinds of permission: a power of two.
 const KINDS: usize = 4;
 
-/// One CPU's magazines. Only the CPU that has it changes its words.
+/// One CPU's magazines. Only the holder of that CPU's lock changes its words.
 #[derive(Debug)]
 pub(super) struct Cpu {
     magazines: [[Magazines; KINDS]; CLASS_ROOM],
-    /// Mappings for which a buffer was waiting here.
+    /// Mappings whose buffer came from here.
     pub reused: LocalU64,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(32))]
 struct Magazines {
-    /// The link to the newest slot of the loaded magazine.
+    /// The link to the newest slot of the loaded magazine, and its slots.
     loaded: LocalU64,
     loaded_slots: LocalU64,
-    /// The same of the previous one.
+    /// The same for the previous magazine.
     previous: LocalU64,
     previous_slots: LocalU64,
 }
 
 impl Cpu {
-    /// Makes one without slots in `place`. It takes several KiB, which no stack has room for.
+    /// Makes an empty one in `place`. It takes several KiB, too much for a stack.
     pub(super) fn make_in(place: &mut MaybeUninit<Self>) -> &mut Self {
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field, or an element of one, in the caller's place; then all of them are there.
+        // SAFETY: each write is to a field of the caller's place, or an element of one; after them all are initialised.
         unsafe {
             for class in 0..CLASS_ROOM {
                 for kind in 0..KINDS {
@@ -53,7 +50,7 @@ impl Cpu {
         }
     }
 
-    /// Takes the newest free slot of `class` for `kind`, if the loaded magazine has it and it `fits`.
+    /// Takes the newest slot of `class` and `kind`, if the loaded magazine has one and it `fits`.
     #[inline]
     pub(super) fn pop_if<'a>(
         &self,
@@ -75,11 +72,11 @@ impl Cpu {
         Some((index, slot))
     }
 
-    /// Takes the newest free slot of `class` for `kind`.
+    /// Takes the newest slot of `class` and `kind`.
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
         let magazines = self.magazines(class, kind);
         if magazines.loaded_slots.get() == 0 {
-            // Loads the previous magazine, if there is one.
+            // Loads the previous magazine.
             magazines.loaded.set(magazines.previous.get());
             magazines.loaded_slots.set(magazines.previous_slots.get());
             magazines.previous_slots.set(0);
@@ -87,7 +84,7 @@ impl Cpu {
         self.pop_if(slots, class, kind, |_| true).map(|(index, _)| index)
     }
 
-    /// Puts a free slot into the loaded magazine, which has room for `most`. Returns the magazine that must go to the depot for it.
+    /// Puts a slot into the loaded magazine, which holds at most `most`. Returns the magazine that must go to the depot for it.
     #[inline]
     pub(super) fn push(
         &self,
@@ -112,14 +109,14 @@ impl Cpu {
         full
     }
 
-    /// Loads a magazine from the depot, where both are empty.
+    /// Loads a magazine from the depot. Both of this CPU's are empty.
     pub(super) fn load(&self, class: usize, kind: usize, magazine: Magazine) {
         let magazines = self.magazines(class, kind);
         magazines.loaded.set(magazine.first);
         magazines.loaded_slots.set(magazine.slots);
     }
 
-    /// Gives up everything: each magazine goes to `out` with its class and kind. Where that panics, the others stay.
+    /// Passes every magazine to `out`, with its class and kind. If `out` panics, the others stay.
     pub(super) fn drain(&self, mut out: impl FnMut(usize, usize, Magazine)) {
         for (class, kinds) in self.magazines.iter().enumerate() {
             for (kind, magazines) in kinds.iter().enumerate() {
@@ -133,8 +130,7 @@ impl Cpu {
         }
     }
 
-    /// Returns how many free slots of `class` the CPU has, of all kinds. A hint where another CPU
-    /// asks.
+    /// The free slots of `class`, of all kinds. A hint, unless this CPU's holder asks.
     pub(super) fn free(&self, class: usize) -> u64 {
         let kinds = self.magazines[class].iter();
         kinds.map(|magazines| magazines.loaded_slots.get() + magazines.previous_slots.get()).sum()

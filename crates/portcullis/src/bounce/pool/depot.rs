@@ -1,9 +1,7 @@
-//! The depot of a class: what it keeps for all CPUs. That is magazines of free slots that CPUs had
-//! no room for, slots without a buffer, and slots whose buffer is unmapped but may still be
-//! reached. Each slot is in one of these lists at the most.
+//! The depot of a class, which all CPUs share: magazines that CPUs had no room for, slots without a buffer, and slots whose buffer is unmapped
+//! but may still be reached. Each slot is in at most one of these lists.
 //!
-//! There is one lock for each class, taken once for a whole magazine. Every operation touches a few
-//! words, however many slots there are.
+//! Each class has one lock, taken once for a whole magazine. Every operation touches a few words, however many slots there are.
 
 use super::slot::{Magazine, Phase, Slot, index_of, link_to};
 
@@ -12,33 +10,32 @@ const MOST_IN_BLOCK: usize = 1024;
 
 /// Slots that were never used.
 ///
-/// CPUs prefetch lines in pairs, so two CPUs that use the slots whose notes make such a pair slow
-/// each other down. Fresh slots go to one CPU and then to another. So of a block of slots every
-/// other one is handed out first, and then those between.
+/// CPUs prefetch lines in pairs, so two CPUs whose slots have their words in one pair slow each other down. Fresh slots go to different CPUs
+/// one after the other. So of a block of slots the even ones are handed out first, and then the odd ones.
 #[derive(Debug, Default)]
 struct Fresh {
     first: usize,
-    /// How many were handed out.
+    /// Slots that were handed out.
     taken: usize,
-    /// The slot behind the last.
+    /// One past the last slot.
     end: usize,
-    /// The binary logarithm of the slots of a block.
+    /// The binary logarithm of a block's slots.
     block_shift: u32,
 }
 
 impl Fresh {
-    /// Makes a list of the slots from `first` up to `end`; their number is a power of two. Blocks
-    /// are small, so that slots in use lie close together, and few page tables map them.
+    /// The slots from `first` up to `end`; their number is a power of two. Blocks are small, so that slots in use lie close together, and few page
+    /// tables map them.
     fn new(first: usize, end: usize) -> Self {
         let block = ((end - first) / 16).clamp(1, MOST_IN_BLOCK);
         Self { first, taken: 0, end, block_shift: block.ilog2() }
     }
 
-    /// Hands out the next one. O(1).
+    /// Hands out the next slot. O(1).
     fn take(&mut self) -> Option<usize> {
         let mask = (1 << self.block_shift) - 1;
         let inside = self.taken & mask;
-        // Rotated by one bit, so that all even numbers come first, and then the odd ones.
+        // Rotated by one bit: the even numbers come first, and then the odd ones.
         let turned = (inside << 1 | inside << 1 >> self.block_shift) & mask;
         let slot = self.first + (self.taken & !mask) + turned;
         (slot < self.end).then(|| {
@@ -48,25 +45,25 @@ impl Fresh {
     }
 }
 
-/// The part of one class that its lock protects.
+/// The part of a class that its lock protects.
 #[derive(Debug, Default)]
 pub(super) struct Depot {
-    /// For each kind of permission the link to the first magazine, and how many slots all of them have.
+    /// For each kind of permission, the link to the first magazine, and the slots of all magazines.
     magazines: [(u64, u64); 3],
-    /// The fewest that each kind had since the timer looked last: no map has asked for those.
+    /// For each kind, the fewest slots since the timer looked last: no map has wanted these.
     least: [u64; 3],
-    /// The link to the first slot without a buffer that once had one.
+    /// The link to the first slot whose buffer was freed.
     empty: u64,
     fresh: Fresh,
     /// The link to the first slot that may still be reached.
     retired: u64,
     retired_slots: u64,
-    /// Slots that have a buffer, wherever they are, and the most that ever had at once.
+    /// Slots with a buffer, wherever they are, and their peak.
     buffers: u64,
     peak: u64,
-    /// Slots in whose addresses another's mapping was met.
+    /// Leaked slots: another caller's translation was met at their addresses.
     pub lost: u64,
-    /// Mappings made through slots that no CPU had waiting.
+    /// Mappings through slots that came from no magazine of a CPU.
     pub bounced: u64,
 }
 
@@ -76,7 +73,7 @@ impl Depot {
         Self { fresh: Fresh::new(first, end), ..Self::default() }
     }
 
-    /// Takes in a magazine.
+    /// Puts a magazine.
     pub(super) fn put(&mut self, slots: &[Slot], kind: usize, magazine: Magazine) {
         let (first, count) = &mut self.magazines[kind];
         if let Some(slot) = index_of(magazine.first).and_then(|index| slots.get(index)) {
@@ -86,15 +83,14 @@ impl Depot {
         }
     }
 
-    /// Hands out the newest magazine.
+    /// Takes the newest magazine.
     pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let magazine = self.take_unnoticed(slots, kind);
         self.notice(kind);
         magazine
     }
 
-    /// As [`take`](Self::take), for a trim: does not count as asked for by a map, and some of it
-    /// may come back.
+    /// As [`take`](Self::take), for a trim: it does not count as a map's demand, and some of it may come back.
     pub(super) fn take_unnoticed(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let (first, count) = &mut self.magazines[kind];
         let magazine = *first;
@@ -104,15 +100,14 @@ impl Depot {
         Some(Magazine { first: magazine, slots })
     }
 
-    /// Notes how many slots of `kind` there are now, if that is the fewest since the timer looked
-    /// last.
+    /// Updates the fewest slots of `kind` since the timer looked last.
     pub(super) fn notice(&mut self, kind: usize) {
         let free = self.free_of(kind);
         let least = &mut self.least[kind];
         *least = (*least).min(free);
     }
 
-    /// Takes in one free slot: onto the newest magazine, unless that has `most` slots.
+    /// Puts one slot onto the newest magazine, or into a new one if that has `most` slots.
     pub(super) fn put_one(&mut self, slots: &[Slot], kind: usize, index: usize, most: u64) {
         let Some(slot) = slots.get(index) else { return };
         let magazine = self.take(slots, kind);
@@ -127,7 +122,7 @@ impl Depot {
         self.put(slots, kind, magazine);
     }
 
-    /// Hands out one free slot.
+    /// Takes one slot.
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
         let magazine = self.take(slots, kind)?;
         let index = index_of(magazine.first)?;
@@ -147,20 +142,20 @@ impl Depot {
         self.magazines.iter().map(|(_, slots)| slots).sum()
     }
 
-    /// Returns how many slots of `kind` no map has asked for since the last call.
+    /// The slots of `kind` that no map has wanted since the last call.
     pub(super) fn unwanted(&mut self, kind: usize) -> u64 {
         let free = self.free_of(kind);
         core::mem::replace(&mut self.least[kind], free)
     }
 
-    /// Hands out a slot without a buffer.
+    /// Takes a slot without a buffer.
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
         let Some(index) = index_of(self.empty) else { return self.fresh.take() };
         self.empty = slots.get(index)?.next();
         Some(index)
     }
 
-    /// Takes in a slot without a buffer.
+    /// Puts a slot without a buffer.
     pub(super) fn put_empty(&mut self, slots: &[Slot], index: usize) {
         if let Some(slot) = slots.get(index) {
             slot.set_phase(Phase::Empty);
@@ -169,7 +164,7 @@ impl Depot {
         }
     }
 
-    /// Takes in a slot whose buffer is unmapped, but may still be reached.
+    /// Puts a slot whose buffer is unmapped, but may still be reached.
     pub(super) fn put_retired(&mut self, slots: &[Slot], index: usize) {
         if let Some(slot) = slots.get(index) {
             slot.set_next(self.retired);
@@ -178,7 +173,7 @@ impl Depot {
         }
     }
 
-    /// Hands out a slot whose buffer may still be reached.
+    /// Takes such a slot.
     pub(super) fn take_retired(&mut self, slots: &[Slot]) -> Option<usize> {
         let index = index_of(self.retired)?;
         self.retired = slots.get(index)?.next();
@@ -186,23 +181,23 @@ impl Depot {
         Some(index)
     }
 
-    /// Returns how many slots have a buffer that may still be reached.
+    /// The number of such slots.
     pub(super) fn count_retired(&self) -> u64 {
         self.retired_slots
     }
 
-    /// `slots` more slots have a buffer.
+    /// Counts `slots` more with a buffer.
     pub(super) fn gained(&mut self, slots: u64) {
         self.buffers += slots;
         self.peak = self.peak.max(self.buffers);
     }
 
-    /// A slot has given its buffer up.
+    /// Counts a slot that has lost its buffer.
     pub(super) fn gave_up(&mut self) {
         self.buffers = self.buffers.saturating_sub(1);
     }
 
-    /// Slots that have a buffer, and the most that ever had at once.
+    /// Slots with a buffer, and their peak.
     pub(super) fn buffers(&self) -> (u64, u64) {
         (self.buffers, self.peak)
     }

@@ -1,5 +1,5 @@
-//! A device of a pool's domain: what a driver calls to map. It chooses the way of each mapping, so
-//! that an untrusted device is never given a granule of the original that holds other data, too.
+//! A device of a pool's domain, through which a driver maps. It chooses the way of each mapping, so that an untrusted device never reaches a
+//! granule of the original that holds other data, too.
 
 use super::BouncePool;
 use super::client::Client;
@@ -30,18 +30,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Clone for BounceDevice<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
-    /// Makes a device that is as `profile` says.
+    /// Makes a device with this profile.
     ///
     /// # Errors
-    /// [`SetupError::OffsetMask`] where the bits to keep are not the lowest, or reach beyond a
-    /// granule's offset.
+    /// [`SetupError::OffsetMask`]: the bits to keep are not the lowest, or reach beyond a granule's offset.
     pub fn new(pool: Shared<BouncePool<M, P, C>>, profile: DeviceProfile) -> Result<Self, SetupError> {
         let client = pool.client(profile)?;
         Ok(Self { pool, client })
     }
 
-    /// The same device, with slots for the ends of lists that it reaches by other addresses than the slots' own: each byte is
-    /// as far into its slot as it is into its granule.
+    /// The same device, with slots for the ends of lists, which it reaches by addresses of the lists' own: each byte has the same offset in its slot
+    /// as in its granule.
     pub(crate) fn for_ends(&self) -> Self {
         let offset_mask = self.pool.domain.granule().offset_mask();
         let profile = DeviceProfile { mask: u64::MAX, offset_mask, ..self.client.profile };
@@ -49,15 +48,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         Self { pool: self.pool.clone(), client }
     }
 
-    /// Returns how a list that the device [may not be given](Self::look_at) is cut, so that it is
-    /// given the middle, and the bytes of the list; `None` where it may be given nothing of it.
+    /// How to cut a list that the device [may not be given](Self::look_at), so that it is given the middle; and the list's bytes. `None` where
+    /// it may be given nothing of it.
     pub(crate) fn cut(&self, list: &[PhysSegment]) -> Result<Option<(Cut, u64)>, MapListError> {
         let len = total(list)?;
         let cut = cut(list, len, self.pool.domain.granule()).filter(|_| self.pool.config.split);
         Ok(cut.map(|cut| (cut, len)))
     }
 
-    /// As [`map`](Self::map), through a slot or not at all. Returns the address of the slot's mapping.
+    /// As [`map`](Self::map), through a slot or not at all. Returns the mapping's address.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -68,7 +67,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         attributes: Attributes,
     ) -> Option<Iova> {
         let terms = self.pool.terms(&self.client, piece.phys, false, direction, attributes);
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let mapping = unsafe { self.pool.map_slotted(&self.client, &[piece], piece.len, (terms, true)) };
         mapping.ok().flatten().map(|mapping| mapping.iova())
     }
@@ -88,7 +87,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.pool.lend(&self.client, len, direction)
     }
 
-    /// Whether the device is never given what shares a granule with a buffer.
+    /// Whether the device may be hostile: it never reaches data that shares a granule with a buffer.
     pub(crate) fn is_untrusted(&self) -> bool {
         self.client.profile.untrusted
     }
@@ -104,31 +103,29 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         &self.pool
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them: which, the [module](super) says. The list is
-    /// mapped as a whole or not at all.
+    /// Lets the device reach the bytes of `list`, or a copy of them: the [module](super) has the table. The list is mapped as a whole or not at all.
     ///
-    /// Through a slot whose buffer is waiting: O(len), for the copy, and O(1) for the rest; no lock, no allocation, and
-    /// no atomic read-modify-write (two, and maybe an allocation, for a list). A slot that changes hands between groups
-    /// is zeroed. Otherwise allocates memory, tables and book-keeping, and may wait for hardware and for other CPUs'
-    /// turns where memory, slots or addresses are exhausted. The caller holds no lock and no CPU.
+    /// From the CPU's magazine: O(len) for the copy, O(1) for the rest; no lock, no allocation, and no atomic read-modify-write (two, and maybe an
+    /// allocation, for a list). A slot that moves to another group is zeroed.
+    ///
+    /// Context: otherwise allocates memory, tables and its account, and may wait for hardware and for other CPUs' exclusive sections where memory,
+    /// slots or addresses are exhausted. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaMapError`], with nothing mapped and nothing lost; but after [`MapListError::Unconfirmed`]
-    /// devices may reach what was entered of the list, until a flush of the domain succeeds.
+    /// [`DmaMapError`]: nothing is mapped, and nothing leaks. After [`MapListError::Unconfirmed`] devices may reach entries of the list until a flush
+    /// of the domain succeeds.
     ///
     /// [`MapListError::Unconfirmed`]: crate::domain::MapListError::Unconfirmed
     ///
     /// # Safety
-    /// Until [`unmap`](BouncePool::unmap) of the mapping has returned `Ok` (and, where it is mapped and not copied, the flush that
-    /// a lazy policy owes is confirmed), or the pool is dropped:
+    /// The mapping *lasts* until [`unmap`](BouncePool::unmap) of it has returned `Ok` (and, if it is mapped and not copied, the flush that a lazy
+    /// policy owes is confirmed), or the pool is dropped. As long as it lasts:
     ///
-    /// - All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
-    /// - They are the caller's to open to the device, as for
-    ///   [`Domain::map`](crate::domain::Domain::map): what is large or
-    ///   [persistent](Attributes::persistent_streaming) is not copied but mapped. (An untrusted
-    ///   device is never given more than these bytes; any other is given all of their granules.)
-    /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
-    ///   runs: those copy, as a device would.
+    /// 1. All bytes of `list` are memory that the CPU reaches through the pool's [`CopyMemory`].
+    /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3: large and
+    ///    [persistent](Attributes::persistent_streaming) mappings are not copied but mapped. (An untrusted device gets only these bytes; any other
+    ///    gets all of their granules.)
+    /// 3. While this, a sync or the unmap of the mapping runs, only devices and atomic accesses touch them: these calls copy as a device would.
     #[inline]
     pub unsafe fn map<'a>(
         &self,
@@ -136,14 +133,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.pool.map::<false>(&self.client, list, direction, attributes, |_| ()) }
     }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU where that has the slot at hand, as nearly always.
-    /// Where all mappings of a direction in which devices write ask for a copy-in, `FILLED` makes that the short way, too.
+    /// As [`BounceDevice::map`], for `client`. Calls `counted` with the CPU if its magazine has the slot, as nearly always. If all mappings of a
+    /// direction in which devices write ask for a copy-in, `FILLED` puts them on the fast path, too.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -157,18 +154,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
         if let [piece] = list {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             let fast = unsafe { self.map_fast::<FILLED>(client, *piece, direction, attributes, counted) };
             if let Some(mapping) = fast {
                 return Ok(mapping);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.map_slow(client, list, direction, (attributes, true)) }
     }
 
-    /// Maps one piece through a slot that the CPU has at hand and whose buffer was this group's
-    /// before, as nearly all mappings are made. Otherwise returns `None`, with nothing changed.
+    /// The fast path: one piece, through a slot of the CPU's magazine whose buffer was this group's before. Otherwise returns `None`, with nothing
+    /// changed.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -188,12 +185,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let terms = self.terms(client, piece.phys, false, direction, attributes);
         let bytes = piece.len.checked_add(terms.offset)?;
         let (place, slot) = self.take_fast::<FILLED>(bytes, (direction.index(), client.group()), counted)?;
-        // SAFETY: the caller's promise; the slot is in this caller's hands.
+        // SAFETY: clauses 1 to 3 are the caller's; this caller owns the slot (`fill`, 2), of which the magazine matched the group (`fill`, 3).
         Some(unsafe { self.fill(slot, place, piece, None, (terms, true)) })
     }
 
-    /// Makes any mapping. What goes through buffers gets the original's bytes now, unless the caller, who has
-    /// `copied` to say, leaves that to a later sync.
+    /// The slow path, for any mapping. Buffers are filled now, if `copied`; else by a later sync.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -205,16 +201,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
         how: (Attributes, bool),
     ) -> Result<PoolMapping<'a>, DmaMapError> {
-        // One after the other, as what is below either takes much of the stack.
-        // SAFETY: the caller's promise.
+        // One after the other, as the callees of either take much of the stack.
+        // SAFETY: clauses 1 to 3 are the caller's.
         if let Some(mapping) = unsafe { self.map_in_any_slot(client, list, direction, how) }? {
             return Ok(mapping);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.map_otherwise(client, list, direction, how) }
     }
 
-    /// Maps through a slot, where the mapping may go through one and there is one.
+    /// Maps through a slot, if the mapping may use one and there is one.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -231,11 +227,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(None);
         }
         let terms = self.terms_of(client, list, direction, attributes);
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.map_slotted(client, list, len, (terms, copied)) }
     }
 
-    /// Maps through a slot; `None` where there is none for as much.
+    /// Maps through a slot; `None` without a slot of this size.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -251,7 +247,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let Some(class) = bytes.and_then(|bytes| self.layout.class_of(bytes)) else { return Ok(None) };
         let taken = self.take_or_refill(class, terms.direction, client.group(), Search::ManyFree)?;
         let Some(index) = taken else { return Ok(None) };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's; `take_or_refill` gave this caller the slot (`map_slot`, 4).
         unsafe { self.map_slot(list, len, (class, index), (terms, copied), client.group()) }.map(Some)
     }
 
@@ -284,7 +280,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.terms(client, first, list.len() > 1, direction, attributes)
     }
 
-    /// Makes a mapping that goes through no slot.
+    /// Makes a mapping without a slot.
     ///
     /// # Safety
     /// As [`BounceDevice::map`].
@@ -304,25 +300,25 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             if opens_others {
                 return Err(DmaMapError::PersistentPart { len });
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             return unsafe { self.map_direct(client, list, len, terms, shape.touches) };
         }
         if len <= self.threshold() {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             return unsafe { self.map_single_use(client, list, len, (terms, copied)) };
         }
         match (opens_others, shape.touches && self.config.split) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             (false, _) => unsafe { self.map_direct(client, list, len, terms, shape.touches) },
-            // SAFETY: the caller's promise; a mapping above the threshold has more than a granule.
+            // SAFETY: clauses 1 to 3 are the caller's; a mapping above the threshold has more than a granule.
             (true, true) => unsafe { self.map_split(client, list, len, (terms, copied)) },
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             (true, false) => unsafe { self.map_single_use(client, list, len, (terms, copied)) },
         }
     }
 }
 
-/// Returns the bytes of a list. Checks every sum that its mapping needs.
+/// The bytes of a list. Checks every sum that its mapping needs.
 #[inline]
 fn total(list: &[PhysSegment]) -> Result<u64, MapListError> {
     let mut total: u64 = 0;

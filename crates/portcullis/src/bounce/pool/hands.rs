@@ -1,5 +1,4 @@
-//! Guards for the slots that a caller has in its hands, so that no slot is lost: where a call below
-//! does not return, they bring the slot back to the depot, or leave it to a trim.
+//! Guards for slots that a caller owns, so that none leaks: if a call below panics, they put the slot into the depot, or leave it to a trim.
 
 use super::BouncePool;
 use super::slot::{Magazine, NO_GROUP, Phase, index_of, link_to};
@@ -8,7 +7,7 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// Free slots on their way from one list to another. Dropped, they go to the depot.
+/// Free slots on their way between two lists. Dropped, they go to the depot.
 pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     pub class: usize,
@@ -17,7 +16,7 @@ pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
-    /// Hands out the first.
+    /// Takes the first.
     pub(super) fn pop(&mut self) -> Option<usize> {
         self.magazine.slots = self.magazine.slots.checked_sub(1)?;
         let index = index_of(self.magazine.first)?;
@@ -25,7 +24,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
         Some(index)
     }
 
-    /// Brings them to the depot. Where that panics, it is tried once more.
+    /// Puts them into the depot. If that panics, the drop tries once more.
     pub(super) fn store(mut self) {
         let (pool, class, kind) = (self.pool, self.class, self.kind);
         if self.magazine.slots > 0 {
@@ -44,13 +43,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Held<'_, M, P, C> {
     }
 }
 
-/// A slot that is given memory. Dropped, it is back where it came from, or, with memory that devices may reach, waits for
-/// a trim.
+/// A slot that gets memory. Dropped, it goes back where it came from; or, with memory that devices may reach, to a trim.
 pub(super) struct Populating<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     class: usize,
     pub index: Option<usize>,
-    /// The depot knows of its memory.
+    /// Whether the depot has counted its memory.
     pub is_counted: bool,
 }
 
@@ -80,8 +78,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Populating<'_, M, P, C> {
     }
 }
 
-/// Evicted slots: their buffers are unmapped, and await the confirmation. They are linked to each
-/// other, so that they need no memory. Dropped, they wait for a later trim.
+/// Evicted slots: their buffers are unmapped, and not yet confirmed. They are linked to each other, and so need no memory. Dropped, they wait for
+/// a later trim.
 pub(super) struct Evicted<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     first: u64,
@@ -93,17 +91,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
         self.first == 0 && self.gather.is_empty()
     }
 
-    /// Returns the first slot, which stays until it is [passed](Self::pass).
+    /// The first slot, which stays until [`pass`](Self::pass).
     pub(super) fn first(&self) -> Option<usize> {
         index_of(self.first)
     }
 
-    /// Goes on to the one that was behind the first.
+    /// Drops the first slot; `next` was behind it.
     pub(super) fn pass(&mut self, next: u64) {
         self.first = next;
     }
 
-    /// Takes in a slot.
+    /// Adds a slot.
     pub(super) fn push(&mut self, index: usize) {
         self.pool.slots[index].set_next(self.first);
         self.first = link_to(index);
@@ -124,12 +122,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Evicted<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Makes a guard for slots of one class and kind; it has none yet.
+    /// An empty guard for slots of one class and kind.
     pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
         Held { pool: self, class, kind, magazine: Magazine::default() }
     }
 
-    /// Brings a magazine to its depot.
+    /// Puts a magazine into its depot.
     #[cold]
     #[inline(never)]
     pub(super) fn store(&self, class: usize, kind: usize, magazine: Magazine) {
@@ -138,8 +136,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         held.store();
     }
 
-    /// The free slot `index`, which the caller has taken, and which is about to be lent, or has just come back: until it is done,
-    /// as it is lent, or in a list. Dropped, it goes to the depot, and what is in its buffer may be handed to no device.
+    /// A guard for the free slot `index`, which this caller owns, between a list and a mapping, until it is lent or listed. Dropped, the slot goes to
+    /// the depot, and no device may find the bytes of its buffer.
     #[inline(always)]
     pub(super) fn in_hand(&self, class: usize, kind: usize, index: usize) -> Guard<impl FnMut()> {
         Guard::new(move || self.take_from_hand(class, kind, index))
@@ -154,12 +152,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
     }
 
-    /// Makes a guard for a slot of `class` that is to get memory; it has none yet.
+    /// An empty guard for a slot of `class` that gets memory.
     pub(super) fn populating(&self, class: usize) -> Populating<'_, M, P, C> {
         Populating { pool: self, class, index: None, is_counted: false }
     }
 
-    /// Makes a guard for evicted slots; it has none yet.
+    /// An empty guard for evicted slots.
     pub(super) fn evicted(&self) -> Evicted<'_, M, P, C> {
         Evicted { pool: self, first: 0, gather: Gather::new() }
     }

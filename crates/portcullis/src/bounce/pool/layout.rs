@@ -1,19 +1,18 @@
-//! Where slots are: one range of addresses, cut into an equal piece for each size class, and each
-//! piece into slots. Each address of the range is in exactly one slot.
+//! The addresses of slots: one range, cut into an equal piece for each size class, and each piece into slots. Each address of the range is in
+//! exactly one slot.
 //!
-//! All sizes are powers of two, so an address gives its class and its slot by shifts. Slots of all
-//! classes are numbered in one row: those of the smallest class first.
+//! All sizes are powers of two, so shifts find an address's class and slot. Slots of all classes are numbered through, the smallest class first.
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::broken::broken;
 
-/// The most classes: the smallest slot is a granule, each class has slots of twice the size of the one before.
+/// The most classes: the smallest slot is a granule, and each class has slots of twice the size of the one before.
 pub(super) const MOST_CLASSES: usize = 10;
 
-/// Room for all classes, a power of two so that finding one takes no check.
+/// Room for all classes, a power of two, so that indexing needs no check.
 pub(super) const CLASS_ROOM: usize = MOST_CLASSES.next_power_of_two();
 
-/// Bytes of the slots of a full magazine; their number is within the next two bounds.
+/// Bytes of a full magazine's slots; their number is within the next two bounds.
 const MAGAZINE_BYTES: u64 = 256 << 10;
 const LEAST_IN_MAGAZINE: u64 = 4;
 const MOST_IN_MAGAZINE: u64 = 64;
@@ -22,20 +21,19 @@ const MOST_IN_MAGAZINE: u64 = 64;
 pub(super) struct Layout {
     /// Where the first class begins.
     start: u64,
-    /// Bytes of addresses in all.
+    /// Bytes of all addresses.
     bytes: u64,
     granule_shift: u32,
-    /// The binary logarithm of the bytes of addresses that each class has.
+    /// The binary logarithm of each class's bytes of addresses.
     class_shift: u32,
     classes: u32,
     sizes: [Size; CLASS_ROOM],
 }
 
-/// What is worked out beforehand for a class.
+/// Precomputed values of a class.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
-    /// Where slot 0 would begin if all slots were of this size and in one row with those of this class. Modulo 2^64: it
-    /// may be below 0.
+    /// Where slot 0 would begin if all slots up to this class had its size and lay before it. Modulo 2^64: it may be negative.
     base: u64,
     /// The most slots of a magazine.
     magazine: u64,
@@ -52,8 +50,7 @@ pub(super) struct Place {
 }
 
 impl Layout {
-    /// `classes` classes with `1 << class_shift` bytes of addresses each. [`begin_at`](Self::begin_at) says where, before a slot
-    /// is looked for.
+    /// `classes` classes with `1 << class_shift` bytes of addresses each. [`begin_at`](Self::begin_at) comes before any lookup.
     pub(super) fn new(granule: PageSize, class_shift: u32, classes: usize) -> Self {
         let classes = classes.min(MOST_CLASSES) as u32;
         Self {
@@ -89,7 +86,7 @@ impl Layout {
         self.size(class).magazine
     }
 
-    /// Bytes of addresses in all.
+    /// Bytes of all addresses.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -101,8 +98,8 @@ impl Layout {
     /// The class with the smallest slots that hold `bytes`, at least 1.
     #[inline]
     pub(super) fn class_of(&self, bytes: u64) -> Option<usize> {
-        // The bit length of the last granule's number: a one is appended, as zero has no logarithm. For 0 bytes the
-        // subtraction wraps, so the class is larger than any.
+        // The bit length of the last granule's number; the appended one is for zero, which has no logarithm. For 0 bytes the subtraction wraps, and
+        // the class is larger than any.
         let class = (bytes.wrapping_sub(1) >> self.granule_shift << 1 | 1).ilog2();
         (class < self.classes).then_some(class as usize)
     }
@@ -113,12 +110,12 @@ impl Layout {
         1 << self.slot_shift(class)
     }
 
-    /// How many slots `class` has.
+    /// The number of slots of `class`.
     pub(super) fn slots(&self, class: usize) -> usize {
         1 << (self.class_shift - self.slot_shift(class))
     }
 
-    /// The number of the first slot of `class`; of the slot behind the last, for the class behind the last.
+    /// The number of the first slot of `class`; for the class behind the last, one past the last slot.
     pub(super) fn first(&self, class: usize) -> usize {
         // Each class has half as many slots as the one before: n + n/2 + n/4 + ...
         let twice = 2_usize << (self.class_shift - self.granule_shift);
@@ -152,7 +149,7 @@ impl Layout {
 
     /// The class of slot `index`. O(classes).
     pub(super) fn class_of_slot(&self, index: usize) -> usize {
-        // The last class, if it is none of those before.
+        // The last class, if no earlier one.
         (0..self.classes() - 1).find(|class| index < self.first(class + 1)).unwrap_or(self.classes() - 1)
     }
 

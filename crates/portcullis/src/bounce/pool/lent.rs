@@ -1,7 +1,6 @@
-//! Slots that a driver takes as buffers of its own. Their memory is mapped already, and stays so, and the pool copies nothing.
+//! Slots that a driver borrows as buffers of its own. Their memory stays mapped, and the pool copies nothing.
 //!
-//! While a driver has such a slot, the pool keeps account of it as a mapping of 0 bytes. So no trim frees its memory, and an unmap of its
-//! address copies nothing.
+//! To the pool a lent slot is a mapping of 0 bytes. So no trim frees its memory, and an unmap of its address copies nothing.
 
 use super::BouncePool;
 use super::client::Client;
@@ -15,16 +14,15 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Lends `client`, which reaches the slots, one of at least `len` bytes that is mapped for `direction`. Returns its address for the device, and where its memory
-    /// begins: both at a granule.
+    /// Lends a slot of at least `len` bytes, mapped for `direction`, to `client`, which reaches the slots. Returns its address for the device, and
+    /// where its memory begins: both at a granule.
     ///
-    /// The device finds in it zeros, or what mappings of its group had there. So does a CPU, where the device writes, but no bytes of a CPU. A
-    /// slot for both directions, in which there may be some, is zeroed.
+    /// The device finds zeros in it, or bytes of its group's earlier mappings. So does the CPU if the device writes, but no bytes of a CPU. A slot for
+    /// both directions, which may hold some, is zeroed.
     ///
-    /// Cost and context are those of [`BounceDevice::map`](super::BounceDevice::map) without a copy.
-    ///
+    /// Cost and context as for [`BounceDevice::map`](super::BounceDevice::map) without a copy.
     /// # Errors
-    /// [`DmaMapError`], with nothing lent.
+    /// [`DmaMapError`]: nothing is lent.
     #[inline]
     pub(crate) fn lend(
         &self,
@@ -65,7 +63,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(self.lend_slot(slot, (class, index), len, direction))
     }
 
-    /// Lends a slot that is in this caller's hands.
+    /// Lends a slot that this caller owns.
     #[inline]
     fn lend_slot(
         &self,
@@ -75,18 +73,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         direction: Direction,
     ) -> (Iova, PhysAddr) {
         let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
-        // Where devices write, a wipe takes all of the slot.
+        // If devices write, a wipe takes all of the slot.
         if direction == Direction::ToDevice && slot.dirty() < len {
             slot.set_dirty(len);
         }
         let terms = Terms { direction, copy_in: false, wipe: self.config.wipe, listed: false, offset: 0 };
-        // A mapping of 0 bytes: the pool copies nothing, so the original, for which the buffer itself stands, is not used.
+        // A mapping of 0 bytes copies nothing. The buffer stands for the original, which is not used.
         slot.lend(terms, buffer, 0);
         (Iova::new(self.layout.start_of(class, index)), buffer)
     }
 
-    /// Takes a slot back that was lent at `iova`, and zeroes it where the pool wipes. An address at which none is lent changes
-    /// nothing. O(1), as [`unmap`](Self::unmap), and O(length of the slot) for the wipe.
+    /// Takes back a slot that was lent at `iova`, and zeroes it where the pool wipes. An address without a lent slot changes nothing. O(1), as
+    /// [`unmap`](Self::unmap), and O(bytes of the slot) for the wipe.
     ///
     /// # Safety
     /// 1. If a slot is lent at `iova`, [`lend`](Self::lend) gave it to the caller, which gives it back once.
@@ -96,13 +94,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let Some(place) = self.layout.find(iova) else { return };
         let Some(slot) = self.slots.get(place.index) else { return };
         let Some((kind, offset)) = slot.lent_plainly() else {
-            // SAFETY: the caller's promise; a mapping of 0 bytes has no original.
+            // SAFETY: clauses 1 and 2 are the caller's.
             return unsafe { self.take_wiped_back(place, iova) };
         };
         if slot.origin().len != 0 || place.start + offset != iova.get() {
             return;
         }
-        // Another caller may be lent the slot from here on.
+        // From here on the slot may be lent to another caller.
         slot.set_phase(Phase::Free);
         self.give_back(place.class, kind, place.index);
     }
@@ -110,12 +108,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`take_lent_back`](Self::take_lent_back), for a slot that is zeroed then.
     ///
     /// # Safety
-    /// As there.
+    /// As [`take_lent_back`](Self::take_lent_back).
     #[cold]
     #[inline(never)]
     unsafe fn take_wiped_back(&self, place: Place, iova: Iova) {
-        // An error: nothing is lent there.
-        // SAFETY: the caller's promise.
+        // An error says that nothing is lent there.
+        // SAFETY: clause 1 makes this the only call for the slot (`unmap`, 1 and 3); a mapping of 0 bytes has no original (`unmap`, 2).
         let _ = unsafe { self.unmap_slot(place, iova, 0, false) };
     }
 }

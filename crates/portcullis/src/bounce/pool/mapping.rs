@@ -1,4 +1,4 @@
-//! A mapping as its driver gets it: all that its unmap needs, and what the device is to be given.
+//! A mapping as its driver gets it: what its unmap needs, and the device's segments.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment};
 use crate::domain::DeviceView;
@@ -9,7 +9,7 @@ use crate::domain::DeviceView;
 pub enum Way {
     /// Through a slot's buffer, which stays mapped.
     Slot,
-    /// Through a buffer of its own, which is unmapped with it.
+    /// Through a single-use buffer, which is unmapped with it.
     SingleUse,
     /// Its unaligned head and tail through buffers, its middle directly.
     Split,
@@ -22,14 +22,13 @@ impl Way {
     pub(crate) const ALL: [Self; 4] = [Self::Slot, Self::SingleUse, Self::Split, Self::Direct];
 }
 
-/// A mapping: its address and length, by which [`unmap`](super::BouncePool::unmap) ends it, and
-/// what the device is to be given.
+/// A mapping: its address and length, by which [`unmap`](super::BouncePool::unmap) ends it, and the device's segments.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolMapping<'a> {
     pub(super) iova: Iova,
     pub(super) len: u64,
     pub(super) way: Way,
-    /// For a direct mapping whose pieces do not touch for the device: the pieces, and the granule.
+    /// For a direct mapping with gaps: its pieces, and the granule.
     pub(super) list: Option<(&'a [PhysSegment], PageSize)>,
 }
 
@@ -40,7 +39,7 @@ impl<'a> PoolMapping<'a> {
         self.iova
     }
 
-    /// The length for unmap: bytes from the first to the last, holes included.
+    /// The length for unmap: bytes from the first to the last, gaps included.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a mapping holds at least one byte")]
     pub fn len(&self) -> u64 {
@@ -53,12 +52,11 @@ impl<'a> PoolMapping<'a> {
         self.way
     }
 
-    /// Writes the device's [view](Self::segments) to `out`, as far as `out` goes: it never has more
-    /// segments than the list that was mapped has pieces. Returns how many segments were written.
-    /// O(pieces).
+    /// Writes the device's [segments](Self::segments) to `out`, as many as fit: there are never more than pieces of the mapped list. Returns the
+    /// number written. O(pieces).
     #[inline]
     pub fn write_segments(&self, out: &mut [DmaSegment]) -> usize {
-        // Nearly all mappings are one segment: what is general costs more than to map.
+        // Nearly all mappings are one segment, for which the general code costs more than the map.
         if self.list.is_none() {
             let Some(place) = out.first_mut() else { return 0 };
             *place = DmaSegment { iova: self.iova, len: self.len };
@@ -68,9 +66,8 @@ impl<'a> PoolMapping<'a> {
         places.map(|(place, segment)| *place = segment).count()
     }
 
-    /// The device's view, in order: one segment for a mapping that went through buffers or whose
-    /// pieces touch, several only for a list that was mapped directly and has gaps inside its
-    /// pages.
+    /// The device's segments, in order: one for a mapping through buffers, or whose pieces touch; several only for a list that was mapped directly and
+    /// has gaps inside its pages.
     pub fn segments(&self) -> impl Iterator<Item = DmaSegment> + use<'a> {
         let whole = DmaSegment { iova: self.iova, len: self.len };
         let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);

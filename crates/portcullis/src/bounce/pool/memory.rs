@@ -1,5 +1,4 @@
-//! The memory of buffers: how it is taken (always zeroed), wiped, given back, and copied in pieces.
-//! Its callers answer for it that no device reaches what they give back.
+//! The memory of buffers: allocated (always zeroed), wiped, freed, and copied in pieces. Callers ensure that no device reaches freed memory.
 
 use super::BouncePool;
 use super::single::Parts;
@@ -11,7 +10,7 @@ use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
 /// A place in a list of pieces.
 struct Cursor<'a> {
     pieces: &'a [PhysSegment],
-    /// Bytes of the first piece that are behind.
+    /// Bytes of the first piece that were passed.
     at: u64,
 }
 
@@ -22,7 +21,7 @@ impl<'a> Cursor<'a> {
         cursor
     }
 
-    /// Goes on to the piece that the place is in.
+    /// Advances to the piece that contains the place.
     fn settle(&mut self) {
         while let Some((first, rest)) = self.pieces.split_first()
             && self.at >= first.len
@@ -44,11 +43,11 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Copies `len` bytes, or as many as there are, from `from_at` bytes into one list of pieces to `to_at` bytes into
-/// another: `into` says which of them is the original. O(len + pieces).
+/// Copies `len` bytes, or as many as there are, from byte `from_at` of one list of pieces to byte `to_at` of another. `into` says which of them is
+/// the original. O(len + pieces).
 ///
 /// # Safety
-/// As [`CopyMemory::copy`], for the bytes of both.
+/// As [`CopyMemory::copy`], for the bytes of both lists.
 pub(super) unsafe fn copy_pieces<C: CopyMemory>(
     memory: &C,
     (from, from_at): (&[PhysSegment], u64),
@@ -62,7 +61,7 @@ pub(super) unsafe fn copy_pieces<C: CopyMemory>(
         && let (Some((source, here)), Some((target, there))) = (from.piece(), to.piece())
     {
         let count = here.min(there).min(left);
-        // SAFETY: the bytes are a part of those that the caller vouches for.
+        // SAFETY: a part of the bytes for which the caller has `copy`'s clauses.
         unsafe {
             match into {
                 Toward::Buffer => memory.copy_in(source, target, count),
@@ -81,23 +80,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.memory.alloc(usize::try_from(bytes / FRAME_SIZE).ok()?)
     }
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// It came from [`alloc`](Self::alloc), or [`try_alloc`](Self::try_alloc), with the same `bytes`, and no CPU
-    /// and no device reaches it.
+    /// 1. It came from [`alloc`](Self::alloc), or [`try_alloc`](Self::try_alloc), with the same `bytes`.
+    /// 2. No CPU and no device reaches it.
     pub(crate) unsafe fn free(&self, at: PhysAddr, bytes: u64) {
-        // SAFETY: the caller's promise; `alloc` asked for as many frames.
+        // SAFETY: `Frames::free` asks for clauses 1 and 2, which are the caller's; `alloc` asked for this number of frames.
         unsafe { self.memory.free(at, (bytes / FRAME_SIZE) as usize) };
     }
 
-    /// Zeroes what the buffer of a free slot may hold. O(size of the slot).
+    /// Zeroes all bytes that the buffer of a free slot may hold. O(size of the slot).
     pub(super) fn wipe(&self, slot: &Slot, class: usize, kind: usize) {
         let Some(buffer) = slot.buffer() else { return };
-        // Devices write anywhere in a buffer that they may write to; in others there is only what was copied in.
+        // Devices write anywhere in a buffer for writing; other buffers hold only bytes that were copied in.
         let bytes = if kind == 0 { slot.dirty() } else { self.layout.slot_bytes(class) };
         if bytes > 0 {
-            // SAFETY: the buffer is the pool's own, and the slot is in this caller's hands.
+            // SAFETY: the buffer is the pool's own memory, and this caller owns the slot.
             unsafe { self.memory.zero(buffer, bytes) };
         }
         slot.set_dirty(0);
@@ -118,10 +117,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
+    /// Frees the buffers of `parts`.
+    ///
     /// # Safety
-    /// No device reaches the buffers of `parts`, which came from [`alloc`](Self::alloc).
+    /// 1. No device reaches them.
+    /// 2. They came from [`alloc`](Self::alloc).
     pub(super) unsafe fn free_parts(&self, parts: &Parts) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `free`'s clause 1 is clause 2 here, and its clause 2 is clause 1.
         self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
     }
 

@@ -1,6 +1,5 @@
-//! Mappings through buffers for callers that have nothing but an address, anywhere in a mapping, and do not know which way the
-//! mapping went: its end, and syncs of any part. An address that is in no mapping of the caller's group through a buffer is
-//! the answer `None`, or an error, and changes nothing.
+//! Mappings through buffers, for callers that know only an address, anywhere in a mapping, and not its way: ends, and syncs of any part. An address
+//! that is in no such mapping of the caller's group gets `None` or an error, and changes nothing.
 
 use core::ops::Bound;
 
@@ -16,15 +15,14 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Whether the address is one of a slot.
+    /// Whether `iova` lies in a slot.
     #[inline]
     pub(crate) fn has_slot_at(&self, iova: Iova) -> bool {
         self.layout.find(iova).is_some()
     }
 
-    /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap) does. `copied` says whether the original
-    /// gets what the device wrote. Calls `counted` with the CPU that keeps the slot, if one does at once, as nearly always. Returns
-    /// `None` where the address is none of a slot.
+    /// Ends a mapping of `client`'s group through a slot, as [`unmap`](Self::unmap). With `copied`, the original gets the device's bytes. Calls
+    /// `counted` with the CPU if that keeps the slot at once, as nearly always. `None` if the address lies in no slot.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -43,16 +41,16 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if self.slots[place.index].whose() != client.group() {
             return Some(Err(DmaUnmapError::NotMapped { iova }));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         if copied && unsafe { self.unmap_fast::<true>(iova, len, counted) } {
             return Some(Ok(()));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         Some(unsafe { self.unmap_slot(place, iova, len, copied) })
     }
 
-    /// Ends a mapping of `client`'s group that has buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot).
-    /// Returns `None` where the pool has none at the address.
+    /// Ends a mapping of `client`'s group with buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot). `None` if the pool has none at
+    /// the address.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
@@ -70,15 +68,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let range = IovaRange::of_pages(iova, len, self.domain.granule())?;
         match self.take_single((range, iova, len), Some(client.group())) {
             Ok(None) => None,
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             Ok(Some((claim, single))) => Some(unsafe { self.end_parts(claim, &single, copied) }),
             Err(error) => Some(Err(error)),
         }
     }
 
-    /// Copies `len` bytes from the address `at` on, which may lie anywhere in a mapping of `client`'s group, as
-    /// [`sync_for_cpu`](Self::sync_for_cpu) and [`sync_for_device`](Self::sync_for_device) do. Returns `None` where the
-    /// pool has nothing at the address: the domain may.
+    /// Copies `len` bytes from address `at` on, anywhere in a mapping of `client`'s group, as [`sync_for_cpu`](Self::sync_for_cpu) and
+    /// [`sync_for_device`](Self::sync_for_device). `None` if the pool has nothing at the address: the domain may.
     ///
     /// # Errors
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
@@ -99,9 +96,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 return Some(Err(nothing));
             };
             let begin = Iova::new(place.start + terms.offset);
-            // Before the mapping, this is more than any mapping has.
+            // For an address before the mapping, this exceeds every mapping.
             let offset = at.get().wrapping_sub(begin.get());
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's, for this mapping.
             return Some(unsafe { self.sync(begin, offset, len, into) });
         }
         let single = self.single_around(at)?;
@@ -113,7 +110,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Some(Err(error));
         }
         if single.terms.copies(into) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's, for this mapping, whose entry `single` is.
             unsafe { self.copy_single(&single, offset, len, into) };
         }
         Some(Ok(()))
@@ -122,10 +119,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Ends every mapping of `client`'s group that has buffers, without a copy, and calls `ended` with the bytes of each. O(slots).
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: all are over, but of some devices may still reach what was mapped directly, until a later trim succeeds.
+    /// [`DmaUnmapError`]: all are over, but devices may still reach directly mapped parts of some, until a later trim succeeds.
     ///
     /// # Safety
-    /// No map, unmap or sync for a device of the group runs at the same time.
+    /// 1. No map, unmap or sync for a device of the group runs at the same time.
     pub(crate) unsafe fn end_all_of(
         &self,
         client: &Client,
@@ -137,7 +134,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let class = self.layout.class_of_slot(index);
             let start = self.layout.start_of(class, index);
             let (iova, len) = (Iova::new(start | terms.offset), slot.origin().len);
-            // SAFETY: nothing is copied; for the rest the caller's promise.
+            // SAFETY: clause 1 is `unmap`'s clause 1, and the maker's tokens fail by their group (3); nothing is copied (2).
             match unsafe { self.unmap_slot(Place { class, index, start }, iova, len, false) } {
                 Ok(()) => ended(len),
                 Err(error) => result = Err(error),
@@ -159,12 +156,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 return result;
             };
             ended(single.len);
-            // SAFETY: nothing is copied; for the rest the caller's promise.
+            // SAFETY: as above.
             result = result.and(unsafe { self.end_parts(claim, &single, false) });
         }
     }
 
-    /// The mapping of the map that has the granule of `at`, if it has not ended.
+    /// The open mapping of the map that has the granule of `at`.
     fn single_around(&self, at: Iova) -> Option<Shared<Single>> {
         if self.singles.count() == 0 {
             return None;

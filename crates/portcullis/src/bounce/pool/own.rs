@@ -1,6 +1,5 @@
-//! Mappings with addresses of their own: how they are made, synced and ended. One that has buffers
-//! is in the pool's map from before it is mapped until no device reaches it, so its buffers are not
-//! freed before.
+//! Mappings with addresses of their own: map, sync and unmap. A mapping with buffers is in the pool's map from before it is mapped until no device
+//! reaches it, so its buffers are not freed earlier.
 
 use alloc::vec::Vec;
 
@@ -20,20 +19,20 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// A mapping of the map, and the caller that has it in hand.
+/// A mapping of the map, and its claim.
 pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
 
-/// How what was mapped directly ends. (What has buffers ends strictly, as they go back to an allocator.)
+/// The end of direct mappings. (Mappings with buffers end strictly, as the buffers go back to an allocator.)
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule<'a> {
-    /// By the policy of its device, which is read when it ends; by the domain's where that has none.
+    /// By the policy of its device, which is read when it ends; by the domain's, if the device has none.
     Policy(Option<&'a AtomicPolicy>),
     /// Strictly.
     Strictly,
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Maps `len` bytes, those of `list`, through a buffer of their own.
+    /// Maps the `len` bytes of `list` through a single-use buffer.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
@@ -51,25 +50,25 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let original = remember(list)?;
         let buffer = self.alloc_pieces(bytes)?;
         let linked = remember(&buffer).inspect_err(|_| {
-            // SAFETY: they came from the line above.
+            // SAFETY: they came from the line above, and nobody else has them.
             unsafe { self.free_pieces(&buffer) };
         })?;
         let parts = Parts::Whole(buffer);
         if copied && terms.copies_in() {
-            // SAFETY: the original is the caller's promise, and no one else has the buffer yet.
+            // SAFETY: the original by the caller's clauses 1 and 3; nobody else has the buffer yet.
             unsafe { self.copy_parts(&parts, &original, (terms.offset, len), (0, len), Toward::Buffer) };
         }
-        // SAFETY: all of `linked` is the buffer that came from `alloc`.
+        // SAFETY: all of `linked` is the buffer, which came from `alloc` just now (clause 1); nothing else is in it (clause 2).
         let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
         Ok(PoolMapping { iova: single.iova(), len, way: Way::SingleUse, list: None })
     }
 
-    /// Opens the granules of `linked`, `bytes` bytes in all, to devices, and keeps the mapping in the map. After an
-    /// error the parts' buffers are free again, or wait for a later trim.
+    /// Enters the granules of `linked`, `bytes` bytes in all, and adds the mapping to the map. After an error the buffers of `parts` are free again, or
+    /// wait for a later trim.
     ///
     /// # Safety
-    /// The parts' buffers came from `alloc` and are not used but by the pool's copies. What else is in `linked` is the caller's to
-    /// open, as for [`BounceDevice::map`](super::BounceDevice::map).
+    /// 1. The buffers of `parts` came from `alloc`, and nothing but the pool's copies uses them.
+    /// 2. All else in `linked` is the caller's to open, by [`BounceDevice::map`](super::BounceDevice::map)'s clauses 1 to 3.
     #[inline(never)]
     pub(super) unsafe fn enter_single(
         &self,
@@ -81,8 +80,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<Shared<Single>, DmaMapError> {
         let mut claim = self.claim();
         let (mut list, mut parts) = (list, parts);
-        // Each round but the last gives up addresses of another mapping, which a caller has ended
-        // by number before its owner did.
+        // Each round but the last leaks addresses of another mapping, which a caller has ended by number before its owner did.
         let single = loop {
             let memory = || Place::new().map_err(|OutOfMemory| DmaMapError::OutOfMemory);
             let reserve = |place| match self.domain.reserve(bytes, client.limit()) {
@@ -92,7 +90,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let (place, range) = match memory().and_then(reserve) {
                 Ok(both) => both,
                 Err(error) => {
-                    // SAFETY: the parts' buffers came from `alloc` just now, and no device has them.
+                    // SAFETY: the buffers came from `alloc` by clause 1, and no device has them yet.
                     unsafe { self.free_parts(&parts) };
                     claim.done();
                     return Err(error);
@@ -103,12 +101,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Err(single) => (list, parts) = (single.list, single.parts),
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.link_single(claim, single, linked) }
     }
 
-    /// Opens the granules of `linked` at the addresses of `single`, which `claim` has entered. By itself, as the making of a mapping
-    /// needs most of the stack before this, for its addresses.
+    /// Enters the granules of `linked` at the addresses of `single`, which `claim` has entered. Out of line, as the caller needs much of the stack
+    /// before this, for addresses.
     ///
     /// # Safety
     /// As [`enter_single`](Self::enter_single).
@@ -122,7 +120,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let (range, start) = (single.range, single.range.start());
         // The copies into the buffers come before the store by which the driver tells the device.
         fence(Ordering::Release);
-        // SAFETY: the caller's promise; buffers are freed after an unmap that is confirmed, or never.
+        // SAFETY: `link`'s clauses hold for the buffers (clause 1), which are freed after a confirmed unmap or never, and for the rest (clause 2).
         let linked =
             unsafe { self.domain.link(range, linked, single.terms.direction.permissions().into(), None) };
         let Err(failed) = linked else {
@@ -132,7 +130,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         let is_lost = failed.remains.addresses() == Fate::Lost;
         if failed.remains.reachable {
-            // A device may have met the buffers for a moment, and still know them: a later trim gives them back.
+            // A device may have cached entries for the buffers: a later trim frees them.
             claim.set(start, Phase::Unconfirmed, is_lost);
             claim.done();
             self.wait_for_trim(&single);
@@ -142,9 +140,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Err(failed.error.into())
     }
 
-    /// Leaves a mapping whose unmap is not confirmed to a later trim, with its buffers and
-    /// addresses. The bytes of the original in it count as open until a flush is confirmed, which
-    /// the domain tries again and again.
+    /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its bytes of the original count as open until a
+    /// flush is confirmed, which the domain retries.
     fn wait_for_trim(&self, single: &Single) {
         let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
         if open > 0 {
@@ -153,7 +150,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.look_later();
     }
 
-    /// Ends a mapping with addresses outside the slots'.
+    /// Ends a mapping with addresses outside of the slots.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -165,14 +162,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(DmaUnmapError::NotMapped { iova });
         }
         if let Some((claim, single)) = self.take_single((range, iova, len), None)? {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's, for this mapping.
             return unsafe { self.end_single(rule, claim, &single) };
         }
         Ok(self.end_direct(rule, range, range.len().saturating_sub(len))?)
     }
 
-    /// Takes the mapping of `len` bytes at `iova`, in the granules `range`, in hand: of the group, if one is given. Returns
-    /// `None` where the map knows nothing of these addresses.
+    /// Claims the mapping of `len` bytes at `iova`, in the granules `range`; of `group`, if one is given. `None` if the map knows nothing of these
+    /// addresses.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: the map has another mapping there. Nothing is changed.
@@ -185,7 +182,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(None);
         }
         let claim = self.claim();
-        // The caller may have given its only token away for this call: where the search panics, the addresses are lost.
+        // The caller may have given up its only token for this call: if the search panics, the addresses leak.
         let changing = self.domain.changing(range);
         let found = self.find_single(range, iova, Some(len), (Some(claim.number()), group));
         changing.done();
@@ -196,7 +193,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         found.map(|_| None)
     }
 
-    /// Ends what was mapped directly, in granules of which `neighbours` bytes are not its own.
+    /// Ends a direct mapping, in whose granules `neighbours` bytes are not its own.
     fn end_direct(&self, rule: Rule<'_>, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         match rule {
             Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }, |_| ()),
@@ -204,7 +201,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Ends a mapping of the map, which `claim` has in hand.
+    /// Ends a mapping of the map, which `claim` owns.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap) of this mapping.
@@ -216,18 +213,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaUnmapError> {
         let start = single.range.start();
         if let Parts::Direct { neighbours } = single.parts {
-            // Forgotten first: once the domain has the addresses back, they may have any owner.
+            // First out of the map: once the domain has the addresses, anybody may own them.
             let changing = claim.forget(start);
             changing.done();
             claim.done();
             return Ok(self.end_direct(rule, single.range, neighbours)?);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.end_parts(claim, single, true) }
     }
 
-    /// Ends a mapping of the map that has buffers, which `claim` has in hand. `copied` says whether the original gets what the
-    /// device wrote.
+    /// Ends a mapping with buffers, which `claim` owns. With `copied`, the original gets the device's bytes.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap) of this mapping.
@@ -243,11 +239,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let confirmed = self.confirm(&gather);
         if copied && single.terms.copies_out() {
             fence(Ordering::Acquire);
-            // SAFETY: the caller's promise lasts until this returns; the buffers are the mapping's.
+            // SAFETY: the original by the caller's clause 2; the buffers are the mapping's until it is released.
             unsafe { self.copy_single(single, 0, single.len, Toward::Original) };
         }
         if single.terms.wipe {
-            // SAFETY: the buffers are the mapping's until they are released.
+            // SAFETY: the claim owns the mapping's buffers until they are released.
             unsafe { self.wipe_parts(&single.parts) };
         }
         let Err(error) = confirmed else {
@@ -264,9 +260,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Syncs `len` bytes from `offset` on of a mapping with addresses outside the slots'. What was
-    /// mapped directly needs no copy, and but for lists with gaps the map does not know it: then
-    /// this does nothing.
+    /// Syncs `len` bytes from `offset` on of a mapping with addresses outside of the slots. A direct mapping needs no copy, and except for lists with
+    /// gaps the map does not know it: then this does nothing.
     ///
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
@@ -282,7 +277,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let Some(single) = self.find_single(range, iova, None, (None, None))? else { return Ok(()) };
         inside(iova, single.len, (offset, len))?;
         if single.terms.copies(into) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's, for this mapping.
             unsafe { self.copy_single(&single, offset, len, into) };
         }
         Ok(())
@@ -301,19 +296,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.domain.platform().with_cpu(|_| self.singles.with(|map| find(map, range, iova, len, by)))
     }
 
-    /// Copies `len` bytes from `offset` on between a mapping's buffers and its original. See
-    /// [`copy_parts`](Self::copy_parts).
+    /// Copies `len` bytes from `offset` on between a mapping's buffers and its original.
+    ///
+    /// # Safety
+    /// As [`copy_parts`](Self::copy_parts), for this mapping.
     pub(super) unsafe fn copy_single(&self, single: &Single, offset: u64, len: u64, into: Toward) {
         let whole = (single.terms.offset, single.len);
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { self.copy_parts(&single.parts, &single.list, whole, (offset, len), into) };
     }
 
-    /// Copies `len` bytes from `offset` on between `parts` and the `total` bytes of `list`, whose first is `skip` bytes
-    /// into its granule.
+    /// Copies `len` bytes from `offset` on between `parts` and the `total` bytes of `list`, whose first is `skip` bytes into its granule.
     ///
     /// # Safety
-    /// The original is memory that this caller has to itself, but for devices; so are the buffers of `parts`.
+    /// 1. Only devices and atomic accesses touch these bytes of the original and of the buffers of `parts` meanwhile, and all are memory.
     #[inline(never)]
     pub(super) unsafe fn copy_parts(
         &self,
@@ -323,7 +319,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (offset, len): (u64, u64),
         into: Toward,
     ) {
-        // Copies the part of these bytes that lies from `first` to `end` of the mapping, which is in `buffer`.
+        // Copies these bytes, as far as they lie between `first` and `end` of the mapping, whose part is in `buffer`.
         let part = |buffer: &[PhysSegment], skip: u64, first: u64, end: u64| {
             let (from, to) = (offset.max(first), (offset + len).min(end));
             if from >= to {
@@ -334,7 +330,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 Toward::Buffer => ((list, from), buffer),
                 Toward::Original => (buffer, (list, from)),
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: `copy`'s clauses: the bytes are memory, and nobody else's meanwhile, by clause 1; a buffer overlaps no original.
             unsafe { copy_pieces(&*self.memory, source, target, to - from, into) };
         };
         let granule = |phys| [PhysSegment { phys, len: self.domain.granule().bytes() }];
@@ -352,8 +348,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in pieces as large as
-    /// can be had.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule, in the largest pieces available.
     #[inline(never)]
     fn alloc_pieces(&self, bytes: u64) -> Result<Vec<PhysSegment>, DmaMapError> {
         let granule = self.domain.granule().bytes();
@@ -370,7 +365,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                     left -= len;
                 }
                 Some(phys) => {
-                    // SAFETY: it came from the line above.
+                    // SAFETY: it came from the line above, and nobody else has it.
                     unsafe { self.free(phys, len) };
                     result = Err(DmaMapError::OutOfMemory);
                 }
@@ -379,7 +374,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
         }
         if let Err(error) = result {
-            // SAFETY: they came from the loop above.
+            // SAFETY: they came from the loop above, and nobody else has them.
             unsafe { self.free_pieces(&pieces) };
             return Err(error);
         }
@@ -387,9 +382,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 
     /// # Safety
-    /// The buffers of `parts` are this caller's, but for devices.
+    /// 1. This caller owns the buffers of `parts`, which only devices access meanwhile.
     unsafe fn wipe_parts(&self, parts: &Parts) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's; the buffers are the pool's memory.
         self.each_buffer(parts, |piece| unsafe { self.memory.zero(piece.phys, piece.len) });
     }
 
@@ -397,7 +392,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// As [`free`](Self::free), for each.
     unsafe fn free_pieces(&self, pieces: &[PhysSegment]) {
         for piece in pieces {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             unsafe { self.free(piece.phys, piece.len) };
         }
     }

@@ -1,6 +1,5 @@
-//! Where slots with a buffer come from, and where they go: the CPU's magazines, the depot, new
-//! memory. A slot that is handed out is in its taker's hands alone, and its buffer is mapped with
-//! the permissions that were asked for.
+//! Slots with a buffer: from the CPU's magazines, the depot, or new memory, and back. The taker of a slot owns it, and its buffer is mapped with the
+//! wanted permissions.
 
 use super::BouncePool;
 use super::hands::Populating;
@@ -13,17 +12,16 @@ use crate::guard::Guard;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
-/// [`Search::ManyFree`] takes free slots of other CPUs and kinds, if at least 1/`WORTH_COLLECTING` of the class's is free.
+/// [`Search::ManyFree`] takes free slots of other CPUs and kinds only if at least 1/`WORTH_COLLECTING` of the class's slots are free.
 const WORTH_COLLECTING: u64 = 8;
 
-/// Slots whose permissions are changed at once.
+/// Slots whose permissions change at once.
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Takes a free slot for `bytes` bytes, whose buffer is mapped for `kind` and was `group`'s
-    /// before, if the CPU's loaded magazine has one at hand; calls `counted` then, with the CPU. If the mapping is to be `FILLED`
-    /// as a whole, some of the bytes may be a CPU's. Returns the slot's class, its number and itself. O(1), without an
-    /// atomic read-modify-write.
+    /// The fast path: takes a slot for `bytes` bytes from the CPU's loaded magazine, if its buffer is mapped for `kind` and was `group`'s before; then
+    /// calls `counted` with the CPU. With `FILLED`, the mapping will overwrite all of its bytes, so some may be a CPU's. Returns the slot's class, its
+    /// number and the slot. O(1), without an atomic read-modify-write.
     #[inline(always)]
     pub(super) fn take_fast<const FILLED: bool>(
         &self,
@@ -31,8 +29,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (kind, group): (usize, u64),
         counted: impl FnOnce(&LocalCpu<'_>),
     ) -> Option<((usize, usize), &Slot)> {
-        // The class is found only here: what is known before the CPU is lent would have to be kept
-        // meanwhile.
+        // The class is found inside: a value from before the loan of the CPU would be kept in a register or on the stack.
         let pop = |this_cpu: &LocalCpu<'_>| {
             let class = self.layout.class_of(bytes)?;
             let (index, slot) = self.cpus.with(Some(this_cpu), |cpu| {
@@ -46,8 +43,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.domain.platform().with_cpu_fast(pop)?
     }
 
-    /// Takes a free slot of `class` whose buffer is mapped for `kind`, of any group before. O(1);
-    /// takes the depot's lock once where the CPU has none.
+    /// Takes a slot of `class` whose buffer is mapped for `kind`, of any group before. O(1); takes the depot's lock once if the CPU has none.
     pub(super) fn take(&self, class: usize, kind: usize) -> Option<usize> {
         let depot = &self.depots[class];
         self.domain.platform().with_cpu(|this_cpu| {
@@ -68,14 +64,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         })
     }
 
-    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic
-    /// read-modify-write; takes the depot's lock once where a magazine must go there.
+    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; takes the depot's lock once if a magazine must go
+    /// there.
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         self.give_back_counted(class, kind, index, |_| ());
     }
 
-    /// The same, with a call of `counted` with the CPU that the slot goes to, if it goes to one at once.
+    /// The same; calls `counted` with the CPU if that keeps the slot at once.
     #[inline(always)]
     pub(super) fn give_back_counted(
         &self,
@@ -120,7 +116,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// A slot of `class` that is mapped for `direction`: one that waits, or else by [`refill`](Self::refill).
+    /// Takes a slot of `class` that is mapped for `direction`: a waiting one, or else by [`refill`](Self::refill).
     #[inline]
     pub(super) fn take_or_refill(
         &self,
@@ -133,14 +129,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, search) }
     }
 
-    /// Takes a slot of `class` for `direction` when none was waiting: one with new memory, if the
-    /// class has a slot without a buffer; else one that other CPUs have, or that is mapped for
-    /// another direction. Returns `None` where all are in use, or too few are free to be worth the
-    /// search. With new memory the slot's contents are `group`'s, and zero; else they are of the
-    /// group that had it before.
+    /// Takes a slot of `class` for `direction` where none was waiting: one with new memory, if the class has a slot without a buffer; else one of other
+    /// CPUs or another direction. `None` if all are in use, or too few are free to be worth the search. With new memory the slot's contents are
+    /// `group`'s, and zero; else they are of its earlier group.
     ///
-    /// Allocates memory and maybe tables. Where the class is full, waits for other CPUs' turns and
-    /// one invalidation.
+    /// Context: allocates memory and maybe tables. If the class is exhausted, waits for other CPUs' exclusive sections and one invalidation.
     #[cold]
     #[inline(never)]
     fn refill(
@@ -164,9 +157,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(Some(index))
     }
 
-    /// Gives a slot memory, and maps it. Where that fails, the slot is back where it came from; but
-    /// it waits for a trim if devices may still reach the memory, and is never used again if
-    /// another caller's mapping was met at its addresses.
+    /// Gives a slot memory, and maps it. On failure the slot goes back where it came from; or to a trim, if devices may still reach the memory; and it
+    /// leaks if another caller's translation was met at its addresses.
     #[inline(never)]
     fn populate(
         &self,
@@ -184,8 +176,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.open(class, populating, (index, buffer), direction, group)
     }
 
-    /// Opens `buffer`, memory of a slot that was allocated just now, to devices. By itself, as the allocation needs most of the stack
-    /// before this, where it gives back what waits.
+    /// Maps `buffer`, just allocated, at a slot. Out of line, as the allocation needs much of the stack before this, where it trims.
     #[inline(never)]
     fn open(
         &self,
@@ -197,13 +188,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     ) -> Result<(), DmaMapError> {
         let bytes = self.layout.slot_bytes(class);
         let slot = &self.slots[index];
-        // From here on a panic leaves it to a trim.
+        // From here on a panic leaves the slot to a trim.
         slot.set_buffer(Some(buffer));
         slot.set_phase(Phase::Torn);
         let piece = PhysSegment { phys: buffer, len: bytes };
         let range = self.layout.range_of(class, index);
-        // SAFETY: the buffer came from `alloc` a moment ago, in whole granules. Nothing but the pool's copies, which take a device's
-        // accesses into account, uses it until it is freed, and that is done after an unmap that is confirmed, or never.
+        // SAFETY: `link`'s clauses: the buffer came from `alloc` just now, in whole granules. Only the pool's copies, which allow for a device's accesses,
+        // use it until it is freed, after a confirmed unmap or never.
         let linked = unsafe { self.domain.link(range, &[piece], direction.permissions().into(), None) };
         match linked {
             Ok(()) => {
@@ -222,7 +213,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             Err(LinkFailed { error, remains }) => {
                 let is_lost = remains.addresses() == Fate::Lost;
                 if remains.reachable {
-                    // A device may have met the buffer for a moment, and still know it.
+                    // A device may have cached an entry for the buffer.
                     slot.set_phase(if is_lost { Phase::Lost } else { Phase::Retired });
                 } else {
                     slot.set_buffer(None);
@@ -248,7 +239,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// As [`rebalance`](Self::rebalance), where a map may wait; else that is left to [`maintain`](Self::maintain).
+    /// As [`rebalance`](Self::rebalance), if maps may wait; else leaves it to [`maintain`](Self::maintain).
     fn rebalance_now(&self, class: usize, direction: Direction, search: Search) -> bool {
         if self.domain.is_at_once() {
             self.want(Wanted::Slots { class, direction, search });
@@ -257,9 +248,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.rebalance(class, direction, search)
     }
 
-    /// Brings the free slots that CPUs keep to the depots, if the class, which is exhausted, has
-    /// enough of them for the `search`; and gives up the buffers of some where none is for
-    /// `direction`. Returns whether there may be a slot now.
+    /// For an exhausted class: moves free slots of all CPUs to the depots, if the class has enough for `search`; and if none is for `direction`, evicts
+    /// some of the others. Returns whether there may be a slot now.
     #[inline(never)]
     pub(super) fn rebalance(&self, class: usize, direction: Direction, search: Search) -> bool {
         let free = self.cached_slots(class);
@@ -277,13 +267,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 self.evict_kind(&mut evicted, (class, other), most, u64::MAX);
             }
         }
-        // What the hardware does not confirm is out of use until a later trim.
+        // Unconfirmed slots are out of use until a later trim.
         evicted.is_empty() || self.free_evicted(&mut evicted).is_ok()
     }
 
-    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Where there is none,
-    /// gives back the buffers that wait, which may wait for hardware and for other CPUs' turns, and
-    /// tries once more; but leaves that to [`maintain`](Self::maintain) in a domain whose maps wait for nobody.
+    /// Allocates `bytes` bytes of zeroed memory, a multiple of the granule. Without memory, evicts idle buffers, which may wait for hardware and for
+    /// other CPUs' exclusive sections, and tries once more; in a domain whose maps may not wait, it leaves that to [`maintain`](Self::maintain).
     pub(crate) fn alloc(&self, bytes: u64) -> Option<PhysAddr> {
         self.try_alloc(bytes).or_else(|| {
             if self.domain.is_at_once() {

@@ -1,5 +1,4 @@
-//! The pool's map: an ordered map of single-use buffers, split mappings, and lists with gaps that
-//! were mapped directly. No two of its mappings have an address in common.
+//! The pool's ordered map: single-use buffers, split mappings, and direct mappings of lists with gaps. No two of its mappings share an address.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,14 +17,14 @@ use crate::invalidation::SLICE;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// One mapping. It does not change while it lives.
+/// One mapping, constant for its life.
 #[derive(Debug)]
 pub(super) struct Single {
     /// The addresses of its granules, which no other mapping has.
     pub range: IovaRange,
     /// Bytes from the first to the last.
     pub len: u64,
-    /// The group of the device that it was made for.
+    /// The group of its device.
     pub group: u64,
     pub terms: Terms,
     /// The original.
@@ -36,23 +35,23 @@ pub(super) struct Single {
 impl Single {
     /// The address of the first byte.
     pub(super) fn iova(&self) -> Iova {
-        // The range begins at a granule, and the offset is below one.
+        // The range begins at a granule, and the offset is smaller.
         Iova::new(self.range.start().get() | self.terms.offset)
     }
 }
 
-/// What stands between the device and the original.
+/// The memory between the device and the original.
 #[derive(Debug)]
 pub(super) enum Parts {
     /// A buffer for all of it, in pieces.
     Whole(Vec<PhysSegment>),
     /// Granules for its beginning and its end.
     Split(Ends),
-    /// Nothing; `neighbours` bytes share the granules of the original.
+    /// None; `neighbours` bytes share the granules of the original.
     Direct { neighbours: u64 },
 }
 
-/// The bounced ends of a split mapping: the granule's memory, and how many bytes of the mapping are in it.
+/// The bounced ends of a split mapping: a granule's memory, and the bytes of the mapping in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ends {
     pub head: Option<(PhysAddr, u64)>,
@@ -63,23 +62,23 @@ pub(super) struct Ends {
 pub(super) enum Phase {
     /// Mapped, by the caller with this number.
     Live(u64),
-    /// In the hands of the caller with this number, which maps or unmaps it.
+    /// Claimed by the caller with this number, which maps or unmaps it.
     Taken(u64),
     /// Unmapped, but not confirmed.
     Unconfirmed,
-    /// The same, in the hands of the trim with this number.
+    /// The same, claimed by the trim with this number.
     Trying(u64),
-    /// The caller that had it in hand has panicked, so the pool does not know what is mapped.
+    /// Its claimer has panicked, so its translations are unknown.
     Torn,
 }
 
-/// A mapping in the map. What changes of it changes under the map's lock.
+/// A mapping in the map. The map's lock protects its phase and `lost`.
 #[derive(Debug)]
 pub(super) struct Entry {
     link: RBTreeLink,
     pub single: Shared<Single>,
     pub phase: Cell<Phase>,
-    /// The addresses must not be used again: another's mapping was met there, or has taken the place of this one.
+    /// The addresses leak when it ends: another caller's translation was met there, or has replaced this one.
     pub lost: Cell<bool>,
 }
 
@@ -93,7 +92,7 @@ impl<'a> KeyAdapter<'a> for ByStart {
     }
 }
 
-/// Memory for a mapping and its entry: it is there before the mapping has addresses.
+/// Memory for a mapping and its entry, allocated before the mapping has addresses.
 pub(super) struct Place {
     single: SharedPlace<Single>,
     entry: Box<MaybeUninit<Entry>>,
@@ -104,7 +103,7 @@ impl Place {
         Ok(Self { single: SharedPlace::new()?, entry: empty_box()? })
     }
 
-    /// The mapping, and its entry, which is in this `phase`.
+    /// Makes the mapping, and its entry in `phase`.
     pub(super) fn fill(self, single: Single, phase: Phase) -> (Shared<Single>, Box<Entry>) {
         let single = self.single.fill(single);
         let (link, phase, lost) = (RBTreeLink::new(), Cell::new(phase), Cell::new(false));
@@ -112,15 +111,15 @@ impl Place {
     }
 }
 
-/// All mappings of the pool that are not through slots, by the first address of their granules. Its nodes are the entries, so a
-/// change of it needs no memory.
+/// All mappings of the pool that are not through slots, by the first address of their granules. The nodes are the entries, so changes need no
+/// memory.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     tree: RBTree<ByStart>,
     len: u64,
 }
 
-/// The same bound, as the tree has it.
+/// The same bound in the tree's terms.
 fn at_of(from: &Bound<Iova>) -> At<&Iova> {
     match from {
         Bound::Included(start) => At::Included(start),
@@ -130,7 +129,7 @@ fn at_of(from: &Bound<Iova>) -> At<&Iova> {
 }
 
 impl Map {
-    /// Adds an entry, which has no address in common with another.
+    /// Adds an entry, which shares no address with another.
     pub(super) fn insert(&mut self, entry: Box<Entry>) {
         self.tree.insert(entry);
         self.len += 1;
@@ -146,19 +145,19 @@ impl Map {
         self.tree.lower_bound(at_of(&from)).get()
     }
 
-    /// Returns the entry that has any of the addresses of `range`: the last, where there are several.
+    /// The entry that has any address of `range`: the last of several.
     pub(super) fn noted(&self, range: IovaRange) -> Option<&Entry> {
-        // No two have an address in common, so none before that goes on for longer.
+        // No two share an address, so no earlier entry reaches further.
         let entry = self.tree.upper_bound(At::Included(&range.last())).get()?;
         (entry.single.range.last() >= range.start()).then_some(entry)
     }
 
-    /// Takes the entry of the mapping that begins at `start` out.
+    /// Removes the entry of the mapping that begins at `start`.
     pub(super) fn remove(&mut self, start: Iova) -> Option<Box<Entry>> {
         Self::remove_at(&mut self.tree.find_mut(&start), &mut self.len)
     }
 
-    /// Takes the first entry out.
+    /// Removes the first entry.
     pub(super) fn pop_first(&mut self) -> Option<Box<Entry>> {
         Self::remove_at(&mut self.tree.front_mut(), &mut self.len)
     }
@@ -169,7 +168,7 @@ impl Map {
         removed
     }
 
-    /// Takes the entries out that are not to be kept.
+    /// Removes the entries for which `keep` is `false`.
     pub(super) fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
         let mut at = self.tree.front_mut();
         while let Some(entry) = at.get() {
@@ -181,7 +180,7 @@ impl Map {
         }
     }
 
-    /// Shows `f` at most `most` entries, one after the other, as [`Singles::visit`] does. Returns whether there may be more to show.
+    /// Calls `f` with at most `most` entries, as [`Singles::visit`]. Returns whether there may be more.
     fn visit(&mut self, from: &mut Bound<Iova>, most: usize, f: &mut impl FnMut(&Entry) -> Look) -> bool {
         let mut at = self.tree.lower_bound_mut(at_of(from));
         for _ in 0..most {
@@ -200,40 +199,40 @@ impl Map {
     }
 }
 
-/// What follows a look at an entry.
+/// What to do after an entry.
 pub(super) enum Look {
-    /// A look at the next.
+    /// Go on with the next.
     On,
-    /// No other look.
+    /// Stop.
     Enough,
-    /// No other look, and the entry is removed.
+    /// Remove the entry, and stop.
     Remove,
 }
 
-/// All mappings of the map, by the first address of their granules.
+/// The map, and counters beside it.
 #[derive(Debug, Default)]
 pub(super) struct Singles {
-    /// How many there are: written under the lock, read without it. A caller that looks for its own mapping sees 1 at
-    /// least, as the count that included it was stored before its address was handed out.
+    /// The number of mappings: written under the lock, read without it. A caller with a mapping of its own reads 1 at least, as the count that included
+    /// it was stored before its address was handed out.
     count: AtomicU64,
-    /// Callers that take mappings in hand, so far.
+    /// Claims made so far.
     claims: AtomicU64,
     map: Mutex<Map>,
 }
 
 impl Singles {
-    /// How many there are.
+    /// The number of mappings.
     #[inline]
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A number that no caller had before.
+    /// A number for a new claim.
     pub(super) fn next_number(&self) -> u64 {
         self.claims.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls `f` with the map, locked. The caller has a CPU lent, if its platform has one for it.
+    /// Calls `f` with the locked map. The caller has a CPU lent, if its platform has one for it.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Map) -> R) -> R {
         let mut map = self.map.lock();
         let result = f(&mut map);
@@ -241,9 +240,8 @@ impl Singles {
         result
     }
 
-    /// Shows `f` one entry after the other, until it has seen enough. Takes the lock, and has a CPU
-    /// lent, for 64 entries at a time, so that neither is held for long. What comes or goes
-    /// meanwhile may be left out. Begins at `from`, and leaves there where to go on.
+    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither is held for
+    /// long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
     pub(super) fn visit<P: Platform>(
         &self,
         platform: &P,
@@ -255,10 +253,8 @@ impl Singles {
     }
 }
 
-/// Finds the mapping of `len` bytes at `iova` (of any length, for `None`), in the granules `range`,
-/// among those that have not ended. Returns `None` where the map knows nothing of these addresses:
-/// the domain may. The caller with this `number`, if there is one, has the mapping in hand then; one of a `group` gets no
-/// mapping of another.
+/// Finds the open mapping of `len` bytes (`None`: any length) at `iova`, in the granules `range`. `Ok(None)` if the map knows nothing of these
+/// addresses: the domain may. A `number` claims the mapping; a `group` gets only mappings of its own.
 pub(super) fn find(
     map: &Map,
     range: IovaRange,

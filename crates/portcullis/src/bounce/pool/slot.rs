@@ -1,10 +1,8 @@
-//! What the pool notes about each slot, in 64 bytes of plain words. A slot is always in one pair of
-//! hands: those of the list that it is in, or of the mapping that it is lent to.
+//! The pool's account of a slot: 64 bytes of plain words. A slot always has one owner: the list that it is in, or the mapping that it is lent to.
 //!
-//! So its words are written without atomic read-modify-writes. They are atomics for the sake of
-//! callers that break the rules, who get wrong answers and no undefined behaviour. A slot changes
-//! hands by a list's lock, by a CPU's turn ([`BiasedLock`](crate::percpu::BiasedLock)), or with the
-//! address that the driver carries from map to unmap: each of these orders what was written before.
+//! So its words are written without atomic read-modify-writes. They are atomics for callers that break the rules, who get wrong answers but no
+//! undefined behaviour. A slot changes its owner by a list's lock, in a CPU's exclusive section ([`BiasedLock`](crate::percpu::BiasedLock)), or with
+//! the address that the driver carries from map to unmap: each of these orders earlier writes.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -14,46 +12,46 @@ use crate::addr::{Direction, PhysAddr, PhysSegment};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, Ordering};
 
-/// The group of a slot whose bytes may be handed to no device: no device has it.
+/// The group of a slot whose bytes no device may find: no device has it.
 pub(super) const NO_GROUP: u64 = u64::MAX;
 
-/// Beside the group of a slot: some bytes in its buffer are a CPU's, which no driver may find there. A mapping that is filled
-/// as a whole when it is made shows none of them.
+/// Set in the group of a slot whose buffer holds some bytes of a CPU, which no driver may find there. A mapping that overwrites all of its bytes
+/// when it is made shows none of them.
 pub(super) const CPU_BYTES: u64 = 1 << 32;
 
-/// No memory is there.
+/// There is no memory.
 const NO_BUFFER: u64 = u64::MAX;
 
-/// Where a slot is in its life.
+/// The phase of a slot's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Phase {
     /// Without a buffer.
     Empty = 0,
-    /// With a buffer that is mapped, waiting for its next use; or on its way from one list to another.
+    /// With a mapped buffer, idle, or between two lists.
     Free = 1,
     /// Lent to a mapping.
     Live = 2,
     /// With a buffer that is unmapped, but may still be reached.
     Retired = 3,
-    /// The same, and another's mapping was met in its addresses, which must not be used again.
+    /// The same, and its addresses have leaked: another caller's translation was met there.
     Lost = 4,
-    /// With a buffer of which it is not known whether it is mapped, as the mapper panicked.
+    /// With a buffer that may or may not be mapped, as the mapper panicked.
     Torn = 5,
 }
 
-/// Which way data goes between a buffer and the original.
+/// The direction of a copy between a buffer and the original.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Toward {
     Buffer,
     Original,
 }
 
-/// What a mapping through a bounce buffer was made for: one word of a slot.
+/// The properties of a mapping through a bounce buffer: one word of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Terms {
     pub direction: Direction,
-    /// What the device leaves unwritten is to stay as it was.
+    /// Bytes that the device does not write must stay as they were.
     pub copy_in: bool,
     /// The buffer is zeroed when the mapping ends.
     pub wipe: bool,
@@ -71,20 +69,20 @@ const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
 
 impl Terms {
-    /// Returns whether a map gives the device the original's bytes.
+    /// Whether a map copies the original to the buffer.
     #[inline]
     pub(super) fn copies_in(&self) -> bool {
         self.copy_in || self.copies(Toward::Buffer)
     }
 
-    /// Returns whether the original gets what the device wrote.
+    /// Whether the original gets the device's bytes.
     #[inline]
     pub(super) fn copies_out(&self) -> bool {
         !matches!(self.direction, Direction::ToDevice)
     }
 
-    /// Returns whether a sync copies in the direction `into`. It copies nothing into a buffer that the device only writes, even where the map
-    /// did: that would undo the device's later writes. (Linux's swiotlb copies nothing there, either.)
+    /// Whether a sync copies in the direction `into`. It copies nothing into a buffer that the device only writes, even if the map did: that would undo
+    /// later writes of the device. (Nor does Linux's swiotlb.)
     #[inline]
     pub(super) fn copies(&self, into: Toward) -> bool {
         match into {
@@ -123,17 +121,17 @@ pub(super) struct Slot {
     state: LocalU64,
     /// Where the buffer is, or [`NO_BUFFER`].
     buffer: LocalU64,
-    /// The [link](link_to) to the next in a list or magazine.
+    /// The [link](link_to) to the next slot in a list or magazine.
     next: LocalU64,
-    /// Where the original is, if it is in one piece. In the first slot of a magazine: the link to the next magazine.
+    /// The address of the original, if it is one piece. In the first slot of a magazine: the link to the next magazine.
     origin: LocalU64,
-    /// Bytes of the mapping. In the first slot of a magazine: how many slots the magazine has.
+    /// Bytes of the mapping. In the first slot of a magazine: the magazine's slots.
     len: LocalU64,
-    /// Who used the buffer last.
+    /// The group that used the buffer last.
     group: LocalU64,
-    /// Bytes from the buffer's start of which some were copied in since it was last wiped.
+    /// Bytes from the buffer's start that may have been copied in since it was last wiped.
     dirty: LocalU64,
-    /// The original, if it is a list; also memory kept for the next one.
+    /// The original, if it is a list; or memory for the next one.
     pub list: Parked<Pieces>,
 }
 
@@ -147,7 +145,7 @@ pub(super) const fn link_to(index: usize) -> u64 {
     index as u64 + 1
 }
 
-/// The slot that a link leads to.
+/// The slot of a link.
 #[inline]
 pub(super) const fn index_of(link: u64) -> Option<usize> {
     match link.checked_sub(1) {
@@ -156,8 +154,7 @@ pub(super) const fn index_of(link: u64) -> Option<usize> {
     }
 }
 
-/// Slots threaded one after another: the link to the first, and their number, which is never 0 for
-/// a magazine in a depot.
+/// Linked slots: the link to the first, and their number, which is never 0 in a depot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Magazine {
     pub first: u64,
@@ -197,7 +194,7 @@ impl Slot {
         self.state.set(phase as u64);
     }
 
-    /// Lends the slot to a mapping of `len` bytes; `origin` is where the original begins.
+    /// Lends the slot to a mapping of `len` bytes whose original begins at `origin`.
     #[inline]
     pub(super) fn lend(&self, terms: Terms, origin: PhysAddr, len: u64) {
         self.origin.set(origin.get());
@@ -205,8 +202,7 @@ impl Slot {
         self.state.set(Phase::Live as u64 | terms.encode());
     }
 
-    /// Returns the direction's number and the offset of the mapping that the slot is lent to, if
-    /// that mapping is of one piece and asks for no copy-in and no wiping.
+    /// The direction's number and the offset of the slot's mapping, if that is of one piece, without copy-in or wipe.
     #[inline]
     pub(super) fn lent_plainly(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
@@ -214,7 +210,7 @@ impl Slot {
         plain.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
-    /// As [`lent_plainly`](Self::lent_plainly), for a mapping that may have asked for a copy-in.
+    /// As [`lent_plainly`](Self::lent_plainly), with or without copy-in.
     #[inline]
     pub(super) fn lent_simply(&self) -> Option<(usize, u64)> {
         let state = self.state.get();
@@ -222,14 +218,14 @@ impl Slot {
         simple.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
-    /// The terms of the mapping that the slot is lent to; `None` for a slot that is not.
+    /// The terms of the slot's mapping; `None` if it is not lent.
     #[inline]
     pub(super) fn lent(&self) -> Option<Terms> {
         let state = self.state.get();
         (state & PHASE == Phase::Live as u64).then(|| Terms::decode(state))
     }
 
-    /// The original of a mapping; of a list, where it begins and how long it is.
+    /// The original of a mapping; of a list, its begin and its total length.
     #[inline]
     pub(super) fn origin(&self) -> PhysSegment {
         PhysSegment { phys: PhysAddr::new(self.origin.get()), len: self.len.get() }
@@ -255,7 +251,7 @@ impl Slot {
         self.next.set(link);
     }
 
-    /// Of the first slot of a magazine: the link to the next magazine, and how many slots this one has.
+    /// For the first slot of a magazine: the link to the next magazine, and this one's slots.
     pub(super) fn magazine(&self) -> (u64, u64) {
         (self.origin.get(), self.len.get())
     }
@@ -270,7 +266,7 @@ impl Slot {
         self.group.get()
     }
 
-    /// Whose bytes the slot's buffer has, whether or not some of them are a CPU's.
+    /// The group of the buffer's bytes, whether or not some of them are a CPU's.
     #[inline]
     pub(super) fn whose(&self) -> u64 {
         self.group.get() & !CPU_BYTES
@@ -292,11 +288,10 @@ impl Slot {
     }
 }
 
-/// A box whose taker has it alone.
+/// A place for a box that one caller at a time can take.
 ///
-/// The one thing of a slot that lives on the heap, so no caller may find it freed: taking is an exchange, and two
-/// callers that want it at once, against the rules, do not both get it. What is in the box was written before the release with
-/// which it was put; the acquire with which it is taken sees that.
+/// It is the only heap memory of a slot, so nobody may find it freed: taking is an exchange, and of two callers that break the rules and want it
+/// at once, one gets it. The contents were written before the release of `put`, which the acquire of `take` sees.
 #[derive(Debug)]
 pub(super) struct Parked<T>(AtomicPtr<T>);
 
@@ -307,15 +302,14 @@ impl<T> Default for Parked<T> {
 }
 
 impl<T> Parked<T> {
-    /// Takes what is there, if no other caller has it. One exchange.
+    /// Takes the box, if there is one. One exchange.
     pub(super) fn take(&self) -> Option<Box<T>> {
         let boxed = self.0.swap(ptr::null_mut(), Ordering::Acquire);
-        // SAFETY: only `put` stores pointers, out of a box, and each is exchanged for null before it is used: this
-        // caller alone has it.
+        // SAFETY: only `put` stores pointers, out of a box, and the exchange for null makes this caller the only one to have it.
         (!boxed.is_null()).then(|| unsafe { Box::from_raw(boxed) })
     }
 
-    /// Puts `value` there, and drops what was. One exchange.
+    /// Puts `value` there, and drops what was there. One exchange.
     pub(super) fn put(&self, value: Box<T>) {
         let old = self.0.swap(Box::into_raw(value), Ordering::AcqRel);
         if !old.is_null() {
@@ -365,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Two that want a list at once, one of which puts it back: each that gets it has it alone and whole.
+    /// Two callers want a list at once, and each puts it back: each that gets it owns it whole.
     #[test]
     #[cfg(loom)]
     fn a_parked_box_is_in_one_pair_of_hands() {

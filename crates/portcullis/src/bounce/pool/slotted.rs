@@ -1,6 +1,5 @@
-//! Mappings through slots: how they are made, synced and ended. The device never reaches their
-//! original, which gets what it wrote by the copies of syncs and of the unmap. The ends of all
-//! other mappings are here, too, as they begin with the same call.
+//! Mappings through slots: map, sync and unmap. The device never reaches their original, which gets the device's bytes by copies of syncs and of
+//! the unmap. The unmap of all other mappings is here, too, as it begins with the same call.
 
 use alloc::boxed::Box;
 
@@ -19,10 +18,10 @@ use crate::platform::{CopyMemory, LocalCpu, Platform};
 use crate::sync::{Ordering, fence};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Makes a mapping through a free slot, which is in this caller's hands.
+    /// Makes a mapping through a free slot.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`](super::BounceDevice::map).
+    /// As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 to 3; 4. this caller owns the slot.
     #[inline(never)]
     pub(super) unsafe fn map_slot<'a>(
         &self,
@@ -41,7 +40,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             self.give_back(class, kind, index);
             return Err(error);
         }
-        // What is filled as a whole shows a driver nothing that a CPU has left.
+        // A mapping that overwrites all of its bytes shows a driver nothing of a CPU's.
         let fits = if terms.copy_in { slot.whose() == group } else { slot.group() == group };
         if !fits {
             self.wipe(slot, class, kind);
@@ -49,18 +48,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         in_hand.done();
         let origin = PhysSegment { phys: list.first().map_or(PhysAddr::new(0), |piece| piece.phys), len };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 3 are the caller's (`fill`, 1); it owns the slot (`fill`, 2), whose bytes are the group's now (`fill`, 3).
         Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), (terms, copied)) })
     }
 
-    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at
-    /// `origin` and is as long. `copied` says whether the buffer gets the bytes that it is to get now, or by a later
-    /// sync. The slot is in this caller's hands, and its contents are of the
-    /// mapping's group.
+    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at `origin` and is as long. The buffer is filled now,
+    /// if `copied`; else by a later sync.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`](super::BounceDevice::map).
-    // Left to itself, the compiler takes it out of line in builds of one folder and not of another, for 70 instructions.
+    /// 1. As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 and 3.
+    /// 2. This caller owns the slot, which has room for the mapping.
+    /// 3. Its buffer holds bytes of the mapping's group only.
+    // Without the attribute, the compiler takes it out of line in builds of some folders, which costs 70 instructions.
     #[inline(always)]
     pub(super) unsafe fn fill<'a>(
         &self,
@@ -78,7 +77,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             }
             let Some(buffer) = slot.buffer() else { broken("a slot in a magazine has a buffer") };
             let at = PhysAddr::new(buffer.get() + terms.offset);
-            // SAFETY: the original is the caller's promise, the buffer the slot's, with room for `offset + len` bytes.
+            // SAFETY: `copy`'s clauses: the original by clause 1; the buffer is the slot's, with room for `offset + len` bytes, by clause 2.
             unsafe {
                 match list {
                     _ if !copied => {}
@@ -98,43 +97,42 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         PoolMapping { iova, len, way: Way::Slot, list: None }
     }
 
-    /// Ends the mapping of `len` bytes at `iova`, as its [`PoolMapping`] names them. What the
-    /// device wrote is copied to the original. After `Ok` the device does not reach the original;
-    /// what was mapped directly it may reach for as long as the domain's policy allows.
+    /// Ends the mapping of `len` bytes at `iova`, as its [`PoolMapping`] names them, and copies the device's bytes to the original. After `Ok` the
+    /// device does not reach the original; a direct mapping it may reach for as long as the domain's policy allows.
     ///
-    /// Through a slot: O(len) for the copy and O(1) for the rest, as
-    /// [`map`](super::BounceDevice::map); the buffer stays mapped, but nothing connects it with the
-    /// original any more. Allocates nothing. A single-use buffer or a split mapping waits for one
-    /// invalidation; a direct one ends by the domain's policy. The caller holds no lock and no CPU.
+    /// Through a slot: O(len) for the copy and O(1) for the rest, as [`map`](super::BounceDevice::map); the buffer stays mapped, without any link to
+    /// the original.
+    ///
+    /// Context: allocates nothing. A single-use buffer or a split mapping waits for one invalidation; a direct one ends by the domain's policy. The
+    /// caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] and [`DmaUnmapError::Unmap`] devices may reach what was
-    /// mapped directly; after the first until a later [`trim`](Self::trim) or [`Domain::flush`](crate::domain::Domain::flush)
-    /// succeeds. The data is copied then, and the mapping over.
+    /// [`DmaUnmapError`]. After [`DmaUnmapError::Unconfirmed`] and [`DmaUnmapError::Unmap`] devices may reach the directly mapped part; after the
+    /// first until a later [`trim`](Self::trim) or [`Domain::flush`](crate::domain::Domain::flush) succeeds. The data is copied then, and the
+    /// mapping over.
     ///
     /// # Safety
-    /// This copies to an original that it knows by number only. Where `iova` and `len` are those of a mapping that has not
-    /// ended:
+    /// This copies to an original that it knows by number only. If `iova` and `len` are those of an open mapping:
     ///
-    /// - No other unmap and no sync of the mapping runs at the same time.
-    /// - What was promised of its original when it was [mapped](super::BounceDevice::map) holds until this has returned:
-    ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
-    /// - Its maker calls nothing for the mapping afterwards: the address may be another mapping's by then.
+    /// 1. No other unmap and no sync of the mapping runs at the same time.
+    /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
+    ///    accesses touch.
+    /// 3. Its maker calls nothing for the mapping afterwards: the address may be another mapping's by then.
     ///
-    /// An address that no mapping has is an error, and nothing is copied.
+    /// An address without a mapping is an error, and nothing is copied.
     #[inline]
     pub unsafe fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.unmap_by(Rule::Policy(None), iova, len) }
     }
 
-    /// As [`unmap`](Self::unmap), but what was mapped directly ends by `rule`.
+    /// As [`unmap`](Self::unmap), but a direct mapping ends by `rule`.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline]
     pub(crate) unsafe fn unmap_by(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe {
             if self.unmap_fast::<false>(iova, len, |_| ()) {
                 Ok(())
@@ -144,9 +142,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Ends a mapping through a slot, if it is of one piece and asks for nothing else (but to be `FILLED`), as nearly
-    /// all are. Returns whether it was; if not, nothing has changed. Calls `counted` with the CPU that keeps the slot, if one
-    /// does at once.
+    /// The fast path: ends a mapping of one piece through a slot without a wipe or (except when `FILLED`) a copy-in, as nearly all are. Returns whether
+    /// it did; if not, nothing has changed. Calls `counted` with the CPU if that keeps the slot at once.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -172,7 +169,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             let Some(buffer) = slot.buffer() else { broken("a slot that is lent has a buffer") };
             // The copy comes after the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
-            // SAFETY: the caller's promise.
+            // SAFETY: `copy`'s clauses: the original by the caller's clause 2; the buffer is the slot's, and no sync uses it by clause 1.
             unsafe { self.memory.copy_out(PhysAddr::new(buffer.get() + offset), origin.phys, len) };
             if FILLED && kind == Direction::FromDevice.index() {
                 // As in `unmap_slot`.
@@ -184,19 +181,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         true
     }
 
+    /// The slow path of [`unmap_by`](Self::unmap_by).
+    ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
     unsafe fn unmap_slow(&self, rule: Rule<'_>, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
         match self.layout.find(iova) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             Some(place) => unsafe { self.unmap_slot(place, iova, len, true) },
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             None => unsafe { self.unmap_own(rule, iova, len) },
         }
     }
 
-    /// Ends a mapping through a slot. `copied` says whether the original gets what the device wrote.
+    /// Ends a mapping through a slot. With `copied`, the original gets the device's bytes.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -213,12 +212,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Err(DmaUnmapError::OutOfRange { iova, offset: 0, len, mapped: origin.len });
         }
         let list = take_list(slot, terms, iova)?;
-        // As in `unmap_fast`, and so is what follows.
+        // As in `unmap_fast`.
         slot.set_phase(Phase::Free);
         let in_hand = self.in_hand(place.class, terms.direction.index(), place.index);
         if copied && terms.copies_out() {
             fence(Ordering::Acquire);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's clauses 1 and 2, as in `unmap_fast`.
             unsafe { self.copy_slot(at, origin.phys, list.as_deref(), (0, len), Toward::Original) };
         }
         if let Some(list) = list {
@@ -228,7 +227,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if terms.wipe {
             self.wipe(slot, place.class, kind);
         } else if terms.copy_in {
-            // The buffer has a CPU's bytes in it, and the next driver is to find none.
+            // The buffer holds a CPU's bytes, which the next driver must not find.
             slot.set_group(slot.group() | CPU_BYTES);
         }
         in_hand.done();
@@ -236,7 +235,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(())
     }
 
-    /// The memory of the slot whose mapping begins at `iova`, if one does.
+    /// The memory of the slot whose mapping begins at `iova`.
     pub(crate) fn slot_memory(&self, iova: Iova) -> Option<PhysSegment> {
         let place = self.layout.find(iova)?;
         let (_, terms, at) = self.lent(place, iova).ok()?;
@@ -244,21 +243,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Some(PhysSegment { phys, len: self.layout.slot_bytes(place.class) })
     }
 
-    /// Parts the mapping at `iova`, of one piece through a slot, from its original, to which nothing is copied later. The
-    /// slot stays lent, to a mapping of 0 bytes. With `copied`, the original gets first what the device has written.
+    /// Detaches the mapping at `iova`, of one piece through a slot, from its original, to which nothing is copied later. The slot stays lent, to a
+    /// mapping of 0 bytes. With `copied`, the original first gets the device's bytes.
     ///
     /// # Errors
     /// [`DmaUnmapError::NotMapped`].
     ///
     /// # Safety
-    /// As [`unmap`](Self::unmap).
+    /// As [`unmap`](Self::unmap), clauses 1 and 2.
     pub(crate) unsafe fn part(&self, iova: Iova, copied: bool) -> Result<(), DmaUnmapError> {
         let place = self.layout.find(iova).ok_or(DmaUnmapError::NotMapped { iova })?;
         let (slot, terms, at) = self.lent(place, iova)?;
         let PhysSegment { phys, len } = slot.origin();
         if copied && terms.copies_out() {
             fence(Ordering::Acquire);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's clauses 1 and 2, as in `unmap_fast`.
             unsafe { self.copy_slot(at, phys, None, (0, len), Toward::Original) };
         }
         slot.lend(terms, phys, 0);
@@ -271,39 +270,36 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// [`DmaUnmapError::NotMapped`].
     ///
     /// # Safety
-    /// No other unmap and no sync of the mapping runs now or later.
+    /// 1. No other unmap and no sync of the mapping runs now or later.
     pub(crate) unsafe fn give_slot_back(&self, iova: Iova) -> Result<(), DmaUnmapError> {
-        // SAFETY: nothing is copied; for the rest the caller's promise.
+        // SAFETY: clause 1 is `unmap`'s clauses 1 and 3; nothing is copied (2).
         unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(Rule::Strictly, iova, 0)) }
     }
 
-    /// Copies to the original what the device has written of `len` bytes, from `offset` on, of the
-    /// mapping at `iova`. For a device that only reads, and for what is mapped directly, it copies
-    /// nothing, and costs a fence. Else O(len), and a step for each piece of a list. Allocates
-    /// nothing, and waits for nothing but the lock of the pool's map.
+    /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only reads, and for a
+    /// direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
+    ///
+    /// Context: allocates nothing, and waits only for the lock of the pool's map.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
     ///
     /// # Safety
-    /// As for [`unmap`](Self::unmap), this knows the original by number only. Where a mapping that has not ended begins at
-    /// `iova`:
+    /// This knows the original by number only. If an open mapping begins at `iova`:
     ///
-    /// - No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
-    /// - What was promised of its original when it was [mapped](super::BounceDevice::map) holds until this has returned:
-    ///   the bytes are memory, and nothing but devices, and what accesses them as atomics, touches them.
+    /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
+    /// 2. Clauses 1 and 3 of its [map](super::BounceDevice::map) hold until this has returned: its original is memory, which only devices and atomic
+    ///    accesses touch.
     ///
-    /// Where no mapping begins at the address, nothing is copied; it is an error, or nothing is
-    /// done.
+    /// For an address without a mapping nothing is copied; it is an error, or nothing is done.
     pub unsafe fn sync_for_cpu(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         fence(Ordering::Acquire);
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.sync(iova, offset, len, Toward::Original) }
     }
 
-    /// Lets the device see `len` bytes of the original, from `offset` on, of the mapping at `iova`.
-    /// For a device that only writes, and for a direct mapping, it copies nothing, and costs a fence.
-    /// Else as [`sync_for_cpu`](Self::sync_for_cpu).
+    /// Copies `len` bytes of the original, from `offset` on, to the buffer of the mapping at `iova`. For a device that only writes, and for a direct
+    /// mapping, it copies nothing, and costs a fence. Else as [`sync_for_cpu`](Self::sync_for_cpu).
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -311,7 +307,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     pub unsafe fn sync_for_device(&self, iova: Iova, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let result = unsafe { self.sync(iova, offset, len, Toward::Buffer) };
         fence(Ordering::Release);
         result
@@ -327,7 +323,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         into: Toward,
     ) -> Result<(), DmaUnmapError> {
         let Some(place) = self.layout.find(iova) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             return unsafe { self.sync_own(iova, offset, len, into) };
         };
         let (slot, terms, at) = self.lent(place, iova)?;
@@ -337,12 +333,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
             return Ok(());
         }
         let list = Borrowed { slot, list: take_list(slot, terms, iova)? };
-        // SAFETY: the caller's promise.
+        // SAFETY: `copy`'s clauses: the original by the caller's clause 2; the buffer is the slot's; no other sync or unmap uses them by clause 1.
         unsafe { self.copy_slot(at, origin, list.list.as_deref(), (offset, len), into) };
         Ok(())
     }
 
-    /// The slot whose mapping begins at `iova`, its terms, and where its data is in the buffer.
+    /// The slot whose mapping begins at `iova`, its terms, and the address of its data in the buffer.
     #[inline]
     fn lent(&self, place: Place, iova: Iova) -> Result<(&Slot, Terms, PhysAddr), DmaUnmapError> {
         let slot = &self.slots[place.index];
@@ -368,13 +364,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         (offset, len): (u64, u64),
         into: Toward,
     ) {
-        // The place behind the last byte need not have an address.
+        // One past the last byte may have no address.
         if len == 0 {
             return;
         }
         let Some(list) = list else {
             let (buffer, origin) = (PhysAddr::new(at.get() + offset), PhysAddr::new(origin.get() + offset));
-            // SAFETY: the caller's promise.
+            // SAFETY: `copy`'s clauses are the caller's.
             return unsafe {
                 match into {
                     Toward::Buffer => self.memory.copy_in(origin, buffer, len),
@@ -385,12 +381,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let buffer = [PhysSegment { phys: at, len: offset + len }];
         let (buffer, list) = ((&buffer[..], offset), (&list.0[..], offset));
         let (from, to) = if into == Toward::Buffer { (list, buffer) } else { (buffer, list) };
-        // SAFETY: the caller's promise.
+        // SAFETY: `copy`'s clauses are the caller's.
         unsafe { copy_pieces(&*self.memory, from, to, len, into) };
     }
 }
 
-/// Remembers a list in its slot.
+/// Stores a list in its slot.
 fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
     let no_memory = |_| DmaMapError::OutOfMemory;
     let mut kept = slot.list.take().map_or_else(|| boxed(Pieces::default()), Ok).map_err(no_memory)?;
@@ -399,18 +395,18 @@ fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
     if room.is_ok() {
         kept.0.extend_from_slice(list);
     }
-    // In any case, so that what is there serves the next list.
+    // Even on failure: its memory serves the next list.
     slot.list.put(kept);
     room
 }
 
-/// Takes the list of a mapping that has one; its taker puts it back.
+/// Takes the list of a mapping that has one; the caller puts it back.
 #[inline]
 fn take_list(slot: &Slot, terms: Terms, iova: Iova) -> Result<Option<Box<Pieces>>, DmaUnmapError> {
     if terms.listed { slot.list.take().map(Some).ok_or(DmaUnmapError::Busy { iova }) } else { Ok(None) }
 }
 
-/// The list of a mapping, which goes back when this is dropped.
+/// The list of a mapping; dropping it puts the list back.
 struct Borrowed<'a> {
     slot: &'a Slot,
     list: Option<Box<Pieces>>,

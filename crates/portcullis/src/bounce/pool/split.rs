@@ -1,6 +1,5 @@
-//! Mappings that are not copied as a whole: the domain maps all of them, or their middle, while
-//! bounce buffers take their unaligned ends. A split mapping opens nothing but whole granules of
-//! the list, and the granules of its buffers.
+//! Direct and split mappings: the domain maps all of a list, or its middle, while bounce buffers take its unaligned ends. A split mapping opens only
+//! whole granules of the list, and the granules of its buffers.
 
 use alloc::vec::Vec;
 
@@ -25,7 +24,7 @@ pub(super) struct Shape {
     pub whole: bool,
 }
 
-/// Bytes of a list in its first and in its last granule, where it does not begin or end with the granule.
+/// Bytes of a list in its first and its last granule, where it does not begin or end at a granule.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cut {
     pub head: u64,
@@ -33,7 +32,7 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Returns how a list is cut that has more than a granule, and whose pieces touch.
+    /// The cut of a list that has more than a granule, and whose pieces touch.
     fn of(list: &[PhysSegment], granule: PageSize) -> Self {
         let begins = list.first().map_or(0, |piece| piece.phys.page_offset(granule));
         let ends = list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len));
@@ -41,12 +40,12 @@ impl Cut {
         Self { head, tail: ends & granule.offset_mask() }
     }
 
-    /// Adds to `linked`, which has room, the whole granules of the list that was cut.
+    /// Adds the whole granules of the cut list to `linked`, which has room.
     pub(crate) fn push_middle(self, list: &[PhysSegment], linked: &mut Vec<PhysSegment>) {
         let (mut skip, last) = (self.head, list.len().wrapping_sub(1));
         for (index, piece) in list.iter().enumerate() {
             let cut = skip + if index == last { self.tail } else { 0 };
-            // Where nothing remains of the piece, it may end at the end of all addresses.
+            // A piece of which nothing is left may end at the end of the address space.
             if piece.len > cut {
                 let phys = PhysAddr::new(piece.phys.get() + skip);
                 linked.push(PhysSegment { phys, len: piece.len - cut });
@@ -56,15 +55,14 @@ impl Cut {
     }
 }
 
-/// Returns how a list of `len` bytes is cut whose middle is whole granules; `None` for one that has none of these,
-/// or whose pieces meet inside one. Its sums are checked.
+/// The cut of a list of `len` bytes, whose sums are checked; `None` if it has no whole granules, or if pieces meet inside one.
 pub(crate) fn cut(list: &[PhysSegment], len: u64, granule: PageSize) -> Option<Cut> {
-    // Bytes of a list with whole granules are more than both of its ends have.
+    // A list with whole granules has more bytes than both of its ends.
     let cut = Cut::of(list, granule);
     (shape(list, granule).touches && len > cut.head + cut.tail).then_some(cut)
 }
 
-/// Returns the shape of a list whose sums are checked.
+/// The shape of a list whose sums are checked.
 pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
     let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
     let ends = |piece: &PhysSegment| (piece.phys.get().wrapping_add(piece.len)) & granule.offset_mask() == 0;
@@ -74,7 +72,7 @@ pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Maps `list`, of `len` bytes, by the domain.
+    /// Maps `list`, of `len` bytes, directly.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
@@ -93,21 +91,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         };
         let offset = first.phys.page_offset(granule);
         if touches {
-            // SAFETY: the caller's promise.
+            // SAFETY: clause 2 is the caller's.
             let changing = unsafe { self.map_unnoted(list, terms.direction.permissions(), client.limit()) }?;
             self.domain.count_neighbours(changing.range().len().saturating_sub(len).cast_signed());
             let iova = Iova::new(changing.done().start().get() | offset);
             return Ok(PoolMapping { iova, len, way: Way::Direct, list: None });
         }
-        // The bytes behind the list in its last page, with which the range ends.
+        // The bytes behind the list in its last page.
         let unused =
             granule.offset_mask() - (last.phys.get().wrapping_add(last.len - 1) & granule.offset_mask());
         let bytes = self.domain.pages_of(list)?;
         let (span, neighbours) = (bytes - offset - unused, bytes.saturating_sub(len));
         let (terms, parts) = (Terms { offset, ..terms }, Parts::Direct { neighbours });
-        // SAFETY: the caller's promise; there are no buffers.
+        // SAFETY: there are no buffers (1); `list` is the caller's to open by its clause 2 (2).
         let single = unsafe { self.enter_single(client, (list, bytes), Vec::new(), (span, terms), parts) }?;
-        // If a call below panics, the addresses are lost: no owner has them yet.
+        // If a call below panics, the addresses leak: nobody owns them yet.
         let changing = self.domain.changing(single.range);
         self.domain.settle(Tally { maps: 1, ..Tally::default() });
         self.domain.count_neighbours(neighbours.cast_signed());
@@ -115,9 +113,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova(), len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 
-    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has
-    /// one, a caller has ended that by number, and its owner may still unmap it: such addresses are
-    /// given up, and others taken.
+    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has one, a caller has ended that by number, and its owner
+    /// may still unmap it: such addresses leak, and others are taken.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).
@@ -128,7 +125,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         limit: Iova,
     ) -> Result<Changing<'_, M, P>, DmaMapError> {
         loop {
-            // SAFETY: the caller's promise.
+            // SAFETY: `Domain::map`'s clauses are the caller's clause 2.
             let changing = self.domain.changing(unsafe { self.domain.map(list, permissions, limit) }?);
             if !self.is_noted(changing.range()) {
                 return Ok(changing);
@@ -137,7 +134,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Removes what was mapped to addresses that the pool's map has, and gives these up.
+    /// Unmaps addresses that the pool's map has, and leaks them.
     #[cold]
     #[inline(never)]
     fn unmap_noted(&self, changing: Changing<'_, M, P>) -> Result<(), DmaMapError> {
@@ -178,7 +175,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let tail = if cut.tail > 0 { end(cut.tail) } else { Some(None) };
         let Some(tail) = tail else {
             if let Some((phys, _)) = head {
-                // SAFETY: it came from the lines above.
+                // SAFETY: it came from the lines above, and nobody else has it.
                 unsafe { self.free(phys, granule.bytes()) };
             }
             return Err(self.no_buffer(granule.bytes()));
@@ -191,10 +188,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let terms = Terms { offset, ..terms };
         let parts = Parts::Split(Ends { head, tail });
         if copied && terms.copies_in() {
-            // SAFETY: the original is the caller's promise; no one else has the ends' granules yet.
+            // SAFETY: the original by the caller's clauses 1 and 3; nobody else has the ends' granules yet.
             unsafe { self.copy_parts(&parts, &original, (offset, len), (0, len), Toward::Buffer) };
         }
-        // SAFETY: the ends came from `alloc`; what is between them is the caller's to open, in whole granules.
+        // SAFETY: the ends came from `alloc` just now (1); between them are whole granules of `list`, by the caller's clause 2 (2).
         let single = unsafe { self.enter_single(client, (&linked, bytes), original, (len, terms), parts) }?;
         Ok(PoolMapping { iova: single.iova(), len, way: Way::Split, list: None })
     }

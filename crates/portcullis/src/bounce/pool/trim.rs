@@ -1,5 +1,4 @@
-//! Giving buffers back: their memory is freed only after the hardware has confirmed that no device
-//! reaches it, with one invalidation for all of them.
+//! Eviction: the memory of buffers is freed only after the hardware has confirmed that no device reaches it, with one invalidation for all.
 
 use core::mem::ManuallyDrop;
 
@@ -15,17 +14,15 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Gives back the memory of buffers that wait for their next use, until they are no more than
-    /// `keep` bytes, and what an earlier call could not give back. Buffers in depots go first, the
-    /// largest first, and then those that CPUs keep. Returns how many bytes were given back.
+    /// Evicts idle buffers until at most `keep` bytes of them are left, and frees what earlier calls could not. Buffers in depots go first, the largest
+    /// first, and then those in per-CPU magazines. Returns the bytes that were freed. O(slots evicted + mappings with addresses of their own +
+    /// CPUs x classes).
     ///
-    /// Waits for one invalidation, and, where CPUs keep more than `keep` bytes, for their turns to
-    /// end: not for interrupt handlers. The caller holds no lock and no CPU. O(slots given back +
-    /// mappings with addresses of their own + CPUs x classes). Allocates nothing.
-    ///
+    /// Context: waits for one invalidation, and, if CPUs' magazines hold more than `keep` bytes, for their exclusive sections: not for interrupt
+    /// handlers. The caller holds no lock and no CPU. Allocates nothing.
     /// # Errors
-    /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them. They are
-    /// not used again, and not given back, until a later call succeeds.
+    /// [`InvalidationError`]: the buffers are unmapped, but devices may still reach them. They are neither used again nor freed until a later call
+    /// succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut evicted = self.evicted();
         self.evict_retired(&mut evicted);
@@ -37,8 +34,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.free_evicted(&mut evicted)
     }
 
-    /// As [`trim`](Self::trim), but only of what depots have and no map has asked for since the
-    /// last call.
+    /// As [`trim`](Self::trim), but only of buffers in depots that no map has wanted since the last call.
     pub(super) fn trim_unwanted(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut evicted = self.evicted();
         self.evict_retired(&mut evicted);
@@ -48,20 +44,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.free_evicted(&mut evicted)
     }
 
-    /// Brings what the CPUs keep (or the CPU `only`) to the depots. Waits for their turns to end; not
-    /// with a CPU lent.
+    /// Moves the magazines of all CPUs (or of `only` one) to the depots. Waits for exclusive sections; not with a CPU lent.
     pub(super) fn collect(&self, only: Option<usize>) {
         self.cpus.with_others(self.domain.platform(), only, |_, cpu| {
             cpu.drain(|class, kind, magazine| self.store(class, kind, magazine));
         });
     }
 
-    /// Returns by how many bytes the buffers that wait exceed `keep`.
+    /// The bytes by which idle buffers exceed `keep`.
     fn excess(&self, keep: u64) -> u64 {
         self.usage().cached_bytes.saturating_sub(keep)
     }
 
-    /// Takes the slots that an earlier trim could not give back.
+    /// Takes the slots that an earlier trim could not free.
     fn evict_retired(&self, evicted: &mut Evicted<'_, M, P, C>) {
         for class in 0..self.layout.classes() {
             loop {
@@ -73,7 +68,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 let Some(index) = self.with_depot(class, take) else { break };
                 let (range, slot) = (self.layout.range_of(class, index), &self.slots[index]);
                 if slot.phase() == Phase::Torn {
-                    // What is not there was removed before the panic.
+                    // Missing translations were removed before the panic.
                     let _ = self.unlink(range, &mut evicted.gather);
                     slot.set_phase(Phase::Retired);
                 }
@@ -82,9 +77,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Unmaps buffers of slots in the depots, until they are `bytes` bytes or more; the largest
-    /// first. Unmaps at most as many slots of each class and kind as `share` says, which is asked
-    /// once for each.
+    /// Unmaps buffers of slots in the depots, the largest first, until they have `bytes` bytes; of each class and kind at most the slots that `share`
+    /// returns, which is called once for each.
     fn evict_stored(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
@@ -100,8 +94,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Unmaps buffers of slots of one class and kind in its depot, until they are `bytes` bytes or
-    /// more; at most `share` slots. Returns how many bytes they are.
+    /// Unmaps buffers of slots of one class and kind in its depot, until they have `bytes` bytes; at most `share` slots. Returns their bytes.
     pub(super) fn evict_kind(
         &self,
         evicted: &mut Evicted<'_, M, P, C>,
@@ -136,8 +129,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slots * slot_bytes
     }
 
-    /// Notes that the buffer of a slot is unmapped. `whole` says whether all of its translations
-    /// were there.
+    /// Records that a slot's buffer is unmapped. `whole` says whether all of its translations were there.
     fn retire(&self, class: usize, index: usize, whole: bool) {
         self.slots[index].set_phase(if whole { Phase::Retired } else { Phase::Lost });
         if !whole {
@@ -145,9 +137,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Waits until no device reaches what is unmapped, and gives its memory back; also that of
-    /// single-use buffers which wait for the same. Returns how many bytes. What is not confirmed,
-    /// and what a panic leaves undone, waits for a later trim.
+    /// Waits until no device reaches the evicted buffers, and frees them, together with single-use buffers that wait for the same. Returns their bytes.
+    /// Unconfirmed buffers, and what a panic leaves undone, wait for a later trim.
     pub(super) fn free_evicted(&self, evicted: &mut Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
         let claim = self.try_again(&mut evicted.gather);
         if let Err(error) = self.confirm(&evicted.gather) {
@@ -178,19 +169,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         let Some(buffer) = slot.buffer() else { return 0 };
         slot.set_buffer(None);
         let bytes = self.layout.slot_bytes(class);
-        // SAFETY: the buffer came from `alloc`, its unmapping is confirmed, and the slot is in this caller's hands.
+        // SAFETY: the buffer came from `alloc` (1), its unmap is confirmed, and this caller owns the slot (2).
         unsafe { self.free(buffer, bytes) };
         bytes
     }
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Unmaps everything, and gives it back when that is confirmed, but for the addresses of slots.
-    /// Returns in how many slots another caller's translations were met, now or before.
+    /// Unmaps everything, and frees it when that is confirmed, except the addresses of slots. Returns the slots in which another caller's translations
+    /// were met, now or before.
     fn leave(&self) -> Result<u64, InvalidationError> {
-        // Gives up the addresses of what is in the map then: all of them where something below panics or fails.
+        // Leaks the addresses of mappings that are left in the map: all of them, if something below panics or fails.
         let _leaving = Guard::new(|| self.lose_singles());
-        // What was unlinked before is not looked for again: another's translation may have been met there.
+        // Unlinked slots are only gathered: another caller's translation may have been met there.
         let mut gather = Gather::new();
         let mut lost = 0;
         for class in 0..self.layout.classes() {
@@ -199,7 +190,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
                 match (self.slots[index].buffer(), self.slots[index].phase()) {
                     (None, _) => continue,
                     (Some(_), Phase::Retired | Phase::Lost) => gather.add(range),
-                    // What is not there was removed before a panic.
+                    // Missing translations were removed before a panic.
                     (Some(_), Phase::Torn) => _ = self.unlink(range, &mut gather),
                     (Some(_), _) => lost += u64::from(!self.unlink(range, &mut gather)),
                 }
@@ -222,13 +213,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for BouncePool<M, P, C> {
     fn drop(&mut self) {
         let domain = self.domain.clone();
         let region = Reserved::from_range(&domain, self.region);
-        // A drop has no one to tell of a failure: what devices may still reach is leaked. `memory` is not dropped then, so that
-        // it stays there.
+        // A drop can report no failure: memory that devices may still reach leaks. `memory` is not dropped then, so it stays.
         let Ok(lost) = self.leave() else { return };
         if lost == 0 {
             region.free();
         }
-        // SAFETY: `self` is being dropped, and this is the only place that does it.
+        // SAFETY: `self` is being dropped, and only this drops `memory`.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }

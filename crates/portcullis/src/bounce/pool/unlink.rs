@@ -1,5 +1,5 @@
-//! Removing translations, and knowing when no device uses them. Once the mapper has failed to
-//! remove one of the pool's, nothing is confirmed any more, and so no memory is given back.
+//! Unmap and confirmation of the pool's own mappings. Once the mapper has failed to remove one of them, nothing is confirmed any more, and so no
+//! memory is freed.
 
 use super::BouncePool;
 use crate::addr::IovaRange;
@@ -14,9 +14,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub(super) struct StillMapped(AtomicU64);
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether
-    /// they were there. If not, another caller has removed some by number, perhaps without an invalidation: the gather has
-    /// everything then, and the addresses must not be used again.
+    /// Removes the translations of `range`, which the pool has made, and adds all of it to `gather`. Returns whether all were there. If not, another
+    /// caller has removed some by number, perhaps without an invalidation: the gather becomes everything, and the addresses must leak.
     #[must_use]
     pub(super) fn unlink(&self, range: IovaRange, gather: &mut Gather) -> bool {
         let Unmapped { bytes, kept, .. } = self.domain.unlink(range, gather);
@@ -26,13 +25,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         bytes == range.len()
     }
 
-    /// Waits until no device reaches what is in `gather`. Returns an error from then on, always,
-    /// where the mapper could not remove something of the pool's. What was mapped as a whole and is
-    /// unmapped as a whole can be removed, so such a mapper has broken its word; it is not known
-    /// any more which of the pool's memory is safe, and none is given back.
+    /// Waits until no device reaches what is in `gather`. If the mapper ever failed to remove a mapping of the pool's, returns an error from then on.
+    /// What was mapped as a whole can be unmapped as a whole, so such a mapper has broken its contract; it is unknown which memory is safe, and none is
+    /// freed.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
-        // Relaxed: it was set by this caller, or by the one that handed over what it has in its hands.
+        // Relaxed: this caller has set it, or the one that handed over its slots.
         match self.still_mapped.0.load(Ordering::Relaxed) {
             0 => Ok(()),
             bytes => Err(InvalidationError::StillMapped { bytes }),

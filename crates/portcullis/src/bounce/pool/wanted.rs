@@ -1,5 +1,5 @@
-//! What maps leave to be done where they may not wait for other callers ([`Domain::is_at_once`](crate::domain::Domain)): taking
-//! slots from other CPUs and directions, and giving up buffers that wait. Each kind of work is a bit.
+//! Work that maps leave where they may not wait for other callers ([`Domain::is_at_once`](crate::domain::Domain)): taking slots from other CPUs and
+//! directions, and evicting idle buffers. Each kind of work is a bit.
 
 use super::BouncePool;
 use super::layout::MOST_CLASSES;
@@ -8,16 +8,16 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// From how many free slots on a class that has none left takes them from other CPUs and kinds.
+/// How many free slots of other CPUs and kinds are worth the search for an exhausted class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Search {
-    /// From a share of the class on: a map that finds none has another way.
+    /// A share of the class: the map has another way.
     ManyFree,
-    /// From one on: without it the caller gets nothing.
+    /// Any: without a slot the caller gets nothing.
     AnyFree,
 }
 
-/// Something that a map has left.
+/// A kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Slots of a class whose buffers are mapped for this direction.
@@ -40,7 +40,7 @@ impl Wanted {
     }
 }
 
-/// The bits.
+/// The bits of the work left.
 #[derive(Debug)]
 pub(super) struct Wants(AtomicU64);
 
@@ -51,19 +51,20 @@ impl Default for Wants {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Has the platform call the pool's timer soon, which [maintains](Self::maintain) it.
+    /// Has the platform call the pool's timer soon, which calls [`maintain`](Self::maintain).
     #[cold]
     pub(super) fn want(&self, wanted: Wanted) {
-        // Release: the call that takes the bits sees what there was. The platform orders the timer behind the call that asks for it.
+        // Release: the call that takes the bits sees this caller's work. The platform orders the timer behind the call that asks for it.
         if self.wants.0.fetch_or(wanted.bit(), Ordering::Release) & wanted.bit() == 0 {
             let platform = self.domain.platform();
             platform.wake_at(platform.now_ns());
         }
     }
 
-    /// Does what maps have left: takes free slots of other CPUs and directions, and gives up the buffers that wait. Does nothing
-    /// where no map has left anything. Waits for hardware and for other CPUs' turns; the caller holds no lock and no CPU,
-    /// and is no interrupt handler. What the hardware does not confirm waits for a later trim.
+    /// Does the work that maps have left: takes free slots of other CPUs and directions, and evicts idle buffers. Does nothing without such work.
+    /// Unconfirmed buffers wait for a later trim.
+    ///
+    /// Context: waits for hardware and for other CPUs' exclusive sections. The caller holds no lock and no CPU, and is no interrupt handler.
     pub(crate) fn maintain(&self) {
         let wants = self.wants.0.swap(0, Ordering::Acquire);
         if wants == 0 {
@@ -74,7 +75,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
         for class in 0..self.layout.classes() {
             for direction in Direction::ALL {
-                // What takes any free slot takes many, too.
+                // A search for any slot includes a search for many.
                 let is_wanted = |search: &Search| {
                     wants & (Wanted::Slots { class, direction, search: *search }).bit() != 0
                 };

@@ -1,9 +1,7 @@
-//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata
-//! of its slots. Metadata is never freed before the pool.
+//! The pool's memory: areas of slots, each with its bits under a lock of its own, and the metadata of its slots.
 //!
-//! Areas come and go, and their numbers and metadata are used again. So a reader with a wrong
-//! address finds metadata that records no such mapping, at worst another area's metadata, but never
-//! freed memory.
+//! Areas come and go, and their numbers and metadata are reused. Metadata is never freed before the pool. So a reader with a wrong address finds
+//! metadata that records no such mapping, at worst another area's, but never freed memory.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -21,10 +19,10 @@ use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 /// No area has this number. (Areas are aligned.)
 const ABSENT: u64 = u64::MAX;
-/// The area is being made or given back.
+/// The area is being added or removed.
 const CHANGING: u64 = u64::MAX - 1;
 
-/// An area's address and metadata. All CPUs read it, and only growing and shrinking write it.
+/// An area's address and metadata. All CPUs read it; only growing and shrinking write it.
 #[derive(Debug)]
 struct Head {
     base: AtomicU64,
@@ -32,7 +30,7 @@ struct Head {
     metadata: AtomicPtr<SlotMeta>,
 }
 
-/// The slots of an area that are taken, and a hint for searches: the number of those that are not.
+/// The bits of an area's slots, and their number of free ones as a hint for searches.
 #[derive(Debug)]
 struct Space {
     free: AtomicUsize,
@@ -54,14 +52,13 @@ pub(super) struct Areas {
     counts: CachePadded<Counts>,
 }
 
-/// Counters. Only calls that take from areas or give to them change them, and the common case does
-/// neither.
+/// Counters. Only calls that take slots from areas or give them back change these; the fast paths do neither.
 #[derive(Debug)]
 struct Counts {
     present: AtomicUsize,
-    /// No area has this number or a higher one.
+    /// Area numbers are below this.
     end: AtomicUsize,
-    /// Slots that no area has: they are mapped, or on a list.
+    /// Slots that are in no area: mapped, or on a list.
     taken: AtomicU64,
     most_taken: AtomicU64,
 }
@@ -69,7 +66,7 @@ struct Counts {
 /// An odd run: its number of slots, and where it may begin.
 pub(super) struct OddRun {
     pub slots: usize,
-    /// The first slot of an area at which the run may begin, and the distance between such slots.
+    /// The first slot of an area at which it may begin, and the distance between such slots.
     pub first: usize,
     pub step: usize,
     /// The bytes from the run's start to the mapping's.
@@ -103,7 +100,7 @@ impl Areas {
         })
     }
 
-    /// Returns the binary logarithm of the slots in an area.
+    /// The binary logarithm of an area's slots.
     #[inline]
     fn bits(&self) -> u32 {
         self.area_shift - self.slot_shift
@@ -119,7 +116,7 @@ impl Areas {
         1 << self.area_shift
     }
 
-    /// Returns the highest address that any area may have.
+    /// The highest address of any area.
     #[inline]
     pub fn reach(&self) -> u64 {
         self.reach
@@ -137,39 +134,36 @@ impl Areas {
         self.heads.len()
     }
 
-    /// Returns the slots in all areas.
+    /// The slots of all areas.
     pub fn capacity(&self) -> u64 {
         (self.present() as u64) << self.bits()
     }
 
-    /// Returns the slots that are mapped or on lists, and the most that ever were.
+    /// The slots that are mapped or on lists, and their peak.
     pub fn taken(&self) -> (u64, u64) {
         (self.counts.taken.load(Ordering::Relaxed), self.counts.most_taken.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the pool should grow, because less than a quarter is free.
+    /// Whether less than a quarter is free, so the pool should grow.
     pub fn is_low(&self) -> bool {
         let capacity = self.capacity();
         self.taken().0 > capacity - capacity / 4
     }
 
-    /// Returns the metadata of the area number `area`, if the number was ever used.
+    /// The metadata of the area number `area`, if the number was ever used.
     #[inline]
     fn metadata(&self, area: usize) -> Option<&[SlotMeta]> {
         let metadata = self.heads.get(area)?.metadata.load(Ordering::Acquire);
-        // SAFETY: a pointer that is not null is to the metadata of all slots of an area, allocated
-        // until `self` is dropped. Metadata is only used by shared reference.
+        // SAFETY: a non-null pointer is to the metadata of all slots of an area, allocated until `self` is dropped, and used by shared reference only.
         (!metadata.is_null()).then(|| unsafe { core::slice::from_raw_parts(metadata, 1 << self.bits()) })
     }
 
-    /// Returns the metadata of the slot that `phys` is in. If its area goes meanwhile, and another
-    /// comes in its place, it may be the metadata of another address.
+    /// The metadata of the slot that contains `phys`. If its area is replaced by another meanwhile, it may be another address's metadata.
     pub fn locate(&self, phys: PhysAddr) -> Option<&SlotMeta> {
         self.metadata_of(self.directory.find(phys.get() >> self.area_shift)?, phys)
     }
 
-    /// As [`locate`](Self::locate), but returns `None` also where that would take more than a few
-    /// instructions.
+    /// The fast path of [`locate`](Self::locate): `None` also where a lookup takes more than a few instructions.
     #[inline]
     pub fn locate_fast(&self, phys: PhysAddr) -> Option<&SlotMeta> {
         self.metadata_of(self.directory.find_fast(phys.get() >> self.area_shift)?, phys)
@@ -178,20 +172,18 @@ impl Areas {
     #[inline]
     fn metadata_of(&self, area: Leads<SlotMeta>, phys: PhysAddr) -> Option<&SlotMeta> {
         let index = (phys.get() & self.inside) >> self.slot_shift;
-        // SAFETY: only `add` gives the directory pointers: each is to the metadata of all slots of
-        // an area, allocated until `self` is dropped, and the index is less than their number.
-        // Metadata is only used by shared reference.
+        // SAFETY: only `add` gives the directory pointers: each is to the metadata of all slots of an area, allocated until `self` is dropped and used
+        // by shared reference only; and the index is less than the number of slots.
         (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
-    /// Returns the metadata of the slot `distance` slots before the one that `phys` is in.
+    /// The metadata of the slot `distance` slots before the one that contains `phys`.
     pub fn before(&self, phys: PhysAddr, distance: u64) -> Option<&SlotMeta> {
         self.locate(PhysAddr::new(phys.get().checked_sub(distance << self.slot_shift)?))
     }
 
-    /// Takes runs of 2^`order` slots out of one area, whose last address is `reach` at the most,
-    /// and fills `out` from the front. Begins with the area `prefer`. Returns how many runs it
-    /// took: fewer than asked for where no area has all of them.
+    /// Takes runs of 2^`order` slots from one area that ends at `reach` at the most, and fills `out` from the front. Begins with the area `prefer`.
+    /// Returns the number of runs: fewer than fit into `out` if no area has that many.
     ///
     /// Takes one lock, if the first area has any. O(areas + slots of an area / 64).
     pub fn take_runs<'a>(
@@ -213,8 +205,7 @@ impl Areas {
         self.visit(prefer, reach, 1 << order, take)
     }
 
-    /// Takes an odd run out of the area number `area`. Takes one lock, if the area has as many
-    /// slots free. O(slots of the area).
+    /// Takes an odd run from the area number `area`. Takes one lock, if the area has that many free slots. O(slots of the area).
     pub fn take_odd(&self, area: usize, reach: u64, run: &OddRun) -> Option<&SlotMeta> {
         let mut taken = None;
         self.look_at(area, reach, run.slots, |bits| {
@@ -230,8 +221,7 @@ impl Areas {
         taken.inspect(|meta| meta.set_odd_slots(run.slots))
     }
 
-    /// Calls `take` with one area after the other until it takes slots. It returns a result, 0 for
-    /// none, and the slots.
+    /// Calls `take` with one area after the other until it takes slots. It returns a result, 0 for none, and the slots.
     fn visit(
         &self,
         prefer: usize,
@@ -243,14 +233,13 @@ impl Areas {
         self.from(prefer).map(&mut look).find(|result| *result != 0).unwrap_or(0)
     }
 
-    /// Yields the numbers that areas may have, beginning with `prefer`.
+    /// All area numbers, beginning with `prefer`.
     pub fn from(&self, prefer: usize) -> impl Iterator<Item = usize> + use<> {
         let end = self.counts.end.load(Ordering::Acquire);
         (0..end).map(move |step| (prefer + step) % end)
     }
 
-    /// Calls `take` with one area, if that may have slots. It returns a result, 0 for none, and the
-    /// slots.
+    /// Calls `take` with one area, if that may have slots. It returns a result, 0 for none, and the slots.
     fn look_at(
         &self,
         area: usize,
@@ -263,22 +252,21 @@ impl Areas {
             return 0;
         }
         let mut bits = space.bits.lock();
-        // Under the lock: an area that has slots to take stays where it is.
+        // Under the lock: an area with free slots stays where it is.
         if reach < self.reach && !self.is_within(area, reach) {
             return 0;
         }
         let (result, slots) = take(&mut bits);
         if result != 0 {
             space.free.store(bits.free(), Ordering::Relaxed);
-            // Under the lock: else the free of these slots could be counted before.
+            // Under the lock: otherwise the free of these slots could be counted first.
             let before = self.counts.taken.fetch_add(slots as u64, Ordering::Relaxed);
             self.counts.most_taken.fetch_max(before + slots as u64, Ordering::Relaxed);
         }
         result
     }
 
-    /// Returns whether a device that reaches addresses up to `reach` reaches all of the area that
-    /// holds `address`.
+    /// Whether a device that reaches addresses up to `reach` reaches all of the area that contains `address`.
     pub fn is_reached(&self, address: u64, reach: u64) -> bool {
         address | self.inside <= reach
     }
@@ -289,13 +277,12 @@ impl Areas {
         base < CHANGING && self.is_reached(base, reach)
     }
 
-    /// Returns whether there is an area that such a device reaches.
+    /// Whether such a device reaches any area.
     pub fn any_within(&self, reach: u64) -> bool {
         (0..self.counts.end.load(Ordering::Acquire)).any(|area| self.is_within(area, reach))
     }
 
-    /// Takes back runs of `slots` slots each. Takes a lock for each change of area; O(1) for a run,
-    /// plus O(slots / 64).
+    /// Takes back runs of `slots` slots each. Takes a lock for each change of area; O(1) for a run, plus O(slots / 64).
     pub fn give<'a>(&self, runs: impl IntoIterator<Item = &'a SlotMeta>, slots: usize) {
         let mut held = None;
         for meta in runs {
@@ -305,7 +292,7 @@ impl Areas {
             // The area is there: some of its slots were taken until now.
             let Some(Leads { area, .. }) = self.directory.find(address >> self.area_shift) else { continue };
             let space = &self.spaces[area];
-            // The lock before is released first: no caller holds two.
+            // The last lock is released first: no caller holds two.
             let mut bits = match held.take() {
                 Some((same, bits)) if same == area => bits,
                 other => {
@@ -320,18 +307,17 @@ impl Areas {
         }
     }
 
-    /// Gets memory for one more area that ends at `reach` at the most. No slot can be taken out of
-    /// it until the result is dropped, and all can from then on. Returns `None` if there is no
-    /// number, no memory, or none within reach.
+    /// Gets memory for one more area that ends at `reach` at the most. Its slots are available when the result is dropped. `None` without a number,
+    /// memory, or memory within reach.
     ///
-    /// Allocates; takes no lock.
+    /// Context: allocates; takes no lock.
     pub fn add<C: Frames>(&self, memory: &C, reach: u64) -> Option<Shut<'_>> {
         let claim = |head: &Head| {
             head.base.compare_exchange(ABSENT, CHANGING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let area = self.heads.iter().position(claim)?;
         let head = &self.heads[area];
-        // Where no area comes of it, the number is free again.
+        // On failure the number is free again.
         let changing = Guard::new(|| head.base.store(ABSENT, Ordering::Release));
         let base = self.metadata_and_frames(head, memory, reach.min(self.reach))?;
         changing.done();
@@ -355,17 +341,17 @@ impl Areas {
             u64::MAX => memory.alloc(frames),
             reach => memory.alloc_within(frames, PhysAddr::new(reach)),
         }?;
-        // `Frames` promises this, and all code here relies on it.
+        // `Frames` guarantees this, and all code here relies on it.
         let last = base.get().checked_add(self.area_bytes() - 1);
         if last.is_none_or(|last| last > reach) || base.get() & (self.area_bytes() - 1) != 0 {
-            // SAFETY: no other code has seen these frames.
+            // SAFETY: `alloc` has just returned these frames, and nobody else has seen them.
             unsafe { memory.free(base, frames) };
             return None;
         }
         Some(base)
     }
 
-    /// Lets all callers take slots out of an area. Takes its lock.
+    /// Makes an area's slots available. Takes its lock.
     fn open(&self, area: usize) {
         let mut bits = self.spaces[area].bits.lock();
         bits.open();
@@ -373,8 +359,7 @@ impl Areas {
         self.spaces[area].free.store(bits.free(), Ordering::Relaxed);
     }
 
-    /// Keeps all callers from taking slots out of the area number `area`, if none of them is taken
-    /// and more than `least` areas are there. Returns `None` if it did not; dropping the result
+    /// Makes the slots of the area number `area` unavailable, if all are free and more than `least` areas are there. `None` if not; dropping the result
     /// opens the area again. Takes the area's lock.
     pub fn close(&self, area: usize, least: usize) -> Option<Shut<'_>> {
         let space = &self.spaces[area];
@@ -390,8 +375,7 @@ impl Areas {
         bits.close().then_some(Shut { areas: self, area })
     }
 
-    /// Gives back the memory of an area that was [closed](Self::close). Takes no lock. If that
-    /// panics the memory is lost, but the number is not.
+    /// Frees the memory of a [closed](Self::close) area. Takes no lock. If that panics the memory leaks, but the number does not.
     pub fn remove<C: Frames>(&self, memory: &C, shut: Shut<'_>) {
         let area = shut.area();
         core::mem::forget(shut);
@@ -399,13 +383,12 @@ impl Areas {
         let base = head.base.swap(CHANGING, Ordering::Acquire);
         let _changing = Guard::new(|| head.base.store(ABSENT, Ordering::Release));
         self.directory.remove(base >> self.area_shift, area);
-        // SAFETY: `add` got them from this memory, as one; they hold no mapping, so no device uses
-        // them, and no caller can take slots out of them any more.
+        // SAFETY: `add` got these frames from this memory, together. They hold no mapping, so no device uses them, and the closed area gives no slots.
         unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
     }
 
-    /// Returns the bytes that metadata and what leads to it take beside the areas: all of it that any area may have, but for notes of
-    /// slots, which come with an area.
+    /// The bytes of metadata and of what leads to it, beside the areas: of all areas that there may be, except for slots' metadata, which comes with an
+    /// area.
     pub fn metadata_bytes(&self) -> usize {
         let metadata =
             self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();
@@ -415,7 +398,7 @@ impl Areas {
     }
 }
 
-/// An area from which no caller can take slots. Dropping it opens the area.
+/// A closed area: no caller can take slots of it. Dropping it opens the area.
 #[must_use]
 pub(super) struct Shut<'a> {
     areas: &'a Areas,
@@ -423,7 +406,7 @@ pub(super) struct Shut<'a> {
 }
 
 impl Shut<'_> {
-    /// Returns the area's number.
+    /// The area's number.
     pub fn area(&self) -> usize {
         self.area
     }
@@ -449,8 +432,7 @@ impl Drop for Areas {
             let metadata = head.metadata.swap(ptr::null_mut(), Ordering::Acquire);
             if !metadata.is_null() {
                 let metadata = ptr::slice_from_raw_parts_mut(metadata, 1 << self.bits());
-                // SAFETY: it came from `Box::into_raw` of as many, and no reference is left: `self`
-                // is being dropped.
+                // SAFETY: it came from `Box::into_raw` of a slice of this length. `self` is being dropped, so no reference is left.
                 drop(unsafe { Box::from_raw(metadata) });
             }
         }

@@ -1,9 +1,8 @@
-//! The bits of an area, one for each slot: it is set while the slot is taken.
+//! An area's bits, one for each slot, set while the slot is taken.
 //!
-//! Runs of a power of two are aligned to their size. Up to 64 slots they lie in one word and are
-//! found with shifts; longer ones are whole words. Other runs are searched for from the lowest
-//! place at which they may begin. Worst case of each operation: O(slots of the area), a word of 64
-//! at a time, except in the search for odd runs.
+//! Runs of a power of two are aligned to their size. Up to 64 slots lie in one word, and are found with shifts; longer runs are whole words. Other
+//! runs are searched for from the lowest place at which they may begin. Worst case of each operation: O(slots of the area), by words of 64, except
+//! in the search for odd runs.
 
 use alloc::boxed::Box;
 
@@ -12,7 +11,7 @@ use crate::heap::{OutOfMemory, slice};
 /// Slots in a word.
 pub(super) const WORD_SLOTS: usize = u64::BITS as usize;
 
-/// A run of 2^`WORD_ORDER` slots fills a word: the longest that is found by shifts.
+/// The order of the longest run that shifts find: it fills a word.
 pub(super) const WORD_ORDER: u32 = u64::BITS.trailing_zeros();
 
 /// For each order *n*, one bit for each place where a run of 2^*n* slots may begin.
@@ -33,13 +32,13 @@ pub(super) struct Bits {
     taken: usize,
 }
 
-/// Returns the mask of `count` bits from `first` on, all in one word.
+/// The mask of `count` bits from `first` on, all in one word.
 fn mask(first: usize, count: usize) -> u64 {
     (u64::MAX >> (WORD_SLOTS - count)) << first
 }
 
 impl Bits {
-    /// Makes the bits of `slots` slots, a multiple of 64, all of them taken.
+    /// The bits of `slots` slots, a multiple of 64, all taken.
     pub fn all_taken(slots: usize) -> Result<Self, OutOfMemory> {
         Ok(Self { words: slice(slots / WORD_SLOTS, |_| Ok(u64::MAX))?, taken: slots })
     }
@@ -48,7 +47,7 @@ impl Bits {
         self.words.len() * WORD_SLOTS
     }
 
-    /// Returns how many slots are free.
+    /// The number of free slots.
     pub fn free(&self) -> usize {
         self.slots() - self.taken
     }
@@ -59,7 +58,7 @@ impl Bits {
         self.taken = 0;
     }
 
-    /// Takes all slots, if none is taken. Returns whether it did.
+    /// Takes all slots, if all are free. Returns whether it did.
     pub fn close(&mut self) -> bool {
         let empty = self.taken == 0;
         if empty {
@@ -69,8 +68,8 @@ impl Bits {
         empty
     }
 
-    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with
-    /// the first slot of each, at most `most` times. Returns how many runs it took.
+    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with the first slot of each, at most `most` times. Returns
+    /// the number of runs.
     pub fn take_runs(&mut self, order: u32, most: usize, mut out: impl FnMut(usize)) -> usize {
         let mut count = 0;
         if order > WORD_ORDER {
@@ -103,8 +102,7 @@ impl Bits {
         count
     }
 
-    /// Takes `count` slots in a row, at `first` or a multiple of `step` above. Returns the first of
-    /// them.
+    /// Takes `count` consecutive slots, at `first` or a multiple of `step` above. Returns the first of them.
     pub fn take_odd(&mut self, count: usize, first: usize, step: usize) -> Option<usize> {
         let mut at = first;
         while at.checked_add(count)? <= self.slots() {
@@ -129,7 +127,7 @@ impl Bits {
         self.taken -= count;
     }
 
-    /// Returns the first taken slot among the `count` slots from `at` on.
+    /// The first taken slot among the `count` slots from `at` on.
     fn taken_in(&self, at: usize, count: usize) -> Option<usize> {
         let end = at + count;
         let mut from = at;
@@ -160,8 +158,7 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
-    /// Compares with one `bool` for each slot: a run that is taken was free, lies where it should,
-    /// and is found whenever it exists.
+    /// Against one `bool` for each slot: a run was free before, lies where it should, and is found whenever it exists.
     #[test]
     fn against_a_plain_model() {
         const SLOTS: usize = 448;

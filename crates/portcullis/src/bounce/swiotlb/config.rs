@@ -1,5 +1,4 @@
-//! The configuration of a pool, and the constraints of a device on its addresses. A pool checks its
-//! configuration when it is made; a constraint is checked when it is set.
+//! Configuration of a pool, and a device's constraints on its addresses. Each is checked when it is made.
 
 use crate::addr::PhysAddr;
 use crate::platform::FRAME_SIZE;
@@ -9,7 +8,7 @@ use super::bits::WORD_SLOTS;
 use super::directory::AREAS;
 use super::slot_meta::LEN_BITS;
 
-/// The size of the largest area.
+/// Bytes of the largest area.
 const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;
 
 /// The configuration of a [pool](super::Swiotlb). All sizes in bytes.
@@ -17,26 +16,22 @@ const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;
 pub struct SwiotlbConfig {
     /// The unit of allocation, a power of two.
     pub slot_bytes: u64,
-    /// Memory is taken from [`Frames`](crate::platform::Frames) and given back in areas of this size, a power of two of
-    /// at least 64 slots and at most 256 MiB. No mapping is longer.
+    /// Memory comes from [`Frames`](crate::platform::Frames), and goes back, in areas of this size: a power of two of at least 64 slots and at most
+    /// 256 MiB. No mapping is longer.
     pub area_bytes: u64,
-    /// The size with which the pool begins, and below which it never goes. Rounded up to whole
-    /// areas.
+    /// The initial and least size. Rounded up to whole areas.
     pub min_bytes: u64,
-    /// The size above which the pool never goes. Rounded down to whole areas; 65,536 areas at the
-    /// most.
+    /// The largest size. Rounded down to whole areas; 65,536 areas at the most.
     pub max_bytes: u64,
-    /// The highest address that the pool's memory may have: the highest that its devices reach. The
-    /// pool allocates memory [within it](crate::platform::Frames::alloc_within), and within the
-    /// reach of the device that needs it.
+    /// The highest address of the pool's memory: the highest that its devices reach. The pool allocates
+    /// [within it](crate::platform::Frames::alloc_within), and within the reach of the device that needs the memory.
     pub reach: PhysAddr,
-    /// How long the pool keeps areas that it does not need, in nanoseconds.
+    /// Nanoseconds for which the pool keeps areas that it does not need.
     pub idle_ns: u64,
 }
 
 impl Default for SwiotlbConfig {
-    /// Slots of 2 KiB in areas of 2 MiB, from 2 MiB to 64 MiB, anywhere; areas that are idle for a
-    /// second are given back.
+    /// Slots of 2 KiB in areas of 2 MiB, from 2 MiB to 64 MiB, anywhere; areas are freed after an idle second.
     fn default() -> Self {
         Self {
             slot_bytes: 2 << 10,
@@ -68,8 +63,7 @@ impl SwiotlbConfig {
     }
 }
 
-/// A device's constraints on the addresses of its mappings. Made once for a device, and checked
-/// then.
+/// A device's constraints on the addresses of its mappings, checked when they are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constraints {
     reach: u64,
@@ -83,7 +77,7 @@ impl Default for Constraints {
 }
 
 impl Constraints {
-    /// Makes constraints that allow every address.
+    /// Constraints that allow every address.
     pub const fn new() -> Self {
         Self { reach: u64::MAX, min_align: 0 }
     }
@@ -93,8 +87,7 @@ impl Constraints {
         Self { reach: last.get(), ..self }
     }
 
-    /// Keeps these low bits of a buffer's address in the pool: the device relies on the offset
-    /// (NVMe: 4095).
+    /// Keeps these low bits of the buffer's address, on which the device relies (NVMe: 4095).
     ///
     /// # Errors
     /// [`SetupError::OffsetMask`].
@@ -105,20 +98,20 @@ impl Constraints {
         }
     }
 
-    /// Returns the highest address that the device can put on the bus.
+    /// The highest address that the device can put on the bus.
     #[inline]
     pub(super) const fn reach(&self) -> u64 {
         self.reach
     }
 
-    /// Returns the mask of low bits to keep.
+    /// The mask of low bits to keep.
     #[inline]
     pub(super) const fn min_align(&self) -> u64 {
         self.min_align
     }
 }
 
-/// A mapping, as the device is to be told.
+/// A mapping, for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounced {
     /// Its address in the pool.

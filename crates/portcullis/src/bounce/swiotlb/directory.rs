@@ -1,15 +1,13 @@
-//! Maps an address to its area: a hash table that is read without a lock. A reader that finds an
-//! area finds its complete metadata, or that of an area which has come in its place.
+//! Maps an address to its area: a hash table that is read without a lock. A reader that finds an area finds its complete metadata, or that of an
+//! area that has replaced it.
 //!
-//! An area is aligned to its size, so an address's high bits are the key. The table has four places
-//! for each area that there may ever be; a lookup ends at the first place that was never used.
-//! Worst case, for an address that is in no area, after long growing and shrinking: all places.
+//! An area is aligned to its size, so the high bits of an address are the key. The table has four places for each area that there may be; a lookup
+//! ends at the first place that was never used. Worst case, for an address in no area, after long growing and shrinking: all places.
 //!
-//! Memory ordering. An entry is stored with release after the pointer beside it, and loaded with
-//! acquire before that pointer. If the place is another area's by then, the reader finds that
-//! area's pointer without having seen its entry: so the pointer is stored with release, too, after
-//! all that it leads to, and loaded with acquire. The CPU that fills a place has seen (acquire) the
-//! store that took the last area away (release), so pointers are stored one after the other.
+//! Memory ordering. An entry is stored with release after its pointer, and loaded with acquire before it. If the place has gone to another area
+//! meanwhile, the reader finds that area's pointer without having seen its entry: so the pointer is stored with release, too, after everything that
+//! it leads to, and loaded with acquire. The CPU that fills a place has seen (acquire) the store that removed the last area (release), so its
+//! pointers are stored one after the other.
 
 use alloc::boxed::Box;
 use core::ptr;
@@ -18,22 +16,21 @@ use crate::broken::broken;
 use crate::heap::{OutOfMemory, slice};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// A place that was never used: the entry of no area.
+/// A place that was never used.
 const NEVER: u64 = u64::MAX;
-/// A place whose area is gone.
+/// A place whose area was removed.
 const GONE: u64 = u64::MAX - 1;
-/// A place that an area is about to take.
+/// A place that is being filled.
 const FILLING: u64 = u64::MAX - 2;
 
-/// The bits of an entry for the area's number. The other bits have room for any key of memory,
-/// which ends below 2^52.
+/// The bits of an entry for the area's number. The others have room for the key of any memory, which ends below 2^52.
 const AREA_BITS: u32 = 18;
 
 /// Area numbers are below this.
 pub(super) const AREAS: u64 = 1 << 16;
 const _: () = assert!(AREAS + 3 <= 1 << AREA_BITS);
 
-/// Leads from the high bits of an address to an area's number and its metadata.
+/// Maps the high bits of an address to an area's number and metadata.
 #[derive(Debug)]
 pub(super) struct Directory<T> {
     places: Box<[Place<T>]>,
@@ -46,18 +43,16 @@ struct Place<T> {
     has: AtomicPtr<T>,
 }
 
-/// The area that an address leads to.
+/// The area of an address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Leads<T> {
     pub area: usize,
-    /// Null, or the pointer that was stored for an area with this address, or for one that has come
-    /// in its place.
+    /// Null, or the pointer that was stored for the area with this address, or for one that has replaced it.
     pub to: *mut T,
 }
 
 impl<T> Place<T> {
-    /// Returns the area it leads to, if the place is for `key`. A key of no memory may find a
-    /// number that is no area's.
+    /// The place's area, if it is for `key`. The key of no memory may find a number that is no area's.
     #[inline]
     fn leads(&self, entry: u64, key: u64) -> Option<Leads<T>> {
         let area = (entry & ((1 << AREA_BITS) - 1)) as usize;
@@ -70,7 +65,7 @@ fn entry(key: u64, area: usize) -> u64 {
 }
 
 impl<T> Directory<T> {
-    /// Makes a directory for up to `areas` areas.
+    /// A directory for up to `areas` areas.
     pub fn new(areas: usize) -> Result<Self, OutOfMemory> {
         let places = (4 * areas).next_power_of_two();
         let place = |_| Place { entry: AtomicU64::new(NEVER), has: AtomicPtr::new(ptr::null_mut()) };
@@ -80,19 +75,19 @@ impl<T> Directory<T> {
         })
     }
 
-    /// Returns the bytes that its places take.
+    /// The bytes of its places.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
 
-    /// Returns the number of the first place for `key`.
+    /// The number of the first place for `key`.
     #[inline]
     fn first(&self, key: u64) -> usize {
         // Fibonacci hashing: neighbouring areas lie apart.
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// Yields the places for `key` in turn, and their entries.
+    /// The places for `key` in order, and their entries.
     #[inline]
     fn places(&self, key: u64) -> impl Iterator<Item = (&Place<T>, u64)> {
         let first = self.first(key);
@@ -103,14 +98,14 @@ impl<T> Directory<T> {
         })
     }
 
-    /// Returns the area with `key`, if it is in the first place: a multiplication and two loads.
+    /// The area with `key`, if it is in the first place: a multiplication and two loads.
     #[inline]
     pub fn find_fast(&self, key: u64) -> Option<Leads<T>> {
         let place = self.places.get(self.first(key))?;
         place.leads(place.entry.load(Ordering::Acquire), key)
     }
 
-    /// Returns the area with `key`, in whichever place it is.
+    /// The area with `key`, in any place.
     pub fn find(&self, key: u64) -> Option<Leads<T>> {
         for (place, found) in self.places(key) {
             if let Some(leads) = place.leads(found, key) {
@@ -123,8 +118,7 @@ impl<T> Directory<T> {
         None
     }
 
-    /// Adds the area number `area` with `key`, which is not in the table, and with its pointer
-    /// `to`.
+    /// Adds the area number `area` with the pointer `to`. Its `key` is not in the table.
     pub fn insert(&self, key: u64, area: usize, to: *mut T) {
         for (place, mut found) in self.places(key) {
             while found == NEVER || found == GONE {
@@ -154,12 +148,12 @@ impl<T> Directory<T> {
 mod support {
     use super::*;
 
-    /// Makes a pointer that tells the area `area`, and leads nowhere.
+    /// A pointer that tells the area `area`, and leads nowhere.
     pub fn at(area: usize) -> *mut u64 {
         ptr::without_provenance_mut(area + 1)
     }
 
-    /// Returns the area that is found, and checks the fast way against it.
+    /// Looks `key` up, and checks the fast path against the result.
     pub fn found(directory: &Directory<u64>, key: u64) -> Option<(usize, *mut u64)> {
         let plain = |leads: Leads<u64>| (leads.area, leads.to);
         let found = directory.find(key).map(plain);
@@ -179,8 +173,7 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A reader looks up an area while one comes and another goes. The one that stays is always
-    /// found, and one that is found is complete.
+    /// A reader looks up areas while one is added and another removed. The area that stays is always found, and a found one is complete.
     #[test]
     fn areas_come_and_go_under_a_reader() {
         loom::model(|| {
@@ -206,8 +199,7 @@ mod tests {
         });
     }
 
-    /// A place goes from one area to another while a reader follows its pointer: the metadata is
-    /// complete, whichever it is.
+    /// A place goes from one area to another while a reader follows its pointer: the metadata is complete, whichever it is.
     #[test]
     fn what_a_place_leads_to_is_complete_when_it_changes_hands() {
         loom::model(|| {
@@ -219,15 +211,13 @@ mod tests {
                 let (directory, metadata) = (Arc::clone(&directory), Arc::clone(&metadata));
                 thread::spawn(move || {
                     directory.remove(5, 0);
-                    // SAFETY: no other thread is told of it before the next line; loom would find
-                    // it.
+                    // SAFETY: no other thread knows of it before the next line; loom would find it.
                     metadata[1].with_mut(|meta| unsafe { *meta = 1 });
                     directory.insert(5, 1, of(&metadata, 1));
                 })
             };
             if let Some(leads) = directory.find(5) {
-                // SAFETY: both pointers are to `metadata`, which is alive; no thread writes to them
-                // any more; loom would find it.
+                // SAFETY: both pointers are to `metadata`, which is alive; no thread writes there any more; loom would find it.
                 let meta = unsafe { &*leads.to }.with(|meta| unsafe { *meta });
                 assert_eq!(meta, 1);
             }
@@ -235,7 +225,7 @@ mod tests {
         });
     }
 
-    /// Two areas come at the same time.
+    /// Two areas are added at the same time.
     #[test]
     fn two_come_at_once() {
         loom::model(|| {
@@ -266,7 +256,7 @@ mod tests {
                 [0, 1, 2, 3].map(|area| Some((area, at(area))))
             );
             assert_eq!(found(&directory, 1 << 45), None);
-            // What lay behind a place that is left is found as before.
+            // Areas behind a freed place are still found.
             for gone in 0..4 {
                 directory.remove(keys[gone], gone);
                 for (area, key) in keys.into_iter().enumerate() {

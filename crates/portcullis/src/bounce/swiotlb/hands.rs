@@ -1,4 +1,4 @@
-//! Guards that restore the pool's state where a call below does not return.
+//! Guards that restore the pool's state where a call below panics.
 
 use super::Swiotlb;
 use super::slot_meta::SlotMeta;
@@ -9,7 +9,7 @@ use crate::sync::Ordering;
 /// No time is set.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Slots that were found, and that no mapping has yet. Dropping it frees them again.
+/// Slots that were found for a mapping. Dropping it frees them.
 #[must_use]
 pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
     pool: &'a Swiotlb<P, C>,
@@ -30,31 +30,30 @@ impl<P: Platform, C: CopyMemory> Found<'_, P, C> {
 impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
     #[cold]
     fn drop(&mut self) {
-        // Without a CPU lent: the code that panicked may be the code that lends CPUs.
+        // Without a CPU: the code that panicked may be the code that lends CPUs.
         let _told = self.pool.told();
         self.pool.give_to_area(self.meta, self.class);
     }
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Wraps the run of `meta`, which the caller has taken.
+    /// Guards the run of `meta`, which the caller has taken.
     #[inline(always)]
     pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
         Found { pool: self, meta, class, offset }
     }
 
-    /// Marks work that may free slots, or make room for more. Dropping it tells all who wait.
+    /// Guards work that may free slots, or make room for more. Dropping it tells all callers that wait.
     pub(super) fn told(&self) -> Guard<impl FnMut()> {
         Guard::new(|| _ = self.freed.fetch_add(1, Ordering::Release))
     }
 
-    /// Marks a time for which the timer may never call. Dropping it clears the time: the next caller
-    /// that takes slots from an area asks for a timer.
+    /// Guards a time for which the timer may never come. Dropping it clears the time: the next caller that takes slots from an area asks for a timer.
     pub(super) fn untimed(&self) -> Guard<impl FnMut()> {
         Guard::new(|| self.trim_at_ns.store(NEVER, Ordering::Relaxed))
     }
 
-    /// Marks that growth was asked for. Dropping it says that it was not: the next caller asks again.
+    /// Guards a request for growth. Dropping it withdraws the request: the next caller asks again.
     pub(super) fn growth_asked(&self) -> Guard<impl FnMut()> {
         Guard::new(|| self.growth_asked.store(false, Ordering::Relaxed))
     }

@@ -1,46 +1,37 @@
-//! The swiotlb pool: memory that devices reach, in slots, for machines without an IOMMU, for
-//! devices that do not reach all memory, and for guests whose memory is encrypted. The invariant: no
-//! two mappings share a slot, and no slot that holds bytes of one holds bytes of an earlier one.
+//! The swiotlb pool: slots of memory that devices reach, for machines without an IOMMU, for devices that do not reach all memory, and for guests
+//! whose memory is encrypted. The invariant: no two mappings share a slot, and no slot that holds bytes of one holds bytes of an earlier one.
 //!
-//! A mapping takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
+//! A map takes slots of the pool and copies the buffer there; syncs and the unmap copy it back.
 //!
 //! # What it guarantees
-//! - The address in the pool keeps the buffer's low bits where the device needs them, is within
-//!   the device's reach, and is aligned to a page (4 KiB) for a page or more (where no low bits are
-//!   kept): `Constraints`. A mapping is at most as long as an area, less the offset that is kept.
-//! - A mapping shares no slot with another mapping, and the rest of the slots that its bytes touch is
-//!   zero. (Slots that round its size up keep what they held, as free ones do.) The device finds
-//!   the driver's buffer in the mapping's bytes, for [`FromDevice`](Direction::FromDevice) too: the
-//!   map copies the buffer there, so that bytes which the device does not write are after the unmap
-//!   what they were before, as without a bounce, and not the remains of an earlier mapping.
-//! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is
-//!   the second unmap.
-//! - The pool grows before it is full, by the platform's timer, and gives back idle memory. A full
-//!   pool returns [`Pressure`], which says how much was needed and when to try again; the I/O has
-//!   not failed.
-//! - A map or a sync copies before all that the driver stores after it, its doorbell for one; an
-//!   unmap or a sync reads what it copies after all that the driver loaded before it.
-//! - Unmapping never allocates and never fails for want of memory.
-//! - If the platform or the memory panics, a map leaves nothing behind; an unmap that has not freed
-//!   the slots leaves the mapping, so it may be called again.
+//! - The address in the pool keeps the buffer's low bits where the device needs them, is within the device's reach, and is aligned to a page (4 KiB)
+//!   for a page or more (where no low bits are kept): `Constraints`. A mapping is at most as long as an area, less the kept offset.
+//! - A mapping shares no slot with another mapping, and the rest of the slots that its bytes touch is zero. (Slots that round its size up hold old
+//!   bytes, as free ones do.) The device finds the driver's buffer in the mapping's bytes, even for [`FromDevice`](Direction::FromDevice): the map
+//!   copies the buffer there, so bytes that the device does not write are unchanged after the unmap, as without a bounce, and not the remains of an
+//!   earlier mapping.
+//! - An unmap or a sync that does not name a mapping is an error that changes nothing, and so is a second unmap.
+//! - The pool grows before it is full, by the platform's timer, and frees idle memory. A full pool returns [`Pressure`], which says how much was
+//!   needed and when to try again; the I/O has not failed.
+//! - A map or a sync copies before all later stores of the driver, such as its doorbell; an unmap or a sync copies after all earlier loads of the
+//!   driver.
+//! - Unmaps never allocate and never fail for want of memory.
+//! - If the platform or the memory panics, a map leaves nothing behind; an unmap that has not freed the slots leaves the mapping, and may be called
+//!   again.
 //!
 //! # What it costs
-//! A run of 1, 2, 4 .. 128 slots is taken from the CPU's own magazine, the most recently freed one
-//! first, as its lines are still in the cache: that is a few stores on lines of the CPU's own, no
-//! lock, no atomic read-modify-write. The CPU that frees a run keeps it, as it has just copied from
-//! it. Runs that magazines do not have come from the areas, up to 32 at a time under one lock;
-//! other numbers of slots always do, in O(areas x slots of an area) at worst. Only a pool at its
-//! limit with no fitting run left in its areas takes back the runs that other CPUs keep (one
-//! barrier of all CPUs); then magazines stay empty until a quarter is free again.
+//! A run of 1, 2, 4 .. 128 slots comes from the CPU's own magazine, the most recently freed one first, whose lines are still in the cache: a few
+//! stores on lines of the CPU's own, no lock, no atomic read-modify-write. The CPU that frees a run keeps it, as it has just copied from it.
+//! Magazines are refilled from the areas, up to 32 runs at a time under one lock; other numbers of slots always come from there, in O(areas x slots
+//! of an area) at worst. Only a pool at its limit without a fitting run in its areas drains other CPUs' magazines (one barrier of all CPUs); then
+//! magazines stay empty until a quarter is free again.
 //!
-//! The fast path is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a
-//! call, with results that go through memory, would be a third of its cost. A program with many
-//! callers wraps it in a function.
+//! The fast path is inlined into its caller (some 450 bytes for a map, and as much for an unmap): a call, with results that go through memory, would
+//! be a third of its cost. A program with many callers wraps it in a function.
 //!
-//! A mapping of up to 128 slots gets a power of two of them. Longer ones, and those of more than 64
-//! slots for which no aligned run is free, get as many slots as they need, beginning at any slot that the constraints allow. Each slot has 32 bytes of metadata
-//! apart from the pool, where devices do not reach them; the metadata of areas that were given back
-//! stays.
+//! A mapping of up to 128 slots gets a power of two of them. Longer ones, and those above 64 slots without an aligned free run, get exactly the slots
+//! that they need, from any slot that the constraints allow. Each slot has 32 bytes of metadata apart from the pool, where devices do not reach
+//! them; the metadata of removed areas stays.
 
 mod areas;
 mod bits;
@@ -86,8 +77,8 @@ const PAGE: u64 = FRAME_SIZE;
 
 /// A pool of bounce slots.
 ///
-/// All methods may run on any number of CPUs at once, from interrupt handlers too where the platform's CPUs allow it,
-/// but for [`trim`](Self::trim), and for `map` when the pool is full.
+/// Context: any number of CPUs may call its methods at once, and interrupt handlers, too, where the platform's CPUs allow it; except
+/// [`trim`](Self::trim), and `map` when the pool is full.
 pub struct Swiotlb<P: Platform, C: CopyMemory> {
     platform: P,
     /// Not dropped where a device may still reach some of it.
@@ -96,9 +87,9 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     cpus: BiasedLock<Cpu>,
     /// CPUs whose magazines were granted room.
     joined: AtomicU64,
-    /// The pool was full, and all magazines are empty and stay so.
+    /// The pool was full: all magazines are empty and stay so.
     scarce: AtomicBool,
-    /// Incremented by each free that a caller may wait for.
+    /// Counts frees that a caller may wait for.
     freed: AtomicU64,
     growth_asked: AtomicBool,
     /// The time at which to look for idle areas.
@@ -113,12 +104,13 @@ impl<P: Platform, C: CopyMemory> fmt::Debug for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Makes a pool of memory from `memory`. Allocates; takes the least memory that the pool is to
-    /// have. Registers the pool with the platform for timers and released CPUs.
+    /// Makes a pool of memory from `memory`, and registers it with the platform for timers and released CPUs.
+    ///
+    /// Context: allocates its account and its least memory.
     ///
     /// # Errors
-    /// [`SetupError::Slot`], [`SetupError::Area`] and [`SetupError::Limits`] for the configuration;
-    /// [`SetupError::NoArea`] where there is no memory within reach; [`SetupError::OutOfMemory`]. Nothing is kept then.
+    /// [`SetupError::Slot`], [`SetupError::Area`] and [`SetupError::Limits`] for the configuration; [`SetupError::NoArea`] without memory within
+    /// reach; [`SetupError::OutOfMemory`]. Nothing is kept then.
     pub fn new(platform: P, memory: C, config: &SwiotlbConfig) -> Result<Shared<Self>, SetupError> {
         let (min, max) = config.areas()?;
         let pool = Self {
@@ -143,10 +135,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Ok(pool)
     }
 
-    /// What `map` does, which is public with the feature `parts`.
+    /// `map`, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// As there.
+    /// As for `map`: 1. `original` is memory that the CPU reaches, none of it the pool's, until it is unmapped. 2. Only devices access it while this
+    /// call, a sync or the unmap of this mapping runs.
     #[inline(always)]
     pub(crate) unsafe fn map_piece(
         &self,
@@ -157,15 +150,17 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if let Ok((order, offset)) = self.order(original, constraints)
             && let Some(found) = self.take_own(order, offset, constraints)
         {
-            // SAFETY: the caller's promise is passed on; the run is of this order, so it has room for the buffer.
+            // SAFETY: clauses 1 and 2 are the caller's; the run is of this order, so it has room (3).
             return Ok(unsafe { self.fill(found, original, direction) });
         }
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.map_slow(original, direction, constraints) }
     }
 
-    /// As [`map`](Self::map), for all cases that are not simple. A function of its own, so that the
-    /// simple case needs no stack.
+    /// As `map`, for all other cases. Out of line, so that the fast path needs no stack.
+    ///
+    /// # Safety
+    /// As [`map_piece`](Self::map_piece).
     #[cold]
     #[inline(never)]
     unsafe fn map_slow(
@@ -176,14 +171,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     ) -> Result<Bounced, DmaMapError> {
         let (order, offset) = self.order(original, constraints)?;
         let found = self.take_slow(&Want { order, offset, len: original.len, constraints })?;
-        // SAFETY: the caller's promise is passed on; what was found has room for what was wanted.
+        // SAFETY: clauses 1 and 2 are the caller's; the found run has room for the request (3).
         Ok(unsafe { self.fill(found, original, direction) })
     }
 
-    /// Records that the run that was found is the mapping of `original`, and copies that into it.
+    /// Records that the found run is the mapping of `original`, and copies that into it.
     ///
     /// # Safety
-    /// As [`map`](Self::map), and the run has room for it.
+    /// As [`map_piece`](Self::map_piece), clauses 1 and 2; 3. the run has room for it.
     #[inline(always)]
     unsafe fn fill(&self, found: Found<'_, P, C>, original: PhysSegment, direction: Direction) -> Bounced {
         let PhysSegment { phys, len } = original;
@@ -191,8 +186,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         meta.map(&Mapping { original: phys, direction, len, offset, class });
         let start = meta.address() + offset;
         self.clear_around(start, len);
-        // SAFETY: `original` by the caller's promise; the run, which has room for it, is the pool's and now this
-        // mapping's.
+        // SAFETY: `copy`'s clauses: `original` by the caller's clauses 1 and 2; the run is the pool's and now this mapping's, with room by clause 3.
         unsafe { self.memory.copy(phys, PhysAddr::new(start), len) };
         // Before the store by which the driver tells the device.
         fence(Ordering::Release);
@@ -200,16 +194,15 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Bounced { phys: PhysAddr::new(start), len }
     }
 
-    /// Checks the request. Returns the order of the smallest aligned run that would do, and the low
-    /// bits of the buffer's address that are kept.
+    /// Checks the request. Returns the order of the smallest aligned run that has room, and the low bits of the buffer's address that are kept.
     #[inline(always)]
     fn order(&self, original: PhysSegment, constraints: &Constraints) -> Result<(u32, u64), DmaMapError> {
         MapListError::check(original, 0)?;
         let offset = original.phys.get() & constraints.min_align();
-        // The sum does not wrap: the offset is of low bits of an address that `len` can be added
-        // to. A run is aligned to its size, so it is at least as large as the alignment.
+        // The sum does not wrap: the offset is of low bits of an address that `len` can be added to. A run is aligned to its size, so it is at least
+        // as large as the alignment.
         let last = (offset + (original.len - 1)).max(constraints.min_align());
-        // The bit length of the last slot's number: a one is appended, as zero has no logarithm.
+        // The bit length of the last slot's number; the appended one is for zero, which has no logarithm.
         let slot = last >> self.areas.slot_shift();
         Ok(((slot << 1 | 1).ilog2(), offset))
     }
@@ -230,10 +223,10 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// What `unmap` does, which is public with the feature `parts`.
+    /// `unmap`, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// As there.
+    /// As for `unmap`: 1. No other call for the same mapping runs. 2. Clauses 1 and 2 of its [map](Self::map_piece) hold until this returns.
     #[inline(always)]
     pub(crate) unsafe fn unmap_piece(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         if let Some(meta) = self.areas.locate_fast(phys)
@@ -241,18 +234,19 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             && meta.address() + mapping.offset == phys.get()
             && mapping.len == len
         {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: clauses 1 and 2 are the caller's; `meta` records this mapping (3).
             unsafe { self.end(meta, &mapping, phys) };
             return Ok(());
         }
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.unmap_slow(phys, len) }
     }
 
-    /// As [`unmap`](Self::unmap), for a mapping that does not begin in the first slot of its run,
-    /// or whose area is not in the first place that the [directory](self::directory) has for it,
-    /// and for an address without a mapping. A function of its own, so that the simple case needs
-    /// no stack.
+    /// As `unmap`, for a mapping that does not begin in the first slot of its run, or whose area is not in its first place of the
+    /// [directory](self::directory), and for an address without a mapping. Out of line, so that the fast path needs no stack.
+    ///
+    /// # Safety
+    /// As [`unmap_piece`](Self::unmap_piece).
     #[inline(never)]
     unsafe fn unmap_slow(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (meta, mapping) = self.find(phys)?;
@@ -260,75 +254,74 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if start != phys.get() || mapping.len != len {
             return Err(out_of_range(phys, len, (start, mapping.len)));
         }
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: clauses 1 and 2 are the caller's; `meta` records this mapping (3).
         unsafe { self.end(meta, &mapping, phys) };
         Ok(())
     }
 
-    /// Copies what the device wrote back, and takes the run.
+    /// Copies the device's bytes back, and frees the run.
     ///
     /// # Safety
-    /// As [`unmap`](Self::unmap); it is the mapping of this metadata, and begins at `phys`.
+    /// As [`unmap_piece`](Self::unmap_piece), clauses 1 and 2; 3. `meta` records `mapping`, which begins at `phys`.
     #[inline(always)]
     unsafe fn end(&self, meta: &SlotMeta, mapping: &Mapping, phys: PhysAddr) {
         if mapping.direction != Direction::ToDevice {
             // After the load by which the driver learnt of it from the device.
             fence(Ordering::Acquire);
-            // SAFETY: the promise of the caller that mapped it.
+            // SAFETY: `copy`'s clauses: the original by clause 2, and nobody else uses the run by clause 1.
             unsafe { self.memory.copy(phys, mapping.original, mapping.len) };
         }
         self.give(meta, mapping.class);
     }
 
-    /// What `sync_for_cpu` does, which is public with the feature `parts`.
+    /// `sync_for_cpu`, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// As there.
+    /// As for `sync_for_cpu`: 1. The mapping is not unmapped meanwhile, and no other sync of the same bytes runs. 2. Clauses 1 and 2 of its
+    /// [map](Self::map_piece) hold until this returns.
     pub(crate) unsafe fn piece_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::ToDevice {
-            // As in `unmap`.
+            // As in `end`.
             fence(Ordering::Acquire);
-            // SAFETY: the promise of the caller that mapped it.
+            // SAFETY: `copy`'s clauses: the original by clause 2, and nobody else uses the run's bytes by clause 1.
             unsafe { self.memory.copy(phys, original, len) };
         }
         Ok(())
     }
 
-    /// What `sync_for_device` does, which is public with the feature `parts`.
+    /// `sync_for_device`, which is public with the feature `parts`.
     ///
     /// # Safety
-    /// As there.
+    /// As [`piece_for_cpu`](Self::piece_for_cpu).
     pub(crate) unsafe fn piece_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
         let (original, direction) = self.part(phys, len)?;
         if direction != Direction::FromDevice {
-            // SAFETY: the promise of the caller that mapped it.
+            // SAFETY: as in `piece_for_cpu`.
             unsafe { self.memory.copy(original, phys, len) };
-            // As in `map`.
+            // As in `fill`.
             fence(Ordering::Release);
         }
         Ok(())
     }
 
-    /// Bytes of a slot, of which no two mappings have the same.
+    /// Bytes of a slot, which no two mappings share.
     pub(crate) fn slot_bytes(&self) -> u64 {
         1 << self.areas.slot_shift()
     }
 
-    /// Returns whether an address is in the pool, mapped or not. O(1), but see
-    /// `unmap`.
+    /// Whether an address is in the pool, mapped or not. O(1); O(areas) at worst for an address in no area, after long growing and shrinking.
     pub fn holds(&self, phys: PhysAddr) -> bool {
         self.areas.locate(phys).is_some()
     }
 
-    /// Returns whether a request that failed with this [`Pressure`] is worth another try. Every free
-    /// since, every growth and new room for one counts, so a caller that asks now and then does not
-    /// wait in vain. One load.
+    /// Whether a request that failed with this [`Pressure`] is worth another try. Every free since then counts, and every growth and new room for
+    /// growth, so a caller that asks now and then does not starve. One load.
     pub fn freed_since(&self, pressure: &Pressure) -> bool {
         self.freed.load(Ordering::Acquire) != pressure.freed
     }
 
-    /// Returns the mapping whose run holds `phys`, with its first slot's metadata.
+    /// The mapping whose run contains `phys`, and its first slot's metadata.
     #[inline]
     fn find(&self, phys: PhysAddr) -> Result<(&SlotMeta, Mapping), DmaUnmapError> {
         let meta = self.areas.locate(phys).ok_or_else(|| not_mapped(phys))?;
@@ -339,7 +332,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Returns the mapping whose run begins `distance` slots before the slot that holds `phys`.
+    /// The mapping whose run begins `distance` slots before the slot that contains `phys`.
     fn find_before(&self, phys: PhysAddr, distance: u64) -> Result<(&SlotMeta, Mapping), DmaUnmapError> {
         if let Some(meta) = self.areas.before(phys, distance)
             && let Says::Mapped(mapping) = meta.read()
@@ -351,7 +344,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Err(not_mapped(phys))
     }
 
-    /// Returns the address of the buffer's bytes for which `len` bytes at `phys` stand.
+    /// The address in the buffer of the `len` bytes at `phys`.
     fn part(&self, phys: PhysAddr, len: u64) -> Result<(PhysAddr, Direction), DmaUnmapError> {
         let (meta, mapping) = self.find(phys)?;
         let start = meta.address() + mapping.offset;
@@ -365,7 +358,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     }
 }
 
-/// Nothing is mapped at `phys`, where the device found it: nothing translates.
+/// Nothing is mapped at `phys`, which is also the device's address.
 #[cold]
 fn not_mapped(phys: PhysAddr) -> DmaUnmapError {
     DmaUnmapError::NotMapped { iova: Iova::new(phys.get()) }

@@ -1,5 +1,4 @@
-//! The pool by itself, by number: the calls that queues make. A call that names no mapping changes
-//! nothing.
+//! The pool by number: the calls that queues make. A call that names no mapping changes nothing.
 
 use super::{Bounced, Constraints, Swiotlb};
 use crate::addr::{Direction, PhysAddr, PhysSegment};
@@ -7,18 +6,16 @@ use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::platform::{CopyMemory, Platform};
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Copies `original` into the pool, for a device with these constraints.
+    /// Copies `original` into the pool, for a device with these constraints. O(length), at the cost that the [module](super) states.
     ///
-    /// Waits only in a pool that is full, for the turns of other CPUs to end; may allocate then.
-    /// Otherwise O(length), at the cost that the [module](super) states.
+    /// Context: only in a full pool, waits for other CPUs' exclusive sections, and may allocate.
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then.
     ///
     /// # Safety
-    /// `original` is memory that the CPU reaches, none of it the pool's. Until it is unmapped it
-    /// stays there, and only devices access it while this call, a sync or the unmap of this mapping
-    /// is under way.
+    /// 1. `original` is memory that the CPU reaches, none of it the pool's, until it is unmapped.
+    /// 2. Only devices access it while this call, a sync or the unmap of this mapping runs.
     #[inline(always)]
     pub unsafe fn map(
         &self,
@@ -26,42 +23,42 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         direction: Direction,
         constraints: &Constraints,
     ) -> Result<Bounced, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.map_piece(original, direction, constraints) }
     }
 
-    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies what the device wrote to
-    /// the buffer, as the direction says. Never allocates. O(length).
+    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies the device's bytes to the buffer, if the device writes.
+    /// O(length).
+    ///
+    /// Context: never allocates, never waits.
     ///
     /// # Errors
     /// [`DmaUnmapError`]; nothing has changed then.
     ///
     /// # Safety
-    /// No other call for the same mapping is under way. (A mapping that has ended is recognised,
-    /// unless the address is another mapping's of the same length by now.) The device is done with
-    /// it. What was promised of the original when it was [mapped](Self::map) holds until this
-    /// returns.
+    /// 1. No other call for the same mapping runs. (A mapping that has ended is recognised, unless another mapping of the same length has the address
+    ///    by now.) The device is done with it.
+    /// 2. Clauses 1 and 2 of its [map](Self::map) hold until this returns.
     #[inline(always)]
     pub unsafe fn unmap(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.unmap_piece(phys, len) }
     }
 
-    /// Copies `len` bytes at `phys`, a part of a mapping or all of it, to the buffer, if the device
-    /// writes to it, so that the driver can read them. O(length).
+    /// Copies `len` bytes at `phys`, all or a part of a mapping, to the buffer for the driver, if the device writes. O(length).
     ///
     /// # Errors
     /// [`DmaUnmapError`]; nothing was copied then.
     ///
     /// # Safety
-    /// The mapping is not unmapped meanwhile, and no other sync of the same bytes is under way.
+    /// 1. The mapping is not unmapped meanwhile, and no other sync of the same bytes runs.
+    /// 2. Clauses 1 and 2 of its [map](Self::map) hold until this returns.
     pub unsafe fn sync_for_cpu(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.piece_for_cpu(phys, len) }
     }
 
-    /// Copies the driver's changes to the buffer to `len` bytes at `phys`, a part of a mapping or
-    /// all of it, if the device reads them. O(length).
+    /// Copies the driver's changes of the buffer to `len` bytes at `phys`, all or a part of a mapping, if the device reads. O(length).
     ///
     /// # Errors
     /// [`DmaUnmapError`]; nothing was copied then.
@@ -69,11 +66,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     pub unsafe fn sync_for_device(&self, phys: PhysAddr, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.piece_for_device(phys, len) }
     }
 
-    /// Returns the address in the driver's buffer for which `phys`, inside a mapping, stands. O(1).
+    /// The address in the driver's buffer that corresponds to `phys`, inside a mapping. O(1).
     ///
     /// # Errors
     /// [`DmaUnmapError`].

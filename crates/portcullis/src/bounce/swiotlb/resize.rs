@@ -1,6 +1,5 @@
-//! Growing before the pool is full, and shrinking when it is idle. The platform's timer does both
-//! beside the I/O, where that is possible. The pool never goes below its least size or above its
-//! limit.
+//! Growing before the pool is full, and shrinking when it is idle, by the platform's timer where possible. The pool never goes below its least size
+//! or above its limit.
 
 use core::mem::ManuallyDrop;
 
@@ -10,11 +9,9 @@ use crate::platform::{CopyMemory, Platform, PlatformEvents};
 use crate::sync::Ordering;
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Adds an area whose last address is `reach` at the most. Returns its number; `None` at the
-    /// limit or without memory.
+    /// Adds an area whose last address is `reach` at the most. Returns its number; `None` at the limit or without memory.
     ///
-    /// No caller waits for it: no lock is held while memory is allocated, and two callers that find
-    /// the pool full add two areas.
+    /// No caller waits for it: no lock is held while memory is allocated, and two callers that find the pool full add two areas.
     pub(super) fn grow(&self, reach: u64) -> Option<usize> {
         let added = self.areas.add(&*self.memory, reach)?;
         let area = added.area();
@@ -26,8 +23,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         Some(area)
     }
 
-    /// Asks the timer to grow the pool if little is free, and to look for idle areas if it has
-    /// grown.
+    /// Asks the timer to grow the pool if little is free, and to look for idle areas if it has grown.
     pub(super) fn grow_soon(&self) {
         if self.areas.present() > self.areas.min() && self.trim_at_ns.load(Ordering::Relaxed) == NEVER {
             // A panic kept an earlier caller from asking.
@@ -44,7 +40,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Asks the timer to look after `idle_ns` whether an area can be given back.
+    /// Asks the timer to look for idle areas after `idle_ns`.
     fn trim_later(&self) {
         let untimed = self.untimed();
         let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);
@@ -55,20 +51,19 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         untimed.done();
     }
 
-    /// Gives back all areas without a mapping, down to the least size of the pool. Returns how many
-    /// bytes.
+    /// Frees all areas without a mapping, down to the pool's least size. Returns the bytes. O(slots of the pool / 64).
     ///
-    /// First takes back the runs that CPUs keep in their magazines: waits for their turns to end,
-    /// and costs one barrier of all CPUs. Not from an interrupt handler. O(slots of the pool / 64).
+    /// Context: drains the CPUs' magazines first, which costs one barrier of all CPUs and a wait for their exclusive sections. Not for interrupt
+    /// handlers.
     pub fn trim(&self) -> u64 {
         self.drain(None);
         self.trim_to(self.areas.min())
     }
 
-    /// Gives empty areas back while more than `least` are there.
+    /// Frees empty areas while there are more than `least`.
     fn trim_to(&self, least: usize) -> u64 {
         let mut bytes = 0;
-        // The highest numbers first: callers that take slots look at those last.
+        // The highest numbers first: callers that take slots look at them last.
         for area in (0..self.areas.max()).rev() {
             if self.areas.present() <= least {
                 break;
@@ -86,7 +81,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         bytes
     }
 
-    /// Gives back the areas that twice the mapped slots would not need.
+    /// Frees areas that twice the mapped slots would not need.
     fn trim_idle(&self) {
         self.drain(None);
         let slots = self.areas.area_bytes() >> self.areas.slot_shift();
@@ -106,15 +101,14 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
         }
         let is_due = at != NEVER && self.platform.now_ns() >= at;
         if at != NEVER && !is_due {
-            // The platform may have forgotten this deadline for the one that has come now.
+            // The platform may have replaced this deadline by the one that has come now.
             self.platform.wake_at(at);
         }
         untimed.done();
         if !is_due {
             return;
         }
-        // Acquire, and first: a caller that adds an area from now on asks again, and this call sees
-        // areas that were added before.
+        // Acquire, and before the work: a caller that adds an area from now on asks again, and this call sees earlier areas.
         self.trim_at_ns.swap(NEVER, Ordering::Acquire);
         self.trim_idle();
         if self.areas.present() > self.areas.min() {
@@ -128,13 +122,13 @@ impl<P: Platform, C: CopyMemory> PlatformEvents for Swiotlb<P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Drop for Swiotlb<P, C> {
-    /// Gives all memory back except areas that still have a mapping: a device may still write
-    /// there. The handle on the memory is leaked in that case, so that those areas stay.
+    /// Frees all memory except areas that still have a mapping, where a device may still write. The handle on the memory leaks in that case, so that
+    /// those areas stay.
     fn drop(&mut self) {
         self.drain(None);
         self.trim_to(0);
         if self.areas.present() == 0 {
-            // SAFETY: `self` is being dropped, and this is the only place that does it.
+            // SAFETY: `self` is being dropped, and only this drops `memory`.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }

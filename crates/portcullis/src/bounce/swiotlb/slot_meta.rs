@@ -1,16 +1,13 @@
-//! The metadata of each slot. It lies apart from the slots, so no device can change it.
+//! The metadata of each slot, apart from the slots, so that no device can change it.
 //!
-//! The metadata of its first slot represents a run: it holds the mapping, or the link to the next
-//! run in a list, or neither while the run is with its area. The metadata of a run's other slots
-//! holds the distance to the first. It is written when the run is taken out of its area, so the
-//! fast path writes the metadata of one slot, half a cache line.
+//! The metadata of its first slot represents a run: it holds the mapping, or the link to the next run in a list, or neither while the run is in its
+//! area. The metadata of its other slots holds the distance to the first. That is written when the run leaves its area, so the fast path writes the
+//! metadata of one slot, half a cache line.
 //!
-//! Memory ordering. Metadata changes hands with its run, through a CPU's list
-//! ([`BiasedLock`](crate::percpu::BiasedLock)), an area's lock, or the way in which the driver hands the
-//! mapping over, so nearly all accesses are relaxed. Two are not: a list's link, and the word of a
-//! mapping, which is stored with release and loaded with acquire. A caller that asks for a mapping
-//! which has ended, and finds another mapping's word, finds that mapping's address with it, and
-//! gets a mismatch.
+//! Memory ordering. Metadata changes its owner with its run: through a CPU's list ([`BiasedLock`](crate::percpu::BiasedLock)), an area's lock, or the
+//! driver's own handover of the mapping. So nearly all accesses are relaxed. Two are not: a list's first link, and the word of a mapping, which is
+//! stored with release and loaded with acquire. A caller that asks for an ended mapping, and finds another mapping's word, also finds that mapping's
+//! address, and gets a mismatch.
 
 use core::ptr;
 
@@ -19,11 +16,11 @@ use crate::addr::{Direction, PhysAddr};
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// The class of runs that no list keeps.
+/// The class of runs that no list holds.
 pub(super) const ODD: u32 = 15;
 const _: () = assert!(WORD_ORDER < ODD);
 
-/// Lengths and offsets are below 2^`LEN_BITS`, and so is the size of an area.
+/// Lengths, offsets and areas are below 2^`LEN_BITS`.
 pub(super) const LEN_BITS: u32 = 28;
 
 const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
@@ -36,20 +33,18 @@ const INSIDE: u64 = 2;
 #[derive(Debug)]
 #[repr(align(32))]
 pub(super) struct SlotMeta {
-    /// The lowest two bits tell a mapping, a slot inside a run and a free run apart. For a mapping,
-    /// the direction is at bit 2, the class at bit 4, the offset at bit 8, and the length less one
-    /// above that; for a slot inside a run, the distance to the first slot is at bit 2.
+    /// The lowest two bits tell a mapping, a slot inside a run and a free run apart. A mapping has its direction at bit 2, the class at bit 4, the offset
+    /// at bit 8, and the length less one above that; a slot inside a run has the distance to the first slot at bit 2.
     word: AtomicU64,
     /// The address of the driver's buffer.
     original: AtomicU64,
-    /// The next run on a list. For an odd run that is mapped, its number of slots instead: no
-    /// pointer.
+    /// The next run on a list. For a mapped odd run, its number of slots: no pointer.
     next: AtomicPtr<SlotMeta>,
     /// The address at which the slot begins.
     address: AtomicU64,
 }
 
-/// A mapping, as the metadata records it.
+/// A mapping, as recorded.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub original: PhysAddr,
@@ -61,7 +56,7 @@ pub(super) struct Mapping {
     pub class: u32,
 }
 
-/// The state of a slot, as its metadata records it.
+/// The state of a slot, as recorded.
 pub(super) enum Says {
     Mapped(Mapping),
     /// The run's first slot is *n* slots before this one.
@@ -77,12 +72,12 @@ impl Default for SlotMeta {
 }
 
 impl SlotMeta {
-    /// Records that the slot is at `address`.
+    /// Records the slot's address.
     pub fn set_address(&self, address: u64) {
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// Returns the address at which the slot begins.
+    /// The slot's address.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address.load(Ordering::Relaxed)
@@ -101,7 +96,7 @@ impl SlotMeta {
         self.word.store(word, Ordering::Release);
     }
 
-    /// Returns the state.
+    /// The recorded state.
     #[inline]
     pub fn read(&self) -> Says {
         let word = self.word.load(Ordering::Acquire);
@@ -121,12 +116,12 @@ impl SlotMeta {
         }
     }
 
-    /// Returns how many slots the odd run has that is mapped here.
+    /// The slots of the odd run that is mapped here.
     pub fn odd_slots(&self) -> usize {
         self.next.load(Ordering::Relaxed).addr()
     }
 
-    /// Records how many slots the odd run has.
+    /// Records the slots of an odd run.
     pub fn set_odd_slots(&self, slots: usize) {
         self.next.store(ptr::without_provenance_mut(slots), Ordering::Relaxed);
     }
@@ -136,19 +131,17 @@ impl SlotMeta {
         self.word.store(distance << 2 | INSIDE, Ordering::Relaxed);
     }
 
-    /// Records that the run is with its area, or on a list.
+    /// Records that the run is in its area, or on a list.
     #[inline]
     pub fn clear(&self) {
         self.word.store(FREE, Ordering::Relaxed);
     }
 }
 
-/// A list of free runs, linked by the metadata of their first slots, newest first. Only the caller
-/// that has it alone changes it.
+/// A list of free runs, linked by the metadata of their first slots, newest first. Only its owner changes it.
 ///
-/// Memory ordering. Pointers are loaded with acquire, although this CPU, or the one that handed the
-/// list over, stored them: so a pointer leads to initialised metadata even where two threads claim
-/// one CPU, against the platform's contract.
+/// Memory ordering. `first` is stored with release by `put`, and loaded with acquire, although this CPU, or the one that handed the list over,
+/// stored it: so a pointer of `put` leads to initialised metadata even where two threads claim one CPU, against the platform's contract.
 #[derive(Debug)]
 pub(super) struct List {
     first: AtomicPtr<SlotMeta>,
@@ -156,12 +149,12 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Makes an empty list.
+    /// An empty list.
     pub fn new() -> Self {
         Self { first: AtomicPtr::new(ptr::null_mut()), count: LocalU64::new(0) }
     }
 
-    /// Returns how many runs are on the list.
+    /// The number of runs on the list.
     #[inline]
     pub fn count(&self) -> u64 {
         self.count.get()
@@ -178,13 +171,11 @@ impl List {
 
     /// Takes the newest run off the list. O(1).
     ///
-    /// # Safety
-    /// All metadata that is ever put onto the list lives as long as 'a.
+    /// 1. All metadata that is ever put onto the list lives as long as 'a.
     #[inline]
     pub unsafe fn take<'a>(&self) -> Option<&'a SlotMeta> {
-        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive, by the
-        // caller's promise. (The link of an odd run is no pointer, but an odd run is on no list.)
-        // Metadata is only used by shared reference.
+        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive by clause 1 and used by shared reference only. (The link of
+        // an odd run is no pointer, but an odd run is on no list.)
         let meta: &'a SlotMeta = unsafe { self.first.load(Ordering::Acquire).as_ref() }?;
         self.first.store(meta.next.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count.set(self.count.get() - 1);

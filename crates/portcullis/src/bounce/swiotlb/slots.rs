@@ -1,15 +1,11 @@
-//! Finding slots and taking them back: from the CPU's magazines first, then the areas, then more
-//! memory, then the other CPUs' magazines.
+//! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
 //! # No caller waits in vain
-//! A caller that fails has read the count of frees first and has emptied all magazines, or knows
-//! that no magazine was granted room since another caller emptied them (`scarce`). With no room
-//! granted, a free goes to an area and moves the token on. The free that grants room again first
-//! clears `scarce`, then frees, and then moves the token on, with release. So a caller that has
-//! read an earlier token is told, and a caller that has read the new one (with acquire) knows that
-//! magazines are in use, and empties them. Adding an area moves the token on, too, and so does
-//! making room for one by removing another. So the caller, after reading the token, both searches
-//! and tries to grow the pool.
+//! The count of frees is the token. A caller that fails has read the token first, and has emptied all magazines, or knows that no magazine was granted
+//! room since another caller emptied them (`scarce`). Without room, a free goes to an area and moves the token on. The free that grants room again
+//! first clears `scarce`, then frees, and then moves the token on, with release. So a caller with an earlier token is told, and a caller that has
+//! read the new one (with acquire) knows that magazines are in use, and empties them. Adding an area moves the token on, too, and so does making
+//! room for one by removing another. So the caller, after it has read the token, both searches and tries to grow the pool.
 
 use super::Pressure;
 use super::areas::OddRun;
@@ -30,9 +26,9 @@ const ENOUGH: u64 = 4;
 /// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
 const LIST_SHARE: u64 = 8;
 
-/// What a mapping needs of its slots.
+/// A mapping's request for slots.
 pub(super) struct Want<'a> {
-    /// The order of the smallest aligned run that would do.
+    /// The order of the smallest aligned run that has room.
     pub order: u32,
     /// The low bits of the buffer's address that are kept.
     pub offset: u64,
@@ -41,8 +37,7 @@ pub(super) struct Want<'a> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Takes a run from the CPU's loaded magazine. Costs two stores and a load for the turn, and
-    /// two more stores to take the run.
+    /// Takes a run from the CPU's loaded magazine: two stores and a load for the exclusive section, and two more stores for the run.
     #[inline]
     pub(super) fn take_own(
         &self,
@@ -53,14 +48,14 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if order >= ORDERS || constraints.reach() < self.areas.reach() {
             return None;
         }
-        // SAFETY: these CPUs' magazines are used with these areas only, in every call.
+        // SAFETY: clause 1 of `Cpu::take`: these CPUs' magazines are only ever used with these areas.
         let take = |cpu: &Cpu| unsafe { cpu.take(&self.areas, order) };
         let take = |cpu: &Cpu| take(cpu).map(|meta| self.found(meta, order, offset));
         let own = |this_cpu: &LocalCpu<'_>| self.cpus.with(Some(this_cpu), take);
         self.platform.with_cpu_fast(own)??
     }
 
-    /// Takes back a run, which its metadata still records as mapped.
+    /// Takes back a run whose metadata still records it as mapped.
     #[inline]
     pub(super) fn give(&self, meta: &SlotMeta, class: u32) {
         if class < ORDERS {
@@ -72,11 +67,11 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         self.give_slow(meta, class);
     }
 
-    /// Takes slots for `want` that the CPU's loaded magazine does not have.
+    /// The slow path: takes slots for `want` that the CPU's loaded magazine does not have.
     #[cold]
     pub(super) fn take_slow(&self, want: &Want<'_>) -> Result<Found<'_, P, C>, DmaMapError> {
         let mut freed = self.freed.load(Ordering::Acquire);
-        // A run of several words may lie where an aligned one does not.
+        // A run of several words may fit where an aligned one does not.
         let odd = match want.order <= WORD_ORDER {
             true => None,
             false => Some(self.odd_run(want)?),
@@ -124,8 +119,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Computes where a run of slots that is too long for magazines may lie. Slots that are wholly
-    /// in front of the mapping are left out.
+    /// Where a run of slots that is too long for magazines may lie. Slots that lie wholly in front of the mapping are left out.
     fn odd_run(&self, want: &Want<'_>) -> Result<OddRun, DmaMapError> {
         let (shift, most) = (self.areas.slot_shift(), self.areas.area_bytes());
         let slot = 1 << shift;
@@ -154,7 +148,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         prefer: Option<usize>,
     ) -> Option<Found<'_, P, C>> {
         let reach = want.constraints.reach();
-        // Each CPU begins with another area, as long as there are enough.
+        // CPUs begin with different areas, as long as there are enough.
         let first = |this_cpu: Option<&LocalCpu<'_>>| prefer.or(this_cpu.map(LocalCpu::index)).unwrap_or(0);
         let listed = |this_cpu: Option<&LocalCpu<'_>>| {
             let first = first(this_cpu);
@@ -199,8 +193,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         if !scarce {
             self.grant(cpu, order);
         }
-        // If the magazine has runs, this device does not reach them: it would not help to add
-        // others like them.
+        // If the magazine has runs, this device does not reach them: it would not help to add similar ones.
         let batch = if scarce || !cpu.is_empty(order) { 1 } else { cpu.next_batch(order) };
         let mut runs = [None; MOST];
         let count = self.areas.take_runs(prefer, order, reach, &mut runs[..batch]);
@@ -240,14 +233,13 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         });
     }
 
-    /// Takes back a run that is on no list, and gives it to its area.
+    /// Gives a run that is on no list back to its area.
     pub(super) fn give_to_area(&self, meta: &SlotMeta, class: u32) {
         let slots = if class == ODD { meta.odd_slots() } else { 1 << class };
         self.areas.give([meta], slots);
     }
 
-    /// Puts a run onto a magazine that is full, or that has no room granted. Returns whether it
-    /// did.
+    /// Puts a run into a magazine that is full, or has no room granted. Returns whether it did.
     fn keep(&self, cpu: &Cpu, meta: &SlotMeta, order: u32) -> bool {
         if self.scarce.load(Ordering::Relaxed) {
             let capacity = self.areas.capacity();
@@ -258,7 +250,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
             self.scarce.store(false, Ordering::Relaxed);
         }
         self.grant(cpu, order);
-        // The new grant may be smaller than the last one, and smaller than the magazine's content.
+        // The new grant may be smaller than the last one, and than the magazine's content.
         if !cpu.put(meta, order) {
             // SAFETY: as in `take_own`.
             unsafe { cpu.turn_out(&self.areas, order) };
@@ -267,7 +259,7 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         true
     }
 
-    /// Empties the magazines of all CPUs, or of one. Waits for their turns to end.
+    /// Empties the magazines of all CPUs, or of one. Waits for exclusive sections.
     pub(super) fn drain(&self, only: Option<usize>) {
         // Another caller may have found the pool full before all magazines were empty.
         let _told = self.told();

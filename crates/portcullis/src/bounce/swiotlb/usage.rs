@@ -1,18 +1,17 @@
-//! The figures that a pool reports. None of them stops a CPU.
+//! The pool's counters. Reading them stops no CPU.
 
 use super::Swiotlb;
 use super::cpu::Cpu;
 use crate::platform::{CopyMemory, Platform};
 
-/// How full a pool is, in bytes. While other CPUs map and unmap, each figure was true at some time,
-/// give or take the calls under way.
+/// A pool's counters, in bytes. While other CPUs map and unmap, each was true at some time, give or take the calls under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwiotlbUsage {
     /// Bytes of slots that are mapped.
     pub mapped: u64,
-    /// Bytes of free slots that CPUs keep in their magazines.
+    /// Bytes of free slots in CPUs' magazines.
     pub kept: u64,
-    /// The most that was ever mapped or kept together: the high-water mark.
+    /// The peak of mapped and kept bytes together.
     pub most: u64,
     /// Bytes of the pool at its present size.
     pub capacity: u64,
@@ -20,12 +19,12 @@ pub struct SwiotlbUsage {
     pub least: u64,
     /// The size that the pool may grow to.
     pub limit: u64,
-    /// Bytes of metadata, with what leads to it by address, and of CPUs' magazines, beside the pool.
+    /// Bytes of metadata, of what leads to it by address, and of CPUs' magazines, beside the pool.
     pub overhead: u64,
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Returns how full the pool is. Sums over all CPUs, and disturbs none. O(CPUs + areas).
+    /// Reads the counters. Sums over all CPUs, and disturbs none. O(CPUs + areas).
     pub fn usage(&self) -> SwiotlbUsage {
         let (areas, shift) = (&self.areas, self.areas.slot_shift());
         let kept = self.cpus.peek().map(Cpu::kept).sum::<u64>();
