@@ -54,7 +54,7 @@ pub fn spin() {
     if cfg!(loom) { pause() } else { core::hint::spin_loop() }
 }
 
-/// As [`spin`], for a caller that has polled `looks` times, as [`pause_among`].
+/// As [`spin()`], for a caller that has polled `looks` times, as [`pause_among`].
 #[inline]
 pub fn spin_among(looks: u32) {
     if cfg!(loom) { pause_among(looks) } else { core::hint::spin_loop() }

@@ -1,25 +1,23 @@
-//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation. No two live
-//! reservations overlap, in whatever order they are freed.
+//! Ring arenas: a contiguous range of a space for one queue, handed out in rotation. No two live reservations overlap,
+//! in whatever order they are freed.
 //!
-//! A queue maps a descriptor's buffers, lets the device work through them in order, and unmaps them. Taken one
-//! by one from a space with a past, such addresses are spread over it, and nearly every one of them is
-//! translated through a page table of its own. Out of an arena, neighbours in time are neighbours in address:
-//! one paging-structure entry serves a whole large page's worth of them, one range invalidation covers a
-//! descriptor, and no other user's translations share the queue's tables. [Colours](RingConfig::colour) keep
-//! several queues out of each other's sets.
+//! A queue maps a descriptor's buffers, lets the device process them in order, and unmaps them. Single ranges of a used
+//! space are scattered, and nearly each needs a page table of its own. In an arena, neighbours in time are neighbours
+//! in address: one paging-structure entry serves a whole large page's worth of them, one range invalidation covers a
+//! descriptor, and no other user's translations share the queue's tables. [Colours](RingConfig::colour) keep several
+//! queues out of each other's sets.
 //!
 //! # What it guarantees
-//! - A reservation overlaps no other that is live.
-//! - Nothing but [`new`](RingArena::new) allocates. Freeing what was handed out cannot fail.
+//! - A reservation overlaps no other live one.
+//! - Only [`new`](RingArena::new) allocates. Freeing a reservation cannot fail.
 //! - A range that is freed twice, or a part of one, is refused and nothing is changed.
 //!
 //! # How
-//! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the
-//! newest (`head`). A new one is placed behind the head, and so never on the arc. Two bits for each
-//! granule say where live reservations begin and end. A free clears two bits. If the reservation
-//! was the oldest, the tail moves on to the next bit at which one begins: across all that was freed
-//! before its turn, and across the granules that were left unused at the end of a lap. The bits
-//! take 256 bytes for 1,024 granules, for any mix of lengths.
+//! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the newest (`head`). A new
+//! one is placed behind the head, and so never on the arc. Two bits for each granule say where live reservations begin
+//! and end. A free clears two bits. If the reservation was the oldest, the tail moves on to the next bit at which one
+//! begins: across reservations that were freed earlier, and across the granules that were left unused at the end of a
+//! lap. The bits take 256 bytes for 1,024 granules, for any mix of lengths.
 
 mod bits;
 mod colour;
@@ -37,42 +35,38 @@ use crate::platform::Platform;
 
 pub use self::error::{ArenaError, ReleaseError};
 
-/// What a [`RingArena`] is made for.
+/// The configuration of a [`RingArena`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingConfig {
     /// How many descriptors of [`descriptor_bytes`](Self::descriptor_bytes) may be reserved at once.
     pub descriptors: u32,
-    /// Bytes of addresses that a usual descriptor takes, rounded up to whole granules. Reservations may be of
-    /// any other length too; only a ring of equal ones leaves nothing unused at the end of a lap.
+    /// Bytes of addresses of a usual descriptor, rounded up to whole granules. Reservations may have any other length
+    /// too; only a ring of equal ones leaves nothing unused at the end of a lap.
     pub descriptor_bytes: u64,
     /// The unit of a reservation: the granule of the space, which is the mapper's smallest page.
     pub granule: PageSize,
-    /// Decides where the ring starts, so that rings that move in step do not compete for the same
-    /// sets of the IOTLB and of the paging-structure caches. Number the rings behind one IOMMU 0,
-    /// 1, 2, ..; any number is allowed. With `None` the ring starts at the beginning of its range,
-    /// as does every other one without a colour.
+    /// Decides where the ring starts, so that rings that move in step do not compete for the same sets of the IOTLB and
+    /// of the paging-structure caches. Number the rings behind one IOMMU 0, 1, 2, ..; any number is allowed. With
+    /// `None` the ring starts at the beginning of its range, as does every other one without a colour.
     ///
-    /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a
-    /// large page, so the n-th pages of all uncoloured rings fall into the same set: with W ways,
-    /// the ring number W + 1 that moves in step makes every access miss. The ring of colour c
-    /// starts 5 * c granules further on. The number of sets, S, is a power of two, and five is odd:
-    /// so any S rings numbered in a row start in S different sets, and S * W rings that each have
-    /// one page in use fit. The step is not 1, so that three rings that each have five pages in use
-    /// do not meet at all.
+    /// *The IOTLB* picks the set by the low bits of the page number. Ranges begin at multiples of a large page, so the
+    /// n-th pages of all uncoloured rings fall into the same set: with W ways, the ring number W + 1 that moves in step
+    /// makes every access miss. The ring of colour c starts 5 * c granules further on. The number of sets, S, is a
+    /// power of two, and five is odd: so any S rings numbered in a row start in S different sets, and S * W rings that
+    /// each have one page in use fit. The step is not 1, so that three rings that each have five pages in use do not
+    /// meet at all.
     ///
-    /// *The paging-structure cache* of the lowest tables picks the set by the number of the large
-    /// page, and a ring of T large pages begins at a multiple of T. So the ring takes a range of at
-    /// least 16 large pages, and with colour c it starts in number c modulo 16 of them (modulo T if
-    /// T is above 16): up to 16 rings, numbered in a row, start in different sets wherever the
-    /// space puts them. That takes 32 MiB of addresses for a ring of 2 MiB, but no memory.
+    /// *The paging-structure cache* of the lowest tables picks the set by the number of the large page, and a ring of T
+    /// large pages begins at a multiple of T. So the ring takes a range of at least 16 large pages, and with colour c
+    /// it starts in number c modulo 16 of them (modulo T if T is above 16): up to 16 rings, numbered in a row, start in
+    /// different sets wherever the space puts them. That takes 32 MiB of addresses for a ring of 2 MiB, but no memory.
     ///
-    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be
-    /// mapped by these. Other descriptors are no longer aligned to their size: an invalidation by a
-    /// single block of 2^n pages would cover twice as much or, across the end of the largest block,
-    /// the whole domain. An unmap of such a descriptor submits [two blocks](crate::invalidation::blocks()) there, with one
-    /// wait.
+    /// Descriptors of whole large pages are moved by whole large pages only, so that they can be mapped by these. Other
+    /// descriptors are no longer aligned to their size: an invalidation by a single block of 2^n pages would cover
+    /// twice as much or, across the end of the largest block, the whole domain. An unmap of such a descriptor submits
+    /// [two blocks](crate::invalidation::blocks()) there, with one wait.
     ///
-    /// Where hardware mixes further bits into the number of a set, colours neither help nor harm.
+    /// If hardware mixes further bits into the number of a set, colours neither help nor harm.
     pub colour: Option<u32>,
     /// The highest address that may be handed out.
     pub limit: Iova,
@@ -90,12 +84,11 @@ impl RingConfig {
     }
 }
 
-/// A range of a space that one queue takes its addresses from, in rotation.
+/// A range of a space from which one queue takes its addresses, in rotation.
 ///
-/// It belongs to the owner of the queue: one CPU uses it at a time, hence `&mut`. It knows nothing
-/// of mappings: reserve, map, unmap and *then* free. It must be [released](Self::release) to the
-/// space that it came from; if it is dropped instead, its addresses stay out of use for as long as
-/// the space lives.
+/// It belongs to the owner of the queue: one CPU uses it at a time, hence `&mut`. It knows nothing of mappings:
+/// reserve, map, unmap and *then* free. It must be [released](Self::release) to its space; a drop leaks its addresses
+/// until the space is dropped.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -126,7 +119,7 @@ impl RingConfig {
 #[derive(Debug)]
 #[must_use = "dropping an arena loses its addresses: release it"]
 pub struct RingArena {
-    /// The range that was taken, and the number of the space that it was taken from.
+    /// The range, and the number of its space.
     range: IovaRange,
     space: u64,
     /// The address of position 0.
@@ -145,7 +138,7 @@ pub struct RingArena {
     granule: PageSize,
 }
 
-/// A reservation that is entered when this is dropped, also if the caller's `accept` panics.
+/// A reservation that a drop enters, also if the caller's `accept` panics.
 struct Reserving<'a> {
     arena: &'a mut RingArena,
     span: Span,
@@ -166,19 +159,17 @@ impl Drop for Reserving<'_> {
 }
 
 impl RingArena {
-    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`. It consists of one
-    /// or more whole large pages, and is aligned to their number rounded up to a power of two (to
-    /// 2^18 granules at most). A large page is what one lowest table covers, but 2^18 granules at
-    /// most: 2 MiB with granules of 4 KiB. With a colour the range has up to a descriptor more, and
-    /// at least 16 large pages where the space has them.
+    /// Takes a range for `descriptors * descriptor_bytes` bytes out of `space`. It consists of one or more whole large
+    /// pages, and is aligned to their number rounded up to a power of two (to 2^18 granules at most). A large page is
+    /// what one lowest table covers, but 2^18 granules at most: 2 MiB with granules of 4 KiB. With a colour the range
+    /// has up to a descriptor more, and at least 16 large pages if the space has them.
     ///
-    /// Allocates two bits for each granule. Costs one [`IovaSpace::alloc`], or two where the space
-    /// has no room for the range that a colour asks for; for set-up, not for interrupt handlers.
+    /// Context: allocates two bits for each granule; for set-up, not for interrupt handlers. Costs one
+    /// [`IovaSpace::alloc`], or two if the space has no room for the range that a colour needs.
     ///
     /// # Errors
-    /// [`ArenaError::Empty`], [`ArenaError::Granule`] where the space's granule is another,
-    /// [`ArenaError::TooLarge`], [`ArenaError::OutOfMemory`], or [`ArenaError::Space`] where the space has no such
-    /// range; nothing is taken then.
+    /// [`ArenaError::Empty`], [`ArenaError::Granule`] if the space's granule is another, [`ArenaError::TooLarge`],
+    /// [`ArenaError::OutOfMemory`], or [`ArenaError::Space`] if the space has no such range; nothing is taken then.
     pub fn new<P: Platform>(
         space: &IovaSpace,
         platform: &P,
@@ -215,7 +206,7 @@ impl RingArena {
 
         let edges = Edges::new(granules).ok_or(ArenaError::OutOfMemory)?;
         let (range, base) = match alloc(wanted, limit) {
-            // Better a ring whose tables share their sets than none.
+            // A ring whose tables share their sets is better than none.
             Err(IovaError::Exhausted { .. }) if least < wanted => (alloc(least, limit)?, layout.skew),
             range => (range?, layout.base),
         };
@@ -234,23 +225,22 @@ impl RingArena {
         })
     }
 
-    /// Reserves `len` bytes, rounded up to whole granules: the granules behind the last
-    /// reservation, or the first of the ring where there is no room before its end. The range is
-    /// aligned to the granule, and not to its length; it has exactly the rounded length.
+    /// Reserves `len` bytes, rounded up to whole granules: the granules behind the last reservation, or the first of
+    /// the ring if there is no room before its end. The range is aligned to the granule, and not to its length; it has
+    /// exactly the rounded length.
     ///
-    /// O(1); never allocates or waits. For any context in which the caller owns the queue.
+    /// O(1). Context: any in which the caller owns the queue; never allocates or waits.
     ///
     /// # Errors
-    /// [`ArenaError::Full`] until the oldest reservations are freed, [`ArenaError::Oversize`] for more than
-    /// the whole ring, [`ArenaError::Empty`] for no bytes. Nothing is changed then.
+    /// [`ArenaError::Full`] until the oldest reservations are freed, [`ArenaError::Oversize`] for more than the whole
+    /// ring, [`ArenaError::Empty`] for no bytes. Nothing is changed then.
     #[inline]
     pub fn reserve(&mut self, len: u64) -> Result<IovaRange, ArenaError> {
         self.reserve_if(len, |_| true).ok_or_else(|| self.no_room(len))
     }
 
-    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept`
-    /// returns `true` for the range; else nothing is changed. Where `accept` panics, they are
-    /// reserved.
+    /// Reserves `len` bytes as [`reserve`](Self::reserve) does, if there is room and `accept` returns `true` for the
+    /// range; else nothing is changed. If `accept` panics, they stay reserved.
     #[inline]
     pub(crate) fn reserve_if(
         &mut self,
@@ -274,18 +264,17 @@ impl RingArena {
         Some(range)
     }
 
-    /// Frees what [`reserve`](Self::reserve) returned, in any order, or at once several reservations that lie side by side, such
-    /// as a batch of descriptors. Nothing may be mapped there any more, and no device may reach it: the addresses are handed out
+    /// Frees a reservation, in any order, or at once several reservations that lie side by side, such as a batch of
+    /// descriptors. Nothing may be mapped there any more, and no device may reach it: the addresses are handed out
     /// again.
     ///
-    /// In order O(1), plus one word read for each 64 granules of the range; freeing the oldest after
-    /// others, one word more for each 64 granules that it sets free. Never allocates or waits. For any context in
-    /// which the caller owns the queue.
+    /// In order O(1), plus one word read for each 64 granules of the range; to free the oldest after others costs one
+    /// word more for each 64 granules that it sets free. Context: any in which the caller owns the queue; never
+    /// allocates or waits.
     ///
     /// # Errors
-    /// [`ArenaError::NotReserved`] where live reservations are not just the range: where a part of it is not handed out, or was
-    /// freed before, or is a part of a reservation. Nothing is changed then. It does not happen for a live reservation as it was
-    /// handed out.
+    /// [`ArenaError::NotReserved`] if the range is not exactly one or several live reservations: a part of it is not
+    /// handed out, or was freed before, or is a part of a reservation. Nothing is changed then.
     #[inline]
     pub fn free(&mut self, range: IovaRange) -> Result<(), ArenaError> {
         let span = self.span_of(range);
@@ -294,23 +283,19 @@ impl RingArena {
         self.live -= count;
         self.live_granules -= span.last - span.first + 1;
         if self.live > 0 && (span.first..=span.last).contains(&self.tail) {
-            // A reservation is live: it begins behind what is freed, or the arc goes around the
-            // end.
+            // A reservation is live: it begins behind the freed range, or the arc goes around the end.
             let next = self.edges.next_first(span.last + 1).or_else(|| self.edges.next_first(0));
             self.tail = next.unwrap_or(self.head);
         }
         Ok(())
     }
 
-    /// Gives the range back to `space`, from which it came. All reservations must be unmapped and
-    /// freed.
-    ///
-    /// Costs what [`IovaSpace::free`] costs, may be called where that may, and never allocates.
-    /// Frees the arena's own memory.
+    /// Frees the arena's range to its `space`, and the arena's memory. All reservations must be unmapped and freed.
+    /// Cost and context: as [`IovaSpace::free`]; never allocates.
     ///
     /// # Errors
     /// [`ReleaseError`], which holds the arena: [`ArenaError::InUse`] while reservations are live,
-    /// [`ArenaError::Space`] where the range came from another space.
+    /// [`ArenaError::Space`] if the range came from another space.
     #[allow(clippy::result_large_err, reason = "a ring that is refused comes back in place")]
     pub fn release<P: Platform>(self, space: &IovaSpace, platform: &P) -> Result<(), ReleaseError> {
         if self.live > 0 {
@@ -329,8 +314,7 @@ impl RingArena {
         freed.map_err(|error| ReleaseError { arena: self, error: error.into() })
     }
 
-    /// Returns the whole range that was taken from the space: every reservation lies inside. Its
-    /// start and length are multiples of a large page.
+    /// Returns the whole range of the arena. Its start and length are multiples of a large page.
     pub fn range(&self) -> IovaRange {
         self.range
     }
@@ -341,24 +325,23 @@ impl RingArena {
         self.granule
     }
 
-    /// Returns how many bytes can be reserved at once, where nothing is left unused at the end of a
-    /// lap.
+    /// Returns how many bytes can be reserved at once, if nothing is left unused at the end of a lap.
     pub fn capacity(&self) -> u64 {
         self.bytes(self.granules)
     }
 
-    /// Returns how many bytes live reservations have.
+    /// Returns the bytes in live reservations.
     pub fn in_use(&self) -> u64 {
         self.bytes(self.live_granules)
     }
 
-    /// Returns how many reservations are live.
+    /// Returns the number of live reservations.
     pub fn reservations(&self) -> usize {
         self.live as usize
     }
 
-    /// Returns where `granules` go next, if there is room: all before the end, or all from the
-    /// beginning on, and never on the arc.
+    /// Returns where `granules` go next, if there is room: all before the end, or all from the beginning on, and never
+    /// on the arc.
     #[inline]
     fn room(&self, granules: u32) -> Option<u32> {
         // The head is below the end, which is 2^31 at most.
@@ -367,7 +350,7 @@ impl RingArena {
             return Some(if before_end { self.head } else { 0 });
         }
         if self.head <= self.tail {
-            // The arc goes around the end; where both are equal it is the whole ring.
+            // The arc goes around the end; if both are equal it is the whole ring.
             return (self.tail - self.head >= granules).then_some(self.head);
         }
         if before_end {
@@ -376,7 +359,7 @@ impl RingArena {
         (self.tail >= granules).then_some(0)
     }
 
-    /// Returns the reason why `len` bytes cannot be reserved.
+    /// Returns why `len` bytes cannot be reserved.
     #[cold]
     fn no_room(&self, len: u64) -> ArenaError {
         if len == 0 {
@@ -408,8 +391,7 @@ impl RingArena {
 
     #[inline]
     fn range_of(&self, span: Span) -> IovaRange {
-        // The length is a granule at least; positions lie inside the arena's range, which does not
-        // wrap.
+        // The length is a granule at least; positions lie inside the arena's range, which does not wrap.
         let len = NonZeroU64::MIN.saturating_add(self.bytes(span.last - span.first + 1) - 1);
         IovaRange::inside(self.address(span.first), len)
     }

@@ -1,42 +1,37 @@
-//! The free pages of one I/O virtual address space: a hierarchical bitmap. A search finds the
-//! highest place for a request whenever there is one, and giving back what was taken needs no
-//! memory.
+//! The free pages of one I/O virtual address space: a hierarchical bitmap. A search finds the highest place for a
+//! request whenever there is one, and freeing an allocation needs no memory.
 //!
-//! Everything is counted in pages. One bit stands for each page that was ever near an allocation;
-//! above the bits stands a tree with eight branches at each node. Where the space is in use at
-//! random, an update mostly ends in the cache line that holds the bit.
+//! Everything is counted in pages. One bit stands for each page that was ever near an allocation; above the bits stands
+//! a tree with eight branches at each node. If the space is in use at random, an update mostly ends in the cache line
+//! that holds the bit.
 //!
-//! # Only what is in use exists
+//! # Only used blocks have bits
 //!
-//! A block of which all pages are free, or none, needs neither bits nor nodes: its parent has a
-//! word for that state. The bitmap starts with a few nodes, on the way to each end of the pages
-//! that were added. It grows where allocations go, and these stay close together, as they are
-//! placed at one end. Leaves of which all pages are free again are collected when new ones are
-//! needed and more than half of all leaves are such, or memory is short. Their memory then serves
-//! other leaves and nodes; it is returned when the bitmap is dropped.
+//! A block of which all pages are free, or none, needs neither bits nor nodes: its parent has a word for that state.
+//! The bitmap starts with a few nodes, on the way to each end of the pages that were added. It grows with allocations,
+//! which stay close together, as they are placed at one end. Leaves of which all pages are free again are collected
+//! when new ones are needed and more than half of all leaves are such, or memory is short. Their memory then serves
+//! other leaves and nodes; it is freed when the bitmap is dropped.
 //!
 //! # Exact search
 //!
-//! A leaf is a cache line, 512 pages. Nodes know two things about what is below them:
+//! A leaf is a cache line, 512 pages. Nodes know two things about the blocks below them:
 //!
-//! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of
-//!   its blocks begins with, in 16 bytes for each child (`Fit`). Requests with natural alignment up to 512
-//!   pages never cross leaves, so a search for them walks straight down to a leaf that has room. After each
-//!   change of a leaf this is computed from all of its bits at once (`leaf.rs`), and above it as far as it
-//!   changes.
-//! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`).
-//!   Whatever is longer than a leaf, or begins at a multiple of its size, is among these.
+//! - What fits *inside a leaf with natural alignment*: for each order up to 9, the most free pages that any of its
+//!   blocks begins with, in 16 bytes for each child (`Fit`). Requests with natural alignment up to 512 pages never
+//!   cross leaves, so a search for them walks straight down to a leaf that has room. After each change of a leaf this
+//!   is computed from all of its bits at once (`leaf.rs`), and above it as far as it changes.
+//! - The runs that *touch a boundary* of leaves, for each order from 9 to [`MAX_ORDER`] (`Runs`). Everything that is
+//!   longer than a leaf, or begins at a multiple of its size, is among these.
 //!
-//! The first is always up to date; the second is brought up to date, where something has changed,
-//! when a request needs it. Both are exact, not rounded: a fit is found whenever there is one, and
-//! it is the highest of all.
+//! Fits are always up to date; stale runs are recomputed when a request needs them. Both are exact, not rounded: a
+//! search finds the highest place whenever there is one.
 //!
 //! # Memory
 //!
-//! An allocation that takes a part of a block without bits makes the bits, and they stay while it
-//! lives: a block that is used in part is never collected. An allocation that takes the whole of
-//! such a block makes none. So what was taken is given back in the same blocks, which needs no
-//! memory; giving back only a part of it may break a block up, which does.
+//! An allocation of a part of a block without bits makes the bits, and they stay while it lives: a partly used block is
+//! never collected. An allocation of the whole of such a block makes none. So a free finds the same blocks, and needs
+//! no memory; a free of only a part may break a block up, which does.
 
 use core::fmt;
 
@@ -72,29 +67,28 @@ pub enum BitmapError {
     /// No hole can take the request.
     #[error("no hole takes the request")]
     NoFit,
-    /// There is no memory for the nodes that the change may come to need.
+    /// There is no memory for the nodes that the change may need.
     #[error("no memory for the bitmap's nodes")]
     OutOfMemory,
-    /// The range has no pages, or pages from `2^54` on; a page to be given back or added is free
-    /// already; or the alignment is none that [`Bitmap::alloc`] knows.
+    /// The range has no pages, or pages from `2^54` on; a page to be freed or added is free already; or the alignment
+    /// is none that [`Bitmap::alloc`] allows.
     #[error("no such range can be taken, added or given back")]
     Invalid,
 }
 
 /// The free pages of an I/O virtual address space, as a hierarchical bitmap.
 ///
-/// Pages below `2^54` can be held. Taking pages is exact: it fails for want of space only where no
-/// placement exists, and takes the highest of all. Giving back what was taken needs no memory. No
-/// function panics, whatever its arguments, and none waits.
+/// It holds pages below `2^54`. An allocation is exact: it fails for want of space only if no placement exists, and
+/// takes the highest of all. Freeing an allocation needs no memory. No function panics, whatever its arguments, and
+/// none waits.
 ///
-/// The stated bounds are for the worst case. In them `h` is the height of the tree, at most 15; it
-/// is 9 for an aperture of 2^36 pages, which is 48 bits of addresses with pages of 4 KiB. A range
-/// of `p` pages takes `p / 64` more steps where it has bits. A function that may allocate may also
-/// move all nodes or leaves to larger memory, or collect unused ones; either is constant per call
-/// on average.
+/// The stated bounds are for the worst case. In them `h` is the height of the tree, at most 15; it is 9 for an aperture
+/// of 2^36 pages, which is 48 bits of addresses with pages of 4 KiB. A range of `p` pages takes `p / 64` more steps if
+/// it has bits. A function that may allocate may also move all nodes or leaves to larger memory, or collect unused
+/// ones; either is constant per call on average.
 pub struct Bitmap {
     store: Store,
-    /// The node at the top, at `top` levels above the leaves; there is none while `top` is 0.
+    /// The node at the top, at `top` levels above the leaves; none while `top` is 0.
     root: u32,
     top: u32,
     /// The requests that fit inside leaves, anywhere in the space.
@@ -123,11 +117,11 @@ impl Bitmap {
         }
     }
 
-    /// Declares `[first, first + pages)` free: pages that so far belonged neither to a hole nor to
-    /// an allocation, for instance the aperture of a device.
+    /// Makes `[first, first + pages)` free: pages that so far belonged neither to a hole nor to an allocation, for
+    /// instance the aperture of a device.
     ///
-    /// O(h), and the nodes and bits that exist in the range; may allocate, at most three times `h`
-    /// nodes and two leaves.
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most three times `h` nodes and two
+    /// leaves.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
@@ -142,11 +136,10 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Takes the free pages of `[first, first + pages)` out of the free space for good, and returns
-    /// their number. What is allocated there stays so, and becomes free when it is given back.
+    /// Takes the free pages of `[first, first + pages)` out of the free space for good, and returns their number.
+    /// Allocated pages there stay allocated, and become free when they are freed.
     ///
-    /// O(h), and the nodes and bits that exist in the range; may allocate, at most two times `h` nodes and
-    /// two leaves.
+    /// O(h), and the nodes and bits that exist in the range; may allocate, at most two times `h` nodes and two leaves.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`] for a range that is empty or wraps, [`BitmapError::OutOfMemory`]. Nothing has changed
@@ -163,24 +156,21 @@ impl Bitmap {
         Ok(before - self.free_pages)
     }
 
-    /// Takes `pages` pages out of the free space and returns the first of them: of all multiples of
-    /// `1 << align_order` from which that many pages are free, the last of them below `end`, the
-    /// highest.
+    /// Allocates `pages` pages and returns the first of them: of all multiples of `1 << align_order` from which that
+    /// many pages are free, the last of them below `end`, the highest.
     ///
-    /// The order is at most [`MAX_ORDER`]. It is at least 9, or the request has *natural
-    /// alignment*: it is for at most `1 << align_order` pages.
+    /// The order is at most [`MAX_ORDER`]. It is at least 9, or the request has *natural alignment*: it is for at most
+    /// `1 << align_order` pages.
     ///
-    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want
-    /// of space only where no placement exists. Other requests first catch up with what earlier
-    /// calls left to be computed: O(h), and a step for each node that the range of such a call had,
-    /// but one step for each node of the tree at most.
+    /// O(h) with natural alignment up to 512 pages, in the worst case, and exact: it fails for want of space only if no
+    /// placement exists. Other requests first catch up with the deferred work of earlier calls: O(h), and a step for
+    /// each node that the range of such a call had, but one step for each node of the tree at most.
     ///
-    /// May allocate the bits that the range lacks: at most a leaf of 64 bytes and `h` nodes of 256
-    /// bytes at either end.
+    /// May allocate the bits that the range lacks: at most a leaf of 64 bytes and `h` nodes of 256 bytes at either end.
     ///
     /// # Errors
-    /// [`BitmapError::NoFit`]; [`BitmapError::Invalid`] for no pages, or an order that is not
-    /// allowed; [`BitmapError::OutOfMemory`]. Nothing has changed then.
+    /// [`BitmapError::NoFit`]; [`BitmapError::Invalid`] for no pages, or an order that is not allowed;
+    /// [`BitmapError::OutOfMemory`]. Nothing has changed then.
     #[inline]
     pub fn alloc(&mut self, pages: u64, align_order: u32, end: u64) -> Result<u64, BitmapError> {
         let mut page = 0;
@@ -189,18 +179,16 @@ impl Bitmap {
         if taken == 0 { Err(BitmapError::NoFit) } else { Ok(page) }
     }
 
-    /// Takes up to `most` ranges of 2^`order` pages, each at its natural alignment, and calls `put`
-    /// with the first page of each: with what that many calls of [`Bitmap::alloc`] would return, in
-    /// that order. Returns how many ranges it took: fewer than `most` only
-    /// where no more fits below `end`, the highest that fits begins below `first`, or memory is
-    /// short. Ranges of up to 512 pages that lie in the same leaf are found and entered together.
+    /// Allocates up to `most` ranges of 2^`order` pages, each at its natural alignment, and calls `put` with the first
+    /// page of each, as that many calls of [`Bitmap::alloc`] would return them. Returns the number of ranges: fewer
+    /// than `most` only if no more fits below `end`, the highest that fits begins below `first`, or memory is short.
+    /// Ranges of up to 512 pages that lie in the same leaf are found and entered together.
     ///
-    /// Costs at most as much as the single calls, and may allocate as they may. Where no range
-    /// fits, it costs one search.
+    /// Costs at most as much as the single calls, and may allocate as they may. If no range fits, it costs one search.
     ///
     /// # Errors
-    /// [`BitmapError::Invalid`] for an order above [`MAX_ORDER`]; [`BitmapError::OutOfMemory`]
-    /// where there is no memory for the first range. Nothing has changed then.
+    /// [`BitmapError::Invalid`] for an order above [`MAX_ORDER`]; [`BitmapError::OutOfMemory`] if there is no memory
+    /// for the first range. Nothing has changed then.
     pub fn alloc_run(
         &mut self,
         order: u32,
@@ -223,12 +211,11 @@ impl Bitmap {
 
     /// Makes `[first, first + pages)` free again.
     ///
-    /// O(h), and the nodes and bits that exist in the range, in the worst case. Never allocates and
-    /// never fails for what [`Bitmap::alloc`] returned, given back whole and once, in any order. A
-    /// part of it may need memory.
+    /// O(h), and the nodes and bits that exist in the range, in the worst case. Never allocates and never fails for an
+    /// allocation that is freed whole and once, in any order. A part of it may need memory.
     ///
-    /// The bitmap knows only which pages are free: giving back pages that were reserved or never
-    /// added is not noticed, and may need memory.
+    /// The bitmap knows only which pages are free: it does not notice a free of pages that were reserved or never
+    /// added, which may need memory.
     ///
     /// # Errors
     /// [`BitmapError::Invalid`] for a range without pages, with pages from `2^54` on, or with a
@@ -249,8 +236,7 @@ impl Bitmap {
         Err(BitmapError::Invalid)
     }
 
-    /// Takes back ranges of `pages` pages each, which were allocated: for such ranges
-    /// [`Bitmap::free`] cannot fail.
+    /// Frees allocations of `pages` pages each, for which [`Bitmap::free`] cannot fail.
     pub(super) fn free_all(&mut self, firsts: impl IntoIterator<Item = u64>, pages: u64) {
         for first in firsts {
             let freed = self.free(first, pages);
@@ -263,39 +249,36 @@ impl Bitmap {
         self.free_pages
     }
 
-    /// Returns the fewest pages that were free since the last call of [`Bitmap::add`]. Constant
-    /// time; does not allocate.
+    /// Returns the fewest pages that were free since the last call of [`Bitmap::add`]. Constant time; does not
+    /// allocate.
     pub const fn least_free(&self) -> u64 {
         self.least_free
     }
 
-    /// Returns the number of pages in the largest hole; 0 if nothing is free. First catches up with
-    /// what earlier calls left to be computed, as [`Bitmap::alloc`] does. Where no hole at a leaf's
-    /// boundary is as long as a leaf, it then looks at each leaf that may have a longer hole than
-    /// those before: at all of them in the worst case. Does not allocate.
+    /// Returns the number of pages in the largest hole; 0 if nothing is free. First catches up with deferred work, as
+    /// [`Bitmap::alloc`] does. If no hole at a leaf's boundary is as long as a leaf, it then looks at each leaf that
+    /// may have a longer hole than those before: at all of them in the worst case. Does not allocate.
     pub fn largest_hole(&mut self) -> u64 {
         if self.top == 0 {
             return 0;
         }
         self.refresh_runs();
         let across = self.store.node(self.root).runs.longest(0);
-        // What touches no boundary is shorter.
+        // A run that touches no boundary is shorter.
         if across >= LEAF_PAGES.into() {
             return across;
         }
         self.store.longest_inside(self.root, self.top, across)
     }
 
-    /// Returns how many bytes of heap memory are held: 64 for every leaf and 256 for every node,
-    /// used or not. Constant time; does not allocate.
+    /// Returns the bytes of heap memory: 64 for every leaf and 256 for every node, used or not. Constant time; does not
+    /// allocate.
     pub const fn memory_bytes(&self) -> usize {
         self.store.bytes()
     }
 
-    /// Returns the holes in address order, each as its first page and its number of pages.
-    ///
-    /// Constant time to create; each step costs O(h), and the nodes and bits that exist in the
-    /// hole. Does not allocate.
+    /// Returns the holes in address order, each as its first page and its number of pages. Each step costs O(h), and
+    /// the nodes and bits that exist in the hole. Does not allocate.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -305,14 +288,14 @@ impl Bitmap {
         })
     }
 
-    /// Returns the page behind the last one that there are nodes for.
+    /// Returns the page behind the last one that has nodes.
     #[inline]
     const fn end(&self) -> u64 {
         if self.top == 0 { 0 } else { node::pages(self.top) }
     }
 
-    /// Takes one range, and more if that is cheap, up to `most`, and calls `put` with the first page of
-    /// each. Returns how many it took: 0 if nothing fits, or the highest that fits begins before page `from`.
+    /// Allocates one range, and more if that is cheap, up to `most`, and calls `put` with the first page of each.
+    /// Returns the number: 0 if nothing fits, or the highest that fits begins before page `from`.
     #[inline]
     fn take_run(
         &mut self,

@@ -1,6 +1,5 @@
-//! The CPUs' lists in front of the bitmap: when they are used, filled and emptied. A free range is
-//! on one CPU's list, on its way to one, or in the bitmap. A range is taken back only if its word
-//! says that it is handed out.
+//! The CPUs' lists in front of the bitmap. A free range is on one CPU's list, on its way to one, or in the bitmap. A
+//! range is freed only if its word says that it is handed out.
 
 mod whole;
 
@@ -20,13 +19,13 @@ use crate::percpu::{CachePadded, LocalU64, Marks, Turn, TurnLocal};
 use crate::platform::{LocalCpu, Platform};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// The most that is fetched at once, in pages: 4 MiB of 4 KiB.
+/// The most pages of one fetch: 4 MiB of 4 KiB.
 const FETCH_PAGES: u64 = 1024;
 
-/// Words of range metadata on a line of 64 bytes, and entries of a page table.
+/// Metadata words, or page-table entries, of a cache line of 64 bytes.
 const LINE_WORDS: u64 = 8;
 
-/// The lists of the CPU whose turn it is, and its number.
+/// A CPU's lists, in an exclusive section of that CPU, and its number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     index: u64,
@@ -41,20 +40,19 @@ pub(super) struct Cached {
     remote_queues: Box<[CachePadded<RemoteQueue>]>,
     /// The first page that is not in the low zone.
     low_end: u64,
-    /// The last address of all, the last of the low zone (of the space, if all of it is low), and
-    /// the highest zone.
+    /// The last address of all, the last of the low zone (of the space, if all of it is low), and the highest zone.
     last: u64,
     low_last: u64,
     top: usize,
-    /// Pages that one CPU keeps of each zone at the most.
+    /// The most pages that one CPU caches of each zone.
     budget: [u64; ZONES],
     /// The homes of the CPUs in the high zone.
     homes: Homes,
 }
 
 impl Cached {
-    /// Makes empty lists for the CPUs of `config` that have `marks`, and for the pages from `first`
-    /// to below `end`, in `place`, where nothing is after an error.
+    /// Makes empty lists in `place` for the CPUs of `config` that have `marks`, and for the pages from `first` to below
+    /// `end`. After an error `place` is empty.
     #[inline(never)]
     pub fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -65,8 +63,7 @@ impl Cached {
         let granule = config.granule;
         let cpus = config.cpus.min(marks.cpus()).min(EXACT as usize);
         let low_end = (config.low_end.get() >> granule.shift()).clamp(first, end);
-        // Neither `end` is 0 where the result is used: an empty low zone gets no requests, and
-        // there is no empty space.
+        // No `end` that is used is 0: an empty low zone gets no requests, and there is no empty space.
         let last_before = |end: u64| (end.saturating_sub(1) << granule.shift()) | granule.offset_mask();
         let (last, low_last) = (last_before(end), last_before(low_end));
         let zone_pages = [low_end - first, end - low_end];
@@ -89,8 +86,8 @@ impl Cached {
         }))
     }
 
-    /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
-    /// call, if there is no turn.
+    /// Calls `f` in an exclusive section of `cpu`, with the CPU's lists if it has any. Returns `None`, without a call,
+    /// if the section cannot begin.
     #[inline(always)]
     pub fn in_turn<R>(
         &self,
@@ -100,8 +97,7 @@ impl Cached {
         self.cpus.in_turn(cpu, |turn, cpu| f(turn, cpu.map(|cpu| Own { index: turn.index() as u64, cpu })))
     }
 
-    /// Calls `f` in any case: in a turn of `cpu` if there is one, and with the CPU's lists if it
-    /// has any.
+    /// Calls `f` in any case: in an exclusive section of `cpu` if it can begin, and with the CPU's lists if it has any.
     pub fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -112,15 +108,15 @@ impl Cached {
         f(turn, turn.and_then(|turn| Some(Own { index: turn.index() as u64, cpu: self.cpus.get(turn)? })))
     }
 
-    /// Takes a range of `class` for `asked` pages from the caller's own list: the fast path.
-    /// Returns `None` if that list has none.
+    /// The fast path of an allocation: takes a range of `class` for `asked` pages from the caller's list, if that has
+    /// one.
     #[inline]
     pub fn take(&self, own: Own<'_>, zone: usize, class: Class, asked: u64) -> Option<u64> {
         own.cpu.take(zone, class, asked)
     }
 
-    /// Takes a range for `request` by way of the caller's lists. Returns `Ok(None)` if the caller
-    /// is to take one from the bitmap itself.
+    /// Takes a range for `request` by way of the caller's lists. Returns `Ok(None)` if the caller is to take one from
+    /// the bitmap itself.
     pub fn alloc(
         &self,
         own: Option<Own<'_>>,
@@ -133,8 +129,7 @@ impl Cached {
         }
     }
 
-    /// As [`alloc`](Self::alloc), for a list that is empty, or a limit that is not the end of a
-    /// zone.
+    /// As [`alloc`](Self::alloc), for a list that is empty, or a limit that is not the end of a zone.
     fn alloc_slowly(
         &self,
         own: Own<'_>,
@@ -146,7 +141,7 @@ impl Cached {
         let class = Class::of(order);
         let remote_queue = &self.remote_queues[owner as usize];
         for zone in (0..=self.zone_below(end_page)).rev() {
-            // This looks at one entry: the newest.
+            // Looks only at the newest range.
             let take = || {
                 let newest = cpu.newest(zone, order).filter(|page| page + (1 << order) <= end_page)?;
                 cpu.find(newest, class)?;
@@ -155,7 +150,7 @@ impl Cached {
             if let Some(page) = take() {
                 return Ok(Some(page));
             }
-            // This takes a slice only; what else has arrived is for the next calls.
+            // Takes one slice; the next calls take the other arrived ranges.
             let is_in_zone = |page| self.zone(page) == zone;
             if cpu.newest(zone, order).is_none()
                 && cpu.adopt(remote_queue, zone, class, is_in_zone)
@@ -170,7 +165,7 @@ impl Cached {
                 return Ok(Some(page));
             }
             if cpu.newest(zone, order).is_some() {
-                // The newest range lies above the caller's limit: this request goes past the lists.
+                // The newest range lies above the caller's limit: this request bypasses the lists.
                 return Ok(None);
             }
             if self.refill(own, zone, order, end_page, bitmap)? {
@@ -180,8 +175,8 @@ impl Cached {
         Err(BitmapError::NoFit)
     }
 
-    /// Fetches ranges for a list, which is empty: at least one, unless there is no room to keep
-    /// any. Returns `false` if there was room, but no range in the zone below `end_page`.
+    /// Fetches ranges for a list, which is empty: at least one, unless there is no room for any. Returns `false` if
+    /// there was room, but no range in the zone below `end_page`.
     #[inline(never)]
     fn refill(
         &self,
@@ -211,8 +206,8 @@ impl Cached {
         Ok(fetched > 0 || pages.is_empty())
     }
 
-    /// Takes ranges of `order` from the bitmap, for `pages`: below the CPU's home if there are any,
-    /// else anywhere in the zone below `end_page`. Returns how many it took.
+    /// Takes ranges of `order` from the bitmap, for `pages`: below the CPU's home if there are any, else anywhere in
+    /// the zone below `end_page`. Returns the number of ranges.
     fn fetch(
         &self,
         Own { index, .. }: Own<'_>,
@@ -226,13 +221,12 @@ impl Cached {
             0 => (0, end_page.min(self.low_end), None),
             _ => (self.low_end, end_page, self.homes.below(index, end_page)),
         };
-        // What a run leaves of the line above it goes to a CPU whose own home is taken, by a pool for example, and the two would
-        // share that line. (Lines of single pages are left: their homes are coloured by less than a line.)
+        // If the home is taken (by a pool, for example), another CPU takes what a run leaves of the cache line above
+        // it, and the two CPUs share that line. (Not for single pages: their homes are coloured by less than a line.)
         let line = if Place::shift(Class::of(order)) == 0 { 1 } else { Self::line(order) };
         let home = home.map(|home| home - home % line);
         let mut bitmap = bitmap.lock();
-        // If there is no memory for the bits of a range below the home, another range may need
-        // none.
+        // If there is no memory for the bits of a range below the home, another range may need none.
         let mut fetch = |bounds| {
             let mut places = pages.iter();
             let put = |page| places.next().into_iter().for_each(|place| place.set(page));
@@ -246,16 +240,14 @@ impl Cached {
         Ok(Self::keep_whole_lines(order, &pages[..fetched], &mut bitmap))
     }
 
-    /// The pages whose ranges of `order` have their words on one cache line.
+    /// Pages whose ranges of `order` have their words on one cache line.
     const fn line(order: u32) -> u64 {
         LINE_WORDS << Place::shift(Class::of(order))
     }
 
-    /// Gives back the last of the ranges in `fetched` where they begin a line of range metadata and do
-    /// not fill it: the next CPU that fetches would take the rest of the line, and the two would share
-    /// it from then on. Returns how many ranges stay. All of them do where none fills a line, and where
-    /// the last ones do not adjoin those before them, as the space is in pieces then. Under the lock
-    /// under which they were fetched, so that the next CPU begins below the line.
+    /// Trims the fetch to whole cache lines of metadata, to avoid false sharing with the CPU that fetches next. Returns
+    /// the number of ranges kept: all, if none fills a line, or if the last ones do not adjoin those before them, as
+    /// the space is fragmented then. Runs under the lock of the fetch, so that the next CPU begins below the line.
     fn keep_whole_lines(order: u32, fetched: &[LocalU64], bitmap: &mut Bitmap) -> usize {
         let line = Self::line(order);
         let fills = |page: &LocalU64| page.get().is_multiple_of(line);
@@ -270,25 +262,23 @@ impl Cached {
         end + 1
     }
 
-    /// Returns how many ranges of `order` to move at once: no more than a sixteenth of the budget,
-    /// but one at least, and 64 at most.
+    /// The most ranges of `order` to move at once: a sixteenth of the budget, but 1 to 64.
     fn share(&self, zone: usize, order: u32) -> u64 {
         ((self.budget[zone] / 16) >> order).clamp(1, BATCH as u64)
     }
 
-    /// Grants the list of `order` room for `wanted` more ranges, or for fewer. Returns how many
-    /// there is room for. If no room is left to grant, up to 64 ranges of any size go to the
-    /// bitmap; no more, so that the CPU is not kept for long. If these were too small to make room,
-    /// one of the next calls gets it.
+    /// Grants the list of `order` room for up to `wanted` more ranges, and returns its room. If no room is left to
+    /// grant, up to 64 ranges of any size go to the bitmap; no more, so that the CPU is held for a bounded time. If
+    /// these were too small to make room, one of the next calls gets it.
     #[inline(never)]
     fn make_room(&self, cpu: &Cpu, zone: usize, order: u32, wanted: u64, bitmap: &Mutex<Bitmap>) -> u64 {
         let budget = self.budget[zone];
         let mut room = cpu.grant(zone, order, wanted, budget);
         let mut most = BATCH;
-        // The largest ranges come first, as they free the most.
+        // The largest ranges first, as they free the most.
         for other in (0..CACHED_ORDERS).rev() {
             while room == 0 && most > 0 {
-                // Few at a time: this is as deep as the stack gets.
+                // Few at a time: the stack is deepest here.
                 let mut pages = [0; BATCH / 4];
                 let few = most.min(pages.len()).min(self.share(zone, other) as usize);
                 let pages = &mut pages[..few];
@@ -307,22 +297,21 @@ impl Cached {
         room
     }
 
-    /// Takes back a range that the caller's own CPU handed out, onto its list: the fast path.
-    /// Returns whether the range is on the list.
+    /// The fast path of a free: puts a range of the caller's own CPU onto its list. Returns whether it did.
     #[inline]
     pub fn put(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.put(self.zone(page), class, (page, asked))
     }
 
-    /// Takes back a range that another CPU handed out, into the remote batch to that CPU, if there
-    /// is one with room. Returns whether the range is in the batch.
+    /// Puts a range of another CPU into the remote batch to that CPU, if there is one with room. Returns whether it
+    /// did.
     #[inline]
     pub fn post(&self, own: Own<'_>, page: u64, asked: u64, class: Class) -> bool {
         own.cpu.post_fast(self.zone(page), class, (page, asked))
     }
 
-    /// Takes back the range of `pages` pages at `page`, whichever CPU handed it out. Returns
-    /// `false`, with nothing changed, if no such range is handed out.
+    /// Frees the range of `pages` pages at `page`, whichever CPU handed it out. Returns `false`, with nothing changed,
+    /// if no such range is handed out.
     #[inline]
     pub fn free(
         &self,
@@ -363,8 +352,7 @@ impl Cached {
         true
     }
 
-    /// Puts a range, whose word is `word`, onto the CPU's list; if there is no room, gives it back
-    /// to the bitmap.
+    /// Puts a range, whose word is `word`, onto the CPU's list, or into the bitmap if there is no room.
     #[inline]
     fn keep(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         if !cpu.push(self.zone(page), word, page, order) {
@@ -372,7 +360,7 @@ impl Cached {
         }
     }
 
-    /// As [`keep`](Self::keep), for a list that is full.
+    /// As [`keep`](Self::keep), for a full list.
     #[cold]
     fn keep_in_full(&self, cpu: &Cpu, bitmap: &Mutex<Bitmap>, word: &AtomicU64, page: u64, order: u32) {
         let zone = self.zone(page);
@@ -382,31 +370,30 @@ impl Cached {
         }
     }
 
-    /// Records that a range is handed out past the lists.
+    /// Records that a range is handed out from the bitmap.
     pub fn hand_out(&self, page: u64, asked: u64, order: u32, owner: u64) -> Result<(), OutOfMemory> {
         self.meta.make(page, order, handed_out(owner, asked))
     }
 
-    /// Empties the lists of every CPU, or of the CPU `only`, into the bitmap. Waits for the CPUs'
-    /// turns.
+    /// Empties the lists of every CPU, or of the CPU `only`, into the bitmap. Waits for the CPUs' exclusive sections.
     pub fn drain<P: Platform>(&self, platform: &P, only: Option<usize>, bitmap: &Mutex<Bitmap>) {
         self.cpus.with_others(platform, only, |index, cpu| {
             cpu.drain(&self.remote_queues[index], |page, order| {
                 let spilled = Spilled { cached: self, bitmap, page, order };
-                // A CPU is lent for each range, so that none is kept for long.
+                // With a CPU for each range, so that none is held for long.
                 platform.with_cpu(|_| drop(spilled));
             });
         });
     }
 
-    /// Returns how many pages CPUs keep, or have on their way to each other.
+    /// Returns the pages in CPUs' lists, or on their way to their owners.
     pub fn pages(&self) -> u64 {
         self.cpus
             .peek()
             .fold(0, |sum: u64, cpu| sum.wrapping_add(cpu.cached()).wrapping_add(cpu.on_their_way()))
     }
 
-    /// Returns how many bytes of memory the lists, the queues and the range metadata take.
+    /// Returns the bytes of memory in the lists, the queues and the metadata.
     pub fn bytes(&self) -> usize {
         self.meta.bytes() + self.cpus.bytes() + size_of_val(&*self.remote_queues)
     }
@@ -419,8 +406,8 @@ impl Cached {
         bitmap.lock().free_all([page], pages);
     }
 
-    /// Returns the zone that serves a request with this limit, if the limit is the end of that zone
-    /// or beyond the space: every range of the zone will do for it then.
+    /// Returns the zone that serves a request with this limit, if the limit is the end of that zone or beyond the
+    /// space, so that every range of the zone fits.
     #[inline]
     pub fn zone_for(&self, limit: u64) -> Option<usize> {
         if limit >= self.last {
@@ -444,8 +431,8 @@ impl Cached {
     }
 }
 
-/// A range on its way back from a CPU's list. Dropping it puts the range into the bitmap: also if
-/// the platform panics instead of lending a CPU.
+/// A range on its way from a CPU's list to the bitmap, where a drop puts it, also if the platform panics instead of
+/// lending a CPU.
 struct Spilled<'a> {
     cached: &'a Cached,
     bitmap: &'a Mutex<Bitmap>,

@@ -1,11 +1,9 @@
-//! Size classes: powers of two. A range that a CPU caches has the size of its class, and lies at a
-//! multiple of it.
+//! Size classes: powers of two. A range in a CPU's list has the size of its class, and lies at a multiple of it.
 
-/// The number of size classes that are cached: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with
-/// granules of 4 KiB).
+/// The number of cached size classes: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with granules of 4 KiB).
 pub const CACHED_ORDERS: u32 = 10;
 
-/// The number of granules of the largest class that is cached.
+/// The number of granules of the largest cached class.
 const CACHED_PAGES: u64 = 1 << (CACHED_ORDERS - 1);
 
 /// The size of a range as a power of two, its *order*.
@@ -18,20 +16,18 @@ impl Class {
         Self(if order < 16 { order } else { 15 })
     }
 
-    /// Returns the class for `index` + 1 pages, if that size is cached. Reads no table, as the fast
-    /// path takes as long as its loads.
+    /// Returns the class for `index` + 1 pages, if that size is cached. Reads no table, as loads limit the fast path.
     #[inline]
     pub(super) const fn of_pages(index: u64) -> Option<Self> {
         if index < CACHED_PAGES { Some(Self((2 * index + 1).ilog2())) } else { None }
     }
 
-    /// Returns the binary logarithm of the number of pages.
     #[inline]
     pub(super) const fn order(self) -> u32 {
         self.0
     }
 
-    /// Returns the array of range metadata that has the words of ranges of this size.
+    /// Returns the array of metadata for ranges of this size.
     pub(super) const fn array(self) -> usize {
         match self.0 {
             ..3 => 0,
@@ -41,8 +37,8 @@ impl Class {
     }
 }
 
-/// Returns the order of the smallest power of two that is no less than `pages`, which is not 0.
-/// Returns 63 for more than 2^63 pages, which no space has.
+/// Returns the order of `pages`, which is not 0, rounded up to a power of two. Returns 63 for more than 2^63 pages,
+/// which no space has.
 pub(super) const fn order_of(pages: u64) -> u32 {
     match pages.checked_next_power_of_two() {
         Some(power) => power.trailing_zeros(),
@@ -50,8 +46,7 @@ pub(super) const fn order_of(pages: u64) -> u32 {
     }
 }
 
-/// A request: for `pages` pages, which rounded up to a power of two are 2^`order`, all below
-/// `end_page`.
+/// A request for `pages` pages below `end_page`; rounded up to a power of two, they are 2^`order`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub pages: u64,
@@ -60,7 +55,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Returns how many pages are taken for the request: a power of two if that size is cached.
+    /// Returns the pages to take: a power of two if that size is cached.
     pub(super) fn pages_rounded(self) -> u64 {
         if self.order < CACHED_ORDERS { 1 << self.order } else { self.pages }
     }

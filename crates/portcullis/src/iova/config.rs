@@ -1,57 +1,53 @@
-//! What a space is made of, what it reports, and its errors. A call that returns an error has
-//! changed nothing.
+//! The configuration of a space, its figures, and its errors.
 
 use alloc::vec::Vec;
 
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::heap::OutOfMemory;
 
-/// What an address space is made of.
+/// The configuration of an address space.
 #[derive(Debug, Clone)]
 pub struct SpaceConfig {
     /// The addresses that may be handed out.
     pub aperture: IovaRange,
     /// The unit of allocation: the mapper's smallest page.
     pub granule: PageSize,
-    /// Ranges that must never be handed out, such as interrupt windows. They may lie outside the
-    /// aperture, and need not be whole granules: no granule is handed out of which a byte is
-    /// reserved.
+    /// Ranges that are never handed out, such as interrupt windows. They may lie outside the aperture, and need not be
+    /// whole granules: a granule with a reserved byte is not handed out.
     pub reserved: Vec<IovaRange>,
-    /// The number of CPUs that keep lists of their own, 4,094 at most. Further CPUs do without.
+    /// The number of CPUs with lists of their own, 4,094 at most. Further CPUs take the space's lock.
     pub cpus: usize,
-    /// The address at which the low zone ends. Addresses below it are kept apart for devices that
-    /// reach no others, and are the last that other devices get.
+    /// The address at which the low zone ends. The low zone is for devices that reach no further; others get its
+    /// addresses last.
     pub low_end: Iova,
-    /// The most that one CPU keeps in its lists of each of the two zones, in bytes. Together the
-    /// CPUs keep at most an eighth of a zone, whatever this says. Up to as much again may be on its
-    /// way back to a CPU from others, and half as much more may wait to be sent, plus one range for
-    /// each CPU and size.
+    /// The most bytes that one CPU caches in its lists of each of the two zones. Together the CPUs cache at most an
+    /// eighth of a zone, whatever this says. Remote frees to a CPU may hold as much again, and half as much more may
+    /// wait to be sent, plus one range for each CPU and size.
     pub cache_bytes: u64,
 }
 
 impl SpaceConfig {
-    /// The usual [`cache_bytes`](Self::cache_bytes): 64 MiB, a hundredth of a percent of 39 bits of
-    /// addresses. (In a small zone the limit is the eighth that all CPUs share.)
+    /// The default [`cache_bytes`](Self::cache_bytes): 64 MiB, a hundredth of a percent of 39 bits of addresses. (In a
+    /// small zone the limit is the eighth that all CPUs share.)
     pub const CACHE_BYTES: u64 = 64 << 20;
 
-    /// Makes the configuration of a space of `aperture` in units of `granule` for `cpus` CPUs, with
-    /// a low zone that ends at 4 GiB.
+    /// Makes the configuration of a space of `aperture` in units of `granule` for `cpus` CPUs, with a low zone that
+    /// ends at 4 GiB.
     pub fn new(aperture: IovaRange, granule: PageSize, cpus: usize) -> Self {
         let low_end = Iova::new(1 << 32);
         Self { aperture, granule, reserved: Vec::new(), cpus, low_end, cache_bytes: Self::CACHE_BYTES }
     }
 }
 
-/// The reason why a space was not made, or a range was not allocated, or not freed. Nothing has
-/// changed.
+/// Why a space was not made, or a range not allocated or freed. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
-    /// 0 bytes were asked for; or the aperture has no whole granule that is not reserved.
+    /// The request has 0 bytes, or the aperture has no whole granule that is not reserved.
     #[error("no I/O virtual addresses: 0 bytes were asked for, or the aperture has no free granule")]
     Empty,
-    /// No hole is large enough at the alignment needed. While other CPUs go on, the figures are of
-    /// slightly different times.
+    /// No hole is large enough at the needed alignment. While other CPUs go on, the figures are of slightly different
+    /// times.
     #[error(
         "no room for {len} bytes of I/O virtual addresses up to {limit}: {free} bytes are free there, the \
          largest hole has {largest}; CPUs keep {cached} of their own anywhere"
@@ -63,19 +59,18 @@ pub enum IovaError {
         limit: Iova,
         /// Bytes free up to that address.
         free: u64,
-        /// Bytes that CPUs keep in their lists, or have on their way to each other, anywhere in the space.
+        /// Bytes in CPUs' lists, or on their way to their owners, anywhere in the space.
         cached: u64,
         /// Bytes in the largest hole up to it.
         largest: u64,
     },
-    /// The range is not one that is handed out as a whole: it was freed before, or never handed out
-    /// as such.
+    /// The range is not handed out as a whole: it was freed before, or never handed out as such.
     #[error("{range} cannot be freed: it is not allocated as a whole")]
     NotAllocated {
         /// What was to be freed.
         range: IovaRange,
     },
-    /// There is no memory for the allocator's own book-keeping.
+    /// There is no memory for the allocator's metadata.
     #[error("no memory to keep account of I/O virtual addresses")]
     OutOfMemory,
 }
@@ -91,9 +86,9 @@ impl From<OutOfMemory> for IovaError {
 pub struct SpaceUsage {
     /// Bytes that could be handed out when the space was empty.
     pub total: u64,
-    /// Bytes taken out of the bitmap: handed out, or kept by a CPU.
+    /// Bytes taken out of the bitmap: handed out, or cached by a CPU.
     pub taken: u64,
-    /// Of those, bytes that CPUs keep, or have on their way to each other.
+    /// Of those, bytes in CPUs' lists, or on their way to their owners.
     pub cached: u64,
     /// The most that was ever taken.
     pub peak_taken: u64,

@@ -1,9 +1,8 @@
-//! What one CPU keeps of an address space: lists of free ranges by size, and chains for other CPUs.
-//! A free needs no memory, and all lists of a zone together keep no more than the CPU's budget.
+//! One CPU's free lists of an address space, by size, and its batches of ranges for other CPUs. A free needs no memory,
+//! and all lists of a zone together have at most the CPU's budget.
 //!
-//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of
-//! its own. How many ranges it may have is *granted* to it; together, the grants are at most the
-//! CPU's budget. So a CPU that puts a range onto a list looks at that list alone.
+//! A list is threaded through the metadata of its ranges, newest first, so it has no capacity of its own. Room for
+//! ranges is *granted* to it; together, the grants are at most the CPU's budget. So a free looks at one list only.
 
 use core::mem::MaybeUninit;
 
@@ -16,7 +15,7 @@ use crate::heap::{OutOfMemory, Shared, write_fields};
 use crate::percpu::{CachePadded, LocalU64};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of zones with lists of their own: the low zone, and the rest.
+/// The low zone, and the rest: each has lists of its own.
 pub(super) const ZONES: usize = 2;
 
 /// Room for orders: a power of two, above [`CACHED_ORDERS`].
@@ -31,17 +30,16 @@ const REMOTE_BATCHES: usize = 4;
 /// The most ranges of its remote-free queue that a CPU sorts in at once.
 const SLICE: usize = 64;
 
-/// One CPU's lists and chains. Only the CPU whose turn it is, or that has them to itself, changes
-/// them.
+/// One CPU's lists and batches. They change only in an exclusive section of the CPU, or under a revocation.
 #[derive(Debug)]
 pub(super) struct Cpu {
     /// The lists by zone and order. Finding a list takes a shift, and no check.
     lists: [[List; ORDER_ROOM]; ZONES],
     near: Near,
     remote_batches: [RemoteBatch; REMOTE_BATCHES],
-    /// The link to the rest of what was taken out of the remote-free queue.
+    /// The link to the rest of the ranges taken out of the remote-free queue.
     arrived: LocalU64,
-    /// The numbers of pages sent to other CPUs so far, and of pages received from them. Both wrap.
+    /// The pages sent to other CPUs so far, and received from them. Both wrap.
     sent: LocalU64,
     received: LocalU64,
     /// The pages of a fetch under way: here, as a stack has no room for them.
@@ -58,18 +56,18 @@ struct List {
     room: LocalU64,
     /// The most ranges that there may be.
     granted: LocalU64,
-    /// How many ranges were fetched at once last time.
+    /// The number of ranges of the last fetch.
     batch: LocalU64,
     /// The word of a range that the CPU has handed out, with 0 as its number of pages.
     handed_out: u64,
-    /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the
-    /// index of its word, so that one load gives both.
+    /// The key of page 0's word. Its low six bits are free, and hold the shift from a page to the index of its word, so
+    /// that one load gives both.
     key_and_shift: u64,
 }
 
 impl Cpu {
-    /// Makes the lists of the CPU `owner` for the ranges of `meta` in `place`: empty, and with nothing granted
-    /// to them. They take several KiB, which no stack has room for.
+    /// Makes the lists of the CPU `owner` for the ranges of `meta` in `place`: empty, and without room. They take
+    /// several KiB, for which no stack has room.
     pub(super) fn make_in(place: &mut MaybeUninit<Self>, owner: u64, meta: Shared<RangeMeta>) -> &mut Self {
         let list = |order| List {
             first: LocalU64::new(Link::END.bits()),
@@ -80,7 +78,8 @@ impl Cpu {
             key_and_shift: first_key(Class::of(order).array()) | u64::from(Place::shift(Class::of(order))),
         };
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field, or an element of one, in the caller's place; then all of them are there.
+        // SAFETY: each write is to a field of `place`, or to an element of one. The loops and `write_fields` cover all
+        // of them. `Near::write`, 1: its field lies in `place`.
         unsafe {
             for zone in 0..ZONES {
                 for order in 0..ORDER_ROOM {
@@ -110,9 +109,8 @@ impl Cpu {
         Link::from_bits(self.list(zone, order).first.get()).page()
     }
 
-    /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out
-    /// for `asked` pages, fewer than 2^50. Returns `None` if there is none, or if its word is not
-    /// [remembered](Self::find). O(1).
+    /// Takes the newest free range of `class` in `zone`, and records that the CPU has handed it out for `asked` pages,
+    /// fewer than 2^50. Returns `None` if there is none, or if its word is not [remembered](Self::find). O(1).
     #[inline]
     pub(super) fn take(&self, zone: usize, class: Class, asked: u64) -> Option<u64> {
         let list = self.list(zone, class.order());
@@ -133,10 +131,9 @@ impl Cpu {
         Some(page)
     }
 
-    /// Takes back the range of `class` at `page`, if its word is [remembered](Self::find) and says
-    /// that the CPU has handed it out for `asked` pages, and if its list has room. Returns whether
-    /// the range is on the list. O(1). A page at which no such range begins is refused: it has no
-    /// word, or its word says another number of pages.
+    /// Puts the range of `class` at `page` onto its list, if its word is [remembered](Self::find) and says that the CPU
+    /// has handed it out for `asked` pages, and if its list has room. Returns whether it did. O(1). Refuses a page at
+    /// which no such range begins: it has no word, or its word says another number of pages.
     #[inline]
     pub(super) fn put(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let list = self.list(zone, class.order());
@@ -146,18 +143,17 @@ impl Cpu {
         word.load(Ordering::Relaxed) == list.handed_out | asked && list.push(word, page, class.order())
     }
 
-    /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was
-    /// one there; `page` is a multiple of its size below 2^53. Remembers the leaf, so that the next
-    /// [`take`](Self::take) or [`put`](Self::put) finds the word at once. Costs a walk if the leaf
-    /// was not remembered already.
+    /// Returns the word of the range of `class` at `page`, whichever CPU owns it, if there ever was one there; `page`
+    /// is a multiple of its size below 2^53. Remembers the leaf, so that the next [`take`](Self::take) or
+    /// [`put`](Self::put) needs no walk.
     #[inline]
     pub(super) fn find(&self, page: u64, class: Class) -> Option<&AtomicU64> {
         let key = self.list(0, class.order()).key_of(page);
         self.near.word(key).or_else(|| self.near.find(Place::of(page, class)))
     }
 
-    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that
-    /// is full. Returns whether the range is on the list.
+    /// Puts the free range of `order` at `page`, whose word is `word`, onto its list, unless that is full. Returns
+    /// whether it did.
     #[inline]
     pub(super) fn push(&self, zone: usize, word: &AtomicU64, page: u64, order: u32) -> bool {
         self.list(zone, order).push(word, page, order)
@@ -166,7 +162,7 @@ impl Cpu {
     /// As [`push`](Self::push), for a range that may have no word yet. May allocate.
     ///
     /// # Errors
-    /// [`OutOfMemory`] for the word; the range is not on the list then.
+    /// [`OutOfMemory`] for the word; the range is not on the list.
     pub(super) fn push_new(&self, zone: usize, class: Class, page: u64) -> Result<bool, OutOfMemory> {
         let list = self.list(zone, class.order());
         let word = match self.find(page, class) {
@@ -179,10 +175,9 @@ impl Cpu {
         Ok(list.push(word, page, class.order()))
     }
 
-    /// Grants the list of `order` room for `wanted` more ranges, or for fewer: for as many as all
-    /// lists of the zone together may have within `budget` pages. If that is fewer than wanted, the
-    /// other lists first lose what was granted to them and is not in use. Returns how many ranges
-    /// there is room for now. O(1): it looks at each list of the zone.
+    /// Grants the list of `order` room for up to `wanted` more ranges, as far as all lists of the zone together stay
+    /// within `budget` pages. If that is fewer than wanted, the other lists first lose their unused room. Returns the
+    /// list's room. O(1): looks at each list of the zone.
     pub(super) fn grant(&self, zone: usize, order: u32, wanted: u64, budget: u64) -> u64 {
         let lists = &self.lists[zone];
         let granted = || {
@@ -200,27 +195,24 @@ impl Cpu {
         list.room.get()
     }
 
-    /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked`
-    /// pages, into the remote batch to that CPU, if there is one with room whose newest range is of
-    /// the same class and zone. Returns whether the range is in the batch. O(1). Refuses what
-    /// [`put`](Self::put) refuses.
+    /// Puts the range of `class` at `page` in `zone`, which another CPU has handed out for `asked` pages, into the
+    /// remote batch to that CPU, if there is one with room whose newest range is of the same class and zone. Returns
+    /// whether it did. O(1). Refuses what [`put`](Self::put) refuses.
     #[inline]
     pub(super) fn post_fast(&self, zone: usize, class: Class, (page, asked): (u64, u64)) -> bool {
         let key = self.list(0, class.order()).key_of(page);
         let Some(word) = self.near.word(key) else {
             return false;
         };
-        // Relaxed: the owner wrote the word before it returned the range, and the caller has the
-        // range from there. A caller that has it not, and frees it a second time, may find an older
-        // word, as in the slow path.
+        // Relaxed: the owner wrote the word before it returned the range, and the caller has the range from there. A
+        // caller that frees it a second time may find an older word, as in the slow path.
         let handed_out = word.load(Ordering::Relaxed);
         let range = Returned { word, page, order: class.order(), zone };
         self.remote_batch(owner(handed_out)).add_fast(range, handed_out, asked)
     }
 
-    /// Puts another CPU's range into a remote batch to that CPU, unless this would bring the pages
-    /// that were sent there, and are not sorted in, above `most`. Returns whether the range is in
-    /// the batch, or sent.
+    /// Puts another CPU's range into a remote batch to that CPU, unless the pages sent there and not yet sorted in
+    /// would exceed `most`. Returns whether it did.
     #[inline]
     pub(super) fn post(
         &self,
@@ -235,8 +227,8 @@ impl Cpu {
         {
             return false;
         }
-        // All batches of a CPU that are not sent yet have at most half of its share: so what all
-        // CPUs have not sent is at most half of what all may keep.
+        // A CPU's unsent batches have at most half of its share: so all unsent ranges are at most half of the CPUs'
+        // budgets.
         let batch = most / (2 * REMOTE_BATCHES as u64);
         let sent = self.remote_batch(owner).add(self.near.meta(), remote_queues, owner, range, batch);
         self.sent.set(self.sent.get().wrapping_add(sent));
@@ -248,9 +240,9 @@ impl Cpu {
         &self.remote_batches[owner as usize % REMOTE_BATCHES]
     }
 
-    /// Turns what other CPUs sent into the list of `class` in `zone`, which is empty: at most 64
-    /// ranges, up to the first that is of another class or zone, or that the list has no room for.
-    /// Returns whether there were any. Writes only the last range's word.
+    /// Turns the ranges that other CPUs sent into the list of `class` in `zone`, which is empty: at most 64, up to the
+    /// first of another class or zone, or that the list has no room for. Returns whether there were any. Writes only
+    /// the last range's word.
     #[inline(never)]
     pub(super) fn adopt(
         &self,
@@ -263,8 +255,7 @@ impl Cpu {
         let first = self.arriving(remote_queue);
         let most = list.room.get().min(SLICE as u64);
         let (mut link, mut last, mut count) = (first, None, 0);
-        // Most of the ranges are neighbours: in the leaf of the one before, finding the next word
-        // takes no load.
+        // Most of the ranges are neighbours: the next word is in the same leaf, and finding it takes no load.
         let mut leaf = LeafAt::NONE;
         while count < most
             && let Some(page) = link.page_of(class.order())
@@ -295,8 +286,8 @@ impl Cpu {
         true
     }
 
-    /// Returns the link to what has arrived: the rest of what was taken out of the remote-free
-    /// queue, or all that is there now.
+    /// Returns the link to the arrived ranges: the rest of those taken out of the remote-free queue, or all that are
+    /// there now.
     fn arriving(&self, remote_queue: &RemoteQueue) -> Link {
         let rest = Link::from_bits(self.arrived.get());
         if rest == Link::END { remote_queue.take() } else { rest }
@@ -307,8 +298,8 @@ impl Cpu {
         remote_queue.arrived(pages);
     }
 
-    /// Sorts in up to 64 ranges that other CPUs sent: calls `keep` with the word, the page and the
-    /// order of each. Returns whether there were any.
+    /// Sorts in up to 64 ranges that other CPUs sent: calls `keep` with the word, the page and the order of each.
+    /// Returns whether there were any.
     #[inline(never)]
     pub(super) fn receive(
         &self,
@@ -329,8 +320,7 @@ impl Cpu {
             keep(word, page, order);
         }
         if received == 0 {
-            // Nothing has arrived; or a link leads nowhere, as a range was freed twice, and what
-            // came behind it is lost.
+            // Nothing has arrived; or a link leads nowhere, as a range was freed twice, and the ranges behind it leak.
             link = Link::END;
         }
         self.arrived.set(link.bits());
@@ -340,9 +330,9 @@ impl Cpu {
         received > 0
     }
 
-    /// Returns how many ranges of `order` to fetch next: twice as many as the last time, 16 at
-    /// least and 64 at most. The words beside 16 ranges, and their entries in a page table, fill at
-    /// least two cache lines: so CPUs share few of these lines.
+    /// Returns how many ranges of `order` to fetch next: twice as many as the last time, 16 at least and 64 at most.
+    /// The words of 16 ranges, and their page-table entries, fill at least two cache lines: so CPUs share few of these
+    /// lines.
     pub(super) fn next_batch(&self, zone: usize, order: u32) -> u64 {
         let list = self.list(zone, order);
         let batch = (list.batch.get() * 2).clamp(16, BATCH as u64);
@@ -350,9 +340,8 @@ impl Cpu {
         batch
     }
 
-    /// Takes the newest ranges off a list, as many as `out` has room for, and takes back what was
-    /// granted for them and what the list does not use. The next fetch for the list is half as
-    /// large. Returns how many ranges it took.
+    /// Takes the newest ranges off a list, as many as `out` has room for, and withdraws their room and the list's
+    /// unused room. Halves the batch, so that the next fetch is no larger than the last. Returns the number of ranges.
     pub(super) fn spill(&self, zone: usize, order: u32, out: &mut [u64]) -> usize {
         let list = self.list(zone, order);
         let mut link = Link::from_bits(list.first.get());
@@ -370,9 +359,8 @@ impl Cpu {
         spilled
     }
 
-    /// Empties all lists and chains and the remote-free queue, and calls `spill` with the page and
-    /// the order of each range. The range is off its list by then: if `spill` panics, the others
-    /// stay where they are.
+    /// Empties all lists and batches and the remote-free queue, and calls `spill` with the page and the order of each
+    /// range. The range is off its list by then: if `spill` panics, the others stay where they are.
     pub(super) fn drain(&self, remote_queue: &RemoteQueue, mut spill: impl FnMut(u64, u32)) {
         for list in self.lists.iter().flatten() {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(list.first.get())) {
@@ -389,7 +377,7 @@ impl Cpu {
                 spill(page, order);
             }
         }
-        // First the rest of what has arrived, then what is in the remote-free queue.
+        // First the rest of the arrived ranges, then those in the remote-free queue.
         let received = |order| self.received.set(self.received.get().wrapping_add(1u64 << order));
         for _ in 0..2 {
             while let Some((page, order, next)) = self.near.meta().follow(Link::from_bits(self.arrived.get()))
@@ -403,8 +391,7 @@ impl Cpu {
         }
     }
 
-    /// Returns how many pages all lists have. Any CPU may ask; the number may be off while lists
-    /// change.
+    /// Returns the pages in all lists. Any CPU may call it; the number may be off while lists change.
     pub(super) fn cached(&self) -> u64 {
         let lists = self.lists.iter().flat_map(|lists| lists.iter().zip(0..CACHED_ORDERS));
         lists.fold(0, |sum: u64, (list, order)| sum.wrapping_add(list.count() << order))
@@ -416,8 +403,8 @@ impl Cpu {
         &self.lists[zone % ZONES][order as usize % ORDER_ROOM]
     }
 
-    /// Returns the pages for other CPUs, sent or not, less the pages received from them. The
-    /// difference wraps; its sum over all CPUs is the number of pages on their way.
+    /// Returns the pages for other CPUs, sent or not, less the pages received from them. The difference wraps; its sum
+    /// over all CPUs is the number of pages on their way.
     pub(super) fn on_their_way(&self) -> u64 {
         let unsent = self
             .remote_batches
@@ -428,29 +415,26 @@ impl Cpu {
 }
 
 impl List {
-    /// Returns how many ranges there are. On another CPU, the number may be off by the room of the
-    /// list, as it comes from two words.
+    /// Returns the number of ranges. On another CPU it may be off by the list's room, as it comes from two words.
     fn count(&self) -> u64 {
         self.granted.get().saturating_sub(self.room.get())
     }
 
-    /// Takes back what was granted to the list and is not in use.
+    /// Withdraws the unused room.
     fn give_up_room(&self) {
         self.granted.set(self.count());
         self.room.set(0);
     }
 
-    /// Returns the key of the word of the range at `page`. A page at which no range of this order
-    /// begins gives a key outside the array, or the key of a word of another order, which says
-    /// another number of pages.
+    /// Returns the key of the word of the range at `page`. If no range of this order begins there, the key lies outside
+    /// the array, or is that of a word of another order, which says another number of pages.
     #[inline]
     fn key_of(&self, page: u64) -> u64 {
         const SHIFT: u64 = 63;
         page.rotate_right((self.key_and_shift & SHIFT) as u32).wrapping_add(self.key_and_shift & !SHIFT)
     }
 
-    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns
-    /// whether the range is on the list.
+    /// Puts the range at `page`, whose word is `word`, onto the list, unless that is full. Returns whether it did.
     #[inline]
     fn push(&self, word: &AtomicU64, page: u64, order: u32) -> bool {
         let Some(room) = self.room.get().checked_sub(1) else {

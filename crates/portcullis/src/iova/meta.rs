@@ -1,5 +1,5 @@
-//! The metadata of a whole space: a word for each range, found by its first page and its size. No
-//! two ranges that exist at the same time share a word.
+//! The metadata of a space: a word for each range, found by the range's first page and size. No two live ranges share a
+//! word.
 
 use super::class::Class;
 use super::links::{Links, WordLeaf};
@@ -10,9 +10,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// The number of arrays.
 pub(super) const ARRAYS: usize = 3;
 
-/// Three sparse arrays: one has a word for each page, for ranges of up to 4 pages; one has a word
-/// for each 8 pages, for ranges of up to 32; and one has a word for each 64 pages, for larger
-/// ranges. They take 9.1 bytes for each page if all of them are in use everywhere.
+/// Three sparse arrays: with a word for each page, for ranges of up to 4 pages; for each 8 pages, for ranges of up to
+/// 32; and for each 64 pages, for larger ranges. They take 9.1 bytes for each page if all of them are in use
+/// everywhere.
 #[derive(Debug)]
 pub(super) struct RangeMeta([Links; ARRAYS]);
 
@@ -24,15 +24,14 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns the place of the word of the range of `class` at `page`. No two ranges that exist at
-    /// the same time share one, since each begins at a multiple of its size.
+    /// Returns the place of the word of the range of `class` at `page`. No two live ranges share one, as each begins at
+    /// a multiple of its size.
     #[inline]
     pub(super) const fn of(page: u64, class: Class) -> Self {
         Self { array: class.array(), index: page >> Self::shift(class) }
     }
 
-    /// Returns the binary logarithm of the number of pages that one word is for in the array of
-    /// `class`.
+    /// Returns the binary logarithm of the pages for each word in the array of `class`.
     pub(super) const fn shift(class: Class) -> u32 {
         3 * class.array() as u32
     }
@@ -44,19 +43,18 @@ impl RangeMeta {
         Self([0, 3, 6].map(|shift| Links::new(end.div_ceil(1 << shift))))
     }
 
-    /// Returns the word of the range of order `order` at `page`, if its leaf exists: so always if
-    /// there ever was such a range.
+    /// Returns the word of the range of `order` at `page`, if its leaf exists, as it does if there ever was such a
+    /// range.
     pub(super) fn word(&self, page: u64, order: u32) -> Option<&AtomicU64> {
         let place = Place::of(page, Class::of(order));
         Some(self.leaf(place)?.word(place.index))
     }
 
-    /// Returns the leaf with the word at `place`, if it exists.
     pub(super) fn leaf(&self, place: Place) -> Option<&WordLeaf> {
         self.0.get(place.array)?.leaf(place.index)
     }
 
-    /// Writes `word` for the range of order `order` at `page`. May allocate.
+    /// Writes `word` for the range of `order` at `page`. May allocate.
     pub(super) fn make(&self, page: u64, order: u32, word: u64) -> Result<(), OutOfMemory> {
         let place = Place::of(page, Class::of(order));
         if let Some(leaf) = self.0[place.array].leaf_or_make(place.index)? {
@@ -65,23 +63,22 @@ impl RangeMeta {
         Ok(())
     }
 
-    /// Returns the page and the order of the range that `link` leads to, and the link to the next.
-    /// Returns `None` at a list's end, and if the word of the range is not that of a range in a
-    /// list.
+    /// Returns the page and the order of the range that `link` leads to, and the link to the next. Returns `None` at a
+    /// list's end, and if the word is not that of a range in a list.
     pub(super) fn follow(&self, link: Link) -> Option<(u64, u32, Link)> {
         let (page, order) = (link.page()?, link.order());
         let next = Link::from_bits(self.word(page, order)?.load(Ordering::Relaxed));
         next.is_link().then_some((page, order, next))
     }
 
-    /// Writes `word` for the range of order `order` at `page`, if it has a word.
+    /// Writes `word` for the range of `order` at `page`, if it has a word.
     pub(super) fn write(&self, page: u64, order: u32, word: u64) {
         if let Some(place) = self.word(page, order) {
             place.store(word, Ordering::Relaxed);
         }
     }
 
-    /// Returns how many bytes of memory the range metadata takes, itself included.
+    /// Returns the bytes of memory that the metadata takes, itself included.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + self.0.iter().map(Links::bytes).sum::<usize>()
     }

@@ -1,11 +1,13 @@
-//! Allocation of I/O virtual address ranges. No two ranges that are handed out share an address.
+//! Allocation of I/O virtual address ranges. No two live ranges share an address.
 //!
-//! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its
-//! size rounded up to a power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so
-//! that large pages and address-mask invalidations fit it. Each CPU keeps lists of free ranges of
-//! the [sizes that are cached](CACHED_ORDERS); behind the lists stands a shared [`Bitmap`].
+//! An [`IovaSpace`] hands out ranges with *natural alignment*: a range begins at a multiple of its size rounded up to a
+//! power of two (of 2^18 granules at most, 1 GiB with granules of 4 KiB), so that large pages and address-mask
+//! invalidations fit it. Each CPU has free lists for the [cached sizes](CACHED_ORDERS), over a shared [`Bitmap`]. A
+//! [`RingArena`] takes one contiguous range of a space for one queue and hands it out in rotation.
 //!
-//! A [`RingArena`] takes one contiguous range out of a space for one queue and hands it out in rotation.
+//! Read `space.rs`, `cached.rs` and `cpu.rs` for the fast path; `word.rs`, `meta.rs`, `links.rs` and `near.rs` for the
+//! metadata beside each range; `remote.rs` for frees on other CPUs; then `bitmap.rs` and `arena.rs`. This layer uses
+//! `addr`, `heap`, `sync`, `platform` and `percpu`.
 
 mod arena;
 mod bitmap;

@@ -1,5 +1,4 @@
-//! The leaves of range metadata that a CPU used last, so that it need not look for them again. A
-//! key leads only to the leaf that has its word, or to none.
+//! The leaves of metadata that a CPU used last. A key leads only to the leaf with its word, or to none.
 
 use core::ptr;
 
@@ -9,14 +8,13 @@ use crate::heap::Shared;
 use crate::percpu::LocalU64;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// The number of leaves that are remembered, of all arrays together: 4 KiB of entries, chosen by
-/// the low bits of the leaves' keys. The model checker has half as many: its words are larger. [`first_key`] needs
-/// no fewer than that.
+/// The number of remembered leaves, of all arrays together: 4 KiB of entries, direct-mapped by the low bits of the
+/// leaves' keys. The model checker, whose words are larger, has half as many, the fewest for [`first_key`].
 const ENTRIES: usize = if cfg!(loom) { 128 } else { 256 };
 
-/// Returns the key of the first word of an array. A word's *key* is the sum of that and of its
-/// index. No two words of a space have the same key, as indices are below 2^52. Leaves of the same
-/// number in different arrays have different entries. The lowest six bits of the first key are 0.
+/// Returns the key of the first word of an array. A word's *key* is the sum of that and of its index. No two words of a
+/// space have the same key, as indices are below 2^52. Leaves of the same number in different arrays have different
+/// entries. The lowest six bits of the first key are 0.
 pub(super) const fn first_key(array: usize) -> u64 {
     ((array as u64) << 60) + (array * ENTRIES / 4) as u64 * WordLeaf::WORDS
 }
@@ -24,11 +22,10 @@ pub(super) const fn first_key(array: usize) -> u64 {
 /// A key that no word has, and that is far from those of words.
 const NOWHERE: u64 = 1 << 58;
 
-/// The leaves of one space's range metadata that one CPU remembers. That CPU alone uses them.
+/// The leaves of one space's metadata that one CPU remembers, and no other CPU uses.
 #[derive(Debug)]
 pub(super) struct Near {
     entries: [Entry; ENTRIES],
-    /// The metadata whose leaves they are.
     meta: Shared<RangeMeta>,
 }
 
@@ -46,7 +43,6 @@ pub(super) struct LeafAt<'a>(Option<(u64, &'a WordLeaf)>);
 impl<'a> LeafAt<'a> {
     pub(super) const NONE: Self = Self(None);
 
-    /// Returns the word of `key`, if it is in this leaf.
     #[inline]
     pub(super) fn word(self, key: u64) -> Option<&'a AtomicU64> {
         let (first, leaf) = self.0?;
@@ -67,12 +63,12 @@ impl Entry {
 }
 
 impl Near {
-    /// Writes the record of a CPU that remembers no leaf of `meta` yet to `at`.
+    /// Initialises `at` for `meta`, with no leaf remembered.
     ///
     /// # Safety
-    /// `at` may be written, and is aligned.
+    /// 1. `at` may be written, and is aligned.
     pub(super) unsafe fn write(at: *mut Self, meta: Shared<RangeMeta>) {
-        // SAFETY: each write is to an element, or a field, of the caller's. There are no others.
+        // SAFETY: each write is to an element or a field of `at` (1). There are no other fields.
         unsafe {
             for number in 0..ENTRIES {
                 (&raw mut (*at).entries[number]).write(Entry::new());
@@ -81,12 +77,11 @@ impl Near {
         }
     }
 
-    /// Returns the metadata whose leaves are remembered.
     pub(super) fn meta(&self) -> &RangeMeta {
         &self.meta
     }
 
-    /// Returns the word of `key`, if its leaf is remembered. No word need have that key.
+    /// Returns the word of `key`, if its leaf is remembered. There need not be a word with that key.
     #[inline]
     pub(super) fn word(&self, key: u64) -> Option<&AtomicU64> {
         let entry = self.entry(key);
@@ -97,13 +92,12 @@ impl Near {
         Some(self.leaf_of(entry)?.word(offset))
     }
 
-    /// Returns the leaf of one of the entries, if it has one.
     #[inline]
     fn leaf_of(&self, entry: &Entry) -> Option<&WordLeaf> {
-        // Acquire: two threads that claim one CPU, against the platform's contract, still see a
-        // whole leaf. A CPU that stored the pointer itself needs no order.
-        // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, and leaves live as
-        // long as that.
+        // Acquire: two threads that claim one CPU, against the platform's contract, still see a whole leaf. A CPU that
+        // stored the pointer itself needs no order.
+        // SAFETY: the pointer is null or was set by `find` to a leaf of `meta`, which keeps its leaves and which this
+        // value keeps alive.
         unsafe { entry.leaf.load(Ordering::Acquire).as_ref() }
     }
 
@@ -117,8 +111,7 @@ impl Near {
         Some(leaf.word(place.index))
     }
 
-    /// Returns the leaf in the entry for `key`, which need not be the one that has the word of
-    /// `key`.
+    /// Returns the leaf in the entry for `key`, which need not have the word of `key`.
     #[inline]
     pub(super) fn leaf(&self, key: u64) -> LeafAt<'_> {
         let entry = self.entry(key);

@@ -1,16 +1,14 @@
-//! Ranges on their way back to the CPU that owns them. Each arrives there once, and its owner sees
-//! its word as the sender wrote it.
+//! Remote frees: ranges on their way back to the CPU that owns them. Each arrives there once, and its owner sees its
+//! word as the sender wrote it.
 //!
-//! A CPU that frees another's range threads it onto a chain of its own for that owner, a
-//! [`RemoteBatch`]. When the chain is long enough, the CPU pushes it onto the owner's
-//! [`RemoteQueue`] with one compare-and-swap. The owner takes all that has come with one exchange.
-//! Since nothing is ever popped singly, there is no ABA problem.
+//! A CPU that frees another's range threads it onto a [`RemoteBatch`] for that owner. When the batch is full, the CPU
+//! pushes it onto the owner's [`RemoteQueue`] with one compare-and-swap. The owner takes all that have come with one
+//! exchange. Nothing is ever popped singly, so there is no ABA problem.
 //!
-//! Memory ordering. The chain's words are written before the push, which is a `Release`; the
-//! owner's exchange is an `Acquire`, so it sees them. Pushes onto a chain that others pushed before
-//! keep that order: a compare-and-swap continues the release sequence of the one before it. The
-//! owner may use a chain as its list and leave the words as they came: its own later writes to
-//! these words come after the senders' writes, as they come after its exchange.
+//! Memory ordering. The words of a batch are written before the push, which is a `Release`; the owner's exchange is an
+//! `Acquire`, so it sees them. Pushes onto earlier ones keep that order: a compare-and-swap continues the release
+//! sequence of the one before it. The owner may use a batch as its list and leave the words as they came: its own later
+//! writes to these words come after its exchange, and so after the senders' writes.
 
 use super::meta::RangeMeta;
 use super::word::{Link, handed_out, owner_and_pages};
@@ -20,11 +18,10 @@ use crate::sync::{AtomicU64, Ordering};
 /// The most ranges that one CPU sends at once.
 pub(super) const REMOTE_BATCH: u64 = 32;
 
-/// The number of pages from which on a remote batch is sent in any case.
+/// The pages at which a remote batch is sent in any case.
 pub(super) const REMOTE_BATCH_PAGES: u64 = 512;
 
-/// Where one CPU's ranges arrive: the link to the first, and the number of pages that were sent and
-/// that the CPU has not sorted in yet.
+/// One CPU's remote-free queue: the link to the first range, and the pages that were sent and not yet sorted in.
 #[derive(Debug)]
 pub(super) struct RemoteQueue {
     first: AtomicU64,
@@ -36,18 +33,17 @@ impl RemoteQueue {
         Self { first: AtomicU64::new(Link::END.bits()), pages: AtomicU64::new(0) }
     }
 
-    /// Returns how many pages were sent and are not sorted in yet: a hint, as other CPUs go on
-    /// sending.
+    /// Returns the pages that were sent and not yet sorted in: a hint, as other CPUs go on sending.
     pub(super) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Notes that the owner has sorted in `pages` pages.
+    /// Records that the owner has sorted in `pages` pages.
     pub(super) fn arrived(&self, pages: u64) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Puts the chain from `first` to `last` in front of what is there.
+    /// Puts the chain from `first` to `last` in front.
     fn push(&self, meta: &RangeMeta, first: Link, last: Link) {
         let mut old = self.first.load(Ordering::Relaxed);
         loop {
@@ -69,19 +65,17 @@ impl RemoteQueue {
     }
 }
 
-/// A chain of ranges for one owner that is not sent yet. One CPU alone uses it.
+/// A chain of unsent ranges for one owner. Only one CPU uses it.
 #[derive(Debug, Default)]
 pub(super) struct RemoteBatch {
     first: LocalU64,
-    /// The word of a range that the owner has handed out, with 0 as its number of pages; 0 if there
-    /// is no owner yet.
+    /// The word of a range that the owner has handed out, with 0 as its number of pages; 0 if there is no owner yet.
     handed_out: LocalU64,
     /// The order of the newest range in the low six bits, and its zone above them.
     order_and_zone: LocalU64,
-    /// How many more ranges of that order and zone the batch takes before the one that makes it
-    /// full.
+    /// How many more ranges of that order and zone the batch takes before the one that makes it full.
     room: LocalU64,
-    /// How many ranges, and pages, the batch will have when its room is used up.
+    /// The ranges, and pages, of the batch once its room is used up.
     count_without: LocalU64,
     pages_without: LocalU64,
     /// The link to the oldest range.
@@ -107,25 +101,22 @@ impl Returned<'_> {
 impl RemoteBatch {
     const ORDER: u64 = 63;
 
-    /// Returns how many pages it has.
     fn pages(&self) -> u64 {
         self.pages_without.get().wrapping_sub(self.room_pages())
     }
 
-    /// Returns how many pages there is room for.
     fn room_pages(&self) -> u64 {
         self.room.get() << (self.order_and_zone.get() & Self::ORDER)
     }
 
-    /// As [`pages`](Self::pages), for a reader on any CPU. It reads several words: while their CPU
-    /// changes them, the number may be wrong, but it is never more than 512.
+    /// As [`pages`](Self::pages), for a reader on any CPU. It reads several words: while the batch changes, the number
+    /// may be wrong, but it is never more than 512.
     pub(super) fn peek(&self) -> u64 {
         self.pages().min(REMOTE_BATCH_PAGES)
     }
 
-    /// Adds a range whose word was `handed_out`, if that says `asked` pages and this batch's owner,
-    /// if the batch has room, and if its newest range is of the same order and zone. Returns
-    /// whether the range is in the batch.
+    /// Adds a range whose word was `handed_out`, if that says `asked` pages and this batch's owner, if the batch has
+    /// room, and if its newest range is of the same order and zone. Returns whether it did.
     #[inline]
     pub(super) fn add_fast(&self, range: Returned<'_>, handed_out: u64, asked: u64) -> bool {
         if handed_out != self.handed_out.get() | asked || self.order_and_zone.get() != range.order_and_zone()
@@ -141,9 +132,8 @@ impl RemoteBatch {
         true
     }
 
-    /// Adds a range, which the CPU `owner` owns. If the batch is for another owner, it is sent
-    /// first. If the range makes it full, or brings it to `most` pages, it is sent with the range.
-    /// Returns how many pages were sent.
+    /// Adds a range of the CPU `owner`. A batch for another owner is sent first. If the range makes the batch full, or
+    /// brings it to `most` pages, it is sent with the range. Returns the number of pages sent.
     pub(super) fn add(
         &self,
         meta: &RangeMeta,
@@ -165,8 +155,7 @@ impl RemoteBatch {
         word.store(next, Ordering::Relaxed);
         self.first.set(link);
         let (count, pages) = (self.count() + 1, self.pages() + (1 << order));
-        // How many more ranges of this order make it full. The last of them is added here again,
-        // which sends the batch.
+        // How many more ranges of this order make it full. The last of them is added here again, which sends the batch.
         let pages_left = REMOTE_BATCH_PAGES.min(most).saturating_sub(pages);
         let until_full = REMOTE_BATCH.saturating_sub(count).min(pages_left.div_ceil(1 << order));
         self.order_and_zone.set(range.order_and_zone());
@@ -178,15 +167,14 @@ impl RemoteBatch {
         self.count_without.get() - self.room.get()
     }
 
-    /// Records that the batch has `count` ranges of `pages` pages in all, and room for `room` more
-    /// of its order.
+    /// Records that the batch has `count` ranges of `pages` pages in all, and room for `room` more of its order.
     fn set(&self, room: u64, count: u64, pages: u64) {
         self.room.set(room);
         self.count_without.set(count + room);
         self.pages_without.set(pages + self.room_pages());
     }
 
-    /// Sends all ranges in the batch. Returns how many pages they have.
+    /// Sends the batch. Returns its pages.
     #[cold]
     #[inline(never)]
     fn send(&self, meta: &RangeMeta, remote_queues: &[CachePadded<RemoteQueue>]) -> u64 {
@@ -213,7 +201,7 @@ impl RemoteBatch {
         Some((page, order))
     }
 
-    /// Empties the batch. Returns the link to the first of its ranges.
+    /// Empties the batch. Returns the link to its first range.
     fn take(&self) -> Link {
         let first = Link::from_bits(self.first.get());
         self.first.set(Link::END.bits());

@@ -1,5 +1,5 @@
-//! One address space: what its CPUs keep, and the bitmap behind them. A page that may be handed out
-//! is with one caller, kept for one CPU, or free in the bitmap, and never in two of these places.
+//! One address space: its CPUs' lists, and the bitmap behind them. A page is handed out to one caller, in one CPU's
+//! list or on its way there, or free in the bitmap, and never in two of these places.
 
 use core::mem::MaybeUninit;
 use core::num::NonZeroU64;
@@ -15,25 +15,23 @@ use crate::percpu::{CachePadded, Marks, Turn};
 use crate::platform::{LocalCpu, OnePlatform, Platform};
 use crate::sync::{Mutex, unique};
 
-/// An I/O virtual address space. A range belongs to one caller from its allocation until it is
-/// freed. All methods take `&self`, and any number of CPUs may call them at the same time.
+/// An I/O virtual address space. A range belongs to one caller from its allocation until it is freed. All methods take
+/// `&self`, and any number of CPUs may call them at the same time.
 ///
-/// Lists are kept for the CPUs of *one* platform, the first that the space is used with. A call
-/// with any other, or with one [that does not identify itself](Platform::number), is as safe, but
-/// takes the space's lock each time, and takes back nothing that CPUs keep.
+/// It has lists for the CPUs of *one* platform, the first that the space is used with. A call with any other, or with
+/// one [that does not identify itself](Platform::number), is as safe, but takes the space's lock each time, and drains
+/// no CPU's lists.
 ///
-/// A range has whole granules. For up to 512 of them (2 MiB with granules of 4 KiB) the space gives
-/// up a power of two, unless it has room for nothing but the exact size. Blocks of ranges are
-/// placed as high as possible; above the low zone, those of each CPU below a page of its own if
-/// there is room, so that ranges of two CPUs are not neighbours.
+/// A range has whole granules. For up to 512 of them (2 MiB with granules of 4 KiB) it takes a power of two, unless the
+/// space has room for nothing but the exact size. Blocks of ranges are placed as high as possible; above the low zone,
+/// each CPU's below a page of its own if there is room, so that ranges of two CPUs are not neighbours.
 #[derive(Debug)]
 pub struct IovaSpace {
     granule: PageSize,
     shift: u32,
-    /// A number that no other space has, by which an arena knows its own space.
+    /// Unique; an arena recognises its space by it.
     number: u64,
-    /// The platform for whose CPUs `cached` has lists. No CPU of another platform uses them, and no
-    /// barrier of another platform is relied on.
+    /// The platform for whose CPUs `cached` has lists. The space relies on no other platform's CPUs or barriers.
     platform: OnePlatform,
     cached: Cached,
     /// The number of pages that can be handed out.
@@ -43,32 +41,30 @@ pub struct IovaSpace {
 }
 
 impl IovaSpace {
-    /// Makes a space of which nothing is handed out. Allocates the lists of each CPU and a few
-    /// nodes of the bitmap; for set-up.
+    /// Makes a space of which nothing is handed out. Context: allocates the lists of each CPU and a few nodes of the
+    /// bitmap; for set-up.
     ///
     /// # Errors
-    /// [`IovaError::Empty`] where the aperture holds no whole granule that is not reserved,
-    /// [`IovaError::OutOfMemory`].
+    /// [`IovaError::Empty`] if the aperture holds no whole granule that is not reserved, [`IovaError::OutOfMemory`].
     pub fn new(config: &SpaceConfig) -> Result<Self, IovaError> {
         Self::with_marks(config, Shared::new(Marks::new(config.cpus)?)?)
     }
 
-    /// As [`new`](Self::new), with lists that are used in turns of `marks`, by CPUs that have a
-    /// mark.
+    /// As [`new`](Self::new), with lists for exclusive sections of `marks`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
         let mut place = MaybeUninit::uninit();
         Self::make_in(&mut place, config, marks)?;
-        // SAFETY: it was made there.
+        // SAFETY: `make_in` returned `Ok`, so the value is there.
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As [`with_marks`](Self::with_marks), in `place`: for owners of which a stack has no room for two.
+    /// As [`with_marks`](Self::with_marks), in `place`: for owners that are too large for a stack.
     ///
     /// # Errors
-    /// As [`new`](Self::new). Nothing is in the place then.
+    /// As [`new`](Self::new). `place` is empty then.
     #[inline(never)]
     pub(crate) fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -82,10 +78,11 @@ impl IovaSpace {
             return Err(IovaError::Empty);
         }
         let at = place.as_mut_ptr();
-        // SAFETY: the field lies in the caller's place, and its place is used for this call alone.
+        // SAFETY: `place_of`, 1: the field lies in `place`, which is borrowed exclusively, and nothing else uses it
+        // during this call.
         Cached::make_in(unsafe { place_of(&raw mut (*at).cached) }, marks, config, bounds)?;
-        // SAFETY: each write is to a field in the caller's place, where the lists are already; then all of them are there. Nothing fails
-        // after the lists are there.
+        // SAFETY: each write is to a field of `place`, where `cached` is built already; `write_fields` covers all
+        // fields. Nothing fails after `cached` is built.
         unsafe {
             write_fields!(
                 at,
@@ -103,25 +100,24 @@ impl IovaSpace {
 
     /// Allocates `len` bytes, rounded up to whole granules, all at or below `limit`.
     ///
-    /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the
-    /// space's lock, for a block of ranges at once. More than 512 granules come from the bitmap,
-    /// which first catches up with what earlier calls left to be computed ([`Bitmap::alloc`]). When
-    /// the space is exhausted, what every CPU keeps is taken back and the search is repeated, once,
-    /// for the rounded and then for the exact size: that waits for other CPUs, as
-    /// [`drain_all`](Self::drain_all) does. May allocate memory; never waits for hardware.
+    /// O(1) from the CPU's lists, without an atomic read-modify-write; else O(log n) under the space's lock, for a
+    /// block of ranges at once. More than 512 granules come from the bitmap, which first catches up with the deferred
+    /// work of earlier calls ([`Bitmap::alloc`]). When the space is exhausted, it drains every CPU's lists and searches
+    /// again, once, for the rounded and then for the exact size.
     ///
+    /// Context: may allocate memory; never waits for hardware. When the space is exhausted it waits for other CPUs, as
+    /// [`drain_all`](Self::drain_all) does.
     /// # Errors
-    /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is
-    /// handed out then. To say what is free, `Exhausted` looks at all of the space up to `limit`,
-    /// under the lock for at most 32 of the bitmap's nodes and leaves at a time.
+    /// [`IovaError::Empty`], [`IovaError::Exhausted`], [`IovaError::OutOfMemory`]. No range is handed out then. For the
+    /// figures of `Exhausted` it looks at all of the space up to `limit`, under the lock for at most 32 of the bitmap's
+    /// nodes and leaves at a time.
     #[inline]
     pub fn alloc<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> Result<IovaRange, IovaError> {
         self.alloc_guarded(platform, (len, limit), true, |_, range| range)
     }
 
-    /// As [`alloc`](Self::alloc), and makes a `guard` of the range while the CPU is lent, which it is given: if the
-    /// platform panics afterwards, the guard is dropped. It takes other CPUs' lists back, and waits for them, only if
-    /// it `may_wait`.
+    /// As [`alloc`](Self::alloc), and makes a `guard` of the range with the CPU still lent: if the platform panics
+    /// afterwards, the guard is dropped. It drains other CPUs' lists, and waits for them, only if it `may_wait`.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -139,7 +135,7 @@ impl IovaSpace {
         }
     }
 
-    /// The same out of the CPU's own list, if that has a range.
+    /// The fast path: takes a range from the CPU's own list, if that has one.
     #[inline(always)]
     pub(crate) fn alloc_fast<P: Platform, T>(
         &self,
@@ -165,7 +161,7 @@ impl IovaSpace {
         let guarded = |cpu: Option<&LocalCpu<'_>>, page| guard(cpu, self.range(page, request.pages));
         let once = |cpu: Option<&LocalCpu<'_>>| self.alloc_once(cpu, request).map(|page| guarded(cpu, page));
         let mut tried = self.platform.with_cpu(platform, once);
-        // A request that could not be satisfied even so takes no CPU's lists away.
+        // An impossible request drains no CPU's lists.
         let impossible = request.pages > request.end_page.min(self.total);
         if tried.as_ref().is_err_and(|error| *error == BitmapError::NoFit) && !impossible {
             if may_wait {
@@ -179,8 +175,8 @@ impl IovaSpace {
         })
     }
 
-    /// Calls `f` in a turn of `cpu`, with the CPU's lists if it has any. Returns `None`, without a
-    /// call, if there is no turn. The CPU is one of the platform that the space is for.
+    /// Calls `f` in an exclusive section of `cpu`, with the CPU's lists if it has any. Returns `None`, without a call,
+    /// if the section cannot begin. The CPU is one of the platform that the space is for.
     #[inline(always)]
     pub(crate) fn in_turn<R>(
         &self,
@@ -190,8 +186,7 @@ impl IovaSpace {
         self.cached.in_turn(cpu, f)
     }
 
-    /// Calls `f` in any case: in a turn of `cpu` if there is one, and with the CPU's lists if it
-    /// has any.
+    /// Calls `f` in any case: in an exclusive section of `cpu` if it can begin, and with the CPU's lists if it has any.
     pub(crate) fn with_own<R>(
         &self,
         cpu: Option<&LocalCpu<'_>>,
@@ -200,8 +195,7 @@ impl IovaSpace {
         self.cached.with_own(cpu, f)
     }
 
-    /// Allocates from the CPU's own list: the fast path. Returns `None` if that list has nothing
-    /// that fits.
+    /// The fast path of an allocation: takes a range from the CPU's own list, if that has one that fits.
     #[inline]
     pub(crate) fn take(&self, own: Own<'_>, len: u64, limit: Iova) -> Option<IovaRange> {
         let (pages, class) = self.small_class(len)?;
@@ -210,22 +204,20 @@ impl IovaSpace {
         Some(self.range(page, pages))
     }
 
-    /// Takes back a range, as it was handed out.
+    /// Frees a range, as it was handed out.
     ///
-    /// Never allocates and never fails for such a range; never waits for hardware. O(1), onto the
-    /// CPU's list, or a chain for the CPU that it came from. If the CPU keeps its share already, up
-    /// to 64 ranges go to the bitmap, under the space's lock and O(log n) for each. A range of more
-    /// than 512 granules goes there at once ([`Bitmap::free`]).
+    /// O(1), onto the CPU's list, or into a batch for its owner. If the CPU caches its share already, up to 64 ranges
+    /// go to the bitmap, under the space's lock and O(log n) for each. A range of more than 512 granules goes there at
+    /// once ([`Bitmap::free`]).
     ///
+    /// Context: never allocates, never fails for such a range, and never waits for hardware.
     /// # Errors
-    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: for a part of
-    /// one, even if only a part of its last granule is missing, and for one that was freed before.
-    /// Nothing is changed then. (If two CPUs free one range at the same time, both calls may return
-    /// `Ok`.)
+    /// [`IovaError::NotAllocated`] for anything but a whole range that is handed out: for a part of one, even if only a
+    /// part of its last granule is missing, and for one that was freed before. Nothing is changed then. (If two CPUs
+    /// free one range at the same time, both calls may return `Ok`.)
     #[inline]
     pub fn free<P: Platform>(&self, platform: &P, range: IovaRange) -> Result<(), IovaError> {
-        // All of it is done in one turn if there is one: also for a range of another CPU, or one
-        // whose word is not remembered.
+        // One exclusive section covers all of it: also for a range of another CPU, or one whose word is not remembered.
         let free =
             |cpu: &LocalCpu<'_>| self.in_turn(cpu, |_, own| Some(self.free_local(Some(own?), range)))?;
         let freed = match self.platform.with_cpu_fast(platform, free) {
@@ -235,8 +227,7 @@ impl IovaSpace {
         if freed { Ok(()) } else { Err(IovaError::NotAllocated { range }) }
     }
 
-    /// Returns whether the range is taken back: as a `bool`, since the fast path would have to
-    /// reserve memory for a `Result`.
+    /// Returns whether the range is freed: a `bool`, as the fast path would have to reserve memory for a `Result`.
     #[cold]
     #[inline(never)]
     fn free_slowly<P: Platform>(&self, platform: &P, range: IovaRange) -> bool {
@@ -245,19 +236,17 @@ impl IovaSpace {
         self.platform.with_cpu(platform, free)
     }
 
-    /// As [`free`](Self::free), with the CPU's own lists if the caller has them. Returns whether
-    /// the range is taken back.
+    /// As [`free`](Self::free), with the CPU's own lists if the caller has them. Returns whether the range is freed.
     #[inline]
     pub(crate) fn free_local(&self, own: Option<Own<'_>>, range: IovaRange) -> bool {
         own.is_some_and(|own| self.put(own, range)) || self.free_local_slowly(own, range)
     }
 
-    /// Takes back a range that the CPU itself handed out, onto its list: the fast path. Returns
-    /// whether the range is on the list.
+    /// The fast path of a free: puts a range of this CPU's onto its list. Returns whether it did.
     #[inline(always)]
     pub(crate) fn put(&self, own: Own<'_>, range: IovaRange) -> bool {
-        // The rotation moves bits below the granule to the top: a length with such bits exceeds
-        // every class, and a start with such bits exceeds every page.
+        // The rotation moves bits below the granule to the top: a length with such bits exceeds every class, and a
+        // start with such bits exceeds every page.
         let pages = range.len().rotate_right(self.shift);
         let Some(class) = Class::of_pages(pages.wrapping_sub(1)) else {
             return false;
@@ -272,8 +261,8 @@ impl IovaSpace {
         own.is_some_and(|own| self.post(own, range)) || self.free_any(own, range)
     }
 
-    /// Takes back a range that another CPU handed out, if a remote batch to that CPU has room for
-    /// it. Returns whether the range is in the batch.
+    /// Puts a range of another CPU's into the remote batch to that CPU, if there is one with room. Returns whether it
+    /// did.
     #[inline]
     fn post(&self, own: Own<'_>, range: IovaRange) -> bool {
         // As in `put`.
@@ -294,30 +283,30 @@ impl IovaSpace {
         is_natural && is_whole && self.cached.free(own, &self.bitmap, page, pages, order)
     }
 
-    /// Returns the range that was handed out and has all of `part`, which is whole granules, unless it is [divided](Self::divide).
+    /// Returns the live range that has all of `part`, which is whole granules, unless it is [divided](Self::divide).
     pub(crate) fn whole_of(&self, part: IovaRange) -> Option<IovaRange> {
         let is_whole = (part.start().get() | part.len()) & self.granule.offset_mask() == 0;
         let found = self.cached.whole_of(part.start().get() >> self.shift, part.len() >> self.shift);
         found.filter(|_| is_whole).map(|(page, pages)| self.range(page, pages))
     }
 
-    /// Marks `range`, which is handed out, as one that stays its caller's however often parts of it are mapped and unmapped.
-    /// Returns whether it is handed out still.
+    /// Records that `range`, which is handed out, stays its caller's however often parts of it are mapped and unmapped.
+    /// Returns whether it is still handed out.
     pub(crate) fn divide(&self, range: IovaRange) -> bool {
         self.cached.divide(range.start().get() >> self.shift, range.len().div_ceil(self.granule.bytes()))
     }
 
-    /// Takes back what every CPU keeps, into the bitmap. Waits for other CPUs' turns to end: not
-    /// for interrupt handlers, and not with a CPU lent. Costs one barrier of all CPUs, and O(log n)
-    /// for each range that is taken back. Never allocates. Does nothing for a platform other than
-    /// that of the lists.
+    /// Drains every CPU's lists into the bitmap. Costs one barrier of all CPUs, and O(log n) for each range. Does
+    /// nothing for a platform other than that of the lists.
+    ///
+    /// Context: waits for other CPUs' exclusive sections; never allocates. No interrupt handler, and no CPU lent.
     #[inline(never)]
     pub fn drain_all<P: Platform>(&self, platform: &P) {
         self.drain(platform, None);
     }
 
-    /// Takes back what is kept for CPU `index`, which has gone. Costs what
-    /// [`drain_all`](Self::drain_all) costs for one CPU, and may be called where that may.
+    /// Drains the lists of CPU `index`, which was released. Cost and context: as [`drain_all`](Self::drain_all), for
+    /// one CPU.
     pub fn drain_cpu<P: Platform>(&self, platform: &P, index: usize) {
         self.drain(platform, Some(index));
     }
@@ -332,14 +321,12 @@ impl IovaSpace {
         self.number
     }
 
-    /// Returns the unit of allocation.
     pub(super) fn granule(&self) -> PageSize {
         self.granule
     }
 
-    /// Returns how full the space is. While other CPUs go on, the figures are of slightly different
-    /// times. Costs a few loads for each list of each CPU, and takes the space's lock; never
-    /// allocates.
+    /// Returns the space's figures. While other CPUs go on, they are of slightly different times. Costs a few loads for
+    /// each list of each CPU. Context: takes the space's lock; never allocates.
     pub fn usage(&self) -> SpaceUsage {
         let shift = self.shift;
         let cached = self.cached.pages();
@@ -363,14 +350,14 @@ impl IovaSpace {
         Ok(Request { pages, order, end_page })
     }
 
-    /// Returns the page behind the last one of which all bytes lie at or below `limit`.
+    /// Returns the page behind the last one that lies at or below `limit` as a whole.
     #[inline]
     fn end_page(&self, limit: Iova) -> u64 {
         let mask = self.granule.offset_mask();
         (limit.get() >> self.shift).saturating_add(u64::from(limit.get() & mask == mask))
     }
 
-    /// Allocates after the CPU's own list had nothing. Takes nothing back from other CPUs.
+    /// Allocates after the fast path has failed. Drains no other CPU's lists.
     #[inline(never)]
     fn alloc_once(&self, cpu: Option<&LocalCpu<'_>>, request: Request) -> Result<u64, BitmapError> {
         match self.with_own(cpu, |_, own| self.cached.alloc(own, &self.bitmap, request))? {
@@ -379,8 +366,7 @@ impl IovaSpace {
         }
     }
 
-    /// Allocates after every CPU's lists were taken back: first the rounded size, and then the
-    /// exact one.
+    /// Allocates after a drain: first the rounded size, and then the exact one.
     #[cold]
     #[inline(never)]
     fn last_resort(&self, request: Request) -> Result<u64, BitmapError> {
@@ -391,14 +377,13 @@ impl IovaSpace {
     #[inline]
     fn range(&self, page: u64, pages: u64) -> IovaRange {
         let shift = self.shift;
-        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; this is
-        // `unwrap_or` and no panic, because a path that can unwind must keep its turn in memory.
+        // Pages of the space lie inside its aperture, which is a range. `pages` is never 0; this is `unwrap_or` and no
+        // panic, because a path that can unwind must keep its section in memory.
         let len = NonZeroU64::new(pages << shift).unwrap_or(NonZeroU64::MIN);
         IovaRange::inside(Iova::new(page << shift), len)
     }
 
-    /// Allocates `pages` pages for the request from the bitmap. `owner` says that they belong to no
-    /// CPU's lists.
+    /// Allocates `pages` pages for the request from the bitmap. `owner` is no CPU.
     fn direct(&self, pages: u64, request: Request, owner: u64) -> Result<u64, BitmapError> {
         let page = self.bitmap.lock().alloc(pages, request.order.min(MAX_ORDER), request.end_page)?;
         if self.cached.hand_out(page, request.pages, request.order, owner).is_err() {
@@ -408,8 +393,8 @@ impl IovaSpace {
         Ok(page)
     }
 
-    /// Says why there are no `len` bytes up to `limit`. O(nodes and bits up to there), but the lock
-    /// is held for a part of them at a time.
+    /// Makes the error for `len` bytes up to `limit`. O(nodes and bits up to there), but the lock is held for a part of
+    /// them at a time.
     #[cold]
     #[inline(never)]
     fn exhausted<P: Platform>(&self, platform: &P, len: u64, limit: Iova) -> IovaError {
@@ -420,28 +405,26 @@ impl IovaSpace {
         IovaError::Exhausted { len, limit, free, cached, largest }
     }
 
-    /// Returns how many pages `len` bytes take, and the order of that number rounded up to a power
-    /// of two.
+    /// Returns the pages that `len` bytes take, and the order of that number.
     fn class(&self, len: u64) -> Result<(u64, u32), IovaError> {
-        // A shift, since a division would take longer than all the rest.
+        // A shift, as a division would take longer than all the rest.
         let last = len.checked_sub(1).ok_or(IovaError::Empty)?;
         let pages = (last >> self.shift) + 1;
         Ok((pages, order_of(pages)))
     }
 
-    /// Returns how many pages `len` bytes take, and their class, if that size is cached.
+    /// Returns the pages that `len` bytes take, and their class, if that size is cached.
     #[inline]
     fn small_class(&self, len: u64) -> Option<(u64, Class)> {
-        // 0 bytes wrap to more pages than any class has, or, with a very large granule, than any
-        // space.
+        // 0 bytes wrap to more pages than any class has, or, with a very large granule, than any space.
         let index = len.wrapping_sub(1) >> self.shift;
         let class = Class::of_pages(index)?;
         Some((index + 1, class))
     }
 }
 
-/// Enters the pages of a space into its bitmap, as free, and takes the reserved ones out. Returns the number of the first page, and the
-/// number that follows the last.
+/// Adds the pages of a space to its bitmap, as free, and reserves the reserved ones. Returns the first page, and the
+/// one behind the last.
 #[inline(never)]
 fn fill(bitmap: &mut Bitmap, config: &SpaceConfig) -> Result<(u64, u64), IovaError> {
     let shift = config.granule.shift();

@@ -1,5 +1,5 @@
-//! What the space records about each range, in one word kept beside its first page. The word tells
-//! a range that is handed out, and for how many pages, from one that is not.
+//! The word of metadata of a range: whether it is handed out, by which CPU, and for how many pages; or its link in a
+//! free list.
 //!
 //! ```text
 //!            63    62    61..50   49..0
@@ -8,23 +8,21 @@
 //!  in a list  0        order     page + 1   of the next range in the list, or all 0
 //! ```
 //!
-//! 0 is also the word of a range that never was handed out, or is back in the bitmap. *Divided* is a range whose caller maps parts of
-//! it, again and again.
+//! 0 also stands for a range that never was handed out, or is in the bitmap. A *divided* range stays its caller's while
+//! parts of it are mapped and unmapped.
 
-/// The owner of a range that goes back to the bitmap, and to no CPU's lists.
+/// The owner of a range that goes back to the bitmap, not to a CPU's lists.
 pub(super) const NO_OWNER: u64 = 0xfff;
-/// The owner of such a range if its size is one that is usually rounded up, and was not.
+/// As [`NO_OWNER`], for a range that has its exact size although the size is one that is usually rounded up.
 pub(super) const EXACT: u64 = 0xffe;
-/// The smallest number of pages that a word has no room for, and the page at which spaces end at
-/// the latest.
+/// The smallest number of pages for which a word has no room, and the page at which spaces end at the latest.
 pub(super) const MOST_PAGES: u64 = 1 << OWNER_SHIFT;
 pub(super) const END_PAGE: u64 = 1 << 52;
 
-/// The word of a range that never was handed out, or is back in the bitmap.
+/// The word of a range that never was handed out, or is in the bitmap.
 pub(super) const NO_WORD: u64 = 0;
 
 const HANDED_OUT: u64 = 1 << 63;
-/// In the word of a range that is divided.
 pub(super) const DIVIDED: u64 = 1 << 62;
 const OWNER_SHIFT: u32 = 50;
 const PAGES: u64 = (1 << OWNER_SHIFT) - 1;
@@ -43,21 +41,19 @@ pub(super) const fn owner(word: u64) -> u64 {
     (word >> OWNER_SHIFT) & NO_OWNER
 }
 
-/// Returns the owner of the range whose word is `word`, and for how many pages it was handed out.
-/// Returns `None` if it is not handed out.
+/// Returns the owner of the range and the pages for which it was handed out; `None` if it is not handed out.
 pub(super) const fn owner_and_pages(word: u64) -> Option<(u64, u64)> {
     if word & HANDED_OUT != 0 { Some((owner(word), word & PAGES)) } else { None }
 }
 
-/// A link to a range in a list: to the first, or to the one behind another.
+/// A link in a list: to the first range, or to the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u64);
 
 impl Link {
     pub(super) const END: Self = Self(0);
 
-    /// Makes the link to the range of 2^`order` pages at `page`. The page is below 2^52, the order
-    /// below 16.
+    /// Makes the link to the range of 2^`order` pages at `page`, which is below 2^52. `order` is below 16.
     #[inline]
     pub(super) const fn to(page: u64, order: u32) -> Self {
         Self((page + 1) | ((order as u64) << ORDER_SHIFT))
@@ -69,7 +65,7 @@ impl Link {
         Self(bits)
     }
 
-    /// Returns the word of the range that stands before this link's range in a list.
+    /// Returns the word of the preceding range in the list.
     #[inline]
     pub(super) const fn bits(self) -> u64 {
         self.0
@@ -88,7 +84,6 @@ impl Link {
         if page < PAGE { Some(page) } else { None }
     }
 
-    /// Returns the order.
     pub(super) const fn order(self) -> u32 {
         (self.0 >> ORDER_SHIFT) as u32 & 0xf
     }

@@ -1,11 +1,10 @@
-//! A memory barrier on every running thread of the process, where the system offers one: once
-//! [`register`] has returned `true`, each of these threads has passed a full barrier when [`all`]
-//! returns.
+//! A memory barrier on every running thread of the process: once [`register`] has returned `true`, each of these
+//! threads has passed a full barrier when [`all`] returns.
 //!
 //! Linux's `membarrier` interrupts each CPU that runs a thread of the process. (Command numbers:
 //! `include/uapi/linux/membarrier.h`, part of the kernel's stable interface.)
 
-/// Returns whether [`all`] will work from now on.
+/// Registers the process. Returns whether [`all`] works from now on.
 pub(super) fn register() -> bool {
     imp::register()
 }
@@ -15,7 +14,7 @@ pub(super) fn all() {
     imp::all();
 }
 
-// Miri has no such call: owners pass a fence themselves there.
+// Miri has no such call: owners pass a full fence there.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod imp {
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -33,8 +32,7 @@ mod imp {
     }
 
     pub(super) fn all() {
-        // The call cannot fail once the process is registered; if it did, owners' stores could go
-        // unseen.
+        // The call cannot fail once the process is registered; if it did, owners' stores could go unseen.
         assert!(membarrier(PRIVATE_EXPEDITED), "membarrier works for a registered process");
     }
 }

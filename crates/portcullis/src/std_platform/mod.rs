@@ -1,6 +1,6 @@
-//! The ready-made [`Platform`] for programs on an operating system: it lends each thread a CPU
-//! that no other thread has until that one ends. The clock is the system's monotonic one, and
-//! threads of its own keep the timers.
+//! The ready-made [`Platform`] for programs on an operating system: it lends each thread a CPU, until the thread ends.
+//! The clock is the system's monotonic one, and threads of its own run the timers. This layer uses `addr`, `heap` and
+//! `platform`.
 
 mod barrier;
 mod timer;
@@ -16,21 +16,20 @@ use self::timer::Timer;
 use crate::heap::{self, OutOfMemory};
 use crate::platform::{LocalCpu, Platform, PlatformEvents, PlatformNumber};
 
-/// The number of CPUs that [`StdPlatform::new`] makes. Threads beyond it work without a CPU. (It
-/// is small under Miri, which takes a quarter of a second for what a domain keeps for each CPU.)
+/// The number of CPUs of [`StdPlatform::new`]. Further threads work without a CPU. (It is small under Miri, which takes
+/// a quarter of a second for a domain's per-CPU values.)
 pub const DEFAULT_CPUS: usize = if cfg!(miri) { 4 } else { 64 };
 
 /// Threads as CPUs. Cheap to clone; the clones are one platform.
 ///
-/// A thread gets a CPU with its first call (which allocates) and keeps it until it ends. Then the
-/// CPU's caches are drained, as when a CPU is unplugged, and the next thread may have it. While
-/// all CPUs are taken, further threads work without one.
+/// A thread gets a CPU with its first call (which allocates) and holds it until it ends. Then the CPU's caches are
+/// drained, as when a CPU is unplugged, and another thread may have it. While all CPUs are taken, further threads work
+/// without one.
 ///
-/// The timers need a thread that keeps the time, and one worker more than the most
-/// [listeners](PlatformEvents) that were ever in a call at the same time: a domain whose flush
-/// blocks, as its hardware is silent, keeps a worker to itself and delays no other domain's. A
-/// listener that panics, in a call or when its last handle is dropped here, ends nothing but that
-/// call. These threads take no CPUs, and end with the last handle on the platform.
+/// The timers need a timer thread, and one worker more than the most [listeners](PlatformEvents) that were ever in a
+/// call at the same time: a domain whose flush blocks, as its hardware is silent, occupies a worker and delays no other
+/// domain's. A panic of a listener, in a call or when its last handle is dropped here, ends only that call. These
+/// threads take no CPUs, and end with the platform's last handle.
 #[derive(Debug, Clone)]
 pub struct StdPlatform {
     inner: Arc<Inner>,
@@ -48,9 +47,8 @@ struct Inner {
     number: PlatformNumber,
     /// Whether [`barrier::all`] reaches every thread.
     light_fence: bool,
-    /// [`LAST`] names the platform by this. It is the number of the platform; or, where fences are
-    /// heavy, the complement of that, so that `with_cpu_fast`, which compares with the number,
-    /// never finds a CPU.
+    /// The platform's name in [`LAST`]: its number; or, with heavy fences, the complement, so that `with_cpu_fast`,
+    /// which compares with the number, never finds a CPU.
     name: u64,
     cpus: usize,
     start: Instant,
@@ -65,8 +63,7 @@ struct Lease {
 }
 
 thread_local! {
-    /// The platform that this thread used last, and the thread's CPU there. Nearly every call
-    /// finds its CPU here.
+    /// The platform that this thread used last, and the thread's CPU there. Nearly every call finds its CPU here.
     static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// This thread's CPUs: one for each platform it has used, hardly ever more than one.
     static LEASES: RefCell<Vec<Lease>> = const { RefCell::new(Vec::new()) };
@@ -84,8 +81,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl StdPlatform {
-    /// Makes a platform with [`DEFAULT_CPUS`] CPUs. Allocates, and starts the thread that keeps its
-    /// timers.
+    /// Makes a platform with [`DEFAULT_CPUS`] CPUs. Context: allocates, and starts the timer thread.
     ///
     /// # Panics
     /// If the system has no thread to give, for which [`try_new`](Self::try_new) has an error.
@@ -93,7 +89,7 @@ impl StdPlatform {
         Self::with_cpus(DEFAULT_CPUS)
     }
 
-    /// As [`new`](Self::new), for what may not panic.
+    /// As [`new`](Self::new), without that panic.
     ///
     /// # Errors
     /// [`NoThread`]: nothing would end lazy protection's window.
@@ -101,8 +97,7 @@ impl StdPlatform {
         Self::with_fence(DEFAULT_CPUS, barrier::register())
     }
 
-    /// Makes a platform with `cpus` CPUs, as [`new`](Self::new) does. With 0, every thread works
-    /// without one.
+    /// As [`new`](Self::new), with `cpus` CPUs. With 0, every thread works without one.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -126,8 +121,7 @@ impl StdPlatform {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns what [`LAST`] holds for this thread. (`LocalKey::get` is not inlined into other
-    /// crates' code.)
+    /// Returns this thread's [`LAST`]. (`LocalKey::get` is not inlined into other crates' code.)
     #[inline]
     fn last() -> (u64, usize) {
         LAST.try_with(Cell::get).unwrap_or((0, 0))
@@ -163,10 +157,11 @@ impl Default for StdPlatform {
     }
 }
 
-// SAFETY: a CPU is taken off the free ones, under a lock, by the thread that leases it, and put back, under the same lock,
-// when that thread ends and its listeners have been told; in between, no other thread has it. `LAST` names it by the
-// platform's name, which is never used twice, and is reset before it is put back. A thread takes it with itself.
-// `barrier::all` interrupts every thread of the process; it is registered before any CPU is called light.
+// SAFETY: 1 and 2: a thread takes its CPU off the free ones, under a lock, and puts it back, under the same lock, when
+// it ends; `LAST` names the CPU by the platform's name, which is never used twice. 3: `f` runs on the calling thread.
+// 4: the free CPUs are `0..cpus`. 5: `barrier::all` interrupts every thread of the process, and is registered before
+// any CPU is light; otherwise `fence_all` is a fence. 6: clones share `Inner`. 7: the number is new. 8: `Lease::drop`
+// resets `LAST`, then tells the listeners, then puts the CPU back.
 unsafe impl Platform for StdPlatform {
     fn cpus(&self) -> usize {
         self.inner.cpus
@@ -179,35 +174,36 @@ unsafe impl Platform for StdPlatform {
 
     #[inline]
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        // The thread's CPU is taken now if it has none; there may be none left, or the thread may be ending.
+        // Takes a CPU for the thread if it has none; there may be none left, or the thread may be ending.
         let (name, last) = Self::last();
         let cpu = if name == self.inner.name { Some(last) } else { self.leased_cpu() };
         let light = self.inner.light_fence;
         f(cpu
             .map(|cpu| {
-                // SAFETY: this thread has leased the CPU; `light` says that `fence_all` interrupts all threads.
+                // SAFETY: `LocalCpu::new`, 1 and 2: this thread has leased the CPU, which is below `cpus`.
+                // `with_light_fence`, 2: with `light`, `fence_all` interrupts all threads.
                 unsafe { if light { LocalCpu::with_light_fence(cpu) } else { LocalCpu::new(cpu) } }
             })
             .as_ref())
     }
 
-    // Inlined always, as `f` is the fast path itself. Where that is long, the compiler would
-    // otherwise make one function of the two, which the caller calls, with results through memory.
+    // Always inlined, as `f` is the fast path itself. If that is long, the compiler would make one function of the two,
+    // which the caller calls, with results through memory.
     #[inline(always)]
     fn with_cpu_fast<R>(&self, f: impl FnOnce(&LocalCpu<'_>) -> R) -> Option<R> {
         let (name, cpu) = Self::last();
-        // If each turn needs a fence, one more call makes no difference.
+        // If each section needs a fence, one more call makes no difference.
         (name == self.inner.number.0).then(|| {
-            // SAFETY: this thread has leased the CPU, and the number is the platform's name only where `fence_all` interrupts
-            // all threads.
+            // SAFETY: `with_light_fence`, 1: this thread has leased the CPU. 2: the number is the platform's name only
+            // if `fence_all` interrupts all threads.
             f(&unsafe { LocalCpu::with_light_fence(cpu) })
         })
     }
 
     fn fence_all(&self) {
         if self.inner.light_fence {
-            // A full barrier of this thread's own, too: membarrier(2) orders its caller's accesses before the call with those
-            // after it, and the compiler moves none across a call that it cannot see into.
+            // A full barrier of this thread's own, too: membarrier(2) orders its caller's accesses before and after the
+            // call, and the compiler moves none across an opaque call.
             barrier::all();
         } else {
             fence(Ordering::SeqCst);

@@ -1,20 +1,17 @@
-//! The threads that call listeners when a deadline comes: a keeper of time, and workers. No
-//! deadline is lost, and no listener delays another.
+//! The threads that call listeners when a deadline comes: a timer thread, and workers. No deadline is lost, and no
+//! listener delays another.
 //!
-//! A listener may block for as long as hardware is silent, in its call, or in its drop if the
-//! handle that the call needs is the last. It delays no other listener, because:
+//! A listener may block for as long as hardware is silent, in its call, or in its drop if the call holds the last
+//! handle. It delays no other listener, because:
 //!
-//! 1. The keeper of time calls no listener.
-//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way.
-//!    The thread that makes a listener due ensures this, and so does a worker that begins a call:
-//!    it wakes a worker, or starts one.
-//! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when
-//!    that call returns.
+//! 1. The timer thread calls no listener.
+//! 2. While a listener is due, there is a worker that is in no call and is awake, or on its way. The thread that makes
+//!    a listener due ensures this, and so does a worker that begins a call: it wakes a worker, or starts one.
+//! 3. A listener is in one call at a time. A deadline that comes meanwhile makes it due again when that call returns.
 //!
-//! So there is at most one worker more than the most listeners that were ever in a call at the same
-//! time; the workers stay until the platform ends. A deadline becomes `due` under the lock under
-//! which it ceases to be the deadline, and where the system has no thread to give, the keeper tries
-//! again soon.
+//! So there is at most one worker more than the most listeners that were ever in a call at the same time; the workers
+//! stay until the platform ends. A deadline is removed and its listeners become `due` under one lock. If the system has
+//! no thread to give, the timer thread tries again soon.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,8 +27,8 @@ use crate::platform::PlatformEvents;
 /// When to try again to start a worker.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The listeners of a platform, and the time to call them. The platform's threads end with this
-/// value, each after the call that it is in.
+/// The listeners of a platform, and the next deadline. The platform's threads end with this value, each after the call
+/// that it is in.
 #[derive(Debug)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
@@ -41,25 +38,24 @@ pub(super) struct Timer {
 struct Shared {
     start: Instant,
     state: Mutex<State>,
-    /// Tells the keeper that there is another deadline.
+    /// Wakes the timer thread: there is another deadline.
     changed: Condvar,
-    /// Tells workers that sleep that one of them has been woken.
+    /// Wakes a sleeping worker.
     work: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     deadline: Option<Duration>,
-    /// Listeners in the order in which they were registered, which is that of their numbers.
+    /// Listeners in the order of registration, which is that of their numbers.
     listeners: Vec<Listener>,
     registered: u64,
     /// Listeners to call. A listener that is in a call is not in it.
     due: VecDeque<u64>,
-    /// The number of workers that are in no call and do not sleep, including those just woken or
-    /// started.
+    /// The workers that are in no call and do not sleep, including those just woken or started.
     awake: usize,
     asleep: usize,
-    /// The number of workers that were woken and have not noticed yet.
+    /// The workers that were woken and have not noticed yet.
     woken: usize,
     stop: bool,
 }
@@ -77,9 +73,8 @@ impl core::fmt::Debug for Listener {
     }
 }
 
-/// Calls `call` for the listener that `events` leads to, if that still lives. A panic ends here, be
-/// it of the call, or of the drop of a listener that has lost its last other handle meanwhile. The
-/// panic hook has reported it.
+/// Calls `call` for the listener of `events`, if that still lives. A panic ends here, also one of the drop of a
+/// listener whose last handle this is. The panic hook has reported it.
 pub(super) fn tell(events: &Weak<dyn PlatformEvents>, call: impl FnOnce(&dyn PlatformEvents)) {
     let Some(listener) = events.upgrade() else { return };
     survive(|| call(&*listener));
@@ -97,7 +92,7 @@ fn survive(f: impl FnOnce()) {
 }
 
 impl Timer {
-    /// Starts the thread that keeps the time. Deadlines count from `start`.
+    /// Starts the timer thread. Deadlines count from `start`.
     ///
     /// # Errors
     /// The system's, if it has no thread to give: then nothing would end lazy protection's window.
@@ -109,8 +104,8 @@ impl Timer {
         Ok(Self { shared })
     }
 
-    /// Tells `events` of deadlines from now on. O(listeners). All memory that a deadline needs, but
-    /// for a worker's, is allocated here.
+    /// Calls `events` at deadlines from now on. O(listeners). Allocates here all memory that a deadline needs, except
+    /// for a worker's.
     pub(super) fn register(&self, events: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         let mut state = self.shared.lock();
         state.forget_dead();
@@ -124,7 +119,7 @@ impl Timer {
         Ok(())
     }
 
-    /// [Tells](tell) all listeners, one after the other, without a lock.
+    /// [Calls](tell) all listeners, one after the other, without a lock.
     pub(super) fn tell_all(&self, call: impl Fn(&dyn PlatformEvents)) {
         let mut next = 0;
         loop {
@@ -138,9 +133,8 @@ impl Timer {
         }
     }
 
-    /// Calls all listeners at `deadline`, unless they are to be called earlier anyway: that call
-    /// covers each that waits by then, and one that waits longer asks again. Starts no thread and
-    /// allocates nothing.
+    /// Calls all listeners at `deadline`, unless there is an earlier deadline: that call covers each that waits by
+    /// then, and one that waits longer requests another. Starts no thread and allocates nothing.
     pub(super) fn wake_at(&self, deadline: Duration) {
         self.shared.wake_at(&mut self.shared.lock(), deadline);
     }

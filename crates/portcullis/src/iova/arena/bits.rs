@@ -1,5 +1,5 @@
-//! A set of disjoint spans of granules, kept as two bits for each granule: whether one begins
-//! there, and whether one ends there.
+//! A set of disjoint spans of granules: two bits for each granule say whether a span begins there, and whether one ends
+//! there.
 
 use alloc::boxed::Box;
 
@@ -12,7 +12,7 @@ pub(super) struct Span {
     pub last: u32,
 }
 
-/// The two words of 64 granules lie side by side: one cache line serves both.
+/// The two words of 64 granules lie side by side, on one cache line.
 #[derive(Debug, Clone, Copy, Default)]
 struct Word {
     /// A reservation begins here.
@@ -21,15 +21,13 @@ struct Word {
     last: u64,
 }
 
-/// A set of disjoint spans.
 #[derive(Debug)]
 pub(super) struct Edges {
     words: Box<[Word]>,
 }
 
 impl Edges {
-    /// Makes the empty set for positions below `granules`; returns `None` if there is no memory for
-    /// it.
+    /// Makes the empty set for positions below `granules`; `None` if there is no memory.
     pub fn new(granules: u64) -> Option<Self> {
         let count = usize::try_from(granules.div_ceil(64)).ok()?;
         Some(Self { words: slice(count, |_| Ok(Word::default())).ok()? })
@@ -42,9 +40,8 @@ impl Edges {
         self.words[index(span.last)].last |= bit(span.last);
     }
 
-    /// Removes the spans that cover `span` side by side, without a gap, and returns how many they
-    /// were. Returns `None`, with nothing changed, if there are no such spans. Reads and writes the
-    /// words of each 64 positions once.
+    /// Removes the spans that cover `span` side by side, without a gap, and returns their number. Returns `None`, with
+    /// nothing changed, if there are no such spans. Reads and writes the words of each 64 positions once.
     #[inline]
     pub fn remove_run(&mut self, span: Span) -> Option<u32> {
         let (from, to) = (index(span.first), index(span.last));

@@ -1,16 +1,15 @@
-//! Where a ring of a colour lies in the range that is taken for it, which always has room for the
-//! ring. The argument for these places is with [`RingConfig::colour`](super::RingConfig::colour).
+//! The place of a coloured ring in its range, which always has room for the ring.
+//! [`RingConfig::colour`](super::RingConfig::colour) has the argument for it.
 
 /// Granules from one colour to the next.
 const STRIDE: u64 = 5;
 /// The number of sets of a paging-structure cache among which colours always spread rings.
 const TABLE_SETS: u64 = 16;
 
-/// Where a ring lies in the range that is taken for it, in granules.
+/// The place of a ring in its range, in granules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// The size of the range: whole large pages, fewer granules than 2^32 and those of 16 large
-    /// pages together.
+    /// The size of the range: whole large pages, fewer granules than 2^32 plus those of 16 large pages.
     pub range: u64,
     /// Where in the range the ring begins.
     pub base: u64,
@@ -20,24 +19,23 @@ pub(super) struct Layout {
     pub position: u64,
 }
 
-/// Returns the layout of a ring of `granules`, a multiple of `unit`, where a large page has
-/// `per_large`. None of these is 0, and all are at most 2^31.
+/// Returns the layout of a ring of `granules`, a multiple of `unit`, with `per_large` in a large page. None of these is
+/// 0, and all are at most 2^31.
 ///
-/// The base tells rings apart for good, as each lap begins there. The first position does so as
-/// long as the rings move in step: each of them stays that much ahead of the others.
+/// The base tells rings apart for good, as each lap begins there. The first position does so as long as the rings move
+/// in step: each of them stays that much ahead of the others.
 pub(super) fn layout(colour: Option<u32>, unit: u64, granules: u64, per_large: u64) -> Layout {
     let Some(colour) = colour.map(u64::from) else {
         return Layout { range: granules.next_multiple_of(per_large), base: 0, skew: 0, position: 0 };
     };
-    // Descriptors of whole large pages are mapped, and cached, as such: they are moved by whole
-    // ones.
+    // Descriptors of whole large pages are mapped, and cached, as such: they are moved by whole ones.
     let (skew, fine) = if unit.is_multiple_of(per_large) {
         (colour * per_large % unit, 0)
     } else {
         (colour * STRIDE % unit, colour * STRIDE)
     };
     let large = (skew + granules).div_ceil(per_large);
-    // The range is aligned to this many large pages, or to all the sets where those are more.
+    // The range is aligned to this many large pages, or to all the sets if those are more.
     let aligned = large.next_power_of_two();
     let spread = large.max(TABLE_SETS);
     let first = colour % spread;

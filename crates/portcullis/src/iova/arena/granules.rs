@@ -1,20 +1,18 @@
-//! Sizes in granules: of bytes, of descriptors, of large pages. No result overflows.
+//! Sizes in granules. No result overflows.
 
 use super::super::bitmap::MAX_ORDER;
 use crate::addr::PageSize;
 
-/// The most granules that an arena has, as positions are kept in 32 bits.
+/// The most granules of an arena, as positions have 32 bits.
 const MOST_GRANULES: u64 = 1 << 31;
 
-/// Returns the granules of `descriptors` descriptors of `unit` granules each; `None` for more than
-/// an arena may have.
+/// Returns the granules of `descriptors` descriptors of `unit` granules each; `None` for more than an arena may have.
 pub(super) fn granules_of(descriptors: u32, unit: u64) -> Option<u64> {
     unit.checked_mul(descriptors.into()).filter(|all| *all <= MOST_GRANULES)
 }
 
-/// Returns the granules of a large page: those that a lowest table covers, with one entry of 8
-/// bytes for each, but no more than a space aligns ranges to. `None` where 64 bits cannot count
-/// their bytes.
+/// Returns the granules of a large page: those that a lowest table covers, with one entry of 8 bytes for each, but no
+/// more than a space aligns ranges to. `None` if 64 bits cannot count their bytes.
 pub(super) fn granules_per_large(granule: PageSize) -> Option<u64> {
     let order = granule.shift().saturating_sub(3).min(MAX_ORDER);
     (granule.shift() + order < u64::BITS).then(|| 1 << order)

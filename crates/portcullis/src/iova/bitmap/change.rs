@@ -1,8 +1,8 @@
-//! The common changes, and what they change in the nodes above. After each change the fits of all
-//! nodes above are exact, and nodes whose runs it may have changed are noted as stale.
+//! The common changes, and their updates of the nodes above. After each change the fits of all nodes above are exact,
+//! and nodes whose runs may have changed are stale.
 //!
-//! A common change lies inside one leaf that has bits; or it is of whole blocks side by side that
-//! have none, as most ranges with natural alignment are from the size of a leaf up.
+//! A common change lies inside one leaf that has bits; or it is of whole blocks side by side without bits, as most
+//! ranges with natural alignment are from the size of a leaf up.
 
 use super::Bitmap;
 use super::BitmapError;
@@ -11,9 +11,9 @@ use super::node::{Child, FAN, base, bits, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 
 impl Bitmap {
-    /// Takes ranges in the leaf `leaf`, from page `from` to before page `limit`: `most`, or as many as
-    /// fit, and calls `put` with the first page of each. Returns how many it took. `page` is one of
-    /// the leaf's, and `path` the way there.
+    /// Allocates ranges in the leaf `leaf`, from page `from` to before page `limit`: `most`, or as many as fit, and
+    /// calls `put` with the first page of each. Returns the number. `page` is one of the leaf's, and `path` leads
+    /// there.
     #[inline(never)]
     pub(super) fn take_several(
         &mut self,
@@ -35,21 +35,20 @@ impl Bitmap {
         *self.store.leaf_mut(leaf) = bits;
         let old = self.store.node(path.node(1)).fits[slot(page, 1)];
         self.idle -= usize::from(old.is_whole());
-        // Runs may not have changed in all of these nodes: that costs time only.
+        // Runs may not have changed in all of these nodes: that costs only time.
         self.outdate(path, 1);
         self.update(page, path, 1, bits.fit());
         taken
     }
 
-    /// Takes a range that is free, wherever it lies. May allocate.
+    /// Allocates a range that is free, wherever it lies. May allocate memory.
     pub(super) fn take_anywhere(&mut self, page: u64, pages: u64) -> Result<(), BitmapError> {
         let end = page.saturating_add(pages);
         if self.set_blocks(page, end, Child::TAKEN) { Ok(()) } else { self.paint(page, end, Child::TAKEN) }
     }
 
-    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are without
-    /// bits and in the opposite state. Otherwise changes nothing. Returns whether it changed the
-    /// range.
+    /// Makes `[first, end)` free, or used, if it consists of blocks of one node that are without bits and in the
+    /// opposite state. Otherwise changes nothing. Returns whether it did.
     pub(super) fn set_blocks(&mut self, first: u64, end: u64, state: Child) -> bool {
         // The highest level at which the range consists of whole blocks.
         let Some(level) = (first | end).trailing_zeros().checked_sub(bits(0)) else {
@@ -77,7 +76,7 @@ impl Bitmap {
             return false;
         }
         node.children[blocks.clone()].fill(state);
-        // All but the last one: it is set below, where the nodes above are brought up to date, too.
+        // All but the last one, which is set below with the nodes above.
         node.fits[*blocks.start()..*blocks.end()].fill(state.fit());
         self.free_pages =
             if is_free { self.free_pages + (end - first) } else { self.free_pages - (end - first) };
@@ -86,7 +85,7 @@ impl Bitmap {
         true
     }
 
-    /// Takes `[page, page + pages)`, which is free and lies in `leaf`.
+    /// Allocates `[page, page + pages)`, which is free and lies in `leaf`.
     #[inline]
     pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
         self.free_pages -= pages;
@@ -94,9 +93,8 @@ impl Bitmap {
         self.toggle(page, pages as u32, leaf, old, path);
     }
 
-    /// Frees `[first, end)` if it lies in one leaf that has bits and all of it is used. Returns
-    /// whether it was used, or `None` if it does not lie in such a leaf. Unless that is
-    /// `Some(true)`, nothing has changed.
+    /// Frees `[first, end)` if it lies in one leaf that has bits and all of it is used. Returns whether it was used, or
+    /// `None` if it does not lie in such a leaf. Unless that is `Some(true)`, nothing has changed.
     #[inline]
     pub(super) fn free_in_leaf(&mut self, first: u64, end: u64) -> Option<bool> {
         if (first ^ (end - 1)) >= LEAF_PAGES.into() {
@@ -105,8 +103,7 @@ impl Bitmap {
         let mut path = Path::new();
         let leaf = self.locate(first, &mut path)?;
         let pages = end - first;
-        // Read here and not where it is needed, so that the CPU waits for it together with the
-        // leaf.
+        // Read here and not where it is needed, so that the CPU waits for it together with the leaf.
         let old = self.store.node(path.node(1)).fits[slot(first, 1)].bits();
         if !self.store.leaf(leaf).is_used(in_leaf(first), in_leaf(first) + pages as u32) {
             return Some(false);
@@ -116,8 +113,7 @@ impl Bitmap {
         Some(true)
     }
 
-    /// Makes a range of a leaf used if it is free, or free if it is used. `old` is the leaf's fit
-    /// before.
+    /// Makes a free range of a leaf used, or a used one free. `old` is the leaf's fit before.
     fn toggle(&mut self, page: u64, pages: u32, leaf: u32, old: FitBits, path: &Path) {
         let (start, end) = (in_leaf(page), in_leaf(page) + pages);
         let bits = self.store.leaf(leaf).toggled(start, end);
@@ -133,8 +129,7 @@ impl Bitmap {
         }
     }
 
-    /// Notes that the runs at the boundaries of a leaf have changed, if the range, with what is
-    /// free around it, touches one.
+    /// Makes the runs at the boundaries of a leaf stale, if the range, with the free pages around it, touches one.
     #[cold]
     #[inline(never)]
     fn outdate_leaf(&mut self, leaf: u32, start: u32, end: u32, path: &Path) {
@@ -145,15 +140,15 @@ impl Bitmap {
         }
     }
 
-    /// Brings the fits in the nodes of `level` and above on the way to `page` up to date: `new` is
-    /// the fit of the block that has changed.
+    /// Updates the fits in the nodes of `level` and above on the way to `page`: `new` is the fit of the block that has
+    /// changed.
     #[inline]
     fn update(&mut self, page: u64, path: &Path, level: u32, new: FitBits) {
         self.store.node_mut(path.node(level)).fits[slot(page, level)] = new.into();
         self.update_above(page, path, level);
     }
 
-    /// Does the same for the nodes above `level`. Stops where nothing changes any more.
+    /// As [`update`](Self::update), for the nodes above `level`. Stops where nothing changes any more.
     fn update_above(&mut self, page: u64, path: &Path, mut level: u32) {
         loop {
             let new = self.store.node(path.node(level)).fit();

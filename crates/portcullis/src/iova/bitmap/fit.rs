@@ -1,22 +1,20 @@
-//! What fits inside a leaf with natural alignment, for every order at once. The answer is exact: a
-//! request fits if and only if there is a place for it.
+//! What fits inside a leaf with natural alignment, for every order at once, exactly.
 
 /// The highest order whose aligned blocks lie inside a leaf.
 pub(super) const LEAF_ORDER: u32 = 9;
-/// Pages in a leaf.
 pub(super) const LEAF_PAGES: u32 = 1 << LEAF_ORDER;
 
-/// For every order `k` up to [`LEAF_ORDER`], how many free pages a block of `2^k` pages at a multiple of `2^k`
-/// begins with: the most in one leaf, or in all leaves below a node. A request with natural alignment fits
-/// where that is not less than what it asks for.
+/// For every order `k` up to [`LEAF_ORDER`], how many free pages a block of `2^k` pages at a multiple of `2^k` begins
+/// with: the most in one leaf, or in all leaves below a node. A request with natural alignment fits if that is not less
+/// than its pages.
 ///
-/// The maximum of two is taken lane by lane and without branches, in one vector register. Counts that are too
-/// large for a lane are spread over several, each of which counts on where the one before is full.
+/// The maximum of two is taken lane by lane and without branches, in one vector register. Counts that are too large for
+/// a lane are spread over several, each of which counts on from the full one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Fit([u8; 16]);
 
-/// Where a [`Fit`] shows whether a request fits: the lane, and the least count that must be there.
+/// Where a [`Fit`] shows whether a request fits: the lane, and the least count there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need {
     lane: usize,
@@ -24,12 +22,12 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Returns the need of a request for `pages` pages at `order`, which has natural alignment: an
-    /// order of at most [`LEAF_ORDER`], and 1 to `2^order` pages.
+    /// Returns the need of a request for `pages` pages at `order`, which has natural alignment: an order of at most
+    /// [`LEAF_ORDER`], and 1 to `2^order` pages.
     #[inline]
     pub(super) fn of(pages: u64, order: u32) -> Self {
-        // Where a block of order 1 begins with a free page, there is a page for a request of order
-        // 0, too. So the counts of both orders are added up in the first lane.
+        // If a block of order 1 begins with a free page, there is a page for a request of order 0, too. So the first
+        // lane has the sum of both counts.
         let pages = pages as u32;
         let (lane, least) = match order {
             9 if pages > 510 => (11, pages - 510),
@@ -43,14 +41,14 @@ impl Need {
     }
 }
 
-/// A [`Fit`] in registers that are not vectors. A processor that loads as a vector what it has just
-/// stored from such registers waits, so both forms are kept apart.
+/// A [`Fit`] in registers that are not vectors. A processor stalls if it loads as a vector what it has just stored from
+/// such registers, so both forms exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FitBits(u128);
 
 impl FitBits {
-    /// Makes it from the counts of all orders. `low` has six of them, a byte each: that of orders 0
-    /// and 1 added up, and those of orders 2 to 6.
+    /// Makes it from the counts of all orders. `low` has six of them, a byte each: the sum of those of orders 0 and 1,
+    /// and those of orders 2 to 6.
     #[inline]
     pub(super) fn new(low: u64, seven: u32, eight: u32, nine: u32) -> Self {
         let eight = u64::from(eight.min(255)) | u64::from(eight.saturating_sub(255)) << 8;
@@ -75,7 +73,6 @@ impl From<FitBits> for Fit {
 }
 
 impl Fit {
-    /// Returns the same in registers.
     #[inline]
     pub(super) const fn bits(&self) -> FitBits {
         FitBits(u128::from_le_bytes(self.0))
@@ -95,20 +92,18 @@ impl Fit {
         self
     }
 
-    /// Returns whether a request with this need fits.
     #[inline]
     pub(super) fn has(&self, need: Need) -> bool {
         self.0[need.lane] >= need.least
     }
 
-    /// Returns a bound: no run inside a leaf is longer. (A run of `2^(k + 1) - 1` pages has an
-    /// aligned block of `2^k` in it.)
+    /// Returns an upper bound of the runs inside a leaf. (A run of `2^(k + 1) - 1` pages has an aligned block of `2^k`
+    /// in it.)
     pub(super) fn longest_at_most(&self) -> u64 {
         let is_full = |order: &u32| self.has(Need::of(1 << order, *order));
         (0..=LEAF_ORDER).rev().find(is_full).map_or(0, |order| (4 << order) - 2)
     }
 
-    /// Returns whether nothing at all is free.
     #[inline]
     pub(super) fn is_none(&self) -> bool {
         self.0[0] == 0

@@ -1,5 +1,4 @@
-//! The bits of a leaf: one for each page, in one cache line. What fits there is computed from the
-//! bits alone, so it is exact.
+//! The bits of a leaf: one for each page, in one cache line. Its fit is computed from the bits alone, so it is exact.
 
 use super::fit::{FitBits, LEAF_PAGES};
 use super::runs::highest_in;
@@ -28,8 +27,7 @@ static SELECT: [[u64; WORDS]; WORDS] = {
     select
 };
 
-/// As many pages as a cache line has bits. A bit that is set stands for a page that is free. Pages are
-/// numbered from the beginning of the leaf.
+/// As many pages as a cache line has bits. A set bit is a free page. Pages are numbered from the beginning of the leaf.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Leaf([u64; WORDS]);
@@ -40,8 +38,8 @@ impl Leaf {
     /// Everything is free.
     pub(super) const FREE: Self = Self([u64::MAX; WORDS]);
 
-    /// Returns the words that `[start, end)` touches, each with the bits of the range in it. The
-    /// range is not empty and lies inside the leaf.
+    /// Returns the words that `[start, end)` touches, each with the bits of the range in it. The range is not empty and
+    /// lies inside the leaf.
     #[inline]
     fn masks(start: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
         let (first, last) = ((start / 64) as usize, ((end - 1) / 64) as usize);
@@ -52,12 +50,11 @@ impl Leaf {
         })
     }
 
-    /// Returns whether `page` is free, by its own bit alone: for checks.
+    /// Returns whether `page` is free: for checks.
     pub(super) const fn is_free(&self, page: u32) -> bool {
         self.0[(page / u64::BITS) as usize] >> (page % u64::BITS) & 1 == 1
     }
 
-    /// Returns whether no page of `[start, end)` is free.
     #[inline]
     pub(super) fn is_used(&self, start: u32, end: u32) -> bool {
         Self::masks(start, end).all(|(word, mask)| self.0[word] & mask == 0)
@@ -73,8 +70,8 @@ impl Leaf {
         self
     }
 
-    /// Returns this leaf without the pages that are free in `part` and used in `left`. Every page that is
-    /// free in `left` is free in `part`, and every page that is free in `part` is free here.
+    /// Returns this leaf without the pages that are free in `part` and used in `left`. Every page that is free in
+    /// `left` is free in `part`, and every page that is free in `part` is free here.
     pub(super) fn less(mut self, part: Self, left: Self) -> Self {
         for (bits, (part, left)) in self.0.iter_mut().zip(part.0.into_iter().zip(left.0)) {
             *bits ^= part ^ left;
@@ -82,7 +79,7 @@ impl Leaf {
         self
     }
 
-    /// Makes `[start, end)` free or used. Returns how many pages it changed.
+    /// Makes `[start, end)` free or used. Returns the number of pages that it changed.
     #[inline]
     pub(super) fn set(&mut self, start: u32, end: u32, free: bool) -> u32 {
         let mut changed = 0;
@@ -94,8 +91,7 @@ impl Leaf {
         changed
     }
 
-    /// Returns the leaf with `[start, end)` the other way round: used pages free, and free ones
-    /// used.
+    /// Returns the leaf with the free pages of `[start, end)` used, and the used ones free.
     #[inline(always)]
     pub(super) fn toggled(mut self, start: u32, end: u32) -> Self {
         if start / 64 != (end - 1) / 64 {
@@ -143,7 +139,7 @@ impl Leaf {
         Some(word as u32 * 64 + bits.ilog2())
     }
 
-    /// Returns whether `[start, end)`, with what is free around it, reaches either end of the leaf.
+    /// Returns whether `[start, end)`, with the free pages around it, reaches either end of the leaf.
     pub(super) fn is_edge(&self, start: u32, end: u32) -> bool {
         self.last(start, false).is_none() || self.first(end, false).is_none()
     }
@@ -155,7 +151,7 @@ impl Leaf {
         (prefix.into(), suffix.into())
     }
 
-    /// Returns the runs in the leaf in order, each as its first page and the page behind it.
+    /// Returns the runs in order, each as its first page and the page behind it.
     pub(super) fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -165,13 +161,11 @@ impl Leaf {
         })
     }
 
-    /// Returns the length of the longest run.
     pub(super) fn longest(&self) -> u64 {
         self.runs().map(|(start, end)| end - start).max().unwrap_or(0).into()
     }
 
-    /// Returns the highest place for `pages` pages at a multiple of `2^order`. The order is at most
-    /// 9.
+    /// Returns the highest place for `pages` pages at a multiple of `2^order`. The order is at most 9.
     #[inline]
     pub(super) fn place(&self, pages: u64, order: u32) -> Option<u32> {
         match LAST.get(order as usize) {
@@ -181,9 +175,8 @@ impl Leaf {
         }
     }
 
-    /// Takes `most` places, or as many as there are, and calls `put` with the first page of each: with
-    /// what that many calls of [`place`](Self::place) would find. Returns how many it took. `first` is
-    /// the leaf's first page.
+    /// Takes `most` places, or as many as there are, and calls `put` with the first page of each, as that many calls of
+    /// [`place`](Self::place) would find them. Returns the number. `first` is the leaf's first page.
     pub(super) fn take(
         &mut self,
         pages: u64,
@@ -221,8 +214,8 @@ impl Leaf {
         taken
     }
 
-    /// As [`place`](Self::place), for natural alignment inside words. `last` has the last bit of
-    /// each block of the order.
+    /// As [`place`](Self::place), for natural alignment inside words. `last` has the last bit of each block of the
+    /// order.
     #[inline]
     fn place_in_words(&self, pages: u64, order: u32, last: u64) -> Option<u32> {
         let (width, low) = (1 << order, u64::MAX >> (64 - pages));
@@ -240,8 +233,8 @@ impl Leaf {
     }
 }
 
-/// Returns the last bit of each block of `width` bits in a word in which all bits of `low` are set.
-/// `last` has the last bit of every block.
+/// Returns the last bit of each block of `width` bits in a word in which all bits of `low` are set. `last` has the last
+/// bit of every block.
 #[inline]
 const fn blocks(bits: u64, low: u64, width: u32, last: u64) -> u64 {
     // The pages that a request would take from each block.
@@ -271,11 +264,11 @@ const HALVES: u64 = u64::MAX / 0xffff_ffff;
 /// The bits of even pages.
 const EVEN: u64 = u64::MAX / 0x3;
 
-/// Joins each lane in `low` with the one in the same place in `high`. The lanes count up to
-/// `1 << order`; `full` has this bit of each of them.
+/// Joins each lane in `low` with the one in the same place in `high`. The lanes count up to `1 << order`; `full` has
+/// this bit of each of them.
 #[inline(always)]
 fn join(low: u64, high: u64, order: u32, full: u64) -> u64 {
-    // The high count is added, with all of its bits, where the low one is full.
+    // The high count is added, with all of its bits, if the low one is full.
     let full = low & full;
     low + (high & ((full << 1) - (full >> order)))
 }
@@ -290,12 +283,12 @@ fn max(a: u64, b: u64) -> u64 {
 }
 
 impl Leaf {
-    /// Returns what fits in the leaf. Constant time: computed for all orders and words at once and
-    /// without branches, as these would depend on the bits and be guessed wrong half of the time.
+    /// Returns what fits in the leaf. Constant time: all orders and words are computed at once and without branches,
+    /// which would depend on the bits and be mispredicted half of the time.
     ///
-    /// For each order `k`, a word is seen as lanes of `2^k` bits, one for each block of the order.
-    /// A lane counts the free pages that its block begins with. The count of two blocks together is
-    /// that of the first, plus that of the second if the first is full.
+    /// For each order `k`, a word is a row of lanes of `2^k` bits, one for each block of the order. A lane counts the
+    /// free pages that its block begins with. The count of two blocks together is that of the first, plus that of the
+    /// second if the first is full.
     // Where the compiler inlines this function, it leaves vectors too early.
     #[inline(never)]
     pub(super) fn fit(&self) -> FitBits {

@@ -1,29 +1,24 @@
-//! Nodes: eight blocks side by side, and what the search wants to know about each. What fits inside
-//! leaves is always up to date; a node whose runs are not is noted as stale, and so are all above
-//! it.
+//! Nodes: eight blocks side by side, and what the search needs of each. Fits inside leaves are always up to date; a
+//! node whose runs are not is stale, and so are all above it.
 
 use super::fit::{Fit, LEAF_ORDER, Need};
 use super::runs::Runs;
 use super::slab::Entry;
 
-/// Blocks in a node.
 pub(super) const FAN: usize = 8;
 /// The highest level of a node. A leaf is at level 0, and each level covers eight times as much.
 pub(super) const MAX_LEVEL: u32 = 15;
 
-/// Returns the binary logarithm of the pages in a block of a level.
 #[inline]
 pub(super) const fn bits(level: u32) -> u32 {
     LEAF_ORDER + FAN.ilog2() * level
 }
 
-/// Returns the number of pages in a block of a level.
 #[inline]
 pub(super) const fn pages(level: u32) -> u64 {
     1 << bits(level)
 }
 
-/// Returns which block of a node of `level` holds `page`.
 #[inline]
 pub(super) const fn slot(page: u64, level: u32) -> usize {
     (page >> bits(level - 1)) as usize % FAN
@@ -35,8 +30,7 @@ pub(super) const fn base(page: u64, level: u32) -> u64 {
     page >> bits(level) << bits(level)
 }
 
-/// What a block consists of: the number of a node or a leaf; or, if the block has neither, the
-/// state of all of it.
+/// A block: the number of its node or leaf; or, if it has neither, the state of all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Child(u32);
 
@@ -46,7 +40,6 @@ impl Child {
     /// None of it is free. Freeing all of it needs no memory; freeing a part of it does.
     pub(super) const TAKEN: Self = Self(u32::MAX - 1);
 
-    /// Makes the link to a node or a leaf.
     pub(super) const fn to(number: u32) -> Self {
         Self(number)
     }
@@ -57,22 +50,21 @@ impl Child {
         (self.0 < Self::TAKEN.0).then_some(self.0)
     }
 
-    /// Returns what fits inside leaves in a block that is in one of the two states as a whole.
+    /// Returns the fit of a uniform block.
     pub(super) fn fit(self) -> Fit {
         if self == Self::FREE { Fit::ALL } else { Fit::NONE }
     }
 }
 
-/// Eight blocks of the level below. What most calls look at comes first, in three of the four cache
-/// lines.
+/// Eight blocks of the level below. Most calls read only the first three of the four cache lines.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// What fits in each block, inside leaves with natural alignment. Always up to date.
+    /// The fit of each block, inside leaves with natural alignment. Always up to date.
     pub(super) fits: [Fit; FAN],
     pub(super) children: [Child; FAN],
-    /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set
-    /// in all nodes above, too.
+    /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set in all nodes above,
+    /// too.
     pub(super) is_runs_stale: bool,
     /// The runs that touch the boundary of a leaf.
     pub(super) runs: Runs,
@@ -86,7 +78,6 @@ impl Node {
         Self { fits: [state.fit(); FAN], children: [state; FAN], is_runs_stale: false, runs: Runs::NONE }
     }
 
-    /// Returns the best fit of all blocks.
     #[inline]
     pub(super) fn fit(&self) -> Fit {
         self.fits.iter().skip(1).fold(self.fits[0], |best, fit| best.max(fit))

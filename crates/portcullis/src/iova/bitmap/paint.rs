@@ -1,5 +1,5 @@
-//! The general case: a change of any range, and the memory for it. A change fails for want of
-//! memory only, and then before any page has changed.
+//! The general case: a change of any range, and the memory for it. A change fails only for want of memory, and then
+//! before any page has changed.
 
 use super::Bitmap;
 use super::BitmapError;
@@ -12,25 +12,24 @@ use super::store::Room;
 use super::walk::Walk;
 
 impl Bitmap {
-    /// Makes all of `[first, end)`, which lies in the tree, free, or used. Pages that are in that
-    /// state already stay so. May allocate; fails only for want of memory, with nothing changed.
+    /// Makes all of `[first, end)`, which lies in the tree, free, or used. May allocate; fails only for want of memory,
+    /// with nothing changed.
     pub(super) fn paint(&mut self, first: u64, end: u64, state: Child) -> Result<(), BitmapError> {
         self.prepare((first, end), state)?;
         self.paint_prepared((first, end), state);
         Ok(())
     }
 
-    /// Makes sure that there are the nodes and leaves for painting. May allocate.
+    /// Ensures the nodes and leaves for painting. May allocate.
     #[inline]
     fn prepare(&mut self, range: (u64, u64), state: Child) -> Result<(), BitmapError> {
         let room = self.room_for(range, state);
         if self.store.has(room) { Ok(()) } else { self.prepare_by_growing(range, state, room) }
     }
 
-    /// As [`prepare`](Self::prepare), where the slabs lack room. If more than half of the leaves
-    /// are idle, they are collected first, at a constant cost for each. They are also collected if
-    /// there is no memory. The range may have lain in what is collected, so the room that painting
-    /// needs is counted again.
+    /// As [`prepare`](Self::prepare), if the slabs lack room. If more than half of the leaves are idle, or there is no
+    /// memory, they are collected, at a constant cost for each. The range may have lain in collected ones, so the room
+    /// is counted again.
     #[cold]
     fn prepare_by_growing(
         &mut self,
@@ -54,8 +53,7 @@ impl Bitmap {
     #[inline(never)]
     pub(super) fn cover(&mut self, end: u64) -> Result<(), BitmapError> {
         while self.end() < end {
-            // The first node is made at the level that covers the end; later ones go on top of the
-            // tree.
+            // The first node is made at the level that covers the end; later ones go on top of the tree.
             let level = if self.top == 0 {
                 (1..MAX_LEVEL).find(|level| pages(*level) >= end).unwrap_or(MAX_LEVEL)
             } else {
@@ -75,8 +73,7 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Gives the leaves and nodes of blocks that are all free back to the slabs. No page changes.
-    /// O(nodes); does not allocate.
+    /// Releases the leaves and nodes of blocks that are all free. No page changes. O(nodes); does not allocate.
     #[inline(never)]
     pub(super) fn collect(&mut self) {
         self.idle = 0;
@@ -84,7 +81,7 @@ impl Bitmap {
             return;
         }
         let mut walk = Walk::new(self.root, self.top, 0);
-        // By level, whether the node there is used in part.
+        // By level, whether the node there is partly used.
         let mut used = 0_u32;
         loop {
             let (number, block) = (walk.node(), walk.block());
@@ -119,7 +116,7 @@ impl Bitmap {
         }
     }
 
-    /// Returns what painting in the range would take from the slabs.
+    /// Returns the nodes and leaves that painting the range takes.
     #[inline(never)]
     fn room_for(&self, (first, end): (u64, u64), state: Child) -> Room {
         let (mut walk, mut room) = (Walk::new(self.root, self.top, first), Room::NONE);
@@ -141,12 +138,12 @@ impl Bitmap {
         room
     }
 
-    /// Paints the range. All nodes and leaves that this takes are at hand. When the walk leaves a node, it writes down there what fits in
-    /// the node, and whether runs that touch the boundary of a leaf may have changed.
+    /// Paints the range; all nodes and leaves for that are ensured. When the walk leaves a node, it stores the node's
+    /// fit, and whether its runs are stale.
     #[inline(never)]
     fn paint_prepared(&mut self, (first, end): (u64, u64), state: Child) {
         let mut walk = Walk::new(self.root, self.top, first);
-        // By level, whether such runs may have changed in the node there.
+        // By level, whether runs may have changed in the node there.
         let mut edges = 0_u32;
         loop {
             let (number, block, level) = (walk.node(), walk.block(), walk.level());
@@ -192,8 +189,7 @@ impl Bitmap {
         }
     }
 
-    /// Paints in a leaf whose fit is `old`. Returns its fit now, and whether the runs at its ends
-    /// have changed.
+    /// Paints in a leaf whose fit is `old`. Returns its new fit, and whether the runs at its ends have changed.
     #[inline(never)]
     fn paint_leaf(&mut self, number: u32, (first, end): (u64, u64), state: Child, old: Fit) -> (Fit, bool) {
         let leaf = self.store.leaf_mut(number);
@@ -208,7 +204,7 @@ impl Bitmap {
         (new, at_edge)
     }
 
-    /// Makes the leaf or node of the block at page `base`, of `level`, that is in the state `state` as a whole. Returns its
+    /// Makes the leaf or node of the uniform block at page `base`, of `level` and in the state `state`. Returns its
     /// number.
     #[cold]
     #[inline(never)]
@@ -237,8 +233,8 @@ impl Bitmap {
     }
 }
 
-/// Returns what it takes to paint a part of a block of `level` that is in one state as a whole: the nodes and
-/// leaves along each end of the part. Blocks that the part covers as a whole need none.
+/// Returns the nodes and leaves that it takes to paint a part of a uniform block of `level`: those along each end of
+/// the part. Blocks that the part covers as a whole need none.
 fn room_in_block(level: u32, (first, end): (u64, u64)) -> Room {
     (0..=level).fold(Room::NONE, |room, level| {
         let is_cut = |page: u64| page & (pages(level) - 1) != 0;

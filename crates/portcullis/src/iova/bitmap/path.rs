@@ -1,5 +1,5 @@
-//! Ways from the top to a page, and the spine: the way along one end, on which nearly all searches
-//! begin. A search that begins on the spine finds what a search from the top would find.
+//! Paths from the top to a page, and the spine: a cached path to the last block, where nearly all searches begin. A
+//! search from the spine finds the same place as one from the top.
 
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
@@ -31,29 +31,26 @@ pub(super) const fn in_leaf(page: u64) -> u32 {
     page as u32 % LEAF_PAGES
 }
 
-/// The way from the top along the end where allocations go, or a part of that way from the top on.
+/// Cached path to the last block, where allocations go, or the upper part of it.
 ///
-/// Mostly the first steps of a search lead to the last block. Where a request fits in a node on
-/// this way, it also fits in those above, which prefer their last block: so the search may begin
-/// there.
+/// Mostly the first steps of a search lead to the last block. If a request fits in a node on this path, it also fits in
+/// those above, which prefer their last block: so the search may begin there.
 pub(super) struct Spine {
-    /// The nodes of the way, from `level` to the top.
+    /// The nodes of the path, from `level` to the top.
     pub(super) path: Path,
     pub(super) level: u32,
     /// The first page of the node at `level`.
     pub(super) base: u64,
-    /// Whether the way may still be extended: it was reset, and has not reached level 1 since.
+    /// Whether the path may still be extended: it was reset, and has not reached level 1 since.
     is_new: bool,
 }
 
 impl Spine {
-    /// The spine of an empty tree.
     pub(super) const EMPTY: Self = Self { path: Path::new(), level: 0, base: 0, is_new: true };
 }
 
 impl Bitmap {
-    /// Returns the leaf that holds `page`, and stores the way there to `path`. Returns `None` if
-    /// the page has no bit.
+    /// Returns the leaf that holds `page`, and stores the way there to `path`. Returns `None` if the page has no bit.
     #[inline]
     pub(super) fn locate(&self, page: u64, path: &mut Path) -> Option<u32> {
         if page >= self.end() {
@@ -75,13 +72,13 @@ impl Bitmap {
         }
     }
 
-    /// Makes the spine the top node alone. Called when nodes have gone, or there is a new top.
+    /// Resets the spine to the top node, as nodes are released, or there is a new top.
     pub(super) fn reset_spine(&mut self) {
         self.spine = Spine { level: self.top, ..Spine::EMPTY };
         self.spine.path.set(self.top, self.root);
     }
 
-    /// Lets the spine end at its node of `level`.
+    /// Ends the spine at its node of `level`.
     #[cold]
     pub(super) fn shorten_spine(&mut self, level: u32) {
         self.spine.level = level;

@@ -1,25 +1,23 @@
-//! What a node knows about runs that cross leaves: for each order, exactly how much the best of
-//! them offers.
+//! A node's runs that cross leaves: for each order, exactly how much the best of them offers.
 
-/// The highest order that [`Bitmap::alloc`](super::Bitmap::alloc) can align to: `2^18` pages, 1 GiB in
-/// pages of 4 KiB.
+/// The highest order to which [`Bitmap::alloc`](super::Bitmap::alloc) can align: `2^18` pages, 1 GiB in pages of 4 KiB.
 pub const MAX_ORDER: u32 = 18;
 
-/// Returns the highest multiple of `2^order` in `[start, end)` with at least `pages` pages from
-/// there to `end`. The order is less than 64.
+/// Returns the highest multiple of `2^order` in `[start, end)` with at least `pages` pages from there to `end`. The
+/// order is less than 64.
 #[inline]
 pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option<u64> {
     let highest = end.checked_sub(pages)? >> order << order;
     (highest >= start).then_some(highest)
 }
 
-/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, the
-/// longest run, and for every order `k` from 9 on the longest *remainder*, which is the part of a
-/// run from its first multiple of `2^k` on. A run is cut off at the block's ends.
+/// The runs inside a block that touch the boundary of a leaf: the block's prefix and suffix, the longest run, and for
+/// every order `k` from 9 on the longest *remainder*: the part of a run from its first multiple of `2^k` on. A run is
+/// cut off at the block's ends.
 ///
-/// The remainders are kept as *losses*: a loss is by how much a remainder is less than the longest
-/// run. Fewer than `2^k` pages precede the first multiple of `2^k`. So a loss has at most `k` bits,
-/// however long the runs are, and a vector register holds the losses of several orders.
+/// The remainders are stored as *losses*, relative to the longest run. Fewer than `2^k` pages precede the first
+/// multiple of `2^k`. So a loss has at most `k` bits, however long the runs are, and a vector register holds the losses
+/// of several orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Runs {
     /// The free pages that the block begins with.
@@ -39,7 +37,7 @@ const FAR_MASKS: [u32; 2] = [0x1_ffff, 0x3_ffff];
 /// A run that is shorter than another by this much has the smaller remainder at every order.
 const OUTDONE: u64 = 1 << MAX_ORDER;
 
-/// What a block contributes to the one that it is a part of.
+/// A block's contribution to the one that it is a part of.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
     pub(super) prefix: u64,
@@ -49,22 +47,19 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// A part without a free page.
     pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, inner: None };
 
-    /// A part of which all `pages` are free.
     pub(super) const fn whole(pages: u64) -> Self {
         Self { prefix: pages, suffix: pages, inner: None }
     }
 }
 
 impl Runs {
-    /// No runs.
     pub(super) const NONE: Self = Self { prefix: 0, suffix: 0, longest: 0, middle: [0; 8], far: [0; 2] };
 
     /// Returns the runs of a block at page `base` that consists of `parts` of `size` pages each.
     pub(super) fn of_parts<const N: usize>(base: u64, size: u64, parts: &[Part<'_>; N]) -> Self {
-        // The runs at the boundaries of parts, but for the last of them, which is kept by itself.
+        // The runs at the boundaries of parts, except for the last one, which is `(start, len)`.
         let mut spans = [(0, 0); N];
         let mut count = 0;
         let (mut start, mut len, mut end) = (base, 0, base);
@@ -119,7 +114,6 @@ impl Runs {
         }
     }
 
-    /// Adds the remainders of all runs inside a part.
     #[inline]
     fn add_inner(&mut self, inner: &Self) {
         let short = self.longest - inner.longest;
@@ -135,8 +129,8 @@ impl Runs {
         }
     }
 
-    /// Returns the length of the longest remainder for `order`, if that is 9 to [`MAX_ORDER`]; for
-    /// order 0 that of the longest run; for other orders 0.
+    /// Returns the length of the longest remainder for `order`, if that is 9 to [`MAX_ORDER`]; for order 0 that of the
+    /// longest run; for other orders 0.
     #[inline]
     pub(super) fn longest(&self, order: u32) -> u64 {
         let loss = match order {

@@ -1,4 +1,4 @@
-//! Where a request fits: the highest place of all, which a search finds whenever there is one.
+//! Finds the highest place for a request, whenever there is one.
 
 use super::Bitmap;
 use super::fit::{LEAF_ORDER, Need};
@@ -13,8 +13,7 @@ pub(super) struct Found {
     pub(super) leaf: Option<u32>,
 }
 
-/// Returns whether a request has natural alignment, and so lies inside a leaf wherever it is
-/// placed.
+/// Returns whether a request has natural alignment, and so lies inside a leaf wherever it is placed.
 #[inline]
 pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
@@ -37,9 +36,8 @@ struct Span {
 }
 
 impl Bitmap {
-    /// Returns the highest place for `pages` pages at `order` before page `limit`. If it was found
-    /// in a leaf that has bits, stores the way there to `path`. If it was found in a block without
-    /// bits, or may cross leaves, no leaf is returned.
+    /// Returns the highest place for `pages` pages at `order` before page `limit`. If it was found in a leaf that has
+    /// bits, `path` leads there. If it was found in a block without bits, or may cross leaves, no leaf is returned.
     #[inline]
     pub(super) fn find(&mut self, pages: u64, order: u32, limit: u64, path: &mut Path) -> Option<Found> {
         if !is_natural(pages, order) {
@@ -64,8 +62,7 @@ impl Bitmap {
         if found.is_some() {
             return found;
         }
-        // From there up, the blocks before the one with the limit: each of them lies below the
-        // limit.
+        // The blocks before the one with the limit all lie below it.
         for level in level..=self.top {
             let number = path.node(level);
             let before = (1 << slot(last, level)) - 1;
@@ -77,9 +74,8 @@ impl Bitmap {
         None
     }
 
-    /// Returns the highest place in the smallest block that has `last`, the last page allowed: a
-    /// leaf, or a block that is in one state as a whole, or in which nothing fits. Also returns the
-    /// level of the node that has the block.
+    /// Returns the highest place in the smallest block that has `last`, the last page allowed: a leaf, or a uniform
+    /// block, or one in which nothing fits. Also returns the level of the node that has the block.
     fn find_at_limit(&self, request: &Natural, last: u64, path: &mut Path) -> (u32, Option<Found>) {
         let Natural { pages, order, .. } = *request;
         let (mut number, mut level) = (self.root, self.top);
@@ -125,8 +121,7 @@ impl Bitmap {
         self.descend_into(request, blocks, number, level, self.spine.base, path)
     }
 
-    /// Returns the highest place in `blocks`, the blocks (as bits) of a node at page `base` in
-    /// which the request fits.
+    /// Returns the highest place in `blocks`, the blocks (as bits) of a node at page `base` in which the request fits.
     #[inline]
     fn descend_into(
         &self,
@@ -158,8 +153,8 @@ impl Bitmap {
         }
     }
 
-    /// Returns the highest place in a run that touches the boundary of a leaf. The runs of all
-    /// nodes must be up to date. O(h); does not allocate.
+    /// Returns the highest place in a run that touches the boundary of a leaf. The runs of all nodes must be up to
+    /// date. O(h); does not allocate.
     pub(super) fn find_across(&self, pages: u64, order: u32, limit: u64) -> Option<u64> {
         if self.top == 0 || self.store.node(self.root).runs.longest(order) < pages {
             return None;
@@ -167,7 +162,7 @@ impl Bitmap {
         self.highest(&Span { pages, order, limit })
     }
 
-    /// Returns the highest place of all, if one ends at the limit or before.
+    /// Returns the highest place that ends at the limit or before.
     #[inline(never)]
     fn highest(&self, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
@@ -189,7 +184,8 @@ impl Bitmap {
         (level..=self.top).find_map(|level| self.highest_in(path.node(level), level, base(last, level), span))
     }
 
-    /// Returns the highest place below a node at page `base`, but for a block that the limit cuts and that is a node itself.
+    /// Returns the highest place below a node at page `base`, except in a block that the limit cuts and that is a node
+    /// itself.
     fn highest_in(&self, mut number: u32, mut level: u32, mut base: u64, span: &Span) -> Option<u64> {
         let Span { pages, order, limit } = *span;
         let place = |start, end| highest_in(start, end, pages, order);
@@ -220,7 +216,7 @@ impl Bitmap {
             if let Some(inner) = part.inner {
                 let child = node.children[block].number();
                 if let Some(child) = child.filter(|_| whole && inner.longest(order) >= pages) {
-                    // There it is.
+                    // It lies inside this block.
                     (number, level, base) = (child, level - 1, start);
                     (block, behind) = (FAN, 0);
                     continue;

@@ -1,5 +1,5 @@
-//! Finds the next page that is free, or used, and never a later one. A search steps over a block
-//! whose pages are all in the other state, where the block's parent shows that.
+//! Finds the next free, or used, page. A search steps over a uniform block of the other state if the block's parent
+//! shows that.
 
 use super::Bitmap;
 use super::path::in_leaf;
@@ -11,9 +11,9 @@ impl Bitmap {
         self.first_in(first, end, true).is_some()
     }
 
-    /// Returns the first page of `[from, to)` that is free, or that is used. Costs O(h) for free
-    /// pages, and for used ones O(h) and the nodes that exist before the page. Pages behind the
-    /// tree are used, but the search does not look at them.
+    /// Returns the first page of `[from, to)` that is free, or that is used. Costs O(h) for free pages, and for used
+    /// ones O(h) and the nodes that exist before the page. Pages behind the tree are used, but the search does not look
+    /// at them.
     pub(super) fn first_in(&self, from: u64, to: u64, free: bool) -> Option<u64> {
         let to = to.min(self.end());
         let mut walk = Walk::new(self.root, self.top, from);
@@ -36,8 +36,8 @@ impl Bitmap {
         None
     }
 
-    /// Returns whether a block is free, if its node shows that all of it is or none; else the
-    /// number of the node or leaf to look at.
+    /// Returns whether a block is free, if its node shows that all of it is or none; else the number of the node or
+    /// leaf to look at.
     pub(super) fn uniform(&self, number: u32, level: u32, block: usize) -> Result<bool, u32> {
         let node = self.store.node(number);
         if node.fits[block].is_none() {

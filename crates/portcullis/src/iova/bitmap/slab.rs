@@ -1,5 +1,4 @@
-//! Entries in an array, each of which keeps its number. Taking one that was ensured never
-//! allocates.
+//! An array of entries with fixed numbers. Taking an entry that was ensured never allocates.
 
 use super::BitmapError;
 use alloc::vec::Vec;
@@ -7,24 +6,21 @@ use alloc::vec::Vec;
 /// No entry.
 const END: u32 = u32::MAX;
 
-/// What can be kept in a slab. An entry that is not used holds the number of another one.
+/// An entry of a slab. An unused one holds the number of the next.
 pub(super) trait Entry: Copy {
-    /// Makes an unused entry, followed by the unused entry number `next`.
+    /// Makes an unused entry, followed by the unused entry `next`.
     fn unused(next: u32) -> Self;
-    /// Returns the number of the unused entry that follows this unused one.
+    /// Returns the number of the unused entry that follows this one.
     fn next(&self) -> u32;
 }
 
-/// Numbered entries that keep their numbers.
 pub(super) struct Slab<T> {
     entries: Vec<T>,
-    /// The first unused entry.
     unused: u32,
     used: usize,
 }
 
 impl<T: Entry> Slab<T> {
-    /// Makes a slab without entries.
     pub(super) const fn new() -> Self {
         Self { entries: Vec::new(), unused: END, used: 0 }
     }
@@ -35,18 +31,18 @@ impl<T: Entry> Slab<T> {
         self.entries.capacity().saturating_sub(self.used) >= more
     }
 
-    /// Makes sure that `more` entries can be taken without allocating; copies all entries if it has to.
+    /// Ensures that `more` entries can be taken without allocating; copies all entries if it has to.
     pub(super) fn ensure(&mut self, more: usize) -> Result<(), BitmapError> {
         if self.has(more) {
             return Ok(());
         }
         let needed = self.used.saturating_add(more);
-        // The highest numbers are not those of entries: here and in nodes they have other meanings.
+        // The highest numbers have other meanings, here and in nodes.
         if needed > (u32::MAX - 16) as usize {
             return Err(BitmapError::OutOfMemory);
         }
-        // Growing by a constant factor keeps the cost per entry constant; a factor of only 1.5
-        // keeps small spaces small. If there is no memory for that, just enough will do.
+        // Growing by a constant factor keeps the cost per entry constant; a factor of only 1.5 keeps small spaces
+        // small. If there is no memory for that, just enough will do.
         let len = self.entries.len();
         let ample = needed.max(self.entries.capacity() / 2 * 3);
         self.entries
@@ -69,7 +65,7 @@ impl<T: Entry> Slab<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Gives an entry back. By itself, as calls inside each other make it, and an entry is large.
+    /// Releases an entry. Not inlined, as nested calls make it, and an entry is large.
     #[inline(never)]
     pub(super) fn release(&mut self, number: u32) {
         self.entries[number as usize] = T::unused(self.unused);
@@ -87,12 +83,11 @@ impl<T: Entry> Slab<T> {
         &mut self.entries[number as usize]
     }
 
-    /// Returns how many entries are used.
     pub(super) const fn used(&self) -> usize {
         self.used
     }
 
-    /// Returns how many bytes of heap memory are held.
+    /// Returns the bytes of heap memory.
     pub(super) const fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<T>()
     }

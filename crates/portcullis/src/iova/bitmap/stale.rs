@@ -1,5 +1,5 @@
-//! What nodes know of runs: changes outdate it, and it is brought up to date when a request needs
-//! it. A node that is not noted as stale knows its runs exactly.
+//! Stale runs: changes outdate a node's runs, and a request that needs them recomputes them. A node that is not stale
+//! knows its runs exactly.
 
 use super::Bitmap;
 use super::node::{Child, FAN, Node, pages};
@@ -9,21 +9,19 @@ use super::store::Store;
 use super::walk::Walk;
 
 impl Bitmap {
-    /// Brings what all nodes know of runs up to date. One step for each stale node: O(h) for each
-    /// change since the last call, and the stale nodes in its range; one for each node of the tree
-    /// at most. Does not allocate.
+    /// Recomputes the runs of all stale nodes. One step for each: O(h) for each change since the last call, and the
+    /// stale nodes in its range; one for each node of the tree at most. Does not allocate.
     pub(super) fn refresh_runs(&mut self) {
         if self.top > 0 && self.store.node(self.root).is_runs_stale {
             self.store.refresh_runs(self.root, self.top);
         }
     }
 
-    /// Notes in the nodes of `level` and above on the way `path` that runs that touch the boundary
-    /// of a leaf have changed.
+    /// Makes the runs stale in the nodes of `level` and above on `path`.
     pub(super) fn outdate(&mut self, path: &Path, level: u32) {
         for level in level..=self.top {
             let node = self.store.node_mut(path.node(level));
-            // If it is noted here already, it is noted in all nodes above, too.
+            // If it is stale already, all nodes above are, too.
             if core::mem::replace(&mut node.is_runs_stale, true) {
                 return;
             }
@@ -32,7 +30,7 @@ impl Bitmap {
 }
 
 impl Store {
-    /// Does so for the stale node `root` of level `top`, and all below it.
+    /// Recomputes the runs of the stale node `root` of level `top`, and all below it.
     #[inline(never)]
     fn refresh_runs(&mut self, root: u32, top: u32) {
         let mut walk = Walk::new(root, top, 0);
@@ -61,8 +59,8 @@ impl Store {
         }
     }
 
-    /// Returns the length of the longest run inside a leaf with bits below the node `root` of level `top`, or
-    /// `best` if that is more. Looks only at leaves that may have a longer run than those before.
+    /// Returns the length of the longest run inside a leaf with bits below the node `root` of level `top`, or `best` if
+    /// that is more. Looks only at leaves that may have a longer run than those before.
     pub(super) fn longest_inside(&self, root: u32, top: u32, mut best: u64) -> u64 {
         let mut walk = Walk::new(root, top, 0);
         while walk.page() < pages(top) {
@@ -82,7 +80,7 @@ impl Store {
         best
     }
 
-    /// Returns what `block` contributes to the runs of a node of `level`.
+    /// Returns the contribution of `block` to the runs of a node of `level`.
     #[inline]
     pub(super) fn part(&self, node: &Node, level: u32, block: usize) -> Part<'_> {
         match node.children[block].number() {

@@ -1,11 +1,10 @@
-//! All nodes and leaves: taking what was ensured never allocates.
+//! All nodes and leaves. Taking one that was ensured never allocates.
 
 use super::BitmapError;
 use super::leaf::Leaf;
 use super::node::Node;
 use super::slab::Slab;
 
-/// A number of nodes and a number of leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) nodes: usize,
@@ -13,11 +12,9 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// No nodes and no leaves.
     pub(super) const NONE: Self = Self { nodes: 0, leaves: 0 };
 
-    /// Returns what a block of `level` takes by itself, without what is below it: one leaf or one
-    /// node.
+    /// Returns the one leaf or node of a block of `level`, without those below it.
     pub(super) const fn head(level: u32) -> Self {
         if level == 0 { Self { nodes: 0, leaves: 1 } } else { Self { nodes: 1, leaves: 0 } }
     }
@@ -27,14 +24,12 @@ impl Room {
     }
 }
 
-/// All nodes and leaves.
 pub(super) struct Store {
     nodes: Slab<Node>,
     leaves: Slab<Leaf>,
 }
 
 impl Store {
-    /// Makes an empty store, which takes no memory.
     pub(super) const fn new() -> Self {
         Self { nodes: Slab::new(), leaves: Slab::new() }
     }
@@ -83,18 +78,17 @@ impl Store {
         self.nodes.has(more.nodes) && self.leaves.has(more.leaves)
     }
 
-    /// Makes sure that `more` can be taken without allocating. May allocate.
+    /// Ensures that `more` can be taken without allocating. May allocate.
     pub(super) fn ensure(&mut self, more: Room) -> Result<(), BitmapError> {
         self.nodes.ensure(more.nodes)?;
         self.leaves.ensure(more.leaves)
     }
 
-    /// Returns how many nodes and leaves are in use.
     pub(super) const fn used(&self) -> Room {
         Room { nodes: self.nodes.used(), leaves: self.leaves.used() }
     }
 
-    /// Returns how many bytes of heap memory are held.
+    /// Returns the bytes of heap memory.
     pub(super) const fn bytes(&self) -> usize {
         self.nodes.bytes().saturating_add(self.leaves.bytes())
     }

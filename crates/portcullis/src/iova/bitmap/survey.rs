@@ -1,15 +1,15 @@
-//! How much is free up to a page, and how large the largest hole is: found out part by part, so that
-//! a caller that has the bitmap under a lock can let others have it in between.
+//! How much is free up to a page, and how large the largest hole is: part by part, so that a caller can release the
+//! bitmap's lock in between.
 
 use super::Bitmap;
 use super::fit::LEAF_PAGES;
 use super::walk::Walk;
 
-/// The most nodes and leaves that one call looks at: more than a way from the top down has.
+/// The most nodes and leaves of one call: more than a way from the top down has.
 const PART: u32 = 32;
 
-/// What is free in the pages that were looked at. Each was looked at once: where the bitmap changes
-/// between two parts, they are of different times.
+/// The free pages of the part that was surveyed. Each page was looked at once: if the bitmap changes between two parts,
+/// their figures are of different times.
 #[derive(Debug)]
 pub struct Survey {
     /// The next page, and the one behind the last.
@@ -19,12 +19,12 @@ pub struct Survey {
     run: u64,
     /// The number of free pages.
     pub free: u64,
-    /// The number of pages in the largest hole, of which only what lies before the end counts.
+    /// The number of pages in the largest hole, cut off at the end.
     pub largest: u64,
 }
 
 impl Survey {
-    /// Makes the survey of the pages before `end`, none of which was looked at.
+    /// Makes a survey of the pages before `end`.
     pub const fn new(end: u64) -> Self {
         Self { next: 0, end, run: 0, free: 0, largest: 0 }
     }
@@ -45,8 +45,8 @@ impl Survey {
 }
 
 impl Bitmap {
-    /// Goes on with a survey, and returns whether it is complete. Looks at 32 nodes and leaves at the
-    /// most; does not allocate.
+    /// Continues a survey, and returns whether it is complete. Looks at 32 nodes and leaves at the most; does not
+    /// allocate.
     pub fn survey(&self, survey: &mut Survey) -> bool {
         // Pages behind the tree are used.
         let (end, mut left) = (survey.end.min(self.end()), PART);

@@ -1,10 +1,9 @@
-//! A way over the tree in the order of addresses, by loops alone: a call for each level inside the other takes more of a kernel's
-//! stack than there is.
+//! A walk over the tree in the order of addresses, without recursion, for which a kernel's stack is too small.
 
 use super::node::{base, pages, slot};
 use super::path::Path;
 
-/// Where a walk is: at a page, and in the node that has that page's block.
+/// The position of a walk: a page, and the node that has that page's block.
 pub(super) struct Walk {
     /// The nodes from the top to that one.
     path: Path,
@@ -21,12 +20,10 @@ impl Walk {
         Self { path, level: top, top, page }
     }
 
-    /// The node.
     pub(super) fn node(&self) -> u32 {
         self.path.node(self.level)
     }
 
-    /// The level of the node.
     pub(super) fn level(&self) -> u32 {
         self.level
     }
@@ -36,7 +33,7 @@ impl Walk {
         self.page
     }
 
-    /// Which of the node's blocks has the page.
+    /// The node's block that has the page.
     pub(super) fn block(&self) -> usize {
         slot(self.page, self.level)
     }
@@ -76,7 +73,7 @@ impl Walk {
         self.page & (pages(self.level) - 1) == 0
     }
 
-    /// Goes up to the node above, unless this is the top. Returns which block of that the walk was in.
+    /// Goes up to the node above, unless this is the top. Returns the block there that the walk was in.
     pub(super) fn leave(&mut self) -> Option<usize> {
         if self.level == self.top {
             return None;

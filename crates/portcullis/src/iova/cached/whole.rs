@@ -1,4 +1,4 @@
-//! Which range that is handed out a part belongs to: found from the part alone, as each range begins at a multiple of its size.
+//! Finds the live range that has a part: from the part alone, as each range begins at a multiple of its size.
 
 use super::Cached;
 use crate::iova::bitmap::MAX_ORDER;
@@ -6,14 +6,16 @@ use crate::iova::class::order_of;
 use crate::iova::word::{DIVIDED, END_PAGE, owner_and_pages};
 use crate::sync::Ordering;
 
-/// How many places are looked at for a range of more than 2^[`MAX_ORDER`] pages, which begins at a multiple of that alone: it is
-/// found from a part in its first 4 TiB (pages of 4 KiB). That bounds the time for which a caller keeps its locks, and a CPU if it has one.
+/// The most places that are searched for a range of more than 2^[`MAX_ORDER`] pages, which begins at a multiple of that
+/// alone: a part in its first 4 TiB (pages of 4 KiB) finds it. That bounds the time for which a caller holds its locks,
+/// and a CPU.
 const MOST_STEPS: u64 = 4096;
 
 impl Cached {
-    /// Returns the first page of the range that has all of the `pages` pages at `page`, and how many were asked for, if it is handed
-    /// out and not [divided](Self::divide). Looks at one word for each power of two, and where there is none at up to 4096
-    /// more: [`Parts`](crate::domain) does that once for each mapping, with its lock taken, and with the CPU that its caller was lent.
+    /// Returns the first page of the range that has all of the `pages` pages at `page`, and its number of pages, if it
+    /// is handed out and not [divided](Self::divide). Looks at one word for each power of two, and then at up to 4,097
+    /// more: [`Parts`](crate::domain) does that once for each mapping, under its lock and with the CPU that its caller
+    /// was lent.
     #[cold]
     pub fn whole_of(&self, page: u64, pages: u64) -> Option<(u64, u64)> {
         let end = page.checked_add(pages).filter(|end| *end <= END_PAGE)?;
@@ -30,19 +32,22 @@ impl Cached {
         })
     }
 
-    /// The range at `page` and the pages that it was handed out for, if it is one of such an order, and not divided.
+    /// Returns the range at `page` and the pages that it was handed out for, if its order is one of `orders`, and it is
+    /// not divided.
     fn asked(&self, page: u64, orders: core::ops::RangeInclusive<u32>) -> Option<(u64, u64)> {
         let word = self.meta.word(page, *orders.start())?.load(Ordering::Relaxed);
         let (_, asked) = owner_and_pages(word)?;
         (word & DIVIDED == 0 && orders.contains(&order_of(asked))).then_some((page, asked))
     }
 
-    /// Marks the range of `pages` pages at `page`, which is handed out, as one whose caller maps parts of it, again and again: that
-    /// its parts were unmapped does not end it. Returns whether it is still handed out for so many pages, and is marked now.
+    /// Records that the caller of the live range of `pages` pages at `page` maps parts of it, again and again:
+    /// unmapping its parts does not end the range. Returns whether it did: whether the range is still handed out for
+    /// that many pages.
     ///
-    /// Another CPU may free the range at any time, if the caller is not its owner. The word is a link of that CPU's list then, and the exchange
-    /// fails, as it is from a word that says *handed out*. All writes of one word have one order, so no fence is needed. Where the other CPU
-    /// has looked at the word before the mark and writes it behind, its link replaces the mark, and the list is whole.
+    /// Another CPU may free the range at any time, if the caller is not its owner. The word is then a link of that
+    /// CPU's list, and the exchange, which is from a word that says *handed out*, fails. All writes of one word have
+    /// one order, so no fence is needed. If the other CPU has read the word before the exchange and writes it after,
+    /// its link replaces the bit, and the list is intact.
     #[cold]
     pub fn divide(&self, page: u64, pages: u64) -> bool {
         let Some(word) = self.meta.word(page, order_of(pages)) else { return false };
