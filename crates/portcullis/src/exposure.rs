@@ -26,9 +26,7 @@ pub struct Exposure {
 /// Bytes of both kinds. Wraps: only differences of sums count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Bytes {
-    /// Bytes of a buffer.
     pub used: u64,
-    /// Bytes beside it.
     pub neighbour: u64,
 }
 

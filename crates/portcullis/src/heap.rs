@@ -69,7 +69,6 @@ pub(crate) fn empty_box<T>() -> Result<Box<MaybeUninit<T>>, OutOfMemory> {
     Ok(unsafe { Box::from_raw(memory.as_ptr()) })
 }
 
-/// As `Box::new`.
 pub(crate) fn boxed<T>(value: T) -> Result<Box<T>, OutOfMemory> {
     Ok(Box::write(empty_box()?, value))
 }

@@ -24,7 +24,7 @@ use crate::sync::Mutex;
 /// use portcullis::addr::DeviceId;
 ///
 /// let policies = Policies::new(Policy::Strict);
-// A trusted device whose latency counts.
+/// // A trusted device whose latency counts.
 /// let capture = DeviceId(0x0300);
 /// policies.except(capture, Some(Policy::Passthrough))?;
 /// assert_eq!(policies.policy_for(capture), Policy::Passthrough);

@@ -159,7 +159,6 @@ impl Shared<dyn Any + Send + Sync> {
     }
 }
 
-/// Counts one more owner.
 #[inline]
 fn count(owners: &AtomicUsize) {
     // Relaxed: the caller's own is counted already.

@@ -179,9 +179,6 @@ impl RingArena {
     }
 
     /// As [`new`](Self::new), with `alloc` to allocate from `space`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub(crate) fn new_by(
         space: &IovaSpace,
         config: &RingConfig,

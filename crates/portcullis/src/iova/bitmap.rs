@@ -98,7 +98,6 @@ pub struct Bitmap {
     least_free: u64,
     /// Leaves that are free as a whole and could be collected.
     idle: usize,
-    /// Where searches begin.
     spine: Spine,
 }
 

@@ -32,7 +32,6 @@ pub(crate) struct Own<'a> {
     cpu: &'a Cpu,
 }
 
-/// The lists of all CPUs.
 #[derive(Debug)]
 pub(super) struct Cached {
     meta: Shared<RangeMeta>,
@@ -46,7 +45,6 @@ pub(super) struct Cached {
     top: usize,
     /// The most pages that one CPU caches of each zone.
     budget: [u64; ZONES],
-    /// The homes of the CPUs in the high zone.
     homes: Homes,
 }
 
@@ -393,7 +391,6 @@ impl Cached {
             .fold(0, |sum: u64, cpu| sum.wrapping_add(cpu.cached()).wrapping_add(cpu.on_their_way()))
     }
 
-    /// Returns the bytes of memory in the lists, the queues and the metadata.
     pub fn bytes(&self) -> usize {
         self.meta.bytes() + self.cpus.bytes() + size_of_val(&*self.remote_queues)
     }
@@ -424,7 +421,6 @@ impl Cached {
         usize::from(page >= self.low_end)
     }
 
-    /// Returns the highest zone that has pages below `end`.
     #[inline]
     fn zone_below(&self, end: u64) -> usize {
         usize::from(end > self.low_end)

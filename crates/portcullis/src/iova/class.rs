@@ -3,7 +3,6 @@
 /// The number of cached size classes: 1, 2, 4, .. 512 granules (4 KiB to 2 MiB with granules of 4 KiB).
 pub const CACHED_ORDERS: u32 = 10;
 
-/// The number of granules of the largest cached class.
 const CACHED_PAGES: u64 = 1 << (CACHED_ORDERS - 1);
 
 /// The size of a range as a power of two, its *order*.
@@ -27,7 +26,6 @@ impl Class {
         self.0
     }
 
-    /// Returns the array of metadata for ranges of this size.
     pub(super) const fn array(self) -> usize {
         match self.0 {
             ..3 => 0,

@@ -46,11 +46,9 @@ pub(super) struct Cpu {
     pub(super) fetched: [LocalU64; BATCH],
 }
 
-/// Free ranges of one size in one zone.
 #[derive(Debug)]
 #[repr(align(64))]
 struct List {
-    /// The link to the newest.
     first: LocalU64,
     /// How many more ranges there is room for.
     room: LocalU64,
@@ -104,7 +102,6 @@ impl Cpu {
         }
     }
 
-    /// Returns the first page of the newest free range of `order` in `zone`.
     pub(super) fn newest(&self, zone: usize, order: u32) -> Option<u64> {
         Link::from_bits(self.list(zone, order).first.get()).page()
     }
@@ -159,10 +156,8 @@ impl Cpu {
         self.list(zone, order).push(word, page, order)
     }
 
-    /// As [`push`](Self::push), for a range that may have no word yet. May allocate.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] for the word; the range is not on the list.
+    /// As [`push`](Self::push), for a range that may have no word yet. May allocate; after an error the range is not on
+    /// the list.
     pub(super) fn push_new(&self, zone: usize, class: Class, page: u64) -> Result<bool, OutOfMemory> {
         let list = self.list(zone, class.order());
         let word = match self.find(page, class) {

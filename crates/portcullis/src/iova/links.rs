@@ -39,7 +39,6 @@ enum Below {}
 /// A sparse array of words, 0 where nothing was written.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// The number of words.
     len: u64,
     /// The levels of pointers under the root; 0 if the root is the only leaf.
     height: u32,
@@ -188,7 +187,6 @@ unsafe fn leaf<'a>(below: *mut Below) -> Option<&'a WordLeaf> {
     unsafe { below.cast::<WordLeaf>().as_ref() }
 }
 
-/// Makes `N` entries in place.
 fn boxed<T, const N: usize>(mut make: impl FnMut() -> T) -> Result<Box<[T; N]>, OutOfMemory> {
     slice(N, |_| Ok(make()))?.try_into().map_err(|_| OutOfMemory)
 }

@@ -7,7 +7,6 @@ use super::word::Link;
 use crate::heap::OutOfMemory;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The number of arrays.
 pub(super) const ARRAYS: usize = 3;
 
 /// Three sparse arrays: with a word for each page, for ranges of up to 4 pages; for each 8 pages, for ranges of up to
@@ -16,7 +15,6 @@ pub(super) const ARRAYS: usize = 3;
 #[derive(Debug)]
 pub(super) struct RangeMeta([Links; ARRAYS]);
 
-/// The place of a word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub array: usize,
@@ -78,7 +76,6 @@ impl RangeMeta {
         }
     }
 
-    /// Returns the bytes of memory that the metadata takes, itself included.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + self.0.iter().map(Links::bytes).sum::<usize>()
     }

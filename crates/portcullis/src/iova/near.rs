@@ -36,7 +36,6 @@ struct Entry {
     leaf: AtomicPtr<WordLeaf>,
 }
 
-/// A leaf, and the key of its first word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeafAt<'a>(Option<(u64, &'a WordLeaf)>);
 

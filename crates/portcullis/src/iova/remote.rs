@@ -78,11 +78,9 @@ pub(super) struct RemoteBatch {
     /// The ranges, and pages, of the batch once its room is used up.
     count_without: LocalU64,
     pages_without: LocalU64,
-    /// The link to the oldest range.
     last: LocalU64,
 }
 
-/// A range on its way back to its owner.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Returned<'a> {
     pub word: &'a AtomicU64,

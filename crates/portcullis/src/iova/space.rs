@@ -51,9 +51,6 @@ impl IovaSpace {
     }
 
     /// As [`new`](Self::new), with lists for exclusive sections of `marks`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub(crate) fn with_marks(config: &SpaceConfig, marks: Shared<Marks>) -> Result<Self, IovaError> {
         let mut place = MaybeUninit::uninit();
         Self::make_in(&mut place, config, marks)?;
@@ -61,10 +58,8 @@ impl IovaSpace {
         Ok(unsafe { place.assume_init() })
     }
 
-    /// As [`with_marks`](Self::with_marks), in `place`: for owners that are too large for a stack.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new). `place` is empty then.
+    /// As [`with_marks`](Self::with_marks), in `place`, which is empty after an error: for owners that are too large
+    /// for a stack.
     #[inline(never)]
     pub(crate) fn make_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -118,9 +113,6 @@ impl IovaSpace {
 
     /// As [`alloc`](Self::alloc), and makes a `guard` of the range with the CPU still lent: if the platform panics
     /// afterwards, the guard is dropped. It drains other CPUs' lists, and waits for them, only if it `may_wait`.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
     #[inline]
     pub(crate) fn alloc_guarded<P: Platform, T>(
         &self,
@@ -342,7 +334,6 @@ impl IovaSpace {
         }
     }
 
-    /// Returns the request for `len` bytes at or below `limit`.
     fn request(&self, len: u64, limit: Iova) -> Result<Request, IovaError> {
         let (pages, order) = self.class(len)?;
         // A word has no room for more pages: nothing fits such a request.

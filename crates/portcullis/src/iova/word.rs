@@ -19,7 +19,6 @@ pub(super) const EXACT: u64 = 0xffe;
 pub(super) const MOST_PAGES: u64 = 1 << OWNER_SHIFT;
 pub(super) const END_PAGE: u64 = 1 << 52;
 
-/// The word of a range that never was handed out, or is in the bitmap.
 pub(super) const NO_WORD: u64 = 0;
 
 const HANDED_OUT: u64 = 1 << 63;
@@ -59,7 +58,6 @@ impl Link {
         Self((page + 1) | ((order as u64) << ORDER_SHIFT))
     }
 
-    /// Returns the link in the word `bits` of a range that is in a list.
     #[inline]
     pub(super) const fn from_bits(bits: u64) -> Self {
         Self(bits)

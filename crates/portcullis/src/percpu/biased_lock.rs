@@ -42,9 +42,6 @@ impl<T> BiasedLock<T> {
     }
 
     /// As [`new`](Self::new), for values that are too large for a stack: `make` builds each in its place.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub(crate) fn new_in(
         cpus: usize,
         mut make: impl for<'a> FnMut(&'a mut MaybeUninit<T>) -> &'a mut T,

@@ -294,13 +294,11 @@ impl Turn<'_> {
         self.index
     }
 
-    /// Whether the section is one of `marks`.
     #[inline]
     pub(super) fn is_of(&self, marks: &Marks) -> bool {
         core::ptr::eq(self.marks, marks)
     }
 
-    /// Whether the CPU also has the values that are revoked separately.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole

@@ -35,9 +35,6 @@ impl<T> TurnLocal<T> {
     }
 
     /// As [`new`](Self::new), for values that are too large for a stack: `make` builds each in its place.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub(crate) fn new_in(
         marks: Shared<Marks>,
         cpus: usize,
@@ -65,9 +62,6 @@ impl<T> TurnLocal<T, true> {
     }
 
     /// As [`apart`](Self::apart), built in place.
-    ///
-    /// # Errors
-    /// As [`new`](TurnLocal::new).
     pub(crate) fn apart_in(
         marks: Shared<Marks>,
         cpus: usize,
@@ -79,7 +73,6 @@ impl<T> TurnLocal<T, true> {
 }
 
 impl<T, const APART: bool> TurnLocal<T, APART> {
-    /// The section flags.
     #[inline]
     pub(crate) fn marks(&self) -> &Shared<Marks> {
         &self.marks

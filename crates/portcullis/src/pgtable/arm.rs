@@ -68,7 +68,6 @@ static SIZES_4K: [LeafSize; 6] = [size(1, 0), size(1, 4), size(2, 0), size(2, 4)
 static SIZES_16K: [LeafSize; 4] = [size(1, 0), size(1, 7), size(2, 0), size(2, 5)];
 static SIZES_64K: [LeafSize; 4] = [size(1, 0), size(1, 5), size(2, 0), size(2, 5)];
 
-/// The stage of translation that tables are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// From a process's or a kernel's addresses.
@@ -268,7 +267,6 @@ impl<const GRANULE: u32> Arm<GRANULE> {
         address.get() & Self::LOW | high
     }
 
-    /// Returns the address in an entry.
     #[inline]
     const fn address(entry: u64) -> u64 {
         let high = if GRANULE == 16 { (entry & 0xf000) << 36 } else { 0 };

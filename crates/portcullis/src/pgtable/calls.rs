@@ -39,16 +39,13 @@ impl Unmapped {
 /// run, of up to a frame of entries, may exceed this number.
 const PAGES_AT_ONCE: u64 = 4096;
 
-/// Why an unmap has left its section.
 enum Pause {
-    /// All of the range is removed.
     Done,
     /// The call has held the CPU for long enough.
     TimeSlice,
     Obstacle(Obstacle),
 }
 
-/// Why a list was not mapped.
 enum Stop {
     Conflict(Conflict),
     Error(MapError),

@@ -4,8 +4,8 @@
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::setup::SetupError;
 
-/// Returns how many of the lowest `large` levels, whose leaves are 4 KiB, 2 MiB and 1 GiB, have
-/// leaves that are no larger than `largest`; 1 at least.
+/// Returns how many of the lowest `large` levels (leaves of 4 KiB, 2 MiB and 1 GiB) have leaves up to `largest`; at
+/// least 1.
 pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
     let most = match largest.shift() {
         ..21 => 1,
@@ -15,9 +15,8 @@ pub(super) const fn levels_up_to(large: u32, largest: PageSize) -> u32 {
     if most < large { most } else { large }
 }
 
-/// Checks the dimensions of tables: the number of levels is `levels`, and must be `min` to `max`;
-/// the lowest `large` of them have leaves, which must be 1 to `most`; physical addresses have
-/// `bits` bits, which must be 12 to `widest`. Returns the highest such address.
+/// Checks a layout: `levels` must be `min` to `max`; leaves are at the lowest `large` levels, which must be 1 to
+/// `most`; physical addresses have `bits` bits, which must be 12 to `widest`. Returns the highest such address.
 pub(super) const fn check(
     (levels, min, max): (u32, u32, u32),
     (large, most): (u32, u32),
@@ -46,8 +45,7 @@ pub enum MapError {
     Misaligned {
         /// The I/O virtual range.
         range: IovaRange,
-        /// The physical address of the piece with that address or length; 0 if the range itself is
-        /// not aligned.
+        /// The address of the misaligned piece; 0 if the range itself is not aligned.
         phys: PhysAddr,
         /// The smallest page, in bytes.
         granule: u64,
@@ -68,7 +66,7 @@ pub enum MapError {
         /// The highest address that can be translated.
         last: Iova,
     },
-    /// The memory lies where no entry can point to.
+    /// No entry can point to the memory.
     #[error("mapping {len} bytes of physical memory at {phys}: an entry holds addresses up to {last}")]
     BeyondPhysical {
         /// The physical address.
@@ -78,7 +76,7 @@ pub enum MapError {
         /// The highest physical address.
         last: PhysAddr,
     },
-    /// The memory for a page table lies where no entry can point to.
+    /// No entry can point to the memory for a page table.
     #[error("memory for a page table lies at {table}, and an entry holds addresses up to {last}")]
     TableBeyondPhysical {
         /// The address of that memory.
@@ -95,12 +93,11 @@ pub enum MapError {
     /// There is no memory for a page table.
     #[error("no memory for a page table")]
     OutOfMemory,
-    /// The hardware [caches what is absent](crate::invalidation::InvalidationQueue::caches_absent)
-    /// and did not confirm that it has forgotten that the range was absent. (Only mappers return
-    /// this.)
+    /// The hardware has a [caching mode](crate::invalidation::InvalidationQueue::caches_absent) and did not confirm the
+    /// invalidation after the map. (Only mappers return this.)
     #[error("the IOMMU did not confirm that it has seen the mapping")]
     Unconfirmed,
-    /// An operating system maps on the caller's behalf, and maps no more: a limit of its own is met. (Only mappers return this.)
+    /// An operating system maps on the caller's behalf, and a limit of its own is met. (Only mappers return this.)
     #[error("{what}: {used} used, {wanted} more wanted, {most} allowed")]
     Limit {
         /// What is limited, and how to raise it.

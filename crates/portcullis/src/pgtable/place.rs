@@ -5,7 +5,6 @@ use super::format::{Format, Layout};
 use crate::addr::PhysAddr;
 use crate::percpu::LocalU64;
 
-/// A table, and an entry in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub table: PhysAddr,
@@ -24,7 +23,6 @@ pub(super) struct Last {
 }
 
 impl Last {
-    /// No table yet.
     pub(super) const NONE: Self = Self { region: u64::MAX, table: PhysAddr::new(0) };
 
     /// Records the table in which a walk for `iova` ended, at `at`.
@@ -51,7 +49,6 @@ impl Last {
 /// The number of tables that a CPU remembers, direct-mapped by region.
 const TABLES: usize = 4;
 
-/// The tables that one CPU remembers.
 #[derive(Debug, Default)]
 pub(super) struct Near {
     /// The generation of the page table under which they were found; 0, which no page table has, at first.

@@ -18,10 +18,8 @@ pub struct Leaf {
     pub attributes: Attributes,
 }
 
-/// Leaves that are read together.
 type Leaves = arrayvec::ArrayVec<Leaf, RUNS_AT_ONCE>;
 
-/// A leaf as a walk found it.
 #[derive(Debug, Clone, Copy)]
 struct Found {
     entry: u64,

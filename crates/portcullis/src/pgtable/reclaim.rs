@@ -40,14 +40,12 @@ struct Emptied {
     state: State,
 }
 
-/// The step that an [`Emptied`] has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Its entry leads to it and is busy.
     Marked,
     /// Its entry is non-present, unless another CPU has put the table back.
     Aside,
-    /// Its entry is clear.
     Unlinked,
 }
 
@@ -267,7 +265,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         }
     }
 
-    /// Returns whether all entries of the table are 0.
     fn is_empty(&self, table: PhysAddr, level: u32) -> bool {
         let entries = self.entries_of(level);
         (0..entries).step_by(TABLE_ENTRIES).all(|index| {

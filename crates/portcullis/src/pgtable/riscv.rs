@@ -47,12 +47,10 @@ const DIRTY: u64 = 1 << 7;
 const MEMORY: u64 = 3 << 61;
 const MEMORY_NC: u64 = 1 << 61;
 const MEMORY_IO: u64 = 2 << 61;
-/// The page number in its place.
 const NUMBER: u64 = 0x003f_ffff_ffff_fc00;
 /// An address lies this much further left than the page number in an entry.
 const NUMBER_SHIFT: u32 = 2;
 
-/// A mode of translation of RISC-V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Sv39,

@@ -32,7 +32,6 @@ struct Split<'a, F: Frames, X: Format> {
     large: LargePage,
     /// The new entries; 0 for those that were not the page's any more.
     entries: Vec<u64>,
-    /// The new table, if one takes the page's place.
     new: Option<NewTable<'a, F, X>>,
 }
 

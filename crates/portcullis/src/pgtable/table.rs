@@ -64,10 +64,8 @@ impl<F: Frames, X: Format> fmt::Debug for PageTable<F, X> {
     }
 }
 
-/// Fields that are written when tables come and go.
 #[derive(Debug, Default)]
 pub(super) struct Books {
-    /// The number of frames in tables.
     used: AtomicUsize,
     /// Held by the one call that takes tables out of their places, or splits contiguous PTEs.
     pub taking_out: TicketLock,
@@ -80,7 +78,6 @@ pub(super) struct Books {
 pub(super) enum Conflict {
     /// The page at this address is in use.
     Mapped { at: u64 },
-    /// No frame for a table is free.
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
@@ -271,7 +268,6 @@ impl<F: Frames, X: Format> PageTable<F, X> {
         &words[at.index % TABLE_ENTRIES..]
     }
 
-    /// Returns the word at the position.
     #[inline]
     pub(super) fn word(&self, at: Position) -> &AtomicU64 {
         let frame = at.table.get() + (at.index / TABLE_ENTRIES) as u64 * FRAME_SIZE;

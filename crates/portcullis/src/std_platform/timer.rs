@@ -252,7 +252,6 @@ impl State {
         }
     }
 
-    /// Takes the next listener to call.
     fn begin_call(&mut self) -> Option<(u64, Weak<dyn PlatformEvents>)> {
         while let Some(id) = self.due.pop_front() {
             // The listener may be gone.

@@ -4,11 +4,11 @@ use super::RingArena;
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::iova::IovaError;
 
-/// The reason why an arena refuses a call. Nothing is changed then.
+/// Why an arena refuses a call. Nothing is changed then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
-    /// 0 bytes were asked for.
+    /// The request has 0 bytes.
     #[error("a ring arena, or a reservation in one, has more than 0 bytes")]
     Empty,
     /// The arena's unit is not that of the space.
@@ -19,8 +19,7 @@ pub enum ArenaError {
         /// The unit of the space.
         of_space: PageSize,
     },
-    /// The descriptors take more granules than the 2^31 that an arena may have, or more bytes than
-    /// 64 bits can count.
+    /// The descriptors take more than the 2^31 granules of an arena, or more bytes than 64 bits can count.
     #[error("no ring arena holds {descriptors} descriptors of {descriptor_bytes} bytes")]
     TooLarge {
         /// Descriptors asked for.
@@ -31,7 +30,7 @@ pub enum ArenaError {
     /// The space has no range for the arena, or did not hand this one out.
     #[error("the ring arena's space refused: {0}")]
     Space(#[from] IovaError),
-    /// No memory for the arena's own book-keeping.
+    /// The heap has no memory for the arena's bits.
     #[error("no memory to keep account of a ring arena")]
     OutOfMemory,
     /// The reservation would not fit even into an empty ring.
@@ -42,8 +41,8 @@ pub enum ArenaError {
         /// Bytes of the ring.
         capacity: u64,
     },
-    /// There is no room until the oldest reservation is freed. Less than the whole ring may be in
-    /// use: granules that were freed before the oldest wait for it.
+    /// There is no room until the oldest reservation is freed. Granules that were freed before it wait for it, so less
+    /// than the whole ring may be in use.
     #[error(
         "no room for {len} bytes in the ring: {reservations} reservations hold {in_use} of \
          {capacity} bytes, the oldest at {oldest}"
@@ -60,14 +59,14 @@ pub enum ArenaError {
         /// Where the oldest reservation begins, which must be freed first.
         oldest: Iova,
     },
-    /// The range is no reservation, nor several side by side: some of it was freed before, or is only a part of one, or is not
-    /// of this arena.
+    /// The range is not one live reservation, or several side by side: some of it was freed before, or is only a part
+    /// of one, or is not of this arena.
     #[error("{range} cannot be freed: it is not what is reserved there")]
     NotReserved {
         /// What was to be freed.
         range: IovaRange,
     },
-    /// The arena is given back while something of it may be mapped.
+    /// The arena was to be released while something of it may be mapped.
     #[error("the ring still has {reservations} reservations of {bytes} bytes, the oldest at {oldest}")]
     InUse {
         /// Live reservations.
@@ -85,6 +84,6 @@ pub enum ArenaError {
 pub struct ReleaseError {
     /// The arena, as it was.
     pub arena: RingArena,
-    /// What is in the way.
+    /// Why it was not released.
     pub error: ArenaError,
 }

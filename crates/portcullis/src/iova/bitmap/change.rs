@@ -85,7 +85,6 @@ impl Bitmap {
         true
     }
 
-    /// Allocates `[page, page + pages)`, which is free and lies in `leaf`.
     #[inline]
     pub(super) fn take_in_leaf(&mut self, page: u64, pages: u64, leaf: u32, path: &Path) {
         self.free_pages -= pages;

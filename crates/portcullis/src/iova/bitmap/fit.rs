@@ -58,7 +58,6 @@ impl FitBits {
         Self(u128::from(low | u64::from(seven) << 48) | u128::from(eight | nine << 16) << 56)
     }
 
-    /// Returns whether all of the leaf is free, if this is the fit of one leaf.
     #[inline]
     pub(super) fn is_whole(self) -> bool {
         self.0 == Fit::ALL.bits().0
@@ -78,9 +77,7 @@ impl Fit {
         FitBits(u128::from_le_bytes(self.0))
     }
 
-    /// Nothing is free.
     pub(super) const NONE: Self = Self([0; 16]);
-    /// Everything is free.
     pub(super) const ALL: Self = Self([3, 4, 8, 16, 32, 64, 128, 255, 1, 255, 255, 2, 0, 0, 0, 0]);
 
     /// Returns the better of both, order by order.

@@ -33,9 +33,7 @@ static SELECT: [[u64; WORDS]; WORDS] = {
 pub(super) struct Leaf([u64; WORDS]);
 
 impl Leaf {
-    /// Nothing is free.
     pub(super) const USED: Self = Self([0; WORDS]);
-    /// Everything is free.
     pub(super) const FREE: Self = Self([u64::MAX; WORDS]);
 
     /// Returns the words that `[start, end)` touches, each with the bits of the range in it. The range is not empty and
@@ -261,7 +259,6 @@ const BYTES: u64 = u64::MAX / 0xff;
 const SHORTS: u64 = u64::MAX / 0xffff;
 const HALVES: u64 = u64::MAX / 0xffff_ffff;
 
-/// The bits of even pages.
 const EVEN: u64 = u64::MAX / 0x3;
 
 /// Joins each lane in `low` with the one in the same place in `high`. The lanes count up to `1 << order`; `full` has

@@ -35,7 +35,6 @@ pub(super) const fn base(page: u64, level: u32) -> u64 {
 pub(super) struct Child(u32);
 
 impl Child {
-    /// All of it is free.
     pub(super) const FREE: Self = Self(u32::MAX);
     /// None of it is free. Freeing all of it needs no memory; freeing a part of it does.
     pub(super) const TAKEN: Self = Self(u32::MAX - 1);
@@ -44,7 +43,6 @@ impl Child {
         Self(number)
     }
 
-    /// Returns the number of the node or leaf, if there is one.
     #[inline]
     pub(super) fn number(self) -> Option<u32> {
         (self.0 < Self::TAKEN.0).then_some(self.0)
@@ -66,7 +64,6 @@ pub(super) struct Node {
     /// Whether runs below may have changed since [`Node::runs`] were computed. If so, this is set in all nodes above,
     /// too.
     pub(super) is_runs_stale: bool,
-    /// The runs that touch the boundary of a leaf.
     pub(super) runs: Runs,
 }
 

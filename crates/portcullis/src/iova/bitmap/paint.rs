@@ -223,7 +223,6 @@ impl Bitmap {
         child
     }
 
-    /// Counts pages that have become free, or used.
     fn count(&mut self, pages: u64, state: Child) {
         if state == Child::FREE {
             self.free_pages += pages;

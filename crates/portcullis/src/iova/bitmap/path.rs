@@ -25,7 +25,6 @@ impl Path {
     }
 }
 
-/// Returns a page's number inside its leaf.
 #[inline]
 pub(super) const fn in_leaf(page: u64) -> u32 {
     page as u32 % LEAF_PAGES

@@ -20,11 +20,8 @@ pub(super) fn highest_in(start: u64, end: u64, pages: u64, order: u32) -> Option
 /// of several orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Runs {
-    /// The free pages that the block begins with.
     pub(super) prefix: u64,
-    /// The free pages that the block ends with.
     pub(super) suffix: u64,
-    /// The longest run.
     longest: u64,
     /// Losses of orders 9 to 16.
     middle: [u16; 8],

@@ -6,7 +6,6 @@ use super::node::{Child, FAN, base, pages as pages_of, slot};
 use super::path::{Path, in_leaf};
 use super::runs::highest_in;
 
-/// A place for a request.
 pub(super) struct Found {
     pub(super) page: u64,
     /// The leaf that it lies in, if the search ended in a leaf that has bits.
@@ -19,14 +18,12 @@ pub(super) const fn is_natural(pages: u64, order: u32) -> bool {
     order <= LEAF_ORDER && pages <= 1 << order
 }
 
-/// A request with natural alignment, for a place inside a leaf.
 struct Natural {
     pages: u64,
     order: u32,
     need: Need,
 }
 
-/// A request that may cross leaves.
 #[derive(Clone, Copy)]
 struct Span {
     pages: u64,

@@ -3,7 +3,6 @@
 use super::BitmapError;
 use alloc::vec::Vec;
 
-/// No entry.
 const END: u32 = u32::MAX;
 
 /// An entry of a slab. An unused one holds the number of the next.
@@ -25,7 +24,6 @@ impl<T: Entry> Slab<T> {
         Self { entries: Vec::new(), unused: END, used: 0 }
     }
 
-    /// Returns whether `more` entries can be taken without allocating.
     #[inline]
     pub(super) fn has(&self, more: usize) -> bool {
         self.entries.capacity().saturating_sub(self.used) >= more
@@ -87,7 +85,6 @@ impl<T: Entry> Slab<T> {
         self.used
     }
 
-    /// Returns the bytes of heap memory.
     pub(super) const fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<T>()
     }

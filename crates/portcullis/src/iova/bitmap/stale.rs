@@ -97,7 +97,6 @@ impl Store {
         }
     }
 
-    /// Computes the runs of a node of `level` at page `base` from its blocks.
     #[inline(never)]
     pub(super) fn compute_runs(&self, node: &Node, level: u32, base: u64) -> Runs {
         let mut parts = [Part::NONE; FAN];

@@ -54,12 +54,10 @@ impl Store {
         self.leaves.get_mut(number)
     }
 
-    /// Takes a node and returns its number. Does not allocate after [`Store::ensure`].
     pub(super) fn take_node(&mut self, node: &Node) -> u32 {
         self.nodes.take(node)
     }
 
-    /// Takes a leaf and returns its number. Does not allocate after [`Store::ensure`].
     pub(super) fn take_leaf(&mut self, leaf: &Leaf) -> u32 {
         self.leaves.take(leaf)
     }
@@ -72,7 +70,6 @@ impl Store {
         self.leaves.release(number);
     }
 
-    /// Returns whether `more` can be taken without allocating.
     #[inline]
     pub(super) fn has(&self, more: Room) -> bool {
         self.nodes.has(more.nodes) && self.leaves.has(more.leaves)
@@ -88,7 +85,6 @@ impl Store {
         Room { nodes: self.nodes.used(), leaves: self.leaves.used() }
     }
 
-    /// Returns the bytes of heap memory.
     pub(super) const fn bytes(&self) -> usize {
         self.nodes.bytes().saturating_add(self.leaves.bytes())
     }

@@ -5,7 +5,6 @@ use super::path::Path;
 
 /// The position of a walk: a page, and the node that has that page's block.
 pub(super) struct Walk {
-    /// The nodes from the top to that one.
     path: Path,
     level: u32,
     top: u32,
@@ -13,7 +12,6 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Makes a walk that begins at `page`, in the node `root` at level `top`.
     pub(super) fn new(root: u32, top: u32, page: u64) -> Self {
         let mut path = Path::new();
         path.set(top, root);
@@ -63,7 +61,6 @@ impl Walk {
         }
     }
 
-    /// Passes the rest of the node.
     pub(super) fn pass_node(&mut self) {
         self.pass(base(self.page, self.level) + pages(self.level));
     }
