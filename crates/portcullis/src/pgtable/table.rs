@@ -78,6 +78,7 @@ pub(super) struct Books {
 pub(super) enum Conflict {
     /// The page at this address is in use.
     Mapped { at: u64 },
+    /// No frame for a table is free.
     OutOfMemory,
     /// The frame that was found lies where no entry can point to.
     BeyondPhysical { table: PhysAddr },
