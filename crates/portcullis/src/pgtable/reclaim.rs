@@ -144,9 +144,10 @@ impl<F: Frames, X: Format> PageTable<F, X> {
     /// `invalidate` makes the hardware forget everything about the address space, paging structures included, and
     /// returns whether that worked; it may wait for hardware. It must not reclaim in this table, nor split pages there.
     ///
-    /// Looks at all tables: one step for each entry of those above the lowest, and for each of a lowest one up to the
-    /// first in use. For each 16 empty tables it waits for two grace periods; a map that meets one of those tables
-    /// waits for the first of these, never for hardware.
+    /// Works in rounds of up to 16 empty tables. Each round looks at the tables in the order of addresses until it has
+    /// found 16: one step for each entry of those above the lowest, and for each of a lowest one up to the first in use.
+    /// So the steps grow with the rounds times the tables. A round calls `invalidate` once and waits for two grace
+    /// periods; a map that meets one of its tables waits for the first of these, never for hardware.
     ///
     /// Context: waits for the reclaims, and the splits of contiguous PTEs, that were called before; later ones wait for
     /// this. So where it returns 0, others may have freed memory meanwhile. The caller holds no CPU, and is no
