@@ -2,7 +2,8 @@
 //!
 //! `Box::new`, `Arc::new`, `collect` and insertions into maps of `alloc` abort without memory. So the crate takes
 //! boxes, slices and [shared values](Shared) from here, and grows a `Vec` only by `try_reserve`. Large values are built
-//! in place (`slice_in`), as a kernel's stack has no room for them.
+//! in place (`slice_in`), as a kernel's stack has no room for them. `shared.rs` has the shared values. This layer uses no
+//! other.
 
 mod shared;
 

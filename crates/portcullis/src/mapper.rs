@@ -171,8 +171,8 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// `gather`.
     ///
     /// Fails only for parts of large pages, or of what the mapper can only remove as a whole: devices still reach the
-    /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says. What one call mapped, or all that is
-    /// left of it, can be removed at once.
+    /// part that is [kept](Unmapped::kept), whatever [`sync`](Self::sync) says, so the caller keeps its memory and
+    /// addresses out of use. What one call mapped, or all that is left of it, can be removed at once.
     ///
     /// Context: allocates and may wait only to remove a part of a large page: see
     /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap). The caller holds no CPU.

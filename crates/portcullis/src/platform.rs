@@ -7,7 +7,7 @@
 //! ([`StdPlatform`](crate::std_platform::StdPlatform)) one that belongs to the thread.
 //!
 //! The traits are separate as their users differ: an IOMMU that maps by request (iommufd, virtio-iommu) needs CPUs and
-//! a clock, but no table memory.
+//! a clock, but no table memory. `words.rs` has the accesses of shared bytes. This layer uses `addr`, `heap` and `sync`.
 
 pub mod words;
 

@@ -7,7 +7,8 @@
 //! this crate is taken inside such a call; or in code that no interrupt handler may call (revocations in `percpu`,
 //! visits of flush queues, reclaims of tables, `DeviceTlbs`, `Policies`, and `SharedWaits` for a caller that waits for
 //! others, which a driver keeps handlers away from meanwhile); or while a panic unwinds or a structure is dropped. No
-//! lock is held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`].
+//! lock is held while hardware works, except for a page table's reclaims and splits: a [`TicketLock`]. This layer uses no
+//! other.
 
 mod ticket_lock;
 
