@@ -15,7 +15,7 @@ use portcullis::addr::{
     DeviceId, Direction, DmaSegment, Iova, IovaRange, Permissions, PhysAddr, PhysSegment,
 };
 use portcullis::bounce::pool::BouncePool;
-use portcullis::dma::{DmaDevice, DmaUnmapError, RingError, RingMapping, StrictRing};
+use portcullis::dma::{DmaDevice, DmaMapError, DmaUnmapError, RawMapping, StrictRing};
 use portcullis::domain::{Domain, Linked, MapListError, Refused, Reserved};
 use portcullis::heap::Shared;
 use portcullis::invalidation::{Gather, InvalidationError, InvalidationQueue};
@@ -339,7 +339,7 @@ pub trait OpenRing {
     ///
     /// # Errors
     /// As there.
-    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError>;
+    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RawMapping, DmaMapError>;
 
     /// [`StrictRing::map_sg`].
     ///
@@ -350,12 +350,12 @@ pub trait OpenRing {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, usize), RingError>;
+    ) -> Result<(RawMapping, usize), DmaMapError>;
 }
 
 impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
     #[inline]
-    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RingMapping, RingError> {
+    fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RawMapping, DmaMapError> {
         // SAFETY: only simulated devices reach it, and those only atomics.
         unsafe { self.map(list, direction) }
     }
@@ -366,7 +366,7 @@ impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, usize), RingError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         // SAFETY: as for `open`.
         unsafe { self.map_sg(list, direction, out) }
     }

@@ -134,6 +134,9 @@ pub enum SetupError {
     /// The domain's devices use physical addresses, so it has no rings and no pool of bounce buffers.
     #[error("a domain without translation has no rings, and no bounce pool")]
     NotTranslated,
+    /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.
+    #[error("the pool is not one of the ring's domain")]
+    OtherDomain,
     /// The threshold is larger than the largest class that there can be.
     #[error("mappings of up to {threshold} bytes are to be bounced, and the largest slot has {most}")]
     Threshold {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
+use portcullis::dma::{DmaDevice, RawBatch, RawMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationQueue;
 use portcullis::iova::IovaError;
@@ -159,7 +159,7 @@ impl<Q: InvalidationQueue> Lane for Batched<Q> {
 struct Descriptors<Q: InvalidationQueue> {
     ring: StrictRing<Tables<Q>, StdPlatform>,
     thread: usize,
-    mappings: Vec<Option<RingMapping>>,
+    mappings: Vec<Option<RawMapping>>,
     iovas: Vec<Iova>,
 }
 

@@ -8,8 +8,8 @@ use portcullis::addr::{DeviceId, Direction, DmaSegment, Iova, PhysAddr, PhysSegm
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::bounce::swiotlb::{Constraints, Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, Queue,
-    QueueConfig, RawBatch, RingMapping, StrictRing, StrictRingConfig,
+    AdaptiveRing, DmaBuffer, DmaDevice, DmaDomain, DmaMask, Ended, Mapping, Queue, QueueConfig, RawBatch,
+    RawMapping, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::Policy;
 use portcullis::heap::Shared;
@@ -312,7 +312,7 @@ impl<Q: InvalidationQueue, P: Platform> Lane for Batched<Q, P> {
 struct Descriptors<Q: InvalidationQueue, P: Platform> {
     ring: StrictRing<Tables<Q>, P>,
     work: Work,
-    mappings: Vec<Option<RingMapping>>,
+    mappings: Vec<Option<RawMapping>>,
 }
 
 impl<Q: InvalidationQueue, P: Platform> Lane for Descriptors<Q, P> {
@@ -399,7 +399,7 @@ impl<P: Platform> Lane for Slot<P> {
 struct Adapted<Q: InvalidationQueue, P: Platform, K> {
     queue: AdaptiveRing<Tables<Q>, P, Ram<true>, K>,
     buffers: Buffers,
-    mappings: Vec<Option<AdaptiveMapping>>,
+    mappings: Vec<Option<RawMapping>>,
 }
 
 impl<Q: InvalidationQueue, P: Platform, K: Fn() -> u64 + Send> Lane for Adapted<Q, P, K> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
-use portcullis::dma::{BatchError, RawBatch, RingError, RingMapping, RingUnmap, StrictRing};
+use portcullis::dma::{BatchError, DmaUnmapError, Ended, RawBatch, RawMapping, StrictRing};
 use portcullis::domain::UnmapError;
 use portcullis::pgtable::Format;
 use portcullis_linux::registration::{Keep, Registration, RegistrationCache, Released};
@@ -28,7 +28,7 @@ pub struct Raw<X: Format> {
     pub singles: Vec<(usize, u64, u64)>,
     pub lists: Vec<(usize, Vec<DmaSegment>)>,
     pub ranges: Vec<IovaRange>,
-    pub in_ring: Vec<RingMapping>,
+    pub in_ring: Vec<RawMapping>,
     pub held: Vec<Registration>,
 }
 
@@ -223,12 +223,13 @@ impl<X: Format> World<X> {
             self.model.committed(End::Ring);
             self.raw.ring_untold = before;
         }
-        if !matches!(result, Ok(RingUnmap::Committed)) {
+        if !matches!(result, Ok(Ended::Flushed(()))) {
             assert_eq!(self.raw.ring.waiting(), before + usize::from(taken), "all of them are to be told of");
         }
         match result {
-            Ok(RingUnmap::Waiting) => self.model.unmap(iova, len, waits),
-            Ok(RingUnmap::Committed) => {
+            Ok(Ended::Done(())) => unreachable!("a ring ends nothing by itself"),
+            Ok(Ended::Pending) => self.model.unmap(iova, len, waits),
+            Ok(Ended::Flushed(())) => {
                 assert_eq!(self.raw.ring.waiting(), 0);
                 self.raw.ring_untold = 0;
                 self.model.unmap(iova, len, waits);
@@ -252,7 +253,7 @@ impl<X: Format> World<X> {
                 self.raw.ring_untold = 0;
                 self.model.committed(End::Ring);
             }
-            Err(error) => assert!(self.weak && matches!(error, RingError::Unconfirmed { .. }), "{error}"),
+            Err(error) => assert!(self.weak && matches!(error, DmaUnmapError::Unconfirmed { .. }), "{error}"),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::addr::{Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaDevice, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{DmaDevice, Ended, RawMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis::heap::{OutOfMemory, Weak};
 use portcullis::mapper::TableMapper;
@@ -39,7 +39,7 @@ pub enum Purpose {
 /// Pages that were mapped together, by their addresses.
 pub struct Mapped {
     pub pages: Vec<Iova>,
-    ring: Option<RingMapping>,
+    ring: Option<RawMapping>,
 }
 
 impl Mapped {
@@ -164,7 +164,7 @@ impl Driver for Ours {
         let Mapped { pages, ring } = mapped;
         match (ring, self.ring(cpu, purpose)) {
             (Some(mapping), Some(ring)) => {
-                if ring.unmap(mapping).unwrap() == RingUnmap::Waiting {
+                if ring.unmap(mapping).unwrap() == Ended::Pending {
                     return;
                 }
             }

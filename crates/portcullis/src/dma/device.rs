@@ -3,6 +3,7 @@
 
 use core::fmt;
 
+use super::RawMapping;
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
@@ -324,6 +325,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let used = bytes_of(list.iter().map(|segment| segment.len));
         let (how, limit) = (direction.permissions().into(), Iova::new(self.limit));
         let opened = self.domain.pages_of(list).and_then(|len| {
+            RawMapping::fits(len, used, self.domain.granule())?;
             // SAFETY: the caller's promise.
             unsafe { self.domain.open::<false>(list, (len, used), how, limit, |_, _| ()) }
         });

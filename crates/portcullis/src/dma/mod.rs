@@ -62,6 +62,7 @@ mod coherent;
 mod device;
 mod layout;
 mod machine;
+mod mapping;
 pub mod ops;
 mod pooled;
 mod queue;
@@ -69,27 +70,24 @@ mod raw_batch;
 mod ring;
 mod told;
 
-pub(crate) use adaptive::Choice;
-pub use adaptive::Explained;
 #[cfg(feature = "parts")]
-pub use adaptive::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
-};
+pub use adaptive::AdaptiveRing;
 #[cfg(not(feature = "parts"))]
-pub(crate) use adaptive::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, AdaptiveUnmapFailed,
-};
+pub(crate) use adaptive::AdaptiveRing;
+pub use adaptive::Explained;
 pub use buffer::{BufferList, DmaBuffer, NotListed, Tagged};
 pub use coherent::CoherentMemory;
 pub use device::DmaDevice;
 pub use machine::Machine;
+pub(crate) use mapping::Choice;
+pub use mapping::{Ended, Mapping, NotUnmapped, RawMapping};
 pub use ops::{DmaOps, Leftover, MapAttributes, OpsConfig, OpsConfigError, OpsUsage, UnmapAttributes};
 pub use pooled::{BufferPool, PoolBuffer};
 #[cfg(feature = "parts")]
 pub use queue::Strategy;
 pub use queue::{
-    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, Ended, Mapping,
-    NotAllUnmapped, NotMapped, NotUnmapped, Queue, QueueConfig, RawMapping,
+    AnyQueue, Device, DmaDomain, DmaMapError, DmaMask, DmaUnmapError, DomainBuilder, NotAllUnmapped,
+    NotMapped, Queue, QueueConfig,
 };
 pub use raw_batch::MOST_IN_BATCH;
 #[cfg(feature = "parts")]
@@ -97,9 +95,9 @@ pub use raw_batch::{BatchError, RawBatch};
 #[cfg(not(feature = "parts"))]
 pub(crate) use raw_batch::{BatchError, RawBatch};
 #[cfg(feature = "parts")]
-pub use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+pub use ring::{StrictRing, StrictRingConfig};
 #[cfg(not(feature = "parts"))]
-pub(crate) use ring::{RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+pub(crate) use ring::{StrictRing, StrictRingConfig};
 
 /// A count of nanoseconds, by which it is measured what copying and mapping cost.
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;

@@ -7,9 +7,10 @@ use super::DmaDevice;
 use super::device::bytes_of;
 use super::told::Told;
 use crate::addr::{DmaSegment, Iova, IovaRange};
+use crate::bounce::error::DmaUnmapError;
 use crate::domain::{Domain, UnmapError};
 use crate::heap::{OutOfMemory, Shared, room_for};
-use crate::invalidation::{Gather, InvalidationError};
+use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::pgtable::Unmapped;
 use crate::platform::Platform;
@@ -17,7 +18,7 @@ use crate::platform::Platform;
 /// The most mappings that one batch holds.
 pub const MOST_IN_BATCH: usize = 256;
 
-/// A batch that did not take a mapping, or was not committed.
+/// A batch that did not take a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -35,15 +36,6 @@ pub enum BatchError {
     /// mapped](UnmapError::StillMapped); nothing else of the batch is affected.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
-    /// The hardware did not confirm: **devices may still reach the memory** of all `mappings`. They stay in the
-    /// batch; another commit tries again.
-    #[error("{mappings} mappings are unmapped, but devices may still reach them: {error}")]
-    Unconfirmed {
-        /// Mappings in the batch.
-        mappings: usize,
-        /// Why it was not confirmed.
-        error: InvalidationError,
-    },
 }
 
 /// Unmaps by number, collected until [`commit`](Self::commit) waits for all of them at once.
@@ -116,19 +108,17 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     /// lock and no CPU.
     ///
     /// # Errors
-    /// [`BatchError::Unconfirmed`]: the batch is as it was, and can be committed again. So it can after
-    /// [`UnmapError::StillMapped`], which only a batch meets whose mapper has panicked.
-    pub fn commit(&mut self) -> Result<usize, BatchError> {
+    /// [`DmaUnmapError::Unconfirmed`]: the batch is as it was, and can be committed again. So it can after
+    /// [`DmaUnmapError::StillMapped`], which only a batch meets whose mapper has panicked.
+    pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         for index in 0..self.torn {
             let range = self.ranges[index];
-            let Unmapped { bytes, kept, .. } = self.domain.unlink(range, &mut self.gather);
+            let Unmapped { kept, .. } = self.domain.unlink(range, &mut self.gather);
             if kept > 0 {
-                return Err(UnmapError::StillMapped { range, unmapped: bytes, kept }.into());
+                return Err(DmaUnmapError::StillMapped { range, kept });
             }
         }
-        if let Err(error) = self.domain.confirm(&self.gather) {
-            return Err(BatchError::Unconfirmed { mappings: self.mappings, error });
-        }
+        self.domain.confirm(&self.gather)?;
         self.gather.clear();
         self.settle();
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))

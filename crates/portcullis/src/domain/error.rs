@@ -52,6 +52,17 @@ pub enum MapListError {
         /// The length of the caller's list.
         room: usize,
     },
+    /// The list is longer than a mapping of a device can say: 2^32 - 1 granules, 2^32 - 1 bytes of them beside the list's pieces.
+    /// [`Domain::map`](super::Domain::map) has no such limit.
+    #[error(
+        "{bytes} bytes in whole granules, {beside} of them beside the list's pieces, are more than one mapping has"
+    )]
+    TooLarge {
+        /// Bytes of the granules that the list touches.
+        bytes: u64,
+        /// Those that are not the list's.
+        beside: u64,
+    },
     /// The mapper refused the list half-way. The entries are removed, but the hardware did not confirm that: **devices may still reach
     /// the memory** until a later [`Domain::flush`](super::Domain::flush) succeeds.
     #[error("a list was refused half-way, and devices may still reach a part of it: {error}")]

@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::bounce::pool::Attributes;
-use portcullis::dma::{AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, DmaDevice, RingError, StrictRingConfig};
+use portcullis::dma::{AdaptiveRing, DmaDevice, Ended, RawMapping, StrictRingConfig};
 
 use crate::doubles::{Fr, Pl};
 use crate::faults::Call;
@@ -34,13 +35,13 @@ struct Driver {
     queue: Queue,
     hostile: Arc<Hostile>,
     /// Mapped.
-    live: Vec<(AdaptiveMapping, PhysSegment)>,
+    live: Vec<(RawMapping, PhysSegment)>,
     /// Unmapped in the ring, and not committed.
     waiting: Vec<PhysSegment>,
 }
 
 impl Driver {
-    fn new(device: &DmaDevice<M, Pl>, pool: Device, hostile: &Arc<Hostile>) -> Result<Self, RingError> {
+    fn new(device: &DmaDevice<M, Pl>, pool: Device, hostile: &Arc<Hostile>) -> Result<Self, SetupError> {
         let queue = AdaptiveRing::new(device, pool, Direction::Bidirectional, CONFIG, clock(hostile))?;
         Ok(Self { queue, hostile: Arc::clone(hostile), live: Vec::new(), waiting: Vec::new() })
     }
@@ -67,9 +68,9 @@ impl Driver {
                 self.waiting.push(memory);
             }
             match self.queue.unmap(mapping) {
-                Ok(AdaptiveUnmap::Waiting) => {}
-                Ok(AdaptiveUnmap::Committed) => self.committed(),
-                Ok(AdaptiveUnmap::Done) => self.hostile.gave_back(memory),
+                Ok(Ended::Pending) => {}
+                Ok(Ended::Flushed(())) => self.committed(),
+                Ok(Ended::Done(())) => self.hostile.gave_back(memory),
                 Err(failed) => return Err(failed.error.into()),
             }
         }

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 
 use portcullis::addr::{Direction, DmaSegment};
-use portcullis::dma::{RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, RawMapping, StrictRing, StrictRingConfig};
 
 use crate::hostile::Owned;
 use crate::run::{M, Scenario, Work, World, all};
@@ -20,17 +20,17 @@ struct Waiting(Vec<Owned>);
 fn unmap(
     ring: &mut Ring,
     waiting: &mut Waiting,
-    mapping: RingMapping,
+    mapping: RawMapping,
     buffer: Owned,
 ) -> Result<(), Box<dyn std::error::Error>> {
     waiting.0.push(buffer);
-    if ring.unmap(mapping)? == RingUnmap::Committed {
+    if ring.unmap(mapping)? == Ended::Flushed(()) {
         waiting.0.clear();
     }
     Ok(())
 }
 
-fn map(ring: &mut Ring, buffer: Owned) -> Result<(RingMapping, Owned), Box<dyn std::error::Error>> {
+fn map(ring: &mut Ring, buffer: Owned) -> Result<(RawMapping, Owned), Box<dyn std::error::Error>> {
     // Whoever does not get an answer has the buffer for good.
     let buffer = ManuallyDrop::new(buffer);
     // SAFETY: no CPU reaches the buffer, and it is given up only where a commit says so.
@@ -43,7 +43,7 @@ fn ring(world: &World) -> Work {
     let mut ring = StrictRing::new(&world.device, StrictRingConfig::new(4, 4096, 2)).unwrap();
     let hostile = std::sync::Arc::clone(&world.hostile);
     let mut waiting = Waiting::default();
-    let mut live: Vec<(RingMapping, Owned)> = Vec::new();
+    let mut live: Vec<(RawMapping, Owned)> = Vec::new();
     Box::new(move || {
         // What went wrong left something mapped, or waiting.
         for (mapping, buffer) in live.drain(..) {
@@ -86,17 +86,13 @@ fn list(world: &World) -> Work {
 fn life(world: &World) -> Work {
     let (device, hostile) = (world.device.clone(), std::sync::Arc::clone(&world.hostile));
     Box::new(move || {
-        for is_closed in [true, false] {
+        for _ in 0..2 {
             let mut ring = StrictRing::new(&device, StrictRingConfig::new(4, 4096, 4))?;
             let (mapping, buffer) = map(&mut ring, hostile.buffer(1))?;
             // A drop does not say whether it was confirmed.
             let buffer = ManuallyDrop::new(buffer);
             let _ = ring.unmap(mapping)?;
-            if is_closed {
-                ring.close().map_err(|(_, error)| error)?;
-            } else {
-                ring.commit()?;
-            }
+            ring.commit()?;
             drop(ManuallyDrop::into_inner(buffer));
         }
         Ok(())

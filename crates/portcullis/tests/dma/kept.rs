@@ -10,7 +10,7 @@ use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAd
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig};
 use portcullis::dma::{
     AdaptiveRing, BatchError, CoherentMemory, DmaDevice, DmaDomain, DmaMask, DmaUnmapError, Leftover,
-    MapAttributes, OpsConfig, QueueConfig, RawBatch, RingError, StrictRing, StrictRingConfig,
+    MapAttributes, OpsConfig, QueueConfig, RawBatch, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, Policy, UnmapError};
 use portcullis::heap::Shared;
@@ -168,8 +168,8 @@ fn a_ring_keeps_what_waits() {
     let iova = mapping.iova();
     bench.stick(true);
     let failed = ring.unmap(mapping).unwrap_err();
-    assert!(matches!(failed.error, RingError::StillMapped { kept: PAGE, .. }), "{failed}");
-    assert!(matches!(ring.commit(), Err(RingError::StillMapped { .. })));
+    assert!(matches!(failed.error, DmaUnmapError::StillMapped { kept: PAGE, .. }), "{failed}");
+    assert!(matches!(ring.commit(), Err(DmaUnmapError::StillMapped { .. })));
     assert!(bench.writes(iova) && ring.waiting() == 1);
     bench.stick(false);
     assert_eq!(ring.commit(), Ok(1));

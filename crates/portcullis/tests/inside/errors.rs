@@ -1,11 +1,7 @@
 //! What each error says, with no two numbers the same.
 
 use crate::addr::{AddrError, Iova, IovaRange, PageSize, PhysAddr};
-use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::dma::{
-    AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed, BatchError, OpsConfigError, RingError,
-    RingUnmapFailed,
-};
+use crate::dma::{BatchError, OpsConfigError};
 use crate::domain::{MapListError, PolicyError, UnmapError};
 use crate::heap::OutOfMemory;
 use crate::invalidation::InvalidationError;
@@ -124,6 +120,7 @@ sentences::sentences! {
             "no ring holds 10 descriptors of 32 bytes: a ring has at least one, of at least 1 byte, and at most what an address \
              space holds";
         NotTranslated => "a domain without translation has no rings, and no bounce pool";
+        OtherDomain => "the pool is not one of the ring's domain";
         Threshold { threshold: 0x30, most: 0x20 } =>
             "mappings of up to 48 bytes are to be bounced, and the largest slot has 32";
         ClassBytes { bytes: 1, least: 2, most: 4 } =>
@@ -150,6 +147,8 @@ sentences::sentences! {
         Unconfirmed { error: REJECTED } =>
             "a list was refused half-way, and devices may still reach a part of it: the IOMMU reported an error for an invalidation \
              (code 0x7d)";
+        TooLarge { bytes: 0x3000, beside: 0x11 } =>
+            "12288 bytes in whole granules, 17 of them beside the list's pieces, are more than one mapping has";
         NotOnce { at: AT } => "the pieces of a list leave the address 0xa000 out, or fill it twice";
         NoFrames { frames: 5 } => "there are no 5 free frames of memory in a row";
         NotCoherent => "a device that is not coherent maps by its queues, and coherent memory of uncached frames";
@@ -182,32 +181,6 @@ sentences::sentences! {
         OtherDomain => "a mapping of another domain than the batch's";
         Unmap(UnmapError::NoSuchRange { iova: AT, len: 1 }) =>
             "1 bytes at 0xa000 are no range, so nothing is unmapped";
-        Unconfirmed { mappings: 3, error: REJECTED } =>
-            "3 mappings are unmapped, but devices may still reach them: the IOMMU reported an error for an invalidation (code 0x7d)";
-    }
-
-    of_rings: RingError {
-        Batch { batch: 300, most: 256 } => "a batch of 300 descriptors: there are at least 1 and at most 256";
-        Arena(ArenaError::OutOfMemory) => "no memory to keep account of a ring arena";
-        Map(MapListError::EmptyList) => "the list has no segments";
-        Foreign { range: range() } => "[0x5000, 0x6fff] is not of this ring";
-        StillMapped { range: range(), kept: 1 } =>
-            "unmapping [0x5000, 0x6fff]: devices still reach 1 bytes of it";
-        Untranslated => "a ring of a device without translation has no addresses of its own";
-        OtherDomain => "the pool is not one of the ring's domain";
-        Unconfirmed { descriptors: 3, error: REJECTED } =>
-            "3 descriptors are unmapped, but devices may still reach them: the IOMMU reported an error for an invalidation (code \
-             0x7d)";
-    }
-
-    of_adaptive_maps: AdaptiveMapError {
-        Ring(RingError::Untranslated) => "a ring of a device without translation has no addresses of its own";
-        Pool(DmaMapError::TooLong { len: 2, most: 1 }) => "2 bytes in one piece: 1 to 1 can be had";
-    }
-
-    of_adaptive_ends: AdaptiveUnmapError {
-        Ring(RingError::OtherDomain) => "the pool is not one of the ring's domain";
-        Pool(DmaUnmapError::OtherQueue) => "a mapping of another queue";
     }
 
     of_configurations: OpsConfigError {
@@ -216,13 +189,7 @@ sentences::sentences! {
     }
 }
 
-/// An error that gives something back says what the error within does.
 #[test]
-fn of_what_is_given_back() {
+fn of_the_heap() {
     assert_eq!(OutOfMemory.to_string(), "the heap has no memory");
-    let ring = RingUnmapFailed { mapping: None, error: RingError::Untranslated };
-    assert_eq!(ring.to_string(), RingError::Untranslated.to_string());
-    let adaptive = AdaptiveUnmapFailed { mapping: None, error: DmaUnmapError::OtherQueue.into() };
-    assert_eq!(adaptive.to_string(), "a mapping of another queue");
-    assert_eq!(alloc::format!("{adaptive:?}"), "Pool(OtherQueue): a mapping of another queue");
 }

@@ -7,7 +7,7 @@ use portcullis::addr::Direction::{Bidirectional, FromDevice, ToDevice};
 use portcullis::addr::{DeviceId, DmaSegment, DomainId, Iova};
 use portcullis::bounce::swiotlb::{Swiotlb, SwiotlbConfig};
 use portcullis::dma::{
-    CoherentMemory, DmaMapError, DmaMask, Queue, QueueConfig, RingError, StrictRing, StrictRingConfig,
+    CoherentMemory, DmaMapError, DmaMask, Queue, QueueConfig, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -98,7 +98,7 @@ fn the_device_by_itself_maps_nothing() {
             let listed = unsafe { dma.map_sg(&list, FromDevice, &mut out) };
             assert_eq!(listed, Err(MapListError::NotCoherent));
             let ring = StrictRing::new(&dma, StrictRingConfig::new(8, PAGE, 2));
-            assert!(matches!(ring, Err(RingError::Map(MapListError::NotCoherent))));
+            assert!(matches!(ring, Err(SetupError::NotCoherent)));
             let shared = CoherentMemory::new(&dma, Ram(Arc::clone(&world.cache)), 4096);
             assert_eq!(shared.map(drop).unwrap_err(), MapListError::NotCoherent);
         }

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{
-    DmaDevice, MOST_IN_BATCH, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
-};
+use portcullis::dma::{DmaDevice, Ended, MOST_IN_BATCH, RawBatch, RawMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy, Refused, Reserved};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
@@ -123,7 +121,9 @@ impl<X: Format> Queues<X> {
         if let Ok(mut ring) = ring {
             self.walk_ring(&mut ring, steps, dice);
             self.walk_steps(steps / 4, dice);
-            assert!(ring.close().is_ok());
+            ring.commit().unwrap();
+            assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+            drop(ring);
         }
         self.walk_batches(steps, dice);
         self.device.domain().reclaim().unwrap();
@@ -138,7 +138,7 @@ impl<X: Format> Queues<X> {
         steps: u64,
         dice: &mut Dice,
     ) {
-        let (mut mapped, mut waiting) = (Vec::<(RingMapping, u64, u64)>::new(), Vec::new());
+        let (mut mapped, mut waiting) = (Vec::<(RawMapping, u64, u64)>::new(), Vec::new());
         for _ in 0..steps {
             if dice.below(5) < 3 && mapped.len() < 12 {
                 // One page as a rule: what goes by the short way.
@@ -162,8 +162,9 @@ impl<X: Format> Queues<X> {
                 self.forget(first, len, false);
                 waiting.push((first, len));
                 match ring.unmap(mapping).unwrap() {
-                    RingUnmap::Waiting => {}
-                    RingUnmap::Committed => self.end(&mut waiting),
+                    Ended::Done(()) => unreachable!("a ring ends nothing by itself"),
+                    Ended::Pending => {}
+                    Ended::Flushed(()) => self.end(&mut waiting),
                 }
             }
             self.look();

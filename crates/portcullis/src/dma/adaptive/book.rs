@@ -3,7 +3,7 @@
 //! locks or clocks.
 
 use crate::addr::Direction;
-use crate::bounce::pool::Way;
+use crate::dma::mapping::Choice;
 
 /// The binary logarithm of the largest size of the smallest class.
 const LEAST_SHIFT: u32 = 9;
@@ -37,33 +37,6 @@ pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
 /// The most bytes of a mapping of `class`.
 pub(super) const fn most_bytes(class: usize) -> u64 {
     1 << (LEAST_SHIFT as usize + class)
-}
-
-/// One of the two ways to give a device a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
-    /// Through a bounce buffer that stays mapped.
-    Copy,
-    /// By a translation of its own.
-    Map,
-}
-
-impl Choice {
-    /// Returns what a mapping counts as that the pool made in this way.
-    #[inline]
-    pub(super) fn of(way: Way) -> Self {
-        match way {
-            Way::Slot | Way::SingleUse => Self::Copy,
-            Way::Split | Way::Direct => Self::Map,
-        }
-    }
-
-    const fn other(self) -> Self {
-        match self {
-            Self::Copy => Self::Map,
-            Self::Map => Self::Copy,
-        }
-    }
 }
 
 /// Samples that a mean stands for at the most: older ones fade.

@@ -40,7 +40,7 @@ pub(super) struct Ends<M: Mapper, P: Platform, C: CopyMemory> {
     /// Lists that are mapped, by their number.
     made: Vec<Taken>,
     /// Numbers without a list.
-    free: Vec<usize>,
+    free: Vec<u32>,
     /// How many lists are mapped.
     live: usize,
     /// Slots that devices may reach through the ring until the next commit. There is room for those of all lists.
@@ -124,17 +124,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     }
 
     /// Notes that the ring has mapped what was taken. Returns the list's number.
-    pub(super) fn keep(&mut self, taken: Taken) -> usize {
+    pub(super) fn keep(&mut self, taken: Taken) -> u32 {
         self.waiting.truncate(self.waiting.len() - taken.slots().count());
         self.live += 1;
         match self.free.pop() {
             Some(number) => {
-                self.made[number] = taken;
+                self.made[number as usize] = taken;
                 number
             }
             None => {
                 self.made.push(taken);
-                self.made.len() - 1
+                // Each has a granule of a ring, which has 2^31 at the most.
+                (self.made.len() - 1) as u32
             }
         }
     }
@@ -147,14 +148,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     }
 
     /// The slots of list `number` wait for the next commit: the ring is about to unmap it.
-    pub(super) fn wait(&mut self, number: usize) {
+    pub(super) fn wait(&mut self, number: u32) {
         self.live -= 1;
-        self.waiting.extend(self.made[number].slots());
+        self.waiting.extend(self.made[number as usize].slots());
     }
 
     /// The ring has not unmapped the list that was to [wait](Self::wait).
-    pub(super) fn stay(&mut self, number: usize) {
-        self.waiting.truncate(self.waiting.len() - self.made[number].slots().count());
+    pub(super) fn stay(&mut self, number: u32) {
+        self.waiting.truncate(self.waiting.len() - self.made[number as usize].slots().count());
         self.live += 1;
     }
 
@@ -162,8 +163,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     ///
     /// # Safety
     /// As [`BouncePool::unmap`] of the list, and the device has heard of its end.
-    pub(super) unsafe fn end(&mut self, number: usize) {
-        for iova in self.made[number].slots() {
+    pub(super) unsafe fn end(&mut self, number: u32) {
+        for iova in self.made[number as usize].slots() {
             // The pool knows each slot until it is given back here.
             // SAFETY: the caller's promise.
             let parted = unsafe { self.pool().part(iova, true) };
@@ -200,12 +201,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     /// As [`BouncePool::sync_for_cpu`] of the list.
     pub(super) unsafe fn sync(
         &self,
-        number: usize,
+        number: u32,
         iova: Iova,
         (offset, len): (u64, u64),
         for_cpu: bool,
     ) -> Result<(), DmaUnmapError> {
-        let Taken { len: all, cut, head, tail } = self.made[number];
+        let Taken { len: all, cut, head, tail } = self.made[number as usize];
         inside(iova, all, (offset, len))?;
         for (slot, first, end) in [(head, 0, cut.head), (tail, all - cut.tail, all)] {
             let (from, to) = (offset.max(first), (offset + len).min(end));

@@ -2,9 +2,10 @@
 //! back only if it is confirmed that no device reaches it, and is leaked otherwise.
 
 use super::AdaptiveRing;
-use super::book::{Choice, Half, class_of, most_bytes};
+use super::book::{Half, class_of, most_bytes};
 use crate::addr::{DmaSegment, PhysAddr, PhysSegment};
 use crate::bounce::pool::{Attributes, BouncePool};
+use crate::dma::mapping::Choice;
 use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -110,12 +111,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     self.map_by(choice, (Some(class), shared), list, Attributes::default(), &mut view)
                 };
                 let map_ns = self.since(start);
-                let (course, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
+                let (mapping, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
+                let kind = mapping.kind();
                 // What the ring may not map, as the device is untrusted, says nothing of the ring.
-                let way = if failed { Choice::Map } else { course.choice() };
-                let in_ring = course.is_in_ring();
+                let way = if failed { Choice::Map } else { kind.choice() };
                 let start = (self.clock)();
-                let _ended = self.end(course).map_err(|_| Stopped::Mapped)?;
+                let _ended = self.end(mapping).map_err(|_| Stopped::Mapped)?;
                 let unmap_ns = self.since(start);
                 let start = (self.clock)();
                 let committed = self.commit_ring().map_err(|_| Stopped::Ended)?;
@@ -124,7 +125,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     self.commits.note(ns);
                 }
                 if round >= WARM {
-                    let share = if in_ring { self.commits.share() } else { 0 };
+                    let share = if kind.is_in_ring() { self.commits.share() } else { 0 };
                     let cell = &mut self.sizes[class].cell;
                     cell.note(way, Half::Map, map_ns);
                     cell.note(way, Half::Unmap, unmap_ns.saturating_add(share));

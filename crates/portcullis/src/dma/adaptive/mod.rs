@@ -5,8 +5,6 @@
 mod book;
 mod commits;
 mod ends;
-mod error;
-mod mapping;
 mod measure;
 mod short;
 
@@ -16,24 +14,21 @@ use core::mem::MaybeUninit;
 use self::book::{FIRST_TIMED, most_bytes};
 use self::commits::Commits;
 use self::ends::Ends;
-use self::mapping::Course;
 use self::measure::cost_of;
+use super::mapping::{Choice, Kind};
 use super::told::Told;
-use super::{DmaDevice, RingError, RingMapping, RingUnmap, RingUnmapFailed, StrictRing, StrictRingConfig};
+use super::{DmaDevice, Ended, NotUnmapped, RawMapping, StrictRing, StrictRingConfig};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, BounceDevice, Rule, Way};
+use crate::bounce::pool::{Attributes, BounceDevice, PoolMapping, Rule, Way};
 use crate::domain::MapListError;
 use crate::heap::{OutOfMemory, Shared, made, slice, write_fields};
-use crate::iova::ArenaError;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
-use crate::sync::unique;
+use crate::setup::SetupError;
 
 pub use book::Explained;
-pub(crate) use book::{Cell, Choice, Half, class_of, classes, pause_after};
-pub use error::{AdaptiveMapError, AdaptiveUnmapError, AdaptiveUnmapFailed};
-pub use mapping::{AdaptiveMapping, AdaptiveUnmap};
+pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 
 /// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
 ///
@@ -77,8 +72,6 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     clock: K,
     /// What two readings of the clock cost.
     clock_ns: u64,
-    /// Tells its mappings from those of another ring.
-    number: u64,
     /// How many classes of sizes there are.
     classes: usize,
     /// The sizes of each direction, one direction after the other; of each, those without shared ends first.
@@ -122,15 +115,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// leaked.) Allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// As [`StrictRing::new`]; [`RingError::Untranslated`] for a device whose addresses are not translated;
-    /// [`RingError::OtherDomain`].
+    /// As [`StrictRing::new`]; [`SetupError::NotTranslated`] for a device whose addresses are not translated;
+    /// [`SetupError::OtherDomain`].
     pub fn new(
         device: &DmaDevice<M, P>,
         pool: BounceDevice<M, P, C>,
         direction: Direction,
         config: StrictRingConfig,
         clock: K,
-    ) -> Result<Self, RingError> {
+    ) -> Result<Self, SetupError> {
         let mut queue: Self = made(|place| Self::unmeasured_in(place, device, pool, config, clock))?;
         queue.measure_toward(direction)?;
         Ok(queue)
@@ -147,12 +140,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         pool: BounceDevice<M, P, C>,
         config: StrictRingConfig,
         clock: K,
-    ) -> Result<&'a mut Self, RingError> {
+    ) -> Result<&'a mut Self, SetupError> {
         if !device.is_translated() {
-            return Err(RingError::Untranslated);
+            return Err(SetupError::NotTranslated);
         }
         if !Shared::ptr_eq(device.domain(), pool.pool().domain()) {
-            return Err(RingError::OtherDomain);
+            return Err(SetupError::OtherDomain);
         }
         let (classes, clock_ns) = (classes(pool.pool().threshold()), cost_of(&clock));
         let sizes = slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?;
@@ -170,7 +163,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 batch: config.batch,
                 clock_ns: clock_ns,
                 clock: clock,
-                number: unique(),
                 classes: classes,
                 sizes: sizes,
                 ends: Ends::new(&pool),
@@ -202,7 +194,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         direction: Direction,
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         self.direction = direction;
         if !self.met[direction.index()] {
             self.begin();
@@ -240,15 +232,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// where the ring has no room.
     ///
     /// # Errors
-    /// [`AdaptiveMapError`]: the list is mapped as a whole or not at all. [`ArenaError::Full`], in an
-    /// error of the ring, while others wait for a commit: commit, and map again. After
-    /// [`MapListError::Unconfirmed`] devices may reach what was entered of it.
+    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] while others wait for a commit: commit,
+    /// and map again. After [`MapListError::Unconfirmed`] devices may reach what was entered of it.
     ///
     /// # Safety
     /// As [`BounceDevice::map`], until the unmap has returned; and until then:
     ///
     /// - Two syncs of the same bytes of the mapping do not run at the same time. That is the
-    ///   caller's to promise here: it alone gets the [`AdaptiveMapping`], and so the syncs and the
+    ///   caller's to promise here: it alone gets the [`RawMapping`], and so the syncs and the
     ///   unmap themselves are safe.
     /// - Nothing else calls the pool for the mapping's address, as
     ///   [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap) demands of its callers.
@@ -258,7 +249,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         // The pool and the ring check the sum.
         let (len, whole) = self.pool.look_at(list);
         let shared = !whole;
@@ -271,13 +262,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return unsafe { self.map_timed((class, shared), list, attributes, out) };
         }
         // SAFETY: the caller's promise.
-        let (course, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
+        let (mapping, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
         if let Some(class) = class {
             let size = &mut self.sizes[class];
             size.until -= 1;
-            size.counts[course.choice() as usize] += 1;
+            size.counts[mapping.kind().choice() as usize] += 1;
         }
-        Ok((AdaptiveMapping { course, ring: self.number, timed: None }, used))
+        Ok((mapping, used))
     }
 
     /// # Safety
@@ -289,7 +280,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<(AdaptiveMapping, usize), AdaptiveMapError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         let size = &mut self.sizes[class];
         let pause = pause_after(size.made());
         size.until = pause - 1;
@@ -297,19 +288,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let start = (self.clock)();
         // SAFETY: the caller's promise.
         let mapped = unsafe { self.map_by(choice, (Some(class), shared), list, attributes, out) };
-        let (course, used, failed) = mapped?;
+        let (mapping, used, failed) = mapped?;
         let ns = self.since(start);
-        let size = &mut self.sizes[class];
-        size.counts[course.choice() as usize] += 1;
+        let (size, kind) = (&mut self.sizes[class], mapping.kind());
+        size.counts[kind.choice() as usize] += 1;
         // What the pool maps says nothing of the ring. Where the ring fails, mapping costs both:
         // the attempt, and the copy after it.
-        let timed = (course.way() != Some(Way::Direct)).then(|| {
-            let way = if failed { Choice::Map } else { course.choice() };
+        let timed = (kind != Kind::Pool(Way::Direct)).then(|| {
+            let way = if failed { Choice::Map } else { kind.choice() };
             size.cell.note(way, Half::Map, ns);
             // There are at most 252.
             (class as u8, way)
         });
-        Ok((AdaptiveMapping { course, ring: self.number, timed }, used))
+        Ok((mapping.with_timed(timed), used))
     }
 
     /// Maps by the way that was chosen, as far as that is possible, a list of a class (unless it is
@@ -328,20 +319,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<(Course, usize, bool), AdaptiveMapError> {
+    ) -> Result<(RawMapping, usize, bool), DmaMapError> {
         let mut failed = false;
         if choice == Choice::Map && !attributes.persistent_streaming {
             let refused = if shared {
                 // SAFETY: the caller's promise.
                 match unsafe { self.map_cut(list, attributes, out) } {
-                    Ok(Some(course)) => return Ok((course, 1, false)),
+                    Ok(Some(mapping)) => return Ok((mapping, 1, false)),
                     Ok(None) => None,
                     Err(error) => Some(error),
                 }
             } else {
                 // SAFETY: the caller's promise.
                 match unsafe { self.ring.map_sg(list, self.direction, out) } {
-                    Ok((mapping, used)) => return Ok((Course::Ring(mapping), used, false)),
+                    Ok((mapping, used)) => return Ok((mapping, used, false)),
                     Err(error) => Some(error),
                 }
             };
@@ -350,9 +341,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 if self.falls_back_to_mapping(error, class)?
                     && !shared
                     // SAFETY: the caller's promise.
-                    && let Some((course, used)) = unsafe { self.map_alone(list, attributes, out) }?
+                    && let Some((mapping, used)) = unsafe { self.map_alone(list, attributes, out) }?
                 {
-                    return Ok((course, used, true));
+                    return Ok((mapping, used, true));
                 }
             }
         }
@@ -362,9 +353,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.pool.map(list, self.direction, attributes) }?;
-        let used = mapping.write_segments(out);
-        let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
-        Ok((course, used, failed))
+        let (mapping, used) = self.of_pool(&mapping, out);
+        Ok((mapping, used, failed))
     }
 
     /// Maps by itself a list that the ring has refused, for which `out` has room. `None` where there
@@ -379,16 +369,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<Option<(Course, usize)>, DmaMapError> {
+    ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
         // What is persistent is mapped by itself.
         let attributes = Attributes { persistent_streaming: true, ..attributes };
         // SAFETY: the caller's promise.
         match unsafe { self.pool.map(list, self.direction, attributes) } {
-            Ok(mapping) => {
-                let used = mapping.write_segments(out);
-                let course = Course::Pool { iova: mapping.iova(), len: mapping.len(), way: mapping.way() };
-                Ok(Some((course, used)))
-            }
+            Ok(mapping) => Ok(Some(self.of_pool(&mapping, out))),
             // The caller must be told.
             Err(error) if error.may_be_reached() => Err(error),
             Err(_) => Ok(None),
@@ -406,7 +392,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         attributes: Attributes,
         out: &mut [DmaSegment],
-    ) -> Result<Option<Course>, RingError> {
+    ) -> Result<Option<RawMapping>, DmaMapError> {
         let ([first, ..], true) = (list, list.len() <= out.len()) else { return Ok(None) };
         // SAFETY: the caller's promise.
         let Some(taken) = (unsafe { self.ends.take(list, self.direction, attributes) }) else {
@@ -418,13 +404,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             Ok(mapping) => {
                 let offset = first.phys.page_offset(self.ring.device().domain().granule());
                 // The mapping begins with a granule.
-                let mapping = RingMapping { first: Iova::new(mapping.first.get() | offset), ..mapping };
-                out[0] = DmaSegment { iova: mapping.first, len: taken.len() };
-                Ok(Some(Course::Cut { mapping, number: self.ends.keep(taken) }))
+                let mapping = RawMapping { iova: Iova::new(mapping.iova.get() | offset), ..mapping };
+                out[0] = DmaSegment { iova: mapping.iova, len: taken.len() };
+                Ok(Some(mapping.cut(self.ends.keep(taken))))
             }
             Err(error) => {
-                let may_be_reached = matches!(error, RingError::Map(MapListError::Unconfirmed { .. }));
-                self.ends.refuse(taken, may_be_reached);
+                self.ends.refuse(taken, error.may_be_reached());
                 Err(error)
             }
         }
@@ -433,40 +418,31 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// Decides what becomes of a list of `class` that the ring has refused: whether it is rather
     /// mapped by itself than copied, or the error is the caller's.
     #[cold]
-    fn falls_back_to_mapping(&self, error: RingError, class: Option<usize>) -> Result<bool, RingError> {
+    fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {
             // What waits makes room, by a commit.
-            RingError::Arena(ArenaError::Full { .. }) if self.ring.waiting() > 0 => Err(error),
-            RingError::Arena(ArenaError::Full { .. } | ArenaError::Oversize { .. }) => {
+            DmaMapError::Full if self.ring.waiting() > 0 => Err(error),
+            DmaMapError::Full | DmaMapError::TooLong { .. } => {
                 let cell = class.map(|class| &self.sizes[class].cell);
                 Ok(!cell.is_some_and(|cell| cell.copies_rather_than_wait(self.commits.ns())))
             }
             // The tables have no room, or cannot point to the buffer.
-            RingError::Map(MapListError::Map(_)) => Ok(false),
+            DmaMapError::List(MapListError::Map(_)) => Ok(false),
             // Also where devices may still reach what was entered half-way: the caller must be told.
             error => Err(error),
         }
     }
 
-    /// Makes a mapping of this ring out of what [it was taken apart
-    /// into](AdaptiveMapping::into_parts).
+    /// Makes a mapping of what the pool has mapped, and writes what the device is to be given. Returns how many segments that is.
     #[inline]
-    pub(super) fn mapping_of(
-        &self,
-        mapping: RingMapping,
-        way: Option<Way>,
-        timed: Option<(u8, Choice)>,
-    ) -> AdaptiveMapping {
-        let RingMapping { bytes, neighbours, .. } = mapping;
-        let course = match way {
-            Some(Way::Split) if bytes > 0 => {
-                let mapping = RingMapping { ring: self.ring.number(), neighbours: 0, ..mapping };
-                Course::Cut { mapping, number: neighbours as usize }
-            }
-            Some(way) => Course::Pool { iova: mapping.first, len: mapping.neighbours, way },
-            None => Course::Ring(RingMapping { ring: self.ring.number(), ..mapping }),
-        };
-        AdaptiveMapping { course, ring: self.number, timed }
+    fn of_pool(&self, mapping: &PoolMapping<'_>, out: &mut [DmaSegment]) -> (RawMapping, usize) {
+        (RawMapping::of_pool(mapping, self.number()), mapping.write_segments(out))
+    }
+
+    /// The number by which its mappings are told from another queue's.
+    #[inline]
+    pub(super) fn number(&self) -> u64 {
+        self.ring.number()
     }
 
     /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
@@ -475,78 +451,66 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// by a strict policy, or of [`StrictRing::unmap`].
     ///
     /// # Errors
-    /// [`AdaptiveUnmapFailed`]; a mapping of another ring comes back with it, and is untouched.
+    /// [`NotUnmapped`]; a mapping of another ring comes back with it, and is untouched.
     #[inline]
-    pub fn unmap(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        if mapping.ring != self.number {
-            return Err(AdaptiveUnmapFailed::foreign(mapping, self.ring.device().domain().granule()));
+    pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        if mapping.queue() != self.number() {
+            return Err(NotUnmapped::foreign(mapping));
         }
         self.commits.count();
-        let commits = mapping.course.is_in_ring() && self.ring.waiting() + 1 >= self.batch;
-        if commits || mapping.timed.is_some() {
+        let commits = mapping.kind().is_in_ring() && self.ring.waiting() + 1 >= self.batch;
+        if commits || mapping.timed().is_some() {
             return self.unmap_timed(mapping);
         }
-        self.end(mapping.course)
+        self.end(mapping)
     }
 
+    /// Ends a mapping of this ring that [is not timed](RawMapping::with_timed).
     #[inline]
-    fn end(&mut self, course: Course) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        match course {
-            Course::Pool { iova, len, .. } => {
+    fn end(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        let ended = match mapping.kind() {
+            Kind::Ring => self.ring.unmap(mapping),
+            Kind::Cut => self.end_cut(mapping),
+            _ => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
                 // sync runs now or later. Its original is as its maker promised until the unmap.
-                match unsafe { self.pool.pool().unmap_by(Rule::Strictly, iova, len) } {
-                    Ok(()) => Ok(AdaptiveUnmap::Done),
-                    Err(error) => Err(AdaptiveUnmapFailed { mapping: None, error: error.into() }),
-                }
+                return match unsafe { self.pool.pool().unmap_by(Rule::Strictly, mapping.iova, mapping.word) }
+                {
+                    Ok(()) => Ok(Ended::Done(())),
+                    // No commit of the ring is its end.
+                    Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
+                };
             }
-            Course::Ring(mapping) => {
-                let result = self.ring.unmap(mapping);
-                self.ended(result, Course::Ring)
-            }
-            Course::Cut { mapping, number } => {
-                self.ends.wait(number);
-                let result = self.ring.unmap(mapping);
-                if matches!(&result, Err(failed) if failed.mapping.is_some()) {
-                    self.ends.stay(number);
-                } else {
-                    // SAFETY: as for the pool; no commit that ends the mapping has been told of yet.
-                    unsafe { self.ends.end(number) };
-                }
-                self.ended(result, |mapping| Course::Cut { mapping, number })
-            }
+        };
+        if matches!(ended, Ok(Ended::Flushed(()))) {
+            self.ends.committed();
         }
+        ended
     }
 
-    /// Returns what has become of a mapping in the ring. Where it comes back, `again` makes its course.
-    #[inline]
-    fn ended(
-        &mut self,
-        result: Result<RingUnmap, RingUnmapFailed>,
-        again: impl FnOnce(RingMapping) -> Course,
-    ) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        match result {
-            Ok(RingUnmap::Waiting) => Ok(AdaptiveUnmap::Waiting),
-            Ok(RingUnmap::Committed) => {
-                self.ends.committed();
-                Ok(AdaptiveUnmap::Committed)
-            }
-            Err(RingUnmapFailed { mapping, error }) => {
-                let again =
-                    |mapping| AdaptiveMapping { course: again(mapping), ring: self.number, timed: None };
-                Err(AdaptiveUnmapFailed { mapping: mapping.map(again), error: error.into() })
-            }
+    /// Ends a mapping in the ring whose ends are in slots.
+    fn end_cut(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        let number = mapping.list();
+        self.ends.wait(number);
+        let mut ended = self.ring.unmap(mapping.uncut());
+        if let Err(NotUnmapped { mapping: back @ Some(_), .. }) = &mut ended {
+            *back = back.take().map(|mapping| mapping.cut(number));
+            self.ends.stay(number);
+        } else {
+            // SAFETY: as for the pool; no commit that ends the mapping has been told of yet.
+            unsafe { self.ends.end(number) };
         }
+        ended
     }
 
     /// Ends a mapping whose time is wanted: its own, or that of the commit which it may lead to.
     #[cold]
-    fn unmap_timed(&mut self, mapping: AdaptiveMapping) -> Result<AdaptiveUnmap, AdaptiveUnmapFailed> {
-        let (timed, in_ring) = (mapping.timed, mapping.course.is_in_ring());
+    fn unmap_timed(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        let (timed, in_ring) = (mapping.timed(), mapping.kind().is_in_ring());
         let start = (self.clock)();
-        let result = self.end(mapping.course);
+        let result = self.end(mapping.with_timed(None));
         let mut ns = self.since(start);
-        if matches!(result, Ok(AdaptiveUnmap::Committed)) {
+        if matches!(result, Ok(Ended::Flushed(()))) {
             self.commits.note(ns);
             // Its own time is a part of the commit's: only its share of that counts for it.
             ns = 0;
@@ -565,7 +529,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Errors
     /// As [`StrictRing::commit`].
-    pub fn commit(&mut self) -> Result<usize, RingError> {
+    pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         self.commits.idle();
         let start = (self.clock)();
         let committed = match self.commit_ring() {
@@ -580,7 +544,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(committed)
     }
 
-    fn commit_ring(&mut self) -> Result<usize, RingError> {
+    fn commit_ring(&mut self) -> Result<usize, DmaUnmapError> {
         let committed = self.ring.commit()?;
         self.ends.committed();
         Ok(committed)
@@ -602,23 +566,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
-    pub fn sync_for_cpu(
-        &self,
-        mapping: &AdaptiveMapping,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
-        match &mapping.course {
-            _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
+    pub fn sync_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
+        if mapping.queue() != self.number() {
+            return Err(DmaUnmapError::OtherQueue);
+        }
+        match mapping.kind() {
             // SAFETY: its token is borrowed, so it does not end meanwhile; its maker promised that syncs of the same bytes do
             // not meet, and what its original is.
-            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_cpu(*iova, offset, len) },
-            Course::Cut { mapping, number } => {
+            Kind::Pool(_) => unsafe { self.pool.pool().sync_for_cpu(mapping.iova, offset, len) },
+            Kind::Cut => {
                 self.ring.device().sync_for_cpu();
                 // SAFETY: as above.
-                unsafe { self.ends.sync(*number, mapping.first, (offset, len), true) }
+                unsafe { self.ends.sync(mapping.list(), mapping.iova, (offset, len), true) }
             }
-            Course::Ring(_) => {
+            _ => {
                 self.ring.device().sync_for_cpu();
                 Ok(())
             }
@@ -630,23 +591,20 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device).
-    pub fn sync_for_device(
-        &self,
-        mapping: &AdaptiveMapping,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), DmaUnmapError> {
-        match &mapping.course {
-            _ if mapping.ring != self.number => Err(DmaUnmapError::NotMapped { iova: mapping.iova() }),
+    pub fn sync_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
+        if mapping.queue() != self.number() {
+            return Err(DmaUnmapError::OtherQueue);
+        }
+        match mapping.kind() {
             // SAFETY: as for `sync_for_cpu`.
-            Course::Pool { iova, .. } => unsafe { self.pool.pool().sync_for_device(*iova, offset, len) },
-            Course::Cut { mapping, number } => {
+            Kind::Pool(_) => unsafe { self.pool.pool().sync_for_device(mapping.iova, offset, len) },
+            Kind::Cut => {
                 // SAFETY: as for `sync_for_cpu`.
-                let synced = unsafe { self.ends.sync(*number, mapping.first, (offset, len), false) };
+                let synced = unsafe { self.ends.sync(mapping.list(), mapping.iova, (offset, len), false) };
                 self.ring.device().sync_for_device();
                 synced
             }
-            Course::Ring(_) => {
+            _ => {
                 self.ring.device().sync_for_device();
                 Ok(())
             }

@@ -4,12 +4,12 @@
 use core::slice::from_ref;
 
 use super::AdaptiveRing;
-use super::book::{Choice, class_of};
+use super::book::class_of;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::bounce::pool::{Attributes, PoolMapping, Rule};
-use crate::dma::{RingError, RingMapping};
-use crate::domain::MapListError;
+use crate::dma::RawMapping;
+use crate::dma::mapping::{Choice, Kind};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
@@ -71,7 +71,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<Option<(RingMapping, usize)>, RingError> {
+    ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
         let Some(index) = self.is_for(Choice::Map, list, direction) else { return Ok(None) };
         // SAFETY: the caller's promise.
         match unsafe { self.ring.map_list_sg(list, direction, out) } {
@@ -79,7 +79,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 self.count(index, Choice::Map);
                 Ok(Some(mapped))
             }
-            Err(error @ RingError::Map(MapListError::Unconfirmed { .. })) => Err(error),
+            Err(error) if error.may_be_reached() => Err(error),
             Err(_) => Ok(None),
         }
     }
@@ -105,7 +105,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         // SAFETY: the caller's promise.
         let mapped = unsafe { self.pool.map(list, direction, attributes) };
         if let Ok(mapping) = &mapped {
-            self.count(index, Choice::of(mapping.way()));
+            self.count(index, Kind::Pool(mapping.way()).choice());
         }
         Some(mapped)
     }

@@ -9,7 +9,8 @@
 
 use alloc::boxed::Box;
 
-use crate::dma::adaptive::{Cell, Choice, Half, class_of, classes, pause_after};
+use crate::dma::Choice;
+use crate::dma::adaptive::{Cell, Half, class_of, classes, pause_after};
 use crate::heap::slice;
 use crate::percpu::{CachePadded, LocalU64};
 use crate::setup::SetupError;

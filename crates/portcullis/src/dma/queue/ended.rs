@@ -1,12 +1,12 @@
 //! How mappings end: at once, with their batch, or with a later flush of the domain.
 
-use super::mapping::Kind;
 use super::swiotlb::Copied;
-use super::{DmaUnmapError, Ended, Lane, Machine, NotUnmapped, Queue, RawMapping};
-use crate::addr::Iova;
+use super::{DmaUnmapError, Lane, Machine, Queue};
+use crate::addr::{Iova, IovaRange};
 use crate::bounce::pool::Rule;
+use crate::dma::mapping::Kind;
 use crate::dma::told::Told;
-use crate::dma::{AdaptiveUnmap, AdaptiveUnmapError, DmaBuffer, RingMapping, RingUnmap};
+use crate::dma::{DmaBuffer, Ended, NotUnmapped, RawMapping};
 use crate::domain::UnmapError;
 
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
@@ -25,35 +25,30 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     #[inline(always)]
     pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         // Functions that are not in line are given its words, not its address: see `RawMapping`.
-        let made = mapping.core.ring;
+        let RawMapping { iova, word, tag } = mapping;
+        let mapping = RawMapping { iova, word, tag };
         match &mut self.lane {
-            Lane::Ring(ring) if made == self.number | Kind::RING => match ring.unmap(mapping.core) {
-                Ok(RingUnmap::Waiting) => Ok(Ended::Pending),
-                Ok(RingUnmap::Committed) => self.flushed(),
-                Err(failed) => Err(not_committed(failed.mapping, DmaUnmapError::of_ring(failed.error))),
+            Lane::Ring(ring) if tag == self.number | Kind::RING => match ring.unmap(mapping) {
+                Ok(Ended::Flushed(())) => self.flushed(),
+                ended => ended,
             },
-            Lane::Direct if made == self.number | Kind::ALONE => {
-                let Some(range) = mapping.core.range(self.device.domain().granule()) else {
+            Lane::Direct if tag == self.number | Kind::ALONE => {
+                let Some(range) = mapping.pages(self.device.domain().granule()) else {
                     return Ok(Ended::Done(()));
                 };
-                let ended = self.device.end_beside(range, mapping.core.neighbours);
+                let ended = self.device.end_beside(range, mapping.beside());
                 self.ended_alone(ended)
             }
-            Lane::Batch(_) if made == self.number | Kind::ALONE => {
-                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
-                self.unmap_in_batch(first, bytes, neighbours, ring)
-            }
+            Lane::Batch(_) if tag == self.number | Kind::ALONE => self.unmap_in_batch(iova, word, tag),
             lane => {
-                let RingMapping { first, bytes, neighbours, ring } = mapping.core;
-                if made == self.number | Kind::AUTO
+                if tag == self.number | Kind::RING
                     && let Lane::Auto(lane) = lane
-                    && let Some(range) =
-                        (RingMapping { first, bytes, neighbours, ring }).range(self.device.domain().granule())
-                    && lane.unmap_fast(range, neighbours)
+                    && let Some(range) = mapping.pages(self.device.domain().granule())
+                    && lane.unmap_fast(range, mapping.beside())
                 {
                     return Ok(Ended::Pending);
                 }
-                self.unmap_otherwise(first, bytes, neighbours, ring)
+                self.unmap_otherwise(iova, word, tag)
             }
         }
     }
@@ -62,94 +57,77 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     #[inline(never)]
     fn unmap_otherwise(
         &mut self,
-        first: Iova,
-        bytes: u64,
-        neighbours: u64,
-        ring: u64,
+        iova: Iova,
+        word: u64,
+        tag: u64,
     ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
+        let mapping = RawMapping { iova, word, tag };
         if mapping.queue() != self.number {
-            return Err(foreign(mapping));
+            return Err(NotUnmapped::foreign(mapping));
         }
-        let kind = mapping.kind();
-        let RawMapping { core } = mapping;
         // As where a queue maps by itself: a policy that the device was given holds for all of its mappings.
         let rule = Rule::Policy(Some(self.device.exception()));
-        match (&mut self.lane, kind) {
+        match (&mut self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
                 // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
                 // sync runs now or later. Its original is as its maker promised until this returns.
-                let ended = unsafe { device.pool().unmap_by(rule, first, neighbours) };
+                let ended = unsafe { device.pool().unmap_by(rule, iova, word) };
                 self.ended_copy(ended)
             }
-            // What the pool made has no pages.
-            (Lane::Auto(ring), Kind::Auto { way: Some(_), timed: None }) if bytes == 0 => {
+            (Lane::Auto(ring), Kind::Pool(_)) if mapping.timed().is_none() => {
                 // SAFETY: as for a pool.
-                let ended = unsafe { ring.end_fast(first, neighbours) };
+                let ended = unsafe { ring.end_fast(iova, word) };
                 self.ended_copy(ended)
             }
-            (Lane::Auto(ring), Kind::Auto { way, timed }) => {
-                let mapping = ring.mapping_of(core, way, timed);
-                match ring.unmap(mapping) {
-                    Ok(AdaptiveUnmap::Done) => Ok(Ended::Done(())),
-                    Ok(AdaptiveUnmap::Waiting) => Ok(Ended::Pending),
-                    Ok(AdaptiveUnmap::Committed) => self.flushed(),
-                    Err(failed) => match failed.error {
-                        AdaptiveUnmapError::Pool(error) => self.ended_copy(Err(error)),
-                        AdaptiveUnmapError::Ring(error) => {
-                            let back = failed.mapping.map(|mapping| {
-                                let (core, way, timed) = mapping.into_parts(self.number);
-                                let kind = Kind::Auto { way, timed }.bits();
-                                RingMapping { ring: self.number | kind, ..core }
-                            });
-                            Err(not_committed(back, DmaUnmapError::of_ring(error)))
-                        }
-                    },
-                }
-            }
+            (Lane::Auto(ring), kind) => match ring.unmap(mapping) {
+                Ok(Ended::Flushed(())) => self.flushed(),
+                Err(failed) if !kind.is_in_ring() => self.ended_copy(Err(failed.error)),
+                ended => ended,
+            },
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 // SAFETY: as for a pool.
-                let ended = unsafe { copies.unmap(Copied { first, is_list, word: neighbours }) };
+                let ended = unsafe { copies.unmap(Copied { first: iova, is_list, word }) };
                 let lost = |error| NotUnmapped { mapping: None, waits: false, error };
                 ended.map(|()| Ended::Done(())).map_err(lost)
             }
             (Lane::NotCoherent(lane), Kind::NotCoherent) => {
-                lane.unmap(neighbours as usize).map_err(|NotUnmapped { mapping, waits, error }| {
-                    let mapping = mapping.map(|()| RawMapping { core });
-                    NotUnmapped { mapping, waits, error }
+                lane.unmap(word as usize).map_err(|NotUnmapped { mapping: back, waits, error }| NotUnmapped {
+                    mapping: back.map(|()| mapping),
+                    waits,
+                    error,
                 })
             }
             // A mapping that did not fit into the ring.
             (_, Kind::Alone) => {
-                let Some(range) = core.range(self.device.domain().granule()) else {
+                let Some(range) = mapping.pages(self.device.domain().granule()) else {
                     return Ok(Ended::Done(()));
                 };
-                let ended = self.device.domain().end_now(range, neighbours, |_| ());
+                let ended = self.device.domain().end_now(range, mapping.beside(), |_| ());
                 self.ended_alone(ended)
             }
             // The queue's number is in the mapping, so it is one that this lane has made.
-            _ => Err(foreign(RawMapping { core })),
+            _ => Err(NotUnmapped::foreign(mapping)),
         }
     }
 
     #[inline(never)]
     fn unmap_in_batch(
         &mut self,
-        first: Iova,
-        bytes: u64,
-        neighbours: u64,
-        ring: u64,
+        iova: Iova,
+        word: u64,
+        tag: u64,
     ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let mapping = RawMapping { core: RingMapping { first, bytes, neighbours, ring } };
-        let Lane::Batch(batch) = &mut self.lane else { return Err(foreign(mapping)) };
+        let mapping = RawMapping { iova, word, tag };
+        let Lane::Batch(batch) = &mut self.lane else { return Err(NotUnmapped::foreign(mapping)) };
         if batch.is_full() {
             // A batch whose commit failed. This unmap can say nothing of it: a later commit does.
             match batch.commit() {
                 Ok(_) => batch.told().take_back(),
-                Err(error) => return Err(not_committed(Some(mapping.core), DmaUnmapError::of_batch(error))),
+                Err(error) => return Err(NotUnmapped::of_commit(Some(mapping), error)),
             }
         }
-        let (range, used) = (mapping.core.range(self.device.domain().granule()), bytes - neighbours);
+        let range = mapping.pages(self.device.domain().granule());
+        let used = range.map_or(0, IovaRange::len) - mapping.beside();
         if let Err(error) = batch.unlink(range, used) {
             // Where another caller had removed a part by number, the commit invalidates all of the
             // range all the same. What is still mapped is reached whatever the hardware confirms.
@@ -161,7 +139,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         match batch.commit() {
             Ok(_) => self.flushed(),
-            Err(error) => Err(not_committed(None, DmaUnmapError::of_batch(error))),
+            Err(error) => Err(NotUnmapped::of_commit(None, error)),
         }
     }
 
@@ -173,7 +151,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             && let Err(error) = self.pay()
         {
             // The commit of this mapping's batch is over, but its buffer waits with the others.
-            return Err(not_committed(None, error));
+            return Err(NotUnmapped::of_commit(None, error));
         }
         Ok(Ended::Flushed(()))
     }
@@ -251,9 +229,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
     pub fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
         let committed = match &mut self.lane {
-            Lane::Batch(batch) => batch.commit().map_err(DmaUnmapError::of_batch)?,
-            Lane::Ring(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
-            Lane::Auto(ring) => ring.commit().map_err(DmaUnmapError::of_ring)?,
+            Lane::Batch(batch) => batch.commit()?,
+            Lane::Ring(ring) => ring.commit()?,
+            Lane::Auto(ring) => ring.commit()?,
             Lane::NotCoherent(lane) => lane.commit()?,
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
@@ -263,16 +241,4 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         Ok(committed + owed)
     }
-}
-
-/// Makes the error of a commit that failed in an unmap. The mapping comes back, or waits.
-#[cold]
-fn not_committed(core: Option<RingMapping>, error: DmaUnmapError) -> NotUnmapped<RawMapping> {
-    let mapping = core.map(|core| RawMapping { core });
-    NotUnmapped { waits: mapping.is_none(), mapping, error }
-}
-
-#[cold]
-fn foreign(mapping: RawMapping) -> NotUnmapped<RawMapping> {
-    NotUnmapped { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
 }

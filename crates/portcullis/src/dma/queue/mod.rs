@@ -7,7 +7,6 @@ mod config;
 mod door;
 mod ended;
 mod error;
-mod mapping;
 mod not_coherent;
 mod object;
 mod swiotlb;
@@ -21,18 +20,16 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
-use self::mapping::Kind;
 use self::not_coherent::NotCoherent;
 use self::swiotlb::{Copied, Copies, Side};
 use super::Machine;
 use super::machine::{AdaptiveOf, BatchOf, CopyingOf, DeviceOf, RingOf};
-use super::ring::number;
-use super::{DmaBuffer, RingError, RingMapping};
+use super::mapping::{Kind, number};
+use super::{DmaBuffer, RawMapping};
 use crate::addr::{Direction, DmaSegment, IovaRange, PhysSegment};
 use crate::bounce::pool::{Attributes, PoolMapping};
 use crate::domain::MapListError;
 use crate::heap::{OutOfMemory, room_for};
-use crate::iova::ArenaError;
 
 pub use crate::bounce::error::{DmaMapError, DmaUnmapError};
 pub use config::QueueConfig;
@@ -41,14 +38,13 @@ pub use config::Strategy;
 #[cfg(not(feature = "parts"))]
 use config::Strategy;
 pub use door::{Device, DmaDomain, DmaMask, DomainBuilder};
-pub use error::{NotAllUnmapped, NotMapped, NotUnmapped};
-pub use mapping::{Ended, Mapping, RawMapping};
+pub use error::{NotAllUnmapped, NotMapped};
 pub use object::AnyQueue;
 
 /// A queue of a device: it maps buffers for the device, and gives them back.
 ///
 /// [`QueueConfig`] says how. Whatever it says, the calls are these: [`map`](Self::map) takes a
-/// buffer and gives a [`Mapping`] that owns it; [`unmap`](Self::unmap) takes the mapping, and gives
+/// buffer and gives a [`Mapping`](super::Mapping) that owns it; [`unmap`](Self::unmap) takes the mapping, and gives
 /// buffers back, this one now or later; [`commit`](Self::commit), when the queue falls idle, gives
 /// back all that wait. A buffer is given back only when no device reaches it; but what
 /// [`direct`](QueueConfig::direct) or [`bounce`](QueueConfig::bounce) has mapped is given back by
@@ -194,7 +190,11 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Lane::Batch(_) | Lane::Ring(_) | Lane::Auto(_) | Lane::NotCoherent(_) => config.batch_size(),
             Lane::Direct | Lane::Bounce(_) | Lane::Swiotlb(_) => 0,
         };
-        let number = if let Lane::Ring(ring) = &lane { ring.number() } else { number() };
+        let number = match &lane {
+            Lane::Ring(ring) => ring.number(),
+            Lane::Auto(ring) => ring.number(),
+            _ => number(),
+        };
         Ok(Self {
             lane,
             device,
@@ -216,7 +216,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
 
     /// How many mappings are unmapped and wait for a [commit](Self::commit). Where a whole batch waits because its commit
     /// failed, the next unmap commits it, and can say so of none but its own mapping: then all of them wait for the next
-    /// [`Ended::Flushed`] or commit, which says that they are over.
+    /// [`Ended::Flushed`](super::Ended::Flushed) or commit, which says that they are over.
     #[inline]
     pub fn waiting(&self) -> usize {
         let waiting = match &self.lane {
@@ -253,10 +253,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// The caller keeps the promises below from the call on, and until one of these has ended the
     /// mapping:
     ///
-    /// - an [unmap](Self::unmap_raw) that says [`Ended::Flushed`] or [`Ended::Done`], under a lazy
+    /// - an [unmap](Self::unmap_raw) that says [`Ended::Flushed`](super::Ended::Flushed) or [`Ended::Done`](super::Ended::Done), under a lazy
     ///   policy together with the flush that this owes;
-    /// - after [`Ended::Pending`], and after an error that [waits](NotUnmapped::waits): the next
-    ///   [`Ended::Flushed`], or the next [`commit`](Self::commit) that succeeds;
+    /// - after [`Ended::Pending`](super::Ended::Pending), and after an error that [waits](super::NotUnmapped::waits): the next
+    ///   [`Ended::Flushed`](super::Ended::Flushed), or the next [`commit`](Self::commit) that succeeds;
     /// - after [`MapListError::Unconfirmed`]: a [flush](crate::domain::Domain::flush) of the domain
     ///   that succeeds.
     ///
@@ -279,10 +279,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [place, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
-            && let Some(core) = unsafe { self.map_fast(*segment, direction) }
+            && let Some(mapping) = unsafe { self.map_fast(*segment, direction) }
         {
-            *place = DmaSegment { iova: core.first, len: segment.len };
-            return Ok((RawMapping { core }, 1));
+            *place = DmaSegment { iova: mapping.iova, len: segment.len };
+            return Ok((mapping, 1));
         }
         if let ([segment], [place, ..], Lane::Auto(lane)) = (list, &mut *out, &mut self.lane)
             && !self.attributes.persistent_streaming
@@ -291,15 +291,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         {
             let first = self.device.first_of(*segment, range);
             *place = DmaSegment { iova: first, len: segment.len };
-            let core = RingMapping::new(first, range, segment.len, self.number | Kind::AUTO);
-            return Ok((RawMapping { core }, 1));
+            let granule = self.device.domain().granule();
+            return Ok((
+                RawMapping::in_pages(first, range, segment.len, self.number | Kind::RING, granule),
+                1,
+            ));
         }
         // SAFETY: the caller's promise.
         match unsafe { self.map_otherwise(list, direction, out) } {
             // Word by word: where both ways meet they are in registers, not in memory that a call was given.
-            Ok((used, RingMapping { first, bytes, neighbours, ring })) => {
-                Ok((RawMapping { core: RingMapping { first, bytes, neighbours, ring } }, used))
-            }
+            Ok((used, RawMapping { iova, word, tag })) => Ok((RawMapping { iova, word, tag }, used)),
             Err(error) => Err(error),
         }
     }
@@ -309,7 +310,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
     #[inline(always)]
-    unsafe fn map_fast(&mut self, segment: PhysSegment, direction: Direction) -> Option<RingMapping> {
+    unsafe fn map_fast(&mut self, segment: PhysSegment, direction: Direction) -> Option<RawMapping> {
         let alone = self.number | Kind::ALONE;
         match &mut self.lane {
             Lane::Ring(ring) => {
@@ -318,12 +319,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 range.map(|range| ring.mapped_fast(segment, range))
             }
             Lane::Direct | Lane::Batch(_) => match self.device.passed_through(segment) {
-                Some(first) => Some(RingMapping::untranslated(first, alone)),
+                Some(first) => Some(RawMapping::untranslated(first, alone)),
                 None => {
                     // SAFETY: the caller's promise.
                     let range = unsafe { self.device.map_fast(segment, direction) };
-                    let first = |range| self.device.first_of(segment, range);
-                    range.map(|range| RingMapping::new(first(range), range, segment.len, alone))
+                    let (first, granule) =
+                        (|range| self.device.first_of(segment, range), self.device.domain().granule());
+                    range.map(|range| RawMapping::in_pages(first(range), range, segment.len, alone, granule))
                 }
             },
             _ => None,
@@ -340,7 +342,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(usize, RingMapping), DmaMapError> {
+    ) -> Result<(usize, RawMapping), DmaMapError> {
         let queue = self.number;
         match &mut self.lane {
             Lane::Bounce(device) => {
@@ -350,52 +352,46 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 }
                 // SAFETY: the caller's promise.
                 let mapping = unsafe { device.map(list, direction, self.attributes) }?;
-                Ok(of_pool(&mapping, queue | Kind::Pool(mapping.way()).bits(), out))
+                Ok(of_pool(&mapping, queue, out))
             }
             Lane::Auto(lane) => {
                 if list.len() > 1 && !self.attributes.persistent_streaming {
                     // SAFETY: the caller's promise.
-                    let mapped = unsafe { lane.map_in_ring(list, direction, out) };
-                    if let Some((core, used)) = mapped.map_err(DmaMapError::of_ring)? {
-                        return Ok((used, RingMapping { ring: queue | Kind::AUTO, ..core }));
+                    if let Some((mapping, used)) = unsafe { lane.map_in_ring(list, direction, out) }? {
+                        return Ok((used, mapping));
                     }
                 }
                 if out.len() >= list.len()
                     // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
                     && let Some(copied) = unsafe { lane.copy_fast(list, direction, self.attributes) }
                 {
-                    let mapping = copied?;
-                    let kind = Kind::Auto { way: Some(mapping.way()), timed: None };
-                    return Ok(of_pool(&mapping, queue | kind.bits(), out));
+                    return Ok(of_pool(&copied?, queue, out));
                 }
                 // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
-                let mapped = unsafe { lane.map_toward(list, direction, self.attributes, out) };
-                let (mapping, used) = mapped.map_err(DmaMapError::of_auto)?;
-                let (RingMapping { first, bytes, neighbours, .. }, way, timed) = mapping.into_parts(queue);
-                let ring = queue | Kind::Auto { way, timed }.bits();
-                Ok((used, RingMapping { first, bytes, neighbours, ring }))
+                let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
+                Ok((used, mapping))
             }
             Lane::Swiotlb(copies) => {
                 // SAFETY: the caller's promise.
                 let (Copied { first, is_list, word }, used) = unsafe { copies.map(list, direction, out) }?;
-                let ring = queue | Kind::Swiotlb { is_list }.bits();
-                Ok((used, RingMapping { first, bytes: 0, neighbours: word, ring }))
+                let tag = queue | Kind::Swiotlb { is_list }.bits();
+                Ok((used, RawMapping { iova: first, word, tag }))
             }
             Lane::NotCoherent(lane) => {
                 // SAFETY: the caller's promise.
                 let (used, first, index) = unsafe { lane.map(list, direction, out) }?;
-                let ring = queue | Kind::NotCoherent.bits();
-                Ok((used, RingMapping { first, bytes: 0, neighbours: index as u64, ring }))
+                let tag = queue | Kind::NotCoherent.bits();
+                Ok((used, RawMapping { iova: first, word: index as u64, tag }))
             }
             // SAFETY: the caller's promise.
             Lane::Ring(ring) => match unsafe { ring.map_list_sg(list, direction, out) } {
-                Ok((core, used)) => Ok((used, core)),
+                Ok((mapping, used)) => Ok((used, mapping)),
                 // The list is longer than the ring, and never fits into it.
-                Err(RingError::Arena(ArenaError::Oversize { .. })) => {
+                Err(DmaMapError::TooLong { .. }) => {
                     // SAFETY: the caller's promise.
                     Ok(unsafe { self.map_list_alone(list, direction, out) }?)
                 }
-                Err(error) => Err(DmaMapError::of_ring(error)),
+                Err(error) => Err(error),
             },
             // SAFETY: the caller's promise.
             Lane::Direct | Lane::Batch(_) => Ok(unsafe { self.map_list_alone(list, direction, out) }?),
@@ -412,11 +408,13 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(usize, RingMapping), MapListError> {
+    ) -> Result<(usize, RawMapping), MapListError> {
         // SAFETY: the caller's promise.
-        let (first, range, neighbours, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
-        let bytes = range.map_or(0, IovaRange::len);
-        Ok((count, RingMapping { first, bytes, neighbours, ring: self.number | Kind::ALONE }))
+        let (first, range, beside, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
+        let (tag, granule) = (self.number | Kind::ALONE, self.device.domain().granule());
+        let in_pages =
+            |range: IovaRange| RawMapping::in_pages(first, range, range.len() - beside, tag, granule);
+        Ok((count, range.map_or(RawMapping::untranslated(first, tag), in_pages)))
     }
 
     /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
@@ -449,29 +447,24 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 
     fn sync(&self, mapping: &RawMapping, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
-        let RawMapping { core } = mapping;
         if mapping.queue() != self.number {
             return Err(DmaUnmapError::OtherQueue);
         }
-        let ((offset, len), iova) = (part, core.first);
+        let ((offset, len), &RawMapping { iova, word, .. }) = (part, mapping);
         let pool = match (&self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => device.pool(),
-            (Lane::Auto(ring), Kind::Auto { way: way @ Some(_), timed }) => {
-                let RingMapping { first, bytes, neighbours, ring: made } = *core;
-                // For the time of this call, while the token is borrowed.
-                let mapping =
-                    ring.mapping_of(RingMapping { first, bytes, neighbours, ring: made }, way, timed);
+            (Lane::Auto(ring), _) => {
                 return match side {
-                    Side::Cpu => ring.sync_for_cpu(&mapping, offset, len),
-                    Side::Device => ring.sync_for_device(&mapping, offset, len),
+                    Side::Cpu => ring.sync_for_cpu(mapping, offset, len),
+                    Side::Device => ring.sync_for_device(mapping, offset, len),
                 };
             }
             (Lane::NotCoherent(lane), Kind::NotCoherent) => {
-                return lane.sync(core.neighbours as usize, side, part);
+                return lane.sync(word as usize, side, part);
             }
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
-                let one = [DmaSegment { iova, len: core.neighbours }];
-                let pieces = if is_list { copies.list(core.neighbours as usize) } else { &one[..] };
+                let one = [DmaSegment { iova, len: word }];
+                let pieces = if is_list { copies.list(word as usize) } else { &one[..] };
                 // SAFETY: as for a pool, below.
                 return unsafe { copies.sync(pieces, side, part) };
             }
@@ -494,11 +487,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 }
 
-/// Writes what the device is given of a mapping of the pool's, and returns how many segments that is, with the words to keep.
+/// Writes what the device is given of a mapping of the pool's, and returns how many segments that is, with the mapping of `queue`.
 #[inline]
-fn of_pool(mapping: &PoolMapping<'_>, ring: u64, out: &mut [DmaSegment]) -> (usize, RingMapping) {
-    let (first, neighbours) = (mapping.iova(), mapping.len());
-    (mapping.write_segments(out), RingMapping { first, bytes: 0, neighbours, ring })
+fn of_pool(mapping: &PoolMapping<'_>, queue: u64, out: &mut [DmaSegment]) -> (usize, RawMapping) {
+    (mapping.write_segments(out), RawMapping::of_pool(mapping, queue))
 }
 
 /// Commits, and drops the buffers that wait; where the hardware does not confirm, they are leaked.

@@ -26,9 +26,10 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{AnyQueue, DmaMapError, DmaUnmapError, Ended, NotUnmapped, RawMapping, Side, Strategy};
+use super::{AnyQueue, DmaMapError, DmaUnmapError, Side, Strategy};
 use crate::addr::{Direction, DmaSegment, Iova, PhysAddr, PhysSegment};
 use crate::broken::broken;
+use crate::dma::{Ended, NotUnmapped, RawMapping};
 use crate::domain::MapListError;
 use crate::platform::CacheMaintenance;
 use crate::sync::{Ordering, fence};

@@ -1,9 +1,10 @@
 //! A queue behind a pointer, for drivers that are compiled once, and for callers in other
 //! languages. Each call is the queue's own, with the same contract.
 
-use super::{DmaMapError, DmaUnmapError, Ended, Machine, NotUnmapped, Queue, RawMapping};
+use super::{DmaMapError, DmaUnmapError, Machine, Queue};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
+use crate::dma::{Ended, NotUnmapped, RawMapping};
 
 /// The calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's
 /// method of that name.

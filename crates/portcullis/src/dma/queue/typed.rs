@@ -4,15 +4,12 @@
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
 
-use super::mapping::Kind;
-use super::{
-    DmaMapError, DmaUnmapError, Ended, Lane, Machine, Mapping, NotAllUnmapped, NotMapped, NotUnmapped, Queue,
-    RawMapping, Side,
-};
+use super::{DmaMapError, DmaUnmapError, Lane, Machine, NotAllUnmapped, NotMapped, Queue, Side};
 use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
 use crate::bounce::error::inside;
 use crate::bounce::pool::Way;
-use crate::dma::{DmaBuffer, RingMapping};
+use crate::dma::mapping::Kind;
+use crate::dma::{DmaBuffer, Ended, Mapping, NotUnmapped, RawMapping};
 use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
@@ -33,7 +30,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             // pointer to it would force the buffer into memory.
             // SAFETY: see above.
             [segment] => match unsafe { self.map_fast(*segment, direction) } {
-                Some(core) => return Ok(Mapping { raw: RawMapping { core }, buffer }),
+                Some(raw) => return Ok(Mapping { raw, buffer }),
                 // SAFETY: see above.
                 None => unsafe { self.map_segment(*segment, direction) },
             },
@@ -41,7 +38,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             list => unsafe { self.map_pieces(list, direction) },
         };
         match mapped {
-            Ok(core) => Ok(Mapping { raw: RawMapping { core }, buffer }),
+            Ok(raw) => Ok(Mapping { raw, buffer }),
             Err(error) if error.may_be_reached() => Err(NotMapped { buffer: None, error }),
             Err(error) => Err(NotMapped { buffer: Some(ManuallyDrop::into_inner(buffer)), error }),
         }
@@ -56,10 +53,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         &mut self,
         segment: PhysSegment,
         direction: Direction,
-    ) -> Result<RingMapping, DmaMapError> {
+    ) -> Result<RawMapping, DmaMapError> {
         // SAFETY: the caller's promise.
         unsafe { self.map_otherwise(&[segment], direction, &mut [DmaSegment::default()]) }
-            .map(|(_, core)| core)
+            .map(|(_, mapping)| mapping)
     }
 
     /// # Safety
@@ -69,7 +66,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
-    ) -> Result<RingMapping, DmaMapError> {
+    ) -> Result<RawMapping, DmaMapError> {
         let mut out = core::mem::take(&mut self.scratch);
         out.clear();
         let mapped = if out.try_reserve(list.len()).is_err() {
@@ -80,7 +77,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             unsafe { self.map_raw(list, direction, &mut out) }
         };
         self.scratch = out;
-        mapped.map(|(raw, _)| raw.core)
+        mapped.map(|(mapping, _)| mapping)
     }
 
     /// The buffer of a mapping as the device sees it, for its descriptors, in order. Nothing for a
@@ -93,14 +90,12 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let (list, first) = (mapping.buffer().segments(), mapping.iova());
         let translated = self.device.is_translated();
         let granule = self.device.domain().granule();
-        let RawMapping { core } = &mapping.raw;
+        let word = mapping.raw.word as usize;
         let (one, listed, copies): (_, &[PhysSegment], &[DmaSegment]) = match (&self.lane, mapping.raw.kind())
         {
             _ if mapping.raw.queue() != self.number => (None, &[], &[]),
-            (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => {
-                (None, &[], lane.list(core.neighbours as usize))
-            }
-            (Lane::NotCoherent(lane), Kind::NotCoherent) => (None, &[], lane.view(core.neighbours as usize)),
+            (Lane::Swiotlb(lane), Kind::Swiotlb { is_list: true }) => (None, &[], lane.list(word)),
+            (Lane::NotCoherent(lane), Kind::NotCoherent) => (None, &[], lane.view(word)),
             (_, Kind::Swiotlb { .. }) => (whole(first), &[], &[]),
             _ => match mapping.raw.way_of_pool() {
                 Some(Way::Slot | Way::SingleUse | Way::Split) => (whole(first), &[], &[]),

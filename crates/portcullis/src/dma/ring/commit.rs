@@ -1,8 +1,9 @@
 //! How descriptors that were unmapped end: all of a batch together. Their addresses are free again
 //! only when the hardware has confirmed that no device reaches them.
 
-use super::{RingError, StrictRing, hold};
+use super::{StrictRing, hold};
 use crate::addr::IovaRange;
+use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::told::Told;
 use crate::domain::{Fate, LinkFailed, Tally};
 use crate::heap::OutOfMemory;
@@ -31,14 +32,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`RingError::Unconfirmed`], [`RingError::StillMapped`]: all that waits goes on waiting, and can be committed
+    /// [`DmaUnmapError::Unconfirmed`], [`DmaUnmapError::StillMapped`]: all that waits goes on waiting, and can be committed
     /// again.
-    pub fn commit(&mut self) -> Result<usize, RingError> {
+    pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         self.clear_waiting()?;
         let domain = self.device.domain();
-        if let Err(error) = domain.confirm(&self.unlinked) {
-            return Err(RingError::Unconfirmed { descriptors: self.unmapped, error });
-        }
+        domain.confirm(&self.unlinked)?;
         self.unlinked.clear();
         let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
@@ -77,7 +76,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
     /// as no other part of the ring knows of it any more.
     #[cold]
-    pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), RingError> {
+    pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), DmaUnmapError> {
         let last = Last { ring: self, range };
         let result = last.ring.commit();
         core::mem::forget(last);
@@ -88,7 +87,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// Decides what becomes of `range`, which was reserved for a list that was refused. Returns the
     /// reason.
     #[cold]
-    pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> RingError {
+    pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> DmaMapError {
         let LinkFailed { error, remains } = failed;
         match remains.addresses() {
             // They stay reserved.
@@ -106,14 +105,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 
     /// Clears the descriptors that wait, neighbours together.
-    fn clear_waiting(&mut self) -> Result<(), RingError> {
+    fn clear_waiting(&mut self) -> Result<(), DmaUnmapError> {
         sort(&mut self.waiting);
         self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
         for index in 0..self.waiting.len() {
             let range = self.waiting[index];
             let kept = self.device.domain().unlink(range, &mut self.unlinked).kept;
             if kept > 0 {
-                return Err(RingError::StillMapped { range, kept });
+                return Err(DmaUnmapError::StillMapped { range, kept });
             }
         }
         Ok(())

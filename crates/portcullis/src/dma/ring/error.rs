@@ -1,94 +1,85 @@
-//! The errors of a ring. Where devices may still reach memory after one, it says so.
+//! What the addresses of a ring cannot give, as a driver is told of it.
 
-use core::fmt;
-
-use super::RingMapping;
-use crate::addr::IovaRange;
+use super::StrictRingConfig;
+use crate::bounce::error::DmaMapError;
 use crate::domain::MapListError;
-use crate::heap::OutOfMemory;
-use crate::invalidation::InvalidationError;
 use crate::iova::ArenaError;
+use crate::setup::SetupError;
 
-/// Why a [`StrictRing`](super::StrictRing) was not made, or why a call of it failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RingError {
-    /// A batch was to have no descriptors, or more than
-    /// [`MOST_IN_BATCH`](crate::dma::MOST_IN_BATCH).
-    #[error("a batch of {batch} descriptors: there are at least 1 and at most {most}")]
-    Batch {
-        /// What was asked for.
-        batch: usize,
-        /// The most there can be.
-        most: usize,
-    },
-    /// The ring has no addresses for the list: [`ArenaError::Full`] while the oldest descriptors
-    /// are mapped, or wait for a commit. Or a ring of these dimensions cannot be made, or not be
-    /// closed.
-    #[error(transparent)]
-    Arena(#[from] ArenaError),
-    /// The list was not mapped. After [`MapListError::Unconfirmed`] devices may reach it until a
-    /// commit succeeds.
-    #[error(transparent)]
-    Map(#[from] MapListError),
-    /// The descriptor at this range is another ring's.
-    #[error("{range} is not of this ring")]
-    Foreign {
-        /// What was named.
-        range: IovaRange,
-    },
-    /// A part of a large page was to be cleared, and the page could not be split: for want of memory, or as the hardware
-    /// did not confirm. **Devices still reach `kept` bytes of the range**, whatever a commit says, until another call
-    /// clears them: the next commit.
-    #[error("unmapping {range}: devices still reach {kept} bytes of it")]
-    StillMapped {
-        /// What was to be cleared.
-        range: IovaRange,
-        /// Bytes that still are mapped.
-        kept: u64,
-    },
-    /// The descriptor is of a device whose addresses are not translated, and the ring has addresses
-    /// of its own; or an adaptive ring was to be made for such a device.
-    #[error("a ring of a device without translation has no addresses of its own")]
-    Untranslated,
-    /// The pool that was to copy for a ring is another domain's, whose addresses mean something else to the device.
-    #[error("the pool is not one of the ring's domain")]
-    OtherDomain,
-    /// The hardware did not confirm: **devices may still reach the memory** of all `descriptors` that wait.
-    /// They go on waiting; another commit tries again.
-    #[error("{descriptors} descriptors are unmapped, but devices may still reach them: {error}")]
-    Unconfirmed {
-        /// Descriptors that wait.
-        descriptors: usize,
-        /// Why it was not confirmed.
-        error: InvalidationError,
-    },
-}
-
-/// A descriptor that was not unmapped, or a batch that was not committed with it.
-pub struct RingUnmapFailed {
-    /// The descriptor, untouched, where the ring did not take it; `None` where it waits with the others.
-    pub mapping: Option<RingMapping>,
-    /// Why.
-    pub error: RingError,
-}
-
-impl fmt::Debug for RingUnmapFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
+/// Why a ring of these dimensions was not made.
+#[cold]
+pub(super) fn no_ring(error: ArenaError, config: &StrictRingConfig) -> SetupError {
+    match error {
+        ArenaError::Space(error) => error.into(),
+        ArenaError::OutOfMemory => SetupError::OutOfMemory,
+        // Of these a new arena returns the first three.
+        ArenaError::Empty
+        | ArenaError::Granule { .. }
+        | ArenaError::TooLarge { .. }
+        | ArenaError::Oversize { .. }
+        | ArenaError::Full { .. }
+        | ArenaError::NotReserved { .. }
+        | ArenaError::InUse { .. } => {
+            SetupError::NoRing { descriptors: config.descriptors, bytes: config.descriptor_bytes }
+        }
     }
 }
 
-impl fmt::Display for RingUnmapFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
+/// Why a list got no addresses.
+#[cold]
+pub(super) fn no_addresses(error: ArenaError) -> DmaMapError {
+    match error {
+        ArenaError::Oversize { len, capacity } => DmaMapError::TooLong { len, most: capacity },
+        ArenaError::Space(error) => DmaMapError::List(error.into()),
+        ArenaError::OutOfMemory => DmaMapError::OutOfMemory,
+        ArenaError::Empty => DmaMapError::List(MapListError::EmptyList),
+        // A reservation returns none but the first of these. With each of them nothing is mapped, and a full ring is what a driver
+        // has an answer for.
+        ArenaError::Full { .. }
+        | ArenaError::Granule { .. }
+        | ArenaError::TooLarge { .. }
+        | ArenaError::NotReserved { .. }
+        | ArenaError::InUse { .. } => DmaMapError::Full,
     }
 }
 
-impl core::error::Error for RingUnmapFailed {}
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::errors::{AT, range};
+    use crate::iova::IovaError;
 
-impl From<OutOfMemory> for RingError {
-    fn from(_: OutOfMemory) -> Self {
-        Self::Arena(ArenaError::OutOfMemory)
+    #[test]
+    fn a_driver_is_told_what_its_ring_has_no_addresses_for() {
+        let full = ArenaError::Full { len: 1, in_use: 2, capacity: 3, reservations: 4, oldest: AT };
+        for (error, told) in [
+            (ArenaError::Oversize { len: 2, capacity: 1 }, DmaMapError::TooLong { len: 2, most: 1 }),
+            (
+                ArenaError::Space(IovaError::OutOfMemory),
+                DmaMapError::List(MapListError::Iova(IovaError::OutOfMemory)),
+            ),
+            (ArenaError::OutOfMemory, DmaMapError::OutOfMemory),
+            (ArenaError::Empty, DmaMapError::List(MapListError::EmptyList)),
+            (full, DmaMapError::Full),
+            (ArenaError::NotReserved { range: range() }, DmaMapError::Full),
+        ] {
+            assert_eq!(no_addresses(error), told);
+        }
+    }
+
+    #[test]
+    fn a_driver_is_told_why_it_gets_no_ring() {
+        let config = StrictRingConfig::new(3, 4, 5);
+        for (error, told) in [
+            (ArenaError::Space(IovaError::OutOfMemory), SetupError::Space(IovaError::OutOfMemory)),
+            (ArenaError::OutOfMemory, SetupError::OutOfMemory),
+            (ArenaError::Empty, SetupError::NoRing { descriptors: 3, bytes: 4 }),
+            (
+                ArenaError::TooLarge { descriptors: 3, descriptor_bytes: 4 },
+                SetupError::NoRing { descriptors: 3, bytes: 4 },
+            ),
+        ] {
+            assert_eq!(no_ring(error, &config), told);
+        }
     }
 }

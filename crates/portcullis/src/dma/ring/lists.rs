@@ -1,12 +1,13 @@
 //! The map of a list by a ring: in one turn of the CPU if that is quickly done, else in as many as it takes.
 
-use super::{RingError, RingMapping, StrictRing, Torn};
+use super::{StrictRing, Torn, no_addresses};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
+use crate::bounce::error::DmaMapError;
 use crate::broken::broken;
+use crate::dma::RawMapping;
 use crate::dma::device::bytes_of;
 use crate::dma::layout::device_view;
 use crate::domain::{MapListError, last_byte};
-use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
@@ -19,7 +20,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, usize), RingError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         let (needed, room) = (list.len(), out.len());
         let no_room = MapListError::NoRoom { needed, room };
         if room < needed {
@@ -28,8 +29,9 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.map_list(list, direction) }?;
         let granule = self.device.domain().granule();
-        let base = mapping.range(granule).map(IovaRange::start);
-        let count = device_view(list, mapping.bytes.saturating_sub(mapping.neighbours), base, granule, out);
+        let pages = mapping.pages(granule);
+        let used = pages.map_or(0, IovaRange::len).saturating_sub(mapping.beside());
+        let count = device_view(list, used, pages.map(IovaRange::start), granule, out);
         // There is a view of everything that was mapped.
         Ok((mapping, count.unwrap_or(needed)))
     }
@@ -41,7 +43,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
-    ) -> Result<RingMapping, RingError> {
+    ) -> Result<RawMapping, DmaMapError> {
         let Some(first) = list.first() else {
             return Err(MapListError::EmptyList.into());
         };
@@ -51,10 +53,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 return Err(MapListError::BeyondMask { last, mask }.into());
             }
             let first = Iova::new(first.phys.get());
-            return Ok(RingMapping::untranslated(first, self.number));
+            return Ok(RawMapping::untranslated(first, self.number));
         };
         let domain = self.device.domain();
-        let len = domain.pages_of(list)?;
+        let (len, used) = (domain.pages_of(list)?, bytes_of(list.iter().map(|segment| segment.len)));
+        RawMapping::fits(len, used, domain.granule())?;
         let waiting = &mut self.waiting;
         let link = |range| {
             let torn = Torn { waiting, range };
@@ -71,9 +74,8 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             None => unsafe { self.link_slowly(list, len, direction) }?,
         };
         let first = self.device.first_of(*first, range);
-        let used = bytes_of(list.iter().map(|segment| segment.len));
-        let mapping = RingMapping::new(first, range, used, self.number);
-        self.count(range, mapping.neighbours);
+        let mapping = RawMapping::in_pages(first, range, used, self.number, self.device.domain().granule());
+        self.count(range, mapping.beside());
         Ok(mapping)
     }
 
@@ -88,11 +90,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         list: &[PhysSegment],
         len: u64,
         direction: Direction,
-    ) -> Result<IovaRange, RingError> {
+    ) -> Result<IovaRange, DmaMapError> {
         // Should the hardware not confirm that a device reaches nothing of a list that is refused.
-        self.unconfirmed.try_reserve(1).map_err(|_| OutOfMemory)?;
+        self.unconfirmed.try_reserve(1).map_err(|_| DmaMapError::OutOfMemory)?;
         let Some(arena) = &mut self.arena else { broken("a ring of a domain that translates has addresses") };
-        let range = arena.reserve(len)?;
+        let range = arena.reserve(len).map_err(no_addresses)?;
         let torn = Torn { waiting: &mut self.waiting, range };
         // SAFETY: the caller's promise.
         let linked = unsafe {

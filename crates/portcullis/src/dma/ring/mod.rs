@@ -9,18 +9,20 @@ mod lists;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
+use super::mapping::number;
 use super::told::Told;
-use super::{DmaDevice, MOST_IN_BATCH};
-use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PageSize, PhysSegment};
+use super::{DmaDevice, Ended, MOST_IN_BATCH, NotUnmapped, RawMapping};
+use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
+use crate::bounce::error::DmaMapError;
 use crate::domain::Tally;
 use crate::heap::room_for;
 use crate::invalidation::Gather;
-use crate::iova::{ArenaError, RingArena, RingConfig};
+use crate::iova::{RingArena, RingConfig};
 use crate::mapper::Mapper;
 use crate::platform::Platform;
-use crate::sync::unique;
+use crate::setup::SetupError;
 
-pub use error::{RingError, RingUnmapFailed};
+use self::error::{no_addresses, no_ring};
 
 /// What a [`StrictRing`] is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,68 +44,6 @@ impl StrictRingConfig {
     pub const fn new(descriptors: u32, descriptor_bytes: u64, batch: usize) -> Self {
         Self { descriptors, descriptor_bytes, batch, colour: None }
     }
-}
-
-/// A descriptor's pages, open to the device until they are [unmapped](StrictRing::unmap).
-///
-/// It cannot be copied: what is unmapped is unmapped once. Dropping it leaves the pages mapped.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the pages stay mapped until the descriptor is unmapped"]
-pub struct RingMapping {
-    pub(super) first: Iova,
-    /// Bytes of its pages; 0 where nothing is translated.
-    pub(super) bytes: u64,
-    /// Bytes of the pages that are not the list's.
-    pub(super) neighbours: u64,
-    /// The [number](number) of the ring that it is of.
-    pub(super) ring: u64,
-}
-
-/// Bits below the number of a ring, or of a queue, in which a queue says how it made a mapping.
-pub(super) const KIND_BITS: u32 = 16;
-
-/// A number that no other ring or queue has, with its [lowest bits](KIND_BITS) 0.
-pub(super) fn number() -> u64 {
-    // Programs do not make 2^48 of them.
-    unique() << KIND_BITS
-}
-
-impl RingMapping {
-    /// The address of the first byte of the list for the device.
-    pub fn iova(&self) -> Iova {
-        self.first
-    }
-
-    /// The pages, in the ring of a domain of this [granule](crate::domain::Domain::granule); `None` where the device uses the
-    /// memory's own addresses.
-    #[inline]
-    pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
-        let bytes = NonZeroU64::new(self.bytes)?;
-        Some(IovaRange::inside(Iova::new(self.first.get() & !granule.offset_mask()), bytes))
-    }
-
-    /// Makes a mapping that begins at the memory's own address, as nothing is translated.
-    #[inline]
-    pub(super) fn untranslated(first: Iova, ring: u64) -> Self {
-        Self { first, bytes: 0, neighbours: 0, ring }
-    }
-
-    /// Makes a mapping of `used` bytes in the pages of `range`, the first byte at `first`.
-    #[inline]
-    pub(super) fn new(first: Iova, range: IovaRange, used: u64, ring: u64) -> Self {
-        let bytes = range.len();
-        Self { first, bytes, neighbours: bytes.saturating_sub(used), ring }
-    }
-}
-
-/// What an unmap has led to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the memory is the driver's again after a commit only"]
-pub enum RingUnmap {
-    /// The descriptor waits for its batch to become complete: **the device can still reach it**.
-    Waiting,
-    /// The batch is complete and committed: no device reaches the descriptor, or any unmapped before it.
-    Committed,
 }
 
 /// A queue's own addresses, mapped and unmapped by descriptor.
@@ -130,7 +70,7 @@ pub enum RingUnmap {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::sync::Arc;
 /// # use portcullis::addr::{Direction, DmaSegment, DomainId, PhysSegment};
-/// # use portcullis::dma::{DmaDevice, RingUnmap, StrictRing, StrictRingConfig};
+/// # use portcullis::dma::{DmaDevice, Ended, StrictRing, StrictRingConfig};
 /// # use portcullis::domain::{Domain, Policy};
 /// # use portcullis::mapper::TableMapper;
 /// # use portcullis::pgtable::{PageTable, VtdSecondStage};
@@ -158,8 +98,8 @@ pub enum RingUnmap {
 /// let late = first.iova();
 /// iommu.dma_write(nic, late, b"a packet")?;
 /// // The card is done with both. The first waits, and only the second's unmap makes both unreachable.
-/// assert_eq!(ring.unmap(first)?, RingUnmap::Waiting);
-/// assert_eq!(ring.unmap(second)?, RingUnmap::Committed);
+/// assert_eq!(ring.unmap(first)?, Ended::Pending);
+/// assert_eq!(ring.unmap(second)?, Ended::Flushed(()));
 /// assert!(iommu.dma_write(nic, late, b"too late").is_err());
 /// # Ok(())
 /// # }
@@ -197,12 +137,15 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// domain's next. Allocates; may be slow: see [`RingArena::new`].
     ///
     /// # Errors
-    /// [`RingError::Batch`]; [`RingError::Arena`], where the space has no such range.
-    pub fn new(device: &DmaDevice<M, P>, config: StrictRingConfig) -> Result<Self, RingError> {
+    /// [`SetupError::NotCoherent`], [`SetupError::Batch`]; [`SetupError::NoRing`] and [`SetupError::Space`], where the space has
+    /// no such range; [`SetupError::OutOfMemory`].
+    pub fn new(device: &DmaDevice<M, P>, config: StrictRingConfig) -> Result<Self, SetupError> {
         let StrictRingConfig { descriptors, descriptor_bytes, batch, colour } = config;
-        device.maps()?;
+        if !device.is_coherent() {
+            return Err(SetupError::NotCoherent);
+        }
         if !(1..=MOST_IN_BATCH).contains(&batch) {
-            return Err(RingError::Batch { batch, most: MOST_IN_BATCH });
+            return Err(SetupError::Batch { batch, most: MOST_IN_BATCH });
         }
         // Before the addresses, which nothing takes back where this fails.
         let waiting = room_for(batch + 1)?;
@@ -213,7 +156,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 limit: Iova::new(device.mask()),
                 ..RingConfig::new(descriptors, descriptor_bytes, domain.granule())
             };
-            Some(domain.new_ring(ring)?)
+            Some(domain.new_ring(ring).map_err(|error| no_ring(error, &config))?)
         } else {
             None
         };
@@ -242,14 +185,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// and no CPU.
     ///
     /// # Errors
-    /// [`RingError::Map`], and [`RingError::Arena`] with [`ArenaError::Full`] until descriptors are unmapped *and*
-    /// committed: the list is mapped as a whole or not at all.
+    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] until descriptors are unmapped *and*
+    /// committed; [`DmaMapError::TooLong`] for what is longer than the ring.
     /// After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach the list until a
     /// [`commit`](Self::commit) succeeds.
     ///
     /// # Safety
     /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the unmap: the descriptor's own
-    /// ([`RingUnmap::Committed`]) or another. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) until a
+    /// ([`Ended::Flushed`]) or another. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) until a
     /// commit has.
     #[inline(always)]
     pub unsafe fn map_sg(
@@ -257,25 +200,24 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
-    ) -> Result<(RingMapping, usize), RingError> {
+    ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
             // SAFETY: the caller's promise.
             && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
             let mapping = self.mapped_fast(*segment, range);
-            *first = DmaSegment { iova: mapping.first, len: segment.len };
+            *first = DmaSegment { iova: mapping.iova, len: segment.len };
             return Ok((mapping, 1));
         }
         // Word by word: where the two ways meet, the words are in registers then, and not in memory
         // that was given to a call.
         // SAFETY: the caller's promise.
-        let (RingMapping { first, bytes, neighbours, ring }, used) =
-            unsafe { self.map_list_sg(list, direction, out) }?;
-        Ok((RingMapping { first, bytes, neighbours, ring }, used))
+        let (RawMapping { iova, word, tag }, used) = unsafe { self.map_list_sg(list, direction, out) }?;
+        Ok((RawMapping { iova, word, tag }, used))
     }
 
     /// As [`map_sg`](Self::map_sg), without the device's view of the list: for one segment,
-    /// [`RingMapping::iova`] says it all.
+    /// [`RawMapping::iova`] says it all.
     ///
     /// # Errors
     /// As [`map_sg`](Self::map_sg).
@@ -287,7 +229,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         &mut self,
         list: &[PhysSegment],
         direction: Direction,
-    ) -> Result<RingMapping, RingError> {
+    ) -> Result<RawMapping, DmaMapError> {
         if let [segment] = list
             // SAFETY: the caller's promise.
             && let Some(range) = unsafe { self.map_fast(*segment, direction) }
@@ -295,14 +237,15 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             return Ok(self.mapped_fast(*segment, range));
         }
         // As in `map_sg`. SAFETY: the caller's promise.
-        let RingMapping { first, bytes, neighbours, ring } = unsafe { self.map_list(list, direction) }?;
-        Ok(RingMapping { first, bytes, neighbours, ring })
+        let RawMapping { iova, word, tag } = unsafe { self.map_list(list, direction) }?;
+        Ok(RawMapping { iova, word, tag })
     }
 
     /// Makes the mapping of what [`map_fast`](Self::map_fast) has mapped to the pages of `range`.
     #[inline]
-    pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RingMapping {
-        RingMapping::new(self.device.first_of(segment, range), range, segment.len, self.number)
+    pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RawMapping {
+        let granule = self.device.domain().granule();
+        RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number, granule)
     }
 
     /// Maps one segment, if that is quickly done, and returns its pages. Else nothing is changed.
@@ -346,22 +289,22 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// the next batch, and the commit of that tells of both: until then all of them are [waiting](Self::waiting).
     ///
     /// # Errors
-    /// [`RingUnmapFailed`]: what was not confirmed goes on waiting. The descriptor comes back as it
+    /// [`NotUnmapped`]: what was not confirmed goes on waiting. The descriptor comes back as it
     /// was in two cases: it is another ring's; or a whole batch waits already, because its commit
     /// failed, and has now failed once more.
     #[inline(always)]
-    pub fn unmap(&mut self, mapping: RingMapping) -> Result<RingUnmap, RingUnmapFailed> {
+    pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         // Word by word, as in `map_sg`.
-        let RingMapping { first, bytes, neighbours, ring } = mapping;
-        let range = RingMapping { first, bytes, neighbours, ring }.range(self.device.domain().granule());
-        if let Some(range) = range
-            && ring == self.number
+        let RawMapping { iova, word, tag } = mapping;
+        let mapping = RawMapping { iova, word, tag };
+        if let Some(range) = mapping.pages(self.device.domain().granule())
+            && tag == self.number
             && self.unmapped + 1 < self.batch
         {
-            self.wait_for_batch(range, neighbours);
-            return Ok(RingUnmap::Waiting);
+            self.wait_for_batch(range, mapping.beside());
+            return Ok(Ended::Pending);
         }
-        self.unmap_last(first, bytes, neighbours, ring)
+        self.unmap_last(iova, word, tag)
     }
 
     /// Has `range` wait for its batch.
@@ -379,35 +322,32 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     #[inline(never)]
     fn unmap_last(
         &mut self,
-        first: Iova,
-        bytes: u64,
-        neighbours: u64,
-        ring: u64,
-    ) -> Result<RingUnmap, RingUnmapFailed> {
-        let mapping = RingMapping { first, bytes, neighbours, ring };
-        let granule = self.device.domain().granule();
-        match (mapping.range(granule), &self.arena) {
-            (Some(range), Some(_)) if mapping.ring == self.number => {
+        iova: Iova,
+        word: u64,
+        tag: u64,
+    ) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
+        let mapping = RawMapping { iova, word, tag };
+        if tag != self.number {
+            return Err(NotUnmapped::foreign(mapping));
+        }
+        match mapping.pages(self.device.domain().granule()) {
+            Some(range) => {
                 if self.unmapped >= self.batch
                     && let Err(error) = self.commit_before(range)
                 {
-                    return Err(RingUnmapFailed { mapping: Some(mapping), error });
+                    return Err(NotUnmapped::of_commit(Some(mapping), error));
                 }
-                self.wait_for_batch(range, neighbours);
+                self.wait_for_batch(range, mapping.beside());
             }
-            (None, None) => self.unmapped += 1,
-            (range, _) => {
-                let range = range.ok_or(RingError::Untranslated);
-                let error = range.map_or_else(|error| error, |range| RingError::Foreign { range });
-                return Err(RingUnmapFailed { mapping: Some(mapping), error });
-            }
+            // Nothing is translated.
+            None => self.unmapped += 1,
         }
         if self.unmapped < self.batch {
-            return Ok(RingUnmap::Waiting);
+            return Ok(Ended::Pending);
         }
         match self.commit() {
-            Ok(_) => Ok(RingUnmap::Committed),
-            Err(error) => Err(RingUnmapFailed { mapping: None, error }),
+            Ok(_) => Ok(Ended::Flushed(())),
+            Err(error) => Err(NotUnmapped::of_commit(None, error)),
         }
     }
 
@@ -448,26 +388,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// The addresses that the ring has; `None` where nothing is translated.
     pub fn arena(&self) -> Option<&RingArena> {
         self.arena.as_ref()
-    }
-
-    /// Commits, and gives the addresses back to the domain. All descriptors must be unmapped.
-    ///
-    /// # Errors
-    /// [`RingError::Unconfirmed`] or [`RingError::StillMapped`] of the commit, or
-    /// [`RingError::Arena`] with [`ArenaError::InUse`] while descriptors are mapped. The ring comes
-    /// back with the error, and can be used as before.
-    #[allow(clippy::result_large_err, reason = "the ring comes back in place, once in its life")]
-    pub fn close(mut self) -> Result<(), (Self, RingError)> {
-        if let Err(error) = self.commit() {
-            return Err((self, error));
-        }
-        match self.arena.take().map(|arena| self.device.domain().release_ring(arena)) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(failed)) => {
-                self.arena = Some(failed.arena);
-                Err((self, failed.error.into()))
-            }
-        }
     }
 }
 
@@ -522,13 +442,5 @@ pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
     // Whatever the ring's batch has, it has room as before.
     if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
         waiting.push(range);
-    }
-}
-
-impl RingError {
-    /// Returns whether the ring is full: a [`commit`](StrictRing::commit) makes room, if
-    /// descriptors wait for one.
-    pub fn is_full(&self) -> bool {
-        matches!(self, Self::Arena(ArenaError::Full { .. }))
     }
 }

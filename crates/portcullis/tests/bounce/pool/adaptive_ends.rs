@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, BounceDevice, DeviceProfile, PoolConfig, Way};
-use portcullis::dma::{AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, DmaDevice, StrictRingConfig};
+use portcullis::dma::{AdaptiveRing, DmaDevice, Ended, RawMapping, StrictRingConfig};
 use portcullis_model::Buffer;
 
 use crate::pool::adaptive_ring::{BATCH, Queue, map, rows};
@@ -28,7 +28,7 @@ fn queue_of(bench: &Bench, profile: DeviceProfile, direction: Direction) -> Queu
 }
 
 /// Maps half a page, four pages and a half. The device has their middle only.
-fn map_half(bench: &Bench, queue: &mut Queue, buffer: &Buffer) -> AdaptiveMapping {
+fn map_half(bench: &Bench, queue: &mut Queue, buffer: &Buffer) -> RawMapping {
     let mapping = map(queue, &[piece(buffer.phys(), HALF, 5 * PAGE)]).unwrap();
     assert_eq!(mapping.way(), Some(Way::Split));
     let open: Vec<_> = (0..6).map(|page| original_page(bench, mapping.iova(), buffer, page)).collect();
@@ -73,7 +73,7 @@ fn the_middle_is_mapped_where_that_is_cheaper_than_to_copy_all() {
     ] {
         let mapping = map(&mut queue, list).unwrap();
         assert_eq!(mapping.way(), Some(Way::Split), "{list:?}");
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
     }
     // No page for itself, or a gap inside one: a copy of all.
     for list in [
@@ -84,7 +84,7 @@ fn the_middle_is_mapped_where_that_is_cheaper_than_to_copy_all() {
     ] {
         let mapping = map(&mut queue, list).unwrap();
         assert_eq!(mapping.way(), Some(Way::Slot), "{list:?}");
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Done(()));
     }
     let _ = queue.unmap(cut).unwrap();
     assert_eq!(queue.commit().unwrap(), 5);
@@ -144,7 +144,7 @@ fn data_goes_both_ways_and_syncs_reach_ends_and_middle() {
                 queue.sync_for_cpu(&mapping, offset, count).unwrap_err();
                 queue.sync_for_device(&mapping, offset, count).unwrap_err();
             }
-            let committed = queue.unmap(mapping).unwrap() == AdaptiveUnmap::Committed;
+            let committed = queue.unmap(mapping).unwrap() == Ended::Flushed(());
             assert!(bench.bytes(at, len) == left, "round {round}");
             assert_eq!(committed, !reaches_any(&bench, iova, &buffer));
             if !committed && writes {
@@ -176,7 +176,7 @@ fn no_other_mapping_has_a_slot_before_the_commit_that_ends_its_use() {
     for (n, buffer) in buffers.iter().enumerate() {
         let mapping = map_half(&bench, &mut queue, buffer);
         used.push((mapping.iova(), Iova::new(mapping.iova().get() + 5 * PAGE - 1)));
-        let expected = if n + 1 < BATCH { AdaptiveUnmap::Waiting } else { AdaptiveUnmap::Committed };
+        let expected = if n + 1 < BATCH { Ended::Pending } else { Ended::Flushed(()) };
         let slots =
             used.iter().flat_map(|(head, tail)| [memory_at(*head), memory_at(*tail)]).collect::<Vec<_>>();
         assert_eq!(queue.unmap(mapping).unwrap(), expected);
@@ -185,7 +185,7 @@ fn no_other_mapping_has_a_slot_before_the_commit_that_ends_its_use() {
         let theirs = memory_at(mapped.iova());
         assert!(theirs.is_some());
         assert_eq!(slots.contains(&theirs), n + 1 == BATCH, "after {n}");
-        assert_eq!(queue.unmap(mapped).unwrap(), AdaptiveUnmap::Done);
+        assert_eq!(queue.unmap(mapped).unwrap(), Ended::Done(()));
     }
     assert!(used.iter().all(|(head, tail)| memory_at(*head).is_none() && memory_at(*tail).is_none()));
     drop((queue, buffers, other));
@@ -200,7 +200,7 @@ fn a_commit_that_fails_keeps_the_slots_and_the_next_gives_them_back() {
     let in_use = || bench.pool.usage().buffer_bytes - bench.pool.usage().cached_bytes;
     let mapping = map_half(&bench, &mut queue, &buffer);
     let iova = mapping.iova();
-    assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
     bench.iommu.queue().fail_next(1, TIMEOUT);
     queue.commit().unwrap_err();
     assert_eq!(in_use(), 2 * PAGE, "devices may know the translation yet");
@@ -214,7 +214,7 @@ fn a_commit_that_fails_keeps_the_slots_and_the_next_gives_them_back() {
     let back = queue.unmap(last).unwrap_err().mapping.unwrap();
     assert_eq!((back.way(), in_use()), (Some(Way::Split), 2 * PAGE * (BATCH as u64 + 1)));
     bench.iommu.dma_write(DEVICE, back.iova(), &[9; 5]).unwrap();
-    assert_eq!(queue.unmap(back).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(back).unwrap(), Ended::Pending);
     assert_eq!(bench.bytes(piece(buffer.phys(), HALF, 5).phys, 5), [9; 5]);
     queue.commit().unwrap();
     assert_eq!(in_use(), 0);
@@ -253,7 +253,7 @@ fn what_the_ring_refuses_keeps_no_slot_longer_than_a_device_may_reach_it() {
     let used = in_use();
     let copied = map(&mut queue, &list).unwrap();
     assert_eq!(copied.way(), Some(Way::Slot));
-    assert_eq!(queue.unmap(copied).unwrap(), AdaptiveUnmap::Done);
+    assert_eq!(queue.unmap(copied).unwrap(), Ended::Done(()));
     assert_eq!((in_use(), queue.commit().unwrap()), (used, 0));
     drop((queue, buffer));
 }
@@ -269,7 +269,7 @@ fn a_slot_that_is_still_reached_when_the_ring_is_gone_is_never_freed() {
         let iova = mapping.iova();
         let slot = bench.reaches(iova, Permissions::WRITE).unwrap();
         if ends {
-            assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+            assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
         } else {
             let _ = mapping;
         }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, Permissions};
 use portcullis::bounce::pool::{Attributes, BounceDevice, BouncePool, DeviceProfile, PoolConfig, Way};
-use portcullis::dma::{
-    AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice, RingError, StrictRingConfig,
-};
+use portcullis::dma::{AdaptiveRing, DmaDevice, DmaUnmapError, Ended, RawMapping, StrictRingConfig};
 use portcullis::domain::Policy;
 use portcullis_model::open::OpenPool;
 
@@ -33,7 +32,7 @@ fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
     let (_, mut queue) = queue_of(&bench, 16, 8, (4000, 1000));
     let (buffer, list) = page(&bench);
     let mut live = Vec::new();
-    while live.last().is_none_or(|last: &AdaptiveMapping| last.way().is_none()) {
+    while live.last().is_none_or(|last: &RawMapping| last.way().is_none()) {
         live.push(map(&mut queue, &list).unwrap());
     }
     let before = row(&rows(&queue), PAGE, Direction::FromDevice);
@@ -41,7 +40,7 @@ fn where_mapping_fails_the_attempt_and_the_copy_are_what_it_costs() {
     for _ in 0..61 * 32 {
         let mapping = map(&mut queue, &list).unwrap();
         assert_eq!(mapping.way(), Some(Way::Slot), "no address is left in the ring");
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Done(()));
     }
     let row = row(&rows(&queue), PAGE, Direction::FromDevice);
     assert!(row.map_ns.unwrap().0 > 500, "{row:?}");
@@ -206,7 +205,7 @@ fn where_the_ring_is_full_and_there_are_no_tables_it_copies() {
     let last = live.pop().unwrap();
     assert_eq!(last.way(), Some(Way::Slot));
     bench.iommu.dma_write(DEVICE, last.iova(), &[7; 100]).unwrap();
-    assert_eq!(queue.unmap(last).unwrap(), AdaptiveUnmap::Done);
+    assert_eq!(queue.unmap(last).unwrap(), Ended::Done(()));
     assert_eq!(bench.bytes(buffer.phys(), 100), [7; 100]);
     live.into_iter().for_each(|mapping| _ = queue.unmap(mapping).unwrap());
     queue.commit().unwrap();
@@ -234,7 +233,7 @@ fn another_ring_s_copy_comes_back_untouched() {
         let sync = [second.sync_for_cpu(&mapping, 0, 1), second.sync_for_device(&mapping, 0, 1)];
         assert!(sync.iter().all(Result::is_err));
         let failed = second.unmap(mapping).unwrap_err();
-        assert!(matches!(failed.error, AdaptiveUnmapError::Pool(_) | AdaptiveUnmapError::Ring(_)));
+        assert!(matches!(failed.error, DmaUnmapError::OtherQueue));
         bench.iommu.dma_write(DEVICE, iova, &[7; 100]).unwrap();
         let _ = first.unmap(failed.mapping.unwrap()).unwrap();
         assert_eq!(bench.bytes(buffer.phys(), 100), [7; 100]);
@@ -250,7 +249,7 @@ fn a_pool_of_another_domain_is_refused() {
     let device = DmaDevice::new(one.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(64, PAGE, 8);
     let refused = AdaptiveRing::new(&device, other.device.clone(), Direction::ToDevice, config, || 0);
-    assert!(matches!(refused, Err(RingError::OtherDomain)));
+    assert!(matches!(refused, Err(SetupError::OtherDomain)));
 }
 
 #[test]
@@ -267,7 +266,7 @@ fn what_neither_the_ring_nor_a_copy_is_for_ends_at_once_in_a_lazy_domain_too() {
         let iova = mapping.iova();
         assert_eq!(mapping.way(), Some(Way::Direct));
         assert!(bench.iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok());
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Done(()));
         assert!(!reaches(&bench, iova, &buffer), "{pages} pages");
     }
     drop((queue, buffer));

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, Iova, Permissions, PhysAddr, PhysSegment};
 use portcullis::bounce::pool::{Attributes, PoolConfig, Way};
 use portcullis::dma::{
-    AdaptiveMapError, AdaptiveMapping, AdaptiveRing, AdaptiveUnmap, AdaptiveUnmapError, DmaDevice,
-    DmaMapError, Explained, RingError, StrictRingConfig,
+    AdaptiveRing, DmaDevice, DmaMapError, DmaUnmapError, Ended, Explained, RawMapping, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, Policy};
-use portcullis::iova::ArenaError;
 use portcullis_model::Buffer;
 
 use crate::chosen::Chosen;
@@ -30,7 +29,7 @@ pub fn queue(bench: &Bench, direction: Direction, (wait_ns, copy_ns): (u64, u64)
 }
 
 /// Maps memory of the bench's, which only its devices and this thread use.
-pub fn map(queue: &mut Queue, list: &[PhysSegment]) -> Result<AdaptiveMapping, AdaptiveMapError> {
+pub fn map(queue: &mut Queue, list: &[PhysSegment]) -> Result<RawMapping, DmaMapError> {
     let mut view = [DmaSegment::default(); 8];
     // SAFETY: the memory is simulated, every access to it atomic, and any address allowed.
     let (mapping, used) = unsafe { queue.map(list, Attributes::default(), &mut view) }?;
@@ -107,7 +106,7 @@ fn what_is_mapped_ends_with_its_batch_and_what_is_copied_at_once() {
     for (n, mapping) in mappings.into_iter().enumerate() {
         assert_eq!(mapping.way(), None);
         seen.push(mapping.iova());
-        let expected = if n + 1 < BATCH { AdaptiveUnmap::Waiting } else { AdaptiveUnmap::Committed };
+        let expected = if n + 1 < BATCH { Ended::Pending } else { Ended::Flushed(()) };
         assert_eq!(queue.unmap(mapping).unwrap(), expected);
         if n == 2 {
             // Between them one that shares its page: it goes by itself, and never opens the original.
@@ -115,7 +114,7 @@ fn what_is_mapped_ends_with_its_batch_and_what_is_copied_at_once() {
             assert_eq!(copied.way(), Some(Way::Slot));
             let iova = copied.iova();
             assert!(!reaches(&bench, iova, &part));
-            assert_eq!(queue.unmap(copied).unwrap(), AdaptiveUnmap::Done);
+            assert_eq!(queue.unmap(copied).unwrap(), Ended::Done(()));
             assert_eq!(queue.waiting(), 3);
         }
         let open = seen.iter().zip(&buffers).filter(|(iova, buffer)| reaches(&bench, **iova, buffer)).count();
@@ -124,7 +123,7 @@ fn what_is_mapped_ends_with_its_batch_and_what_is_copied_at_once() {
     // A queue that falls idle.
     let mapping = map(&mut queue, &lists[0]).unwrap();
     let iova = mapping.iova();
-    assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
     assert!(reaches(&bench, iova, &buffers[0]));
     assert_eq!((queue.commit().unwrap(), queue.waiting()), (1, 0));
     assert!(!reaches(&bench, iova, &buffers[0]));
@@ -152,11 +151,11 @@ fn a_full_ring_is_committed_before_anything_is_mapped_alone() {
     let iova = alone.iova();
     assert_eq!(alone.way(), Some(Way::Direct), "the wait is 8 ns, a copy takes a million");
     assert!(reaches(&bench, iova, &large));
-    assert_eq!(queue.unmap(alone).unwrap(), AdaptiveUnmap::Done);
+    assert_eq!(queue.unmap(alone).unwrap(), Ended::Done(()));
     assert!(!reaches(&bench, iova, &large));
-    assert_eq!(queue.unmap(mapped.remove(0)).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(mapped.remove(0)).unwrap(), Ended::Pending);
     let full = map(&mut queue, &list).unwrap_err();
-    assert!(matches!(full, AdaptiveMapError::Ring(RingError::Arena(ArenaError::Full { .. }))), "{full}");
+    assert!(matches!(full, DmaMapError::Full), "{full}");
     assert_eq!(queue.commit().unwrap(), 1);
     let again = map(&mut queue, &list).unwrap();
     assert_eq!(again.way(), None);
@@ -182,7 +181,7 @@ fn an_unmap_that_commits_costs_the_wait_once() {
     let (buffer, list) = page(&bench);
     for _ in 0..20_000 {
         let mapping = map(&mut queue, &list).unwrap();
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Committed);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Flushed(()));
     }
     let made = row(&rows(&queue), PAGE, Direction::FromDevice);
     assert_eq!((made.copies, made.mapped, made.map_ns), (false, 20_000, Some((0, WAIT_NS))));
@@ -208,7 +207,7 @@ fn a_list_that_a_full_ring_leaves_alone_and_that_was_not_undone_for_sure_is_told
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = map(&mut queue, &list).unwrap_err();
     let unconfirmed = DmaMapError::List(MapListError::Unconfirmed { error: TIMEOUT });
-    assert_eq!(error, AdaptiveMapError::Pool(unconfirmed));
+    assert_eq!(error, unconfirmed);
     drop((queue, mapped, large));
 }
 
@@ -299,9 +298,9 @@ fn data_arrives_either_way_and_no_original_is_reached_after_its_end() {
             // Unless it is one of the two, the device has all of the original, or its middle.
             assert!(!(copied && original(iova)), "round {round}");
             match queue.unmap(mapping).unwrap() {
-                AdaptiveUnmap::Done => assert!(!original(iova), "round {round}"),
-                AdaptiveUnmap::Waiting => waiting.push(iova),
-                AdaptiveUnmap::Committed => {
+                Ended::Done(()) => assert!(!original(iova), "round {round}"),
+                Ended::Pending => waiting.push(iova),
+                Ended::Flushed(()) => {
                     assert!(
                         !original(iova) && waiting.drain(..).all(|iova| !original(iova)),
                         "round {round}"
@@ -336,7 +335,7 @@ fn where_the_ring_is_full_it_copies_what_costs_less_than_a_wait_and_where_the_po
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, AdaptiveMapError::Pool(DmaMapError::NoBuffer { .. })), "{error}");
+    assert!(matches!(error, DmaMapError::NoBuffer { .. }), "{error}");
     let in_ring = live.iter().filter(|mapping| mapping.way().is_none()).count();
     assert!((256..=512).contains(&in_ring), "{in_ring}");
     assert!(live.len() - in_ring >= 30, "{} beside {in_ring}", live.len() - in_ring);
@@ -355,10 +354,10 @@ fn a_commit_that_fails_leaves_everything_waiting() {
     let (buffer, list) = page(&bench);
     let mapping = map(&mut queue, &list).unwrap();
     let iova = mapping.iova();
-    assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = queue.commit().unwrap_err();
-    assert_eq!(error, RingError::Unconfirmed { descriptors: 1, error: TIMEOUT });
+    assert_eq!(error, DmaUnmapError::Unconfirmed { error: TIMEOUT });
     assert_eq!(queue.waiting(), 1);
     assert_eq!(queue.commit().unwrap(), 1);
     assert!(!reaches(&bench, iova, &buffer));
@@ -369,12 +368,9 @@ fn a_commit_that_fails_leaves_everything_waiting() {
             bench.iommu.queue().fail_next(1, TIMEOUT);
             let failed = queue.unmap(mapping).unwrap_err();
             assert!(failed.mapping.is_none());
-            assert!(
-                matches!(failed.error, AdaptiveUnmapError::Ring(RingError::Unconfirmed { .. })),
-                "{failed}"
-            );
+            assert!(matches!(failed.error, DmaUnmapError::Unconfirmed { .. }), "{failed}");
         } else {
-            assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Waiting);
+            assert_eq!(queue.unmap(mapping).unwrap(), Ended::Pending);
         }
     }
     assert_eq!((queue.waiting(), queue.commit().unwrap(), queue.waiting()), (BATCH, BATCH, 0));
@@ -405,7 +401,7 @@ fn what_is_for_neither_ring_nor_copy_is_out_of_reach_when_its_unmap_returns() {
         assert_eq!(mapping.way(), Some(Way::Direct));
         let iova = mapping.iova();
         bench.iommu.dma_write(DEVICE, iova, &[1]).unwrap();
-        assert_eq!(queue.unmap(mapping).unwrap(), AdaptiveUnmap::Done);
+        assert_eq!(queue.unmap(mapping).unwrap(), Ended::Done(()));
         assert!(bench.iommu.dma_write(DEVICE, iova, &[2]).is_err(), "still in the IOTLB");
     }
 }
@@ -423,10 +419,10 @@ fn a_descriptor_that_a_full_batch_cannot_take_comes_back() {
     let failed = mappings.into_iter().filter_map(|mapping| queue.unmap(mapping).err());
     assert_eq!(failed.count(), 1);
     let failed = queue.unmap(last).unwrap_err();
-    assert!(matches!(failed.error, AdaptiveUnmapError::Ring(RingError::Unconfirmed { .. })), "{failed}");
+    assert!(matches!(failed.error, DmaUnmapError::Unconfirmed { .. }), "{failed}");
     assert!(reaches(&bench, iova, &buffer));
     // That commits the full batch, which the next commit tells.
-    assert_eq!(queue.unmap(failed.mapping.unwrap()).unwrap(), AdaptiveUnmap::Waiting);
+    assert_eq!(queue.unmap(failed.mapping.unwrap()).unwrap(), Ended::Pending);
     assert_eq!(queue.commit(), Ok(BATCH + 1));
     assert!(!reaches(&bench, iova, &buffer));
     drop((queue, buffer));
@@ -446,7 +442,7 @@ fn a_map_that_could_not_be_undone_for_sure_is_told_of_and_ends_with_a_commit() {
     bench.iommu.queue().fail_next(1, TIMEOUT);
     let error = map(&mut queue, &list).unwrap_err();
     let unconfirmed = MapListError::Unconfirmed { error: TIMEOUT };
-    assert_eq!(error, AdaptiveMapError::Ring(RingError::Map(unconfirmed)));
+    assert_eq!(error, DmaMapError::List(unconfirmed));
     assert_eq!(queue.commit(), Ok(0));
     drop((queue, copied, buffer));
 }
@@ -459,7 +455,7 @@ fn another_ones_mapping_and_lists_that_are_none_are_errors() {
     let (buffer, list) = page(&bench);
     let mapping = map(&mut first, &list).unwrap();
     let failed = second.unmap(mapping).unwrap_err();
-    assert!(matches!(failed.error, AdaptiveUnmapError::Ring(RingError::Foreign { .. })), "{failed}");
+    assert!(matches!(failed.error, DmaUnmapError::OtherQueue), "{failed}");
     let _ = first.unmap(failed.mapping.unwrap()).unwrap();
     for list in [
         &[][..],
@@ -472,11 +468,11 @@ fn another_ones_mapping_and_lists_that_are_none_are_errors() {
     // SAFETY: the memory is simulated, every access to it atomic.
     let result = unsafe { first.map(&pieces, Attributes::default(), &mut [DmaSegment::default()]) };
     let no_room = MapListError::NoRoom { needed: 2, room: 1 };
-    assert_eq!(result.unwrap_err(), AdaptiveMapError::Pool(DmaMapError::List(no_room)));
+    assert_eq!(result.unwrap_err(), DmaMapError::List(no_room));
     let untranslated = DmaDevice::new(bench.domain.clone(), u64::MAX).unwrap();
     let config = StrictRingConfig::new(256, PAGE, 0);
     let refused = AdaptiveRing::new(&untranslated, bench.device(0, true), Direction::ToDevice, config, || 0);
-    assert!(matches!(refused, Err(RingError::Batch { .. })));
+    assert!(matches!(refused, Err(SetupError::Batch { .. })));
     drop((refused, untranslated));
     first.commit().unwrap();
     drop((first, second, buffer));

@@ -226,6 +226,6 @@ fn the_error_of_a_commit_counts_what_waits() {
         bench.device.unmap_single_in(&mut batch, iova, PAGE).unwrap();
     }
     bench.iommu.queue().fail_next(1, BROKEN);
-    assert_eq!(batch.commit(), Err(BatchError::Unconfirmed { mappings: 3, error: BROKEN }));
+    assert_eq!(batch.commit(), Err(DmaUnmapError::Unconfirmed { error: BROKEN }));
     assert_eq!((batch.len(), batch.commit(), batch.len()), (3, Ok(3), 0));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use portcullis::addr::{Direction, DmaSegment, Iova, PageSize, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{BatchError, DmaDevice, RawBatch, RingMapping, StrictRing, StrictRingConfig};
+use portcullis::dma::{BatchError, DmaDevice, RawBatch, RawMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policy, PolicyError, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::Queue;
@@ -67,7 +67,7 @@ fn no_address_is_beyond_what_the_device_puts_on_the_bus() {
 fn a_part_of_a_page_keeps_its_offset_and_gets_all_the_pages_that_it_touches() {
     let bench = Bench::new(Policy::Strict);
     let mut ring = StrictRing::new(&bench.device, StrictRingConfig::new(64, PAGE, 4)).unwrap();
-    let mut live: Vec<RingMapping> = vec![ring.open(&[page(0)], Direction::Bidirectional).unwrap()];
+    let mut live: Vec<RawMapping> = vec![ring.open(&[page(0)], Direction::Bidirectional).unwrap()];
     for (offset, len) in [(0x10, 0x20), (0xf00, 0x101), (0xfff, 2), (0, PAGE), (1, PAGE), (0x800, 2 * PAGE)] {
         let phys = part(offset, len).phys;
         let mapping = ring.open(&[part(offset, len)], Direction::Bidirectional).unwrap();
@@ -79,11 +79,13 @@ fn a_part_of_a_page_keeps_its_offset_and_gets_all_the_pages_that_it_touches() {
         assert!(live.iter().all(|other| !other.range(PageSize::SIZE_4K).unwrap().contains_range(range)));
         live.push(mapping);
     }
-    let starts: Vec<Iova> = live.iter().map(RingMapping::iova).collect();
+    let starts: Vec<Iova> = live.iter().map(RawMapping::iova).collect();
     live.into_iter().for_each(|mapping| ring.unmap(mapping).map(drop).unwrap());
     ring.commit().unwrap();
     assert!(starts.iter().all(|iova| !bench.reaches(*iova)));
-    ring.close().unwrap();
+    ring.commit().unwrap();
+    assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+    drop(ring);
 }
 
 /// What was beside buffers so far, in bytes and nanoseconds, and so much later.

@@ -1,7 +1,7 @@
 //! A ring against a plain model: a list of what is mapped, what waits, and what has ended.
 
 use portcullis::addr::{Direction, Iova, PhysAddr, PhysSegment};
-use portcullis::dma::{RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, RawMapping, StrictRing, StrictRingConfig};
 use portcullis::domain::Policy;
 use portcullis::invalidation::InvalidationError;
 use portcullis_model::open::OpenRing;
@@ -54,7 +54,7 @@ proptest! {
         let bench = Bench::new(Policy::Strict);
         let config = StrictRingConfig::new(descriptors, PAGE, batch);
         let mut ring = StrictRing::new(&bench.device, config).unwrap();
-        let mut live: Vec<(RingMapping, Pages)> = Vec::new();
+        let mut live: Vec<(RawMapping, Pages)> = Vec::new();
         let mut waiting: Vec<Pages> = Vec::new();
         let mut ended: Vec<Pages> = Vec::new();
         let mut next = 0;
@@ -85,7 +85,7 @@ proptest! {
                     waiting.push(pages);
                     let complete = waiting.len() == batch;
                     let result = ring.unmap(mapping).unwrap();
-                    prop_assert_eq!(result == RingUnmap::Committed, complete);
+                    prop_assert_eq!(result == Ended::Flushed(()), complete);
                     if complete {
                         ended.append(&mut waiting);
                     }
@@ -125,7 +125,9 @@ proptest! {
         for (mapping, _) in live {
             let _ = ring.unmap(mapping).unwrap();
         }
-        prop_assert!(ring.close().is_ok());
+        ring.commit().unwrap();
+        assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+        drop(ring);
         prop_assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
         prop_assert_eq!(bench.domain.stats().maps, bench.domain.stats().unmaps);
     }

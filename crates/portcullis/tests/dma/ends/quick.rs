@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis::addr::{Direction, DmaSegment, DomainId, PhysSegment};
-use portcullis::dma::{DmaDevice, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{DmaDevice, Ended, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Policy};
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::PageTable;
@@ -69,7 +69,7 @@ fn a_ring_maps_buffers_and_lists_quickly() {
         let list: Vec<PhysSegment> = (0..pages).map(|number| page(2 * number)).collect();
         let mapped = || {
             let mapping = ring.open(&list, Direction::ToDevice).unwrap();
-            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+            assert_eq!(ring.unmap(mapping).unwrap(), Ended::Flushed(()));
         };
         assert_eq!(slow_in_50(&slow, mapped), 0, "{pages} pages");
     }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use portcullis::SetupError;
 use portcullis::addr::{Direction, DmaSegment, DomainId, PageSize, PhysAddr, PhysSegment};
-use portcullis::dma::{DmaDevice, RingError, RingMapping, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{
+    DmaDevice, DmaMapError, DmaUnmapError, Ended, RawMapping, StrictRing, StrictRingConfig,
+};
 use portcullis::domain::{Domain, MapListError, Policy};
 use portcullis::invalidation::InvalidationError;
-use portcullis::iova::ArenaError;
 use portcullis::mapper::TableMapper;
 use portcullis::pgtable::{MapError, PageTable};
 use portcullis::std_platform::StdPlatform;
@@ -27,14 +29,14 @@ fn ring(bench: &Bench, descriptors: u32, batch: usize) -> Ring {
 }
 
 /// Maps `pages` and has the device use each.
-fn map(bench: &Bench, ring: &mut Ring, pages: u64) -> RingMapping {
+fn map(bench: &Bench, ring: &mut Ring, pages: u64) -> RawMapping {
     let list: Vec<_> = (0..pages).map(|number| page(2 * number)).collect();
     let mapping = ring.open(&list, Direction::Bidirectional).unwrap();
     (0..pages).for_each(|number| assert!(reached(bench, &mapping, number)));
     mapping
 }
 
-fn reached(bench: &Bench, mapping: &RingMapping, number: u64) -> bool {
+fn reached(bench: &Bench, mapping: &RawMapping, number: u64) -> bool {
     bench.reaches(mapping.iova().checked_add(number * PAGE).unwrap())
 }
 
@@ -59,7 +61,7 @@ fn neighbours_are_removed_together() {
         if is_backwards {
             live.reverse();
         }
-        live.into_iter().for_each(|mapping| assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting));
+        live.into_iter().for_each(|mapping| assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending));
         assert_eq!((ring.commit(), steps.load(Ordering::Relaxed)), (Ok(32), 1), "{is_backwards}");
     }
 }
@@ -72,10 +74,10 @@ fn a_batch_in_order_is_one_invalidation_over_many_laps() {
         let mut unmapped = 0;
         for _ in 0..40 {
             let live: Vec<_> = (0..32).map(|_| map(&bench, &mut ring, 1)).collect();
-            let iovas: Vec<_> = live.iter().map(RingMapping::iova).collect();
+            let iovas: Vec<_> = live.iter().map(RawMapping::iova).collect();
             for mapping in live {
                 unmapped += 1;
-                let expected = if unmapped % 64 == 0 { RingUnmap::Committed } else { RingUnmap::Waiting };
+                let expected = if unmapped % 64 == 0 { Ended::Flushed(()) } else { Ended::Pending };
                 assert_eq!(ring.unmap(mapping).unwrap(), expected);
             }
             assert_eq!(unmapped % 64 != 0, bench.reaches(iovas[31]), "the batch is the unit");
@@ -86,7 +88,9 @@ fn a_batch_in_order_is_one_invalidation_over_many_laps() {
         assert!(stats.range_invalidations <= 2 * 20 && stats.domain_invalidations == 0, "{stats:?}");
         assert_eq!(bench.domain.stats().maps, 1280);
         assert_eq!(bench.domain.stats().unmaps, 1280);
-        ring.close().unwrap();
+        ring.commit().unwrap();
+        assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+        drop(ring);
         assert_eq!(bench.domain.stats().lost_iova_bytes, 0);
         assert_eq!(bench.domain.stats().taken_iova_bytes, bench.domain.stats().cached_iova_bytes);
     }
@@ -99,9 +103,9 @@ fn after_a_commit_the_device_gets_nothing_whatever_the_order() {
     let mut live: Vec<_> = (0..64).map(|n| map(&bench, &mut ring, 1 + n % 3)).collect();
     for round in 0..4 {
         let chosen: Vec<_> = (0..16).map(|n| live.remove((n * 7 + round) % live.len())).collect();
-        let iovas: Vec<_> = chosen.iter().map(RingMapping::iova).collect();
+        let iovas: Vec<_> = chosen.iter().map(RawMapping::iova).collect();
         for (mapping, left) in chosen.into_iter().zip((0..16).rev()) {
-            let expected = if left == 0 { RingUnmap::Committed } else { RingUnmap::Waiting };
+            let expected = if left == 0 { Ended::Flushed(()) } else { Ended::Pending };
             assert_eq!(ring.unmap(mapping).unwrap(), expected);
         }
         assert!(iovas.iter().all(|iova| !bench.reaches(*iova)));
@@ -117,7 +121,7 @@ fn a_batch_of_one_is_strict_for_each_descriptor() {
     for _ in 0..20 {
         let mapping = map(&bench, &mut ring, 3);
         let iova = mapping.iova();
-        assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+        assert_eq!(ring.unmap(mapping).unwrap(), Ended::Flushed(()));
         assert!((0..3).all(|number| !bench.writes(iova, number)));
     }
     assert_eq!(bench.submissions(), 20, "one for a descriptor, whatever its pages");
@@ -131,7 +135,7 @@ fn a_full_ring_says_so_until_a_commit() {
     let full = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
     assert!(full.is_full(), "{full}");
     for mapping in live {
-        assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+        assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
     }
     assert!(ring.open(&[page(0)], Direction::ToDevice).unwrap_err().is_full(), "they still wait");
     assert_eq!((ring.waiting(), ring.commit(), ring.waiting()), (4, Ok(4), 0));
@@ -139,9 +143,9 @@ fn a_full_ring_says_so_until_a_commit() {
     assert_eq!(bench.submissions(), 1);
     let list: Vec<_> = (0..5).map(page).collect();
     let error = ring.open(&list, Direction::ToDevice).unwrap_err();
-    assert!(matches!(error, RingError::Arena(ArenaError::Oversize { .. })), "{error}");
+    assert!(matches!(error, DmaMapError::TooLong { .. }), "{error}");
     let mapping = map(&bench, &mut ring, 4);
-    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
 }
 
 #[test]
@@ -162,7 +166,7 @@ fn the_device_s_view_is_that_of_a_list() {
     let empty = MapListError::EmptySegment { index: 0, phys: PhysAddr::new(7) };
     assert_eq!(ring.open(&[part(7, 0)], Direction::ToDevice).unwrap_err(), empty.into());
     assert_eq!(ring.arena().unwrap().reservations(), 1, "what is refused reserves nothing");
-    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
 }
 
 #[test]
@@ -182,7 +186,7 @@ fn a_list_that_fails_in_the_middle_leaves_nothing() {
                 assert_eq!(error, MapListError::Map(MapError::OutOfMemory).into());
             }
             Ok(mapping) => {
-                assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+                assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
                 assert_eq!(ring.commit(), Ok(1));
             }
         }
@@ -195,7 +199,10 @@ fn a_list_that_fails_in_the_middle_leaves_nothing() {
     let mut beyond = list.clone();
     beyond[700].phys = PhysAddr::new(1 << 50);
     let error = ring.open(&beyond, Direction::Bidirectional).unwrap_err();
-    assert!(matches!(error, RingError::Map(MapListError::Map(MapError::BeyondPhysical { .. }))), "{error}");
+    assert!(
+        matches!(error, DmaMapError::List(MapListError::Map(MapError::BeyondPhysical { .. }))),
+        "{error}"
+    );
     let range = ring.arena().unwrap().range();
     for offset in (0..range.len()).step_by(PAGE as usize) {
         assert!(!bench.reaches(range.start().checked_add(offset).unwrap()));
@@ -213,7 +220,9 @@ fn a_list_whose_undoing_is_not_confirmed_keeps_its_addresses_until_it_is() {
     assert_eq!(ring.arena().unwrap().reservations(), 1);
     assert_eq!(ring.commit(), Ok(0));
     assert_eq!((ring.arena().unwrap().reservations(), bench.submissions()), (0, 1));
-    ring.close().unwrap();
+    ring.commit().unwrap();
+    assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+    drop(ring);
 }
 
 #[test]
@@ -223,31 +232,31 @@ fn what_is_not_confirmed_goes_on_waiting() {
     let (first, second, third) =
         (map(&bench, &mut ring, 1), map(&bench, &mut ring, 1), map(&bench, &mut ring, 1));
     let iovas = [first.iova(), second.iova(), third.iova()];
-    assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(first).unwrap(), Ended::Pending);
     bench.iommu.queue().fail_next(2, BROKEN);
     let failed = ring.unmap(second).unwrap_err();
-    assert_eq!(failed.error, RingError::Unconfirmed { descriptors: 2, error: BROKEN });
+    assert_eq!(failed.error, DmaUnmapError::Unconfirmed { error: BROKEN });
     assert!(failed.mapping.is_none() && bench.reaches(iovas[0]));
     // The batch has no room, and failed again: the third is not touched.
     let failed = ring.unmap(third).unwrap_err();
     let third = failed.mapping.unwrap();
     assert!(reached(&bench, &third, 0));
     // The hardware answers again.
-    assert_eq!(ring.unmap(third).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(third).unwrap(), Ended::Pending);
     assert!(!bench.reaches(iovas[0]) && !bench.reaches(iovas[1]));
     // The unmap could not say that the first two are over, so the commit does.
     assert_eq!((ring.waiting(), ring.commit(), ring.waiting()), (3, Ok(3), 0));
     assert!(!bench.reaches(iovas[2]));
-    ring.close().unwrap();
+    ring.commit().unwrap();
+    assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+    drop(ring);
 }
 
 #[test]
-fn a_ring_in_use_is_not_closed_and_loses_its_addresses_when_dropped() {
+fn a_ring_in_use_loses_its_addresses_when_dropped() {
     let bench = Bench::new(Policy::Strict);
     let mut open = ring(&bench, 8, 4);
     let mapping = map(&bench, &mut open, 1);
-    let (open, error) = open.close().unwrap_err();
-    assert!(matches!(error, RingError::Arena(ArenaError::InUse { reservations: 1, .. })), "{error}");
     let bytes = open.arena().unwrap().range().len();
     drop(open);
     assert!(reached(&bench, &mapping, 0), "nobody has unmapped it");
@@ -256,7 +265,7 @@ fn a_ring_in_use_is_not_closed_and_loses_its_addresses_when_dropped() {
     let mut idle = ring(&bench, 8, 4);
     let mapping = map(&bench, &mut idle, 1);
     let iova = mapping.iova();
-    assert_eq!(idle.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    assert_eq!(idle.unmap(mapping).unwrap(), Ended::Pending);
     drop(idle);
     assert!(!bench.reaches(iova));
     assert_eq!(bench.domain.stats().lost_iova_bytes, bytes);
@@ -267,17 +276,17 @@ fn rings_of_a_domain_have_colours_of_their_own_and_refuse_each_other_s_descripto
     let bench = Bench::new(Policy::Strict);
     let (mut one, mut two) = (ring(&bench, 512, 4), ring(&bench, 512, 4));
     let (first, second) = (map(&bench, &mut one, 1), map(&bench, &mut two, 1));
-    let set = |mapping: &RingMapping| mapping.iova().get() / PAGE % 16;
+    let set = |mapping: &RawMapping| mapping.iova().get() / PAGE % 16;
     assert_ne!(set(&first), set(&second));
     let failed = one.unmap(second).unwrap_err();
-    assert!(matches!(failed.error, RingError::Foreign { .. }));
+    assert!(matches!(failed.error, DmaUnmapError::OtherQueue));
     let second = failed.mapping.unwrap();
     assert!(reached(&bench, &second, 0));
-    assert_eq!(two.unmap(second).unwrap(), RingUnmap::Waiting);
-    assert_eq!(one.unmap(first).unwrap(), RingUnmap::Waiting);
+    assert_eq!(two.unmap(second).unwrap(), Ended::Pending);
+    assert_eq!(one.unmap(first).unwrap(), Ended::Pending);
     for batch in [0, 257] {
         let error = StrictRing::new(&bench.device, StrictRingConfig::new(8, PAGE, batch)).unwrap_err();
-        assert_eq!(error, RingError::Batch { batch, most: 256 });
+        assert_eq!(error, SetupError::Batch { batch, most: 256 });
     }
 }
 
@@ -288,13 +297,13 @@ fn a_descriptor_of_another_domain_s_ring_at_the_same_addresses_is_refused() {
     let (mut one, mut two) = (ring(&bench, 8, 1), ring(&other, 8, 1));
     let (first, second) = (map(&bench, &mut one, 1), map(&other, &mut two, 1));
     assert_eq!(first.range(PageSize::SIZE_4K), second.range(PageSize::SIZE_4K), "or the test means nothing");
-    let (start, range) = (first.iova(), second.range(PageSize::SIZE_4K).unwrap());
+    let start = first.iova();
     let failed = one.unmap(second).unwrap_err();
-    assert_eq!(failed.error, RingError::Foreign { range });
+    assert_eq!(failed.error, DmaUnmapError::OtherQueue);
     assert!(bench.reaches(start) && other.reaches(start), "neither ring has ended anything");
-    assert_eq!(one.unmap(first).unwrap(), RingUnmap::Committed);
+    assert_eq!(one.unmap(first).unwrap(), Ended::Flushed(()));
     assert!(!bench.reaches(start) && other.reaches(start));
-    assert_eq!(two.unmap(failed.mapping.unwrap()).unwrap(), RingUnmap::Committed);
+    assert_eq!(two.unmap(failed.mapping.unwrap()).unwrap(), Ended::Flushed(()));
     assert!(!other.reaches(start));
 }
 
@@ -307,10 +316,12 @@ fn without_translation_a_ring_hands_memory_s_own_addresses_through() {
     let (first, second) =
         (ring.open(&list, Direction::ToDevice).unwrap(), ring.open(&list, Direction::ToDevice).unwrap());
     assert_eq!((first.iova().get(), first.range(PageSize::SIZE_4K)), (0x5010, None));
-    assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Waiting);
-    assert_eq!(ring.unmap(second).unwrap(), RingUnmap::Committed);
+    assert_eq!(ring.unmap(first).unwrap(), Ended::Pending);
+    assert_eq!(ring.unmap(second).unwrap(), Ended::Flushed(()));
     let error = ring.open(&[page(0)], Direction::ToDevice).unwrap_err();
-    assert!(matches!(error, RingError::Map(MapListError::BeyondMask { .. })), "{error}");
-    ring.close().unwrap();
+    assert!(matches!(error, DmaMapError::List(MapListError::BeyondMask { .. })), "{error}");
+    ring.commit().unwrap();
+    assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+    drop(ring);
     assert_eq!(bench.submissions(), 0);
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, PageSize, Permissions, PhysAddr, PhysSegment};
 use portcullis::dma::{
-    BatchError, CoherentMemory, DmaDevice, RawBatch, RingError, RingUnmap, StrictRing, StrictRingConfig,
+    BatchError, CoherentMemory, DmaDevice, DmaMapError, Ended, RawBatch, StrictRing, StrictRingConfig,
 };
 use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
-use portcullis::iova::{ArenaError, IovaError};
+use portcullis::iova::IovaError;
 use portcullis::pgtable::MapError;
 use portcullis::std_platform::StdPlatform;
 use portcullis_model::open::{OpenDevice, OpenDomain, OpenMapper, OpenRing};
@@ -98,19 +98,17 @@ fn a_ring_that_meets_somebody_else_s_page_uses_other_addresses_and_leaves_the_pa
             0 => MapListError::Map(MapError::AlreadyMapped { at: last.start() }),
             _ => MapListError::Unconfirmed { error: BROKEN },
         };
-        assert_eq!(error, RingError::Map(expected));
+        assert_eq!(error, DmaMapError::List(expected));
         assert_eq!(ring.commit(), Ok(0));
         assert_eq!(ring.arena().unwrap().reservations(), 2, "the addresses stay reserved");
         for _ in 0..20 {
             let mapping = ring.open(&[page(2), page(4)], Direction::Bidirectional);
             let Ok(mapping) = mapping else { break };
             assert!(!overlap(mapping.range(PageSize::SIZE_4K).unwrap(), next));
-            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+            assert_eq!(ring.unmap(mapping).unwrap(), Ended::Flushed(()));
         }
-        assert_eq!(ring.unmap(first).unwrap(), RingUnmap::Committed);
+        assert_eq!(ring.unmap(first).unwrap(), Ended::Flushed(()));
         assert!(theirs(&bench, last) && !bench.reaches(next.start()));
-        let (ring, error) = ring.close().unwrap_err();
-        assert!(matches!(error, RingError::Arena(ArenaError::InUse { reservations: 1, .. })), "{error}");
         let bytes = ring.arena().unwrap().range().len();
         drop(ring);
         assert!(theirs(&bench, last));
@@ -171,7 +169,7 @@ fn what_somebody_has_unmapped_is_out_of_reach_after_a_commit() {
         assert_eq!(reached(), 3);
         bench.domain.unmap(pages(range.start(), gone, count)).unwrap();
         assert_eq!(reached(), 3, "or the test means nothing");
-        assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+        assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
         assert_eq!(ring.commit(), Ok(1));
         assert_eq!(reached(), 0, "{gone} {count}");
     }

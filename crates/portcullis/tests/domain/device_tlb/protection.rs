@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policy, UnmapError};
 use portcullis::invalidation::{Gather, Invalidation, InvalidationQueue, QUEUE_ENTRIES, Request};
 use portcullis::mapper::{Mapper, TableMapper};
@@ -155,12 +155,14 @@ fn a_ring_s_batch_is_out_of_reach_after_its_commit() {
                 (0..16).map(|number| ring.open(&[page(number)], Direction::Bidirectional).unwrap()).collect();
             let iovas: Vec<_> = live.iter().map(|mapping| mapping.iova()).collect();
             assert!(iovas.iter().all(|iova| machine.reaches(DEVICE, *iova)));
-            let mut last = RingUnmap::Waiting;
+            let mut last = Ended::Pending;
             live.into_iter().for_each(|mapping| last = ring.unmap(mapping).unwrap());
-            assert_eq!(last, RingUnmap::Committed);
+            assert_eq!(last, Ended::Flushed(()));
             assert!(iovas.iter().all(|iova| !machine.reaches(DEVICE, *iova)));
         }
-        assert!(ring.close().is_ok());
+        ring.commit().unwrap();
+        assert_eq!(ring.arena().map_or(0, |arena| arena.in_use()), 0);
+        drop(ring);
     }
 }
 

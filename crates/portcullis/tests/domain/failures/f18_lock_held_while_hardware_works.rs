@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use portcullis::addr::{DeviceId, Direction, DomainId, Iova, PageSize, PhysAddr, PhysSegment};
-use portcullis::dma::{Ended, QueueConfig, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, QueueConfig, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Policies, Policy};
 use portcullis::heap::{self, OutOfMemory};
 use portcullis::invalidation::{
@@ -173,14 +173,14 @@ fn everything<Q: InvalidationQueue>(rig: &Rig<Q>, alone: bool) -> Vec<Step> {
         "map and unmap in a ring",
         Box::new(move || {
             let mapping = ring.open(&[page(3)], Direction::Bidirectional).unwrap();
-            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+            assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
         }),
     );
     let one = device.clone();
     add(
         "make a ring",
         Box::new(move || {
-            assert!(StrictRing::new(&one, StrictRingConfig::new(64, PAGE, 8)).unwrap().close().is_ok());
+            assert!(StrictRing::new(&one, StrictRingConfig::new(64, PAGE, 8)).unwrap().commit().is_ok());
         }),
     );
     let (one, mut batch) = (device.clone(), RawBatch::new(&device, 256).unwrap());
@@ -284,7 +284,7 @@ fn waits<Q: InvalidationQueue>() -> Vec<Wait<Q>> {
         ("commit of a ring", Policy::Strict, |rig| {
             let mut ring = StrictRing::new(&rig.device, StrictRingConfig::new(64, PAGE, 1)).unwrap();
             let mapping = ring.open(&[page(3)], Direction::Bidirectional).unwrap();
-            assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Committed);
+            assert_eq!(ring.unmap(mapping).unwrap(), Ended::Flushed(()));
         }),
         ("reclaim", LAZY_FOREVER, |rig| {
             let size = PageSize::SIZE_2M.bytes();

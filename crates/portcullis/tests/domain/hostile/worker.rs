@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use portcullis::addr::{Direction, DmaSegment, Iova};
 use portcullis::dma::{
-    Ended, Mapping, NotMapped, QueueConfig, RawBatch, RingMapping, RingUnmap, StrictRing, StrictRingConfig,
+    Ended, Mapping, NotMapped, QueueConfig, RawBatch, RawMapping, StrictRing, StrictRingConfig,
 };
 use portcullis_model::Iommu;
 use portcullis_model::open::{OpenDevice, OpenRing};
@@ -36,7 +36,7 @@ enum Live {
     Batched(Mapping<Painted>),
     Single(usize, Painted, Iova, u64),
     List(usize, Vec<Painted>, Vec<DmaSegment>),
-    Ring(Painted, RingMapping),
+    Ring(Painted, RawMapping),
 }
 
 pub struct Worker<'a> {
@@ -242,7 +242,7 @@ impl<'a> Worker<'a> {
             }
             Live::Ring(painted, mapping) => {
                 self.in_ring.push((painted, mapping.iova()));
-                if self.ring.unmap(mapping).unwrap() == RingUnmap::Committed {
+                if self.ring.unmap(mapping).unwrap() == Ended::Flushed(()) {
                     self.ring_committed();
                 }
             }
@@ -275,7 +275,7 @@ impl<'a> Worker<'a> {
         self.commit_raw();
         self.ring.commit().unwrap();
         self.ring_committed();
-        assert!(self.ring.close().is_ok());
+        assert_eq!(self.ring.arena().map_or(0, |arena| arena.in_use()), 0);
         self.own.into()
     }
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysSegment};
-use portcullis::dma::{RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{Ended, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, MapListError, Policy, UnmapError};
 use portcullis::invalidation::InvalidationError;
 use portcullis::platform::Platform;
@@ -75,10 +75,10 @@ fn what_is_to_wait_for_a_flush_is_counted_where_the_clock_panics() {
     }
 }
 
-/// The hardware does not confirm what a ring asks for at its end: dropped, or closed in vain and dropped then.
+/// The hardware does not confirm what a ring asks for at its end: dropped, or committed in vain and dropped then.
 #[test]
 fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
-    for (is_closed, failures) in [(false, 1), (true, 2)] {
+    for (is_tried, failures) in [(false, 1), (true, 2)] {
         for is_committed in [false, true] {
             let rig = Rig::new(Clocked::new(2), Policy::Strict, Hooked::new);
             let mut ring = StrictRing::new(
@@ -94,16 +94,14 @@ fn a_ring_that_ends_unconfirmed_gives_no_address_back() {
                 rig.iommu.queue().fail_next(1, TIMED_OUT);
                 ring.unmap(mapping).unwrap_err();
             } else {
-                assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+                assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
             }
             let before = rig.domain.stats().lost_iova_bytes;
             rig.iommu.queue().fail_next(failures, TIMED_OUT);
-            let mut left = Some(ring);
-            if is_closed {
-                left = left.take().unwrap().close().err().map(|(ring, _)| ring);
-                assert!(left.is_some());
+            if is_tried {
+                ring.commit().unwrap_err();
             }
-            drop(left);
+            drop(ring);
             assert!(rig.reaches(start), "the hardware has forgotten nothing");
             let lost = rig.domain.stats().lost_iova_bytes - before;
             assert!(lost >= 512 * PAGE, "{lost:#x} bytes of addresses are lost, and the ring had more");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, Iova, IovaRange, Permissions, PhysAddr, PhysSegment};
-use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{BatchError, Ended, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{MapListError, Policy, UnmapError};
 use portcullis::invalidation::{Gather, InvalidationError};
 use portcullis_model::Queue;
@@ -120,7 +120,7 @@ fn what_a_ring_leaves_unconfirmed_is_tried_again_and_counted() {
     let mapping = ring.open(&[page(1)], BOTH).unwrap();
     let iova = mapping.iova();
     assert!(rig.reaches(iova));
-    assert_eq!(ring.unmap(mapping).unwrap(), RingUnmap::Waiting);
+    assert_eq!(ring.unmap(mapping).unwrap(), Ended::Pending);
     is_tried_again("a ring", &rig, iova, || drop(ring));
 }
 

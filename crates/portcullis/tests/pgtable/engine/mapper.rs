@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portcullis::addr::{Direction, DomainId, Iova, IovaRange, PageSize, PhysAddr, PhysSegment};
-use portcullis::dma::{BatchError, RawBatch, RingUnmap, StrictRing, StrictRingConfig};
+use portcullis::dma::{BatchError, Ended, RawBatch, StrictRing, StrictRingConfig};
 use portcullis::domain::{Domain, Linked, Policy, Refused, UnmapError};
 use portcullis::invalidation::Gather;
 use portcullis::mapper::{Mapper, TableMapper};
@@ -100,7 +100,7 @@ fn what_another_has_cleared_of_a_range_is_forgotten_with_it() {
                     batch.commit().unwrap();
                 }
                 2 => {
-                    assert_eq!(ring.unmap(descriptor.take().unwrap()).unwrap(), RingUnmap::Waiting);
+                    assert_eq!(ring.unmap(descriptor.take().unwrap()).unwrap(), Ended::Pending);
                     ring.commit().unwrap();
                 }
                 _ => {

@@ -9,9 +9,8 @@ use crate::bounce::swiotlb::Constraints;
 use crate::dma::machine::{AdaptiveOf, CopyingOf, RingOf};
 use crate::dma::queue::swiotlb::Copies;
 use crate::dma::queue::{Lane, Queue, QueueConfig, Strategy};
-use crate::dma::{AdaptiveRing, DmaBuffer, Machine, RawBatch, RingError, StrictRing, StrictRingConfig};
+use crate::dma::{AdaptiveRing, DmaBuffer, Machine, RawBatch, StrictRing, StrictRingConfig};
 use crate::heap::{boxed, boxed_in};
-use crate::iova::ArenaError;
 use crate::setup::SetupError;
 
 impl<X: Machine> Device<X> {
@@ -62,7 +61,7 @@ impl<X: Machine> Device<X> {
 
     fn ring(&self, config: &QueueConfig) -> Result<RingOf<X>, SetupError> {
         let config = Self::ring_config(config);
-        StrictRing::new(&self.dma, config).map_err(|error| no_ring(error, &config))
+        StrictRing::new(&self.dma, config)
     }
 
     pub(super) fn pool(&self) -> Result<CopyingOf<X>, SetupError> {
@@ -78,8 +77,8 @@ impl<X: Machine> Device<X> {
         }
         let (pool, clock) = (self.pool()?, self.domain.clock()?);
         let (ring, directions) = (Self::ring_config(config), config.direction);
-        let made = boxed_in(|place| AdaptiveRing::unmeasured_in(place, &self.dma, pool, ring, clock));
-        let mut adaptive = made.map_err(|error| no_ring(error, &ring))?;
+        let mut adaptive =
+            boxed_in(|place| AdaptiveRing::unmeasured_in(place, &self.dma, pool, ring, clock))?;
         let directions = directions.as_ref().map_or(&Direction::ALL[..], core::slice::from_ref);
         for direction in directions {
             adaptive.measure_toward(*direction)?;
@@ -90,15 +89,5 @@ impl<X: Machine> Device<X> {
     fn constraints(&self) -> Result<Constraints, SetupError> {
         let DeviceProfile { mask, offset_mask, .. } = self.profile;
         Constraints::new().with_reach(PhysAddr::new(mask)).with_min_align_mask(offset_mask)
-    }
-}
-
-/// Why a ring of these dimensions was not made.
-fn no_ring(error: RingError, config: &StrictRingConfig) -> SetupError {
-    match error {
-        RingError::Arena(ArenaError::Space(error)) => error.into(),
-        RingError::Arena(ArenaError::OutOfMemory) => SetupError::OutOfMemory,
-        RingError::Untranslated => SetupError::NotTranslated,
-        _ => SetupError::NoRing { descriptors: config.descriptors, bytes: config.descriptor_bytes },
     }
 }

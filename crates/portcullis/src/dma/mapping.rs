@@ -1,0 +1,468 @@
+//! A mapping as its driver holds it, and what becomes of it. A mapping cannot be copied, and only the queue that made it ends
+//! it; dropped, it stays mapped, and its buffer is leaked.
+
+use alloc::vec::Drain;
+use core::convert::Infallible;
+use core::mem::ManuallyDrop;
+use core::num::NonZeroU64;
+
+use super::DmaBuffer;
+use crate::addr::{Iova, IovaRange, PageSize, PhysSegment};
+use crate::bounce::error::DmaUnmapError;
+use crate::bounce::pool::{PoolMapping, Way};
+use crate::broken::broken;
+use crate::domain::MapListError;
+use crate::sync::unique;
+
+/// One of the two ways to give a device a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Through a bounce buffer that stays mapped.
+    Copy,
+    /// By a translation of its own.
+    Map,
+}
+
+impl Choice {
+    /// Returns what a mapping counts as that the pool made in this way.
+    #[inline]
+    pub(super) fn of(way: Way) -> Self {
+        match way {
+            Way::Slot | Way::SingleUse => Self::Copy,
+            Way::Split | Way::Direct => Self::Map,
+        }
+    }
+
+    pub(super) const fn other(self) -> Self {
+        match self {
+            Self::Copy => Self::Map,
+            Self::Map => Self::Copy,
+        }
+    }
+}
+
+/// What a queue has opened by number, until it is [unmapped](super::Queue::unmap_raw).
+///
+/// It cannot be copied: what is unmapped is unmapped once. **If it is dropped, the memory stays open**
+/// to the device, as that of a [`Mapping`] does.
+// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes together
+// what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles. So all mappings have the same words. A map
+// stores them one by one, and an unmap loads them one by one. If it passed the mapping's address to a function, the compiler
+// would copy the mapping first, two words in a load.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a mapping that is dropped stays open to the device: give it to `Queue::unmap_raw`"]
+pub struct RawMapping {
+    /// The first byte for the device.
+    pub(super) iova: Iova,
+    /// What the [kind](Kind) needs to end it: [pages](Self::in_pages), the length of what a pool made, or the index of a list.
+    pub(super) word: u64,
+    /// The number of the queue, with the [kind](Kind) in its lowest bits.
+    pub(super) tag: u64,
+}
+
+/// Bits below the number of a queue in which it says how it made a mapping.
+const KIND_BITS: u32 = 16;
+
+/// A number that no other queue has, with its [lowest bits](KIND_BITS) 0.
+pub(super) fn number() -> u64 {
+    // Programs do not make 2^48 of them.
+    unique() << KIND_BITS
+}
+
+/// How a mapping was made, and so how it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// In a ring. Its word has the pages.
+    Ring,
+    /// By itself, without a ring or a pool. Its word has the pages.
+    Alone,
+    /// In a ring, with slots in the place of its ends. Its word has the pages, and the number of its list in the place of the bytes
+    /// beside it.
+    Cut,
+    /// By the pool of the domain. Its word is the length.
+    Pool(Way),
+    /// By the pool of a machine without an IOMMU. Its word is the length of one piece, or the index of a list that the queue keeps.
+    Swiotlb { is_list: bool },
+    /// By a queue of a non-coherent device, which keeps the rest. Its word is an index.
+    NotCoherent,
+}
+
+impl Kind {
+    /// The lowest bits of a mapping [in a ring](Self::Ring), and of one [by itself](Self::Alone), neither of them timed, for calls
+    /// that compare them together with the queue's number.
+    pub(super) const RING: u64 = 0;
+    pub(super) const ALONE: u64 = 1;
+    const CUT: u64 = 2;
+    const POOL: u64 = 3;
+    const SWIOTLB: u64 = 4;
+    const NOT_COHERENT: u64 = 5;
+    /// Where a way begins, in three bits; whether the mapping was timed, in two; and the class.
+    const WAY: u32 = 3;
+    const TIMED: u32 = 6;
+    const CLASS: u32 = 8;
+
+    /// Returns the kind as a number of [`KIND_BITS`] bits.
+    #[inline]
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Self::Ring => Self::RING,
+            Self::Alone => Self::ALONE,
+            Self::Cut => Self::CUT,
+            Self::Pool(way) => Self::POOL | (way as u64) << Self::WAY,
+            Self::Swiotlb { is_list } => Self::SWIOTLB | u64::from(is_list) << Self::WAY,
+            Self::NotCoherent => Self::NOT_COHERENT,
+        }
+    }
+
+    /// Returns the kind of a word whose lowest [`KIND_BITS`] are its [`bits`](Self::bits); `None`
+    /// for bits of no kind.
+    #[inline]
+    fn of(bits: u64) -> Option<Self> {
+        let number = bits >> Self::WAY & 7;
+        match bits & 7 {
+            Self::RING => Some(Self::Ring),
+            Self::ALONE => Some(Self::Alone),
+            Self::CUT => Some(Self::Cut),
+            Self::POOL => Way::ALL.get(number as usize).copied().map(Self::Pool),
+            Self::SWIOTLB => Some(Self::Swiotlb { is_list: number == 1 }),
+            Self::NOT_COHERENT => Some(Self::NotCoherent),
+            _ => None,
+        }
+    }
+
+    /// Returns which way a mapping of this kind went.
+    #[inline]
+    pub(super) fn choice(self) -> Choice {
+        match self {
+            Self::Pool(way) => Choice::of(way),
+            Self::Swiotlb { .. } => Choice::Copy,
+            Self::Ring | Self::Alone | Self::Cut | Self::NotCoherent => Choice::Map,
+        }
+    }
+
+    /// Whether a ring ends it.
+    #[inline]
+    pub(super) fn is_in_ring(self) -> bool {
+        matches!(self, Self::Ring | Self::Cut)
+    }
+}
+
+impl RawMapping {
+    /// Where the number of granules begins in a word that has pages. Below it are the bytes beside the buffer in them.
+    const PAGES: u32 = 32;
+
+    /// Checks that a list whose granules have `bytes`, of which `used` are the list's, fits into a mapping.
+    ///
+    /// # Errors
+    /// [`MapListError::TooLarge`].
+    pub(super) fn fits(bytes: u64, used: u64, granule: PageSize) -> Result<(), MapListError> {
+        let beside = bytes.saturating_sub(used);
+        let limit = 1 << Self::PAGES;
+        if bytes >> granule.shift() < limit && beside < limit {
+            return Ok(());
+        }
+        Err(MapListError::TooLarge { bytes, beside })
+    }
+
+    /// Makes a mapping of `used` bytes in the pages of `range`, which it [fits](Self::fits), the first byte at `iova`.
+    #[inline]
+    pub(super) fn in_pages(iova: Iova, range: IovaRange, used: u64, tag: u64, granule: PageSize) -> Self {
+        let bytes = range.len();
+        let beside = bytes.saturating_sub(used);
+        debug_assert!(Self::fits(bytes, used, granule).is_ok());
+        Self { iova, word: bytes >> granule.shift() << Self::PAGES | beside, tag }
+    }
+
+    /// Makes a mapping that begins at the memory's own address, as nothing is translated.
+    #[inline]
+    pub(super) fn untranslated(iova: Iova, tag: u64) -> Self {
+        Self { iova, word: 0, tag }
+    }
+
+    /// Makes a mapping of `queue` of what the pool has mapped.
+    #[inline]
+    pub(super) fn of_pool(mapping: &PoolMapping<'_>, queue: u64) -> Self {
+        Self { iova: mapping.iova(), word: mapping.len(), tag: queue | Kind::Pool(mapping.way()).bits() }
+    }
+
+    /// The pages, if its word has them, in a domain of this granule; `None` where nothing is translated.
+    #[inline]
+    pub(super) fn pages(&self, granule: PageSize) -> Option<IovaRange> {
+        let bytes = NonZeroU64::new(self.word >> Self::PAGES << granule.shift())?;
+        Some(IovaRange::inside(Iova::new(self.iova.get() & !granule.offset_mask()), bytes))
+    }
+
+    /// Bytes of the [pages](Self::pages) that are not the buffer's.
+    #[inline]
+    pub(super) fn beside(&self) -> u64 {
+        u64::from(self.list())
+    }
+
+    /// The number of the list whose ends are [cut](Kind::Cut).
+    #[inline]
+    pub(super) fn list(&self) -> u32 {
+        self.word as u32
+    }
+
+    /// Makes a mapping whose ends are in slots of the list of this number, out of one in the ring.
+    pub(super) fn cut(self, number: u32) -> Self {
+        let word = self.word >> Self::PAGES << Self::PAGES | u64::from(number);
+        Self { word, tag: self.queue() | Kind::CUT, ..self }
+    }
+
+    /// Makes the mapping in the ring again out of which this was [cut](Self::cut). Nothing lies beside its buffer.
+    pub(super) fn uncut(self) -> Self {
+        Self { word: self.word >> Self::PAGES << Self::PAGES, tag: self.queue() | Kind::RING, ..self }
+    }
+
+    #[inline]
+    pub(super) fn kind(&self) -> Kind {
+        Kind::of(self.tag).unwrap_or_else(|| broken("a mapping says how it was made"))
+    }
+
+    /// The class and the way for which its end counts, if its beginning was timed.
+    #[inline]
+    pub(super) fn timed(&self) -> Option<(u8, Choice)> {
+        let choice = match self.tag >> Kind::TIMED & 3 {
+            0 => return None,
+            1 => Choice::Copy,
+            _ => Choice::Map,
+        };
+        Some(((self.tag >> Kind::CLASS) as u8, choice))
+    }
+
+    /// Notes for which class and way its end counts; `None` for neither.
+    pub(super) fn with_timed(self, timed: Option<(u8, Choice)>) -> Self {
+        let bits = timed.map_or(0, |(class, choice)| {
+            let choice = if choice == Choice::Copy { 1 } else { 2 };
+            choice << Kind::TIMED | u64::from(class) << Kind::CLASS
+        });
+        let kind = self.tag & ((1 << Kind::TIMED) - 1);
+        Self { tag: self.queue() | kind | bits, ..self }
+    }
+
+    /// The number of the queue that it is of.
+    #[inline]
+    pub(super) fn queue(&self) -> u64 {
+        self.tag >> KIND_BITS << KIND_BITS
+    }
+
+    /// The address of the first byte for the device.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// The pages of a mapping that no pool made, in the queue of a domain of this
+    /// [granule](crate::domain::Domain::granule); `None` where the device uses the memory's own addresses, and where a pool made it.
+    #[cfg(feature = "parts")]
+    pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
+        match self.kind() {
+            Kind::Ring | Kind::Alone | Kind::Cut => self.pages(granule),
+            Kind::Pool(_) | Kind::Swiotlb { .. } | Kind::NotCoherent => None,
+        }
+    }
+
+    /// How the pool of bounce buffers made it, if it did.
+    #[cfg(feature = "parts")]
+    pub fn way(&self) -> Option<Way> {
+        self.way_of_pool()
+    }
+
+    /// As the pool says; [`Way::Split`] also for one in a ring whose ends are copied.
+    pub(super) fn way_of_pool(&self) -> Option<Way> {
+        match self.kind() {
+            Kind::Pool(way) => Some(way),
+            Kind::Cut => Some(Way::Split),
+            Kind::Alone | Kind::Ring | Kind::Swiotlb { .. } | Kind::NotCoherent => None,
+        }
+    }
+}
+
+/// A buffer that the queue's device has, or a copy of it, until it is [unmapped](super::Queue::unmap).
+///
+/// **A mapping that is dropped stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, and
+/// the queue's own end does not. The device reaches the buffer, or its copy, until the hardware walks
+/// the domain's table for it no more. The buffer is leaked, so nobody else gets memory that the device
+/// still reaches; its addresses, and its place in a ring, stay taken.
+#[derive(Debug)]
+#[must_use = "a mapping that is dropped stays open to the device, and its buffer is leaked: give it to `Queue::unmap`"]
+pub struct Mapping<B: DmaBuffer> {
+    pub(super) raw: RawMapping,
+    /// Given back or dropped only when the queue says that no device reaches it.
+    pub(super) buffer: ManuallyDrop<B>,
+}
+
+impl<B: DmaBuffer> Mapping<B> {
+    /// The address of the buffer's first byte for the device. For a buffer of several pieces see
+    /// [`Queue::segments`](super::Queue::segments).
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.raw.iova()
+    }
+
+    /// Bytes of the buffer.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a mapping holds at least one byte")]
+    pub fn len(&self) -> u64 {
+        self.buffer.segments().iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len))
+    }
+
+    /// The buffer, which the device may be changing meanwhile. Call
+    /// [`sync_for_cpu`](super::Queue::sync_for_cpu) after the device has said that it is done.
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// How the pool of bounce buffers made it, if it did.
+    #[cfg(feature = "parts")]
+    pub fn way(&self) -> Option<Way> {
+        self.raw.way_of_pool()
+    }
+}
+
+/// What an unmap has led to. An unmap by number, which gives back no buffers, leads to `Ended<(), ()>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "buffers are in it, and what is pending is the driver's again after a commit only"]
+pub enum Ended<B, A> {
+    /// The buffer is the driver's: the device does not reach it, by the policy in force. (Those that wait go on waiting.)
+    Done(B),
+    /// It waits for the batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
+    Pending,
+    /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this
+    /// one last.
+    Flushed(A),
+}
+
+impl<B> Ended<B, Drain<'_, B>> {
+    /// Calls `f` with each buffer that is the driver's again.
+    pub fn for_each(self, mut f: impl FnMut(B)) {
+        match self {
+            Self::Done(buffer) => f(buffer),
+            Self::Pending => {}
+            Self::Flushed(buffers) => buffers.for_each(f),
+        }
+    }
+}
+
+/// A mapping that has not ended, and why: a [`Mapping`](super::Mapping), or a [`RawMapping`](super::RawMapping).
+pub struct NotUnmapped<T> {
+    /// The mapping, as it was, where it can be unmapped again.
+    pub mapping: Option<T>,
+    /// Whether the next [commit](super::Queue::commit) that succeeds is the mapping's end, and gives its buffer back. If not, and no
+    /// mapping came back, its memory must not be used again, and its buffer is leaked.
+    pub waits: bool,
+    /// Why.
+    pub error: DmaUnmapError,
+}
+
+impl NotUnmapped<RawMapping> {
+    /// A mapping of another queue, which comes back.
+    #[cold]
+    pub(super) fn foreign(mapping: RawMapping) -> Self {
+        Self { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
+    }
+
+    /// A commit that failed in an unmap. The mapping comes back, or waits.
+    #[cold]
+    pub(super) fn of_commit(mapping: Option<RawMapping>, error: DmaUnmapError) -> Self {
+        Self { waits: mapping.is_none(), mapping, error }
+    }
+}
+
+error_by_its_reason!([T] NotUnmapped<T>, |this, f| {
+    let left = match (&this.mapping, this.waits) {
+        (Some(_), _) => "the mapping is as it was, and can be unmapped again",
+        (None, true) => "the buffer waits for the next commit that succeeds",
+        (None, false) => "the buffer is leaked, as the device may reach it for ever",
+    };
+    write!(f, "{}; {left}", this.error)
+});
+
+/// The buffers of a queue that is used by number only: there are none.
+// SAFETY: there is no value.
+unsafe impl DmaBuffer for Infallible {
+    fn segments(&self) -> &[PhysSegment] {
+        match *self {}
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use alloc::format;
+    use alloc::string::ToString;
+
+    use super::*;
+
+    const GRANULE: PageSize = PageSize::from_shift(12).unwrap();
+
+    #[test]
+    fn every_kind_is_told_by_its_bits_and_so_are_the_class_and_the_way_that_its_end_counts_for() {
+        let ways = Way::ALL.into_iter().map(Kind::Pool);
+        let swiotlb = [false, true].map(|is_list| Kind::Swiotlb { is_list });
+        let kinds =
+            [Kind::Ring, Kind::Alone, Kind::Cut, Kind::NotCoherent].into_iter().chain(ways).chain(swiotlb);
+        let classes = (0..=u8::MAX).flat_map(|class| [(class, Choice::Copy), (class, Choice::Map)]);
+        let timed: alloc::vec::Vec<_> = classes.map(Some).chain([None]).collect();
+        for kind in kinds {
+            assert!(kind.bits() >> KIND_BITS == 0, "{kind:?} reaches into the queue's number");
+            assert_eq!(Kind::of(kind.bits()), Some(kind));
+            for timed in &timed {
+                let mapping =
+                    RawMapping { iova: Iova::new(7), word: u64::MAX, tag: 5 << KIND_BITS | kind.bits() };
+                let mapping = mapping.with_timed(Some((255, Choice::Map))).with_timed(*timed);
+                assert_eq!(
+                    (mapping.kind(), mapping.timed(), mapping.queue()),
+                    (kind, *timed, 5 << KIND_BITS)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_mapping_knows_its_pages_and_the_bytes_beside_its_buffer() {
+        let most = (1 << 32) - 1;
+        for (pages, beside) in [(1, 0), (1, 4095), (3, 8000), (most, most), (most, 0)] {
+            let range = IovaRange::new(Iova::new(0x7000), pages << 12).unwrap();
+            let used = range.len() - beside;
+            assert_eq!(RawMapping::fits(range.len(), used, GRANULE), Ok(()));
+            let mapping = RawMapping::in_pages(Iova::new(0x7123), range, used, 1 << KIND_BITS, GRANULE);
+            assert_eq!((mapping.pages(GRANULE), mapping.beside()), (Some(range), beside));
+            let cut = mapping.cut(77);
+            assert_eq!((cut.kind(), cut.pages(GRANULE), cut.list()), (Kind::Cut, Some(range), 77));
+            let uncut = cut.uncut();
+            assert_eq!((uncut.kind(), uncut.pages(GRANULE), uncut.beside()), (Kind::Ring, Some(range), 0));
+        }
+        assert_eq!(RawMapping::untranslated(Iova::new(0x7123), 0).pages(GRANULE), None);
+    }
+
+    #[test]
+    fn what_a_mapping_has_no_words_for_is_refused() {
+        for (bytes, used) in [(1 << 44, 1 << 44), (1 << 33, 1 << 32)] {
+            let beside = bytes - used;
+            let error = Err(MapListError::TooLarge { bytes, beside });
+            assert_eq!(RawMapping::fits(bytes, used, GRANULE), error);
+        }
+        assert!(RawMapping::fits(1 << 44, 1 << 44, PageSize::from_shift(16).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn an_unmap_that_failed_says_where_the_buffer_is() {
+        let error = DmaUnmapError::OtherQueue;
+        for (mapping, waits, left) in [
+            (Some(()), false, "the mapping is as it was, and can be unmapped again"),
+            (None, true, "the buffer waits for the next commit that succeeds"),
+            (None, false, "the buffer is leaked, as the device may reach it for ever"),
+        ] {
+            let failed = NotUnmapped { mapping, waits, error };
+            assert_eq!(failed.to_string(), format!("a mapping of another queue; {left}"));
+            assert_eq!(format!("{failed:?}"), format!("OtherQueue: {failed}"));
+        }
+    }
+
+    /// A driver keeps hundreds of them, and moves each twice.
+    #[test]
+    fn a_mapping_has_24_bytes_besides_its_buffer() {
+        assert_eq!(size_of::<RawMapping>(), 24);
+    }
+}
