@@ -99,7 +99,7 @@
 //!     .build(platform)?;
 //! let nic = domain.attach(card, DmaMask::BITS_64)?;
 //!
-//! // How the card is kept out is one line; what follows is the same for all of them.
+//! // One line chooses the protection; the rest is the same for all of them.
 //! for config in [
 //!     QueueConfig::direct(),                    // each unmap waits for the hardware
 //!     QueueConfig::batched(64),                 // 64 unmaps wait together

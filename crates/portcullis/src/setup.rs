@@ -19,7 +19,7 @@ pub enum SetupError {
         /// The largest number.
         max: u32,
     },
-    /// The format has no leaves at so many levels.
+    /// The format has no leaves at this number of levels.
     #[error("the format has leaves at 1 to {max} levels, not at {levels}")]
     LeafLevels {
         /// The number of lowest levels at which leaves were asked for.

@@ -20,7 +20,7 @@ pub struct TurnLocal<T, const APART: bool = false> {
 }
 
 impl<T> TurnLocal<T> {
-    /// Makes a value for each of `cpus` CPUs, but for no more than have `marks`. `make` is given the CPU's number.
+    /// Makes a value for each of the first `cpus` CPUs that have `marks`. `make` is given the CPU's number.
     /// Context: allocates; for set-up.
     ///
     /// # Errors
