@@ -55,7 +55,8 @@ pub struct Geometry {
 /// 9. [`geometry`](Self::geometry) always returns the same.
 pub unsafe trait Mapper: Send + Sync + 'static {
     /// Whether it implements [`map_fast`](Self::map_fast) and [`unmap_fast`](Self::unmap_fast). If not, the domain does
-    /// not call them, nor [`map_list_fast`](Self::map_list_fast), and takes no address for them in vain.
+    /// not call them, nor [`map_list_fast`](Self::map_list_fast), and takes no address for them in vain. To implement
+    /// them, or to pass them on to another mapper, takes the feature `parts`, which names the section, `percpu::Turn`.
     const IS_QUICK: bool = false;
 
     /// Whether it removes a mapping of one [`map`](Self::map) only as a whole, as a kernel does for its processes. The
@@ -114,10 +115,6 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// the error; this is always so if the section is not of the mapper's [section flags](Self::marks). What it enters
     /// needs no invalidation.
     ///
-    /// A mapper without a fast path need not implement this. To implement it, together with
-    /// [`IS_QUICK`](Self::IS_QUICK), or to pass it on to another mapper, takes the feature `parts`, which names the
-    /// section, `percpu::Turn`.
-    ///
     /// Context: any that holds a CPU; never allocates or waits.
     ///
     /// # Safety
@@ -156,9 +153,6 @@ pub unsafe trait Mapper: Send + Sync + 'static {
     /// time. Returns whether it did: then all of `range` was mapped, and [`sync_range`](Self::sync_range) makes it
     /// unreachable. If not, nothing is changed, and [`unmap`](Self::unmap) does it; this is always so if the section is
     /// not of the mapper's [section flags](Self::marks).
-    ///
-    /// A mapper without a fast path need not implement this. To implement it takes [`IS_QUICK`](Self::IS_QUICK) and the
-    /// feature `parts`, as for [`map_fast`](Self::map_fast).
     ///
     /// Context: any that holds a CPU; never allocates or waits.
     #[inline]

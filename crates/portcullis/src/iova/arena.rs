@@ -7,12 +7,9 @@
 //! descriptor, and no other user's translations share the queue's tables. [Colours](RingConfig::colour) keep several
 //! queues out of each other's sets.
 //!
-//! # What it guarantees
-//! - A reservation overlaps no other live one.
-//! - Only [`new`](RingArena::new) allocates. Freeing a reservation cannot fail.
-//! - A range that is freed twice, or a part of one, is refused and nothing is changed.
+//! Only [`new`](RingArena::new) allocates. A free of a reservation cannot fail; a second one, or one of a part, is
+//! refused.
 //!
-//! # How
 //! All live reservations lie on one arc of the ring, from the oldest (`tail`) to the end of the newest (`head`). A new
 //! one is placed behind the head, and so never on the arc. Two bits for each granule say where live reservations begin
 //! and end. A free clears two bits. If the reservation was the oldest, the tail moves on to the next bit at which one
