@@ -1,12 +1,11 @@
-//! The memory that a mapping owns: it is the mapping's alone, and stays sound to use whatever a
-//! device writes there.
+//! Memory that a mapping owns: no one else uses it, and safe code stays sound whatever a device writes there.
 
 use alloc::vec::Vec;
 
 use crate::addr::PhysSegment;
 use crate::heap::OutOfMemory;
 
-/// Memory that a device may be given. `portcullis_model::Buffer` is such memory of the software machine; a kernel has a type of its own:
+/// Memory that a device may be given. `portcullis_model::Buffer` is such memory of the software machine; a kernel has its own type:
 ///
 /// ```
 /// use portcullis::addr::PhysSegment;
@@ -26,9 +25,9 @@ use crate::heap::OutOfMemory;
 ///     }
 /// }
 ///
-/// // SAFETY, by clause. 1: it is a frame of the machine's, and the domain copies by the same memory, if it does. 2: the frame is this
-/// // value's alone until it is dropped, and does not move with the value. 3 and 4: no safe code reaches the bytes. Code that is added to
-/// // give access reads and writes the atomic words of `frames`.
+/// // SAFETY, by clause. 1: it is one of the machine's frames, and the domain copies by the same memory, if it does. 2: the frame is this
+/// // value's until it is dropped, and does not move with the value. 3 and 4: no safe code reaches the bytes. Code that is added for
+/// // access reads and writes the atomic words of `frames`.
 /// unsafe impl<F: Frames + 'static> DmaBuffer for Page<F> {
 ///     fn segments(&self) -> &[PhysSegment] {
 ///         &self.piece
@@ -38,7 +37,7 @@ use crate::heap::OutOfMemory;
 /// impl<F: Frames> Drop for Page<F> {
 ///     fn drop(&mut self) {
 ///         // SAFETY: of one `alloc`. A queue gives a buffer back when no device reaches it, and leaks it otherwise. Under a lazy policy a
-///         // device may reach it for some milliseconds more: this kernel's devices write to nothing that their drivers have unmapped.
+///         // device may reach it for some milliseconds more: this kernel's devices do not write to what their drivers have unmapped.
 ///         unsafe { self.frames.free(self.piece[0].phys, 1) };
 ///     }
 /// }
@@ -50,23 +49,20 @@ use crate::heap::OutOfMemory;
 /// ```
 ///
 /// # Safety
-/// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. Where the device's domain has memory that
-///    [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses. For a
-///    device that is not coherent, so does the domain's
-///    [cache maintenance](crate::platform::CacheMaintenance).
-/// 2. [`segments`](Self::segments) names memory that belongs to this value alone, and always the same until
-///    the value is dropped, wherever the value itself is moved; for ever, if it is leaked.
-/// 3. What safe code can do with the value stays sound while a device reads and writes that memory
-///    at any time: access is atomic or volatile, or there is none. Under every policy that is not
-///    strict this goes for the value that an unmap gives back, too: there the device may go on for a
-///    while. What a CPU stores there while a device that is not coherent may write is lost, or parts
-///    of it are, as if the device had written the old bytes again.
-/// 4. What safe code can do with a reference to the value ([`Mapping::buffer`](crate::dma::Mapping::buffer) gives one) stays sound
-///    while the domain's memory copies these bytes on another thread, for a sync. It accesses them by
-///    [words](crate::platform::words), and they are in frames of that memory's own; or it reaches none of them.
+/// 1. It is the machine's memory, or the process's where the domain's mapper takes a process's addresses. If the domain has memory that
+///    [copies](crate::platform::CopyMemory), that reaches it by the same physical addresses; and so does, for a non-coherent device, the
+///    domain's [cache maintenance](crate::platform::CacheMaintenance).
+/// 2. [`segments`](Self::segments) names memory that belongs to this value only, and always the same until the value is dropped, wherever the
+///    value itself is moved; for ever, if it is leaked.
+/// 3. Safe code that has the value stays sound while a device reads and writes that memory at any time: its accesses are atomic or volatile,
+///    or there are none. Under every policy except strict this goes for the value that an unmap gives back, too: there the device may go on
+///    for a while. Stores of a CPU while a non-coherent device may write are lost, or parts of them, as if the device had written the old
+///    bytes again.
+/// 4. Safe code that has a reference to the value (from [`Mapping::buffer`](crate::dma::Mapping::buffer)) stays sound while the domain's
+///    memory copies these bytes on another thread, for a sync: its accesses go by [words](crate::platform::words), and the bytes are in
+///    frames of that memory's own; or there are none.
 pub unsafe trait DmaBuffer: 'static {
-    /// The pieces of the memory, in the order in which the device finds them. Each has at least one
-    /// byte, or a map refuses them; any alignment will do.
+    /// The pieces of the memory, in the device's order. A piece has at least one byte, or a map refuses it; any alignment will do.
     fn segments(&self) -> &[PhysSegment];
 }
 
@@ -92,8 +88,8 @@ pub struct BufferList<B: DmaBuffer> {
 }
 
 impl<B: DmaBuffer> BufferList<B> {
-    /// Makes one of buffers, of which each may have several pieces itself. Without a buffer it has no piece, and a map refuses it.
-    /// O(pieces). Allocates.
+    /// Makes a list of buffers, each of which may have several pieces. A list without buffers has no piece, and a map refuses it. O(pieces).
+    /// Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`], with the buffers.
@@ -120,17 +116,17 @@ impl<B: DmaBuffer> BufferList<B> {
 }
 
 // SAFETY: by clause of the trait:
-// 1. As its buffers are.
-// 2. The buffers name the same memory until they are dropped, which is when this is dropped or taken apart; nothing changes them
-//    before. The list of it is this value's own.
-// 3., 4. Safe code reaches the buffers alone, by value or by shared reference, for which they promise it.
+// 1. As its buffers.
+// 2. The buffers name the same memory until they are dropped, with this value or after it was taken apart; nothing changes them before. The
+//    list of their pieces is this value's own.
+// 3., 4. Safe code reaches only the buffers, by value or by shared reference, and they keep these clauses.
 unsafe impl<B: DmaBuffer> DmaBuffer for BufferList<B> {
     fn segments(&self) -> &[PhysSegment] {
         &self.segments
     }
 }
 
-/// Buffers of which no [`BufferList`] was made, and why.
+/// Buffers of which no [`BufferList`] was made.
 pub struct NotListed<B: DmaBuffer> {
     /// The buffers, in order.
     pub buffers: Vec<B>,
@@ -140,8 +136,8 @@ pub struct NotListed<B: DmaBuffer> {
 
 error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 
-/// A buffer with a word of the driver's own, a cookie: the index of a descriptor, or the request to complete. It is in the mapping
-/// ([`Mapping::buffer`](super::Mapping::buffer)), and comes back with the buffer, also with a batch.
+/// A buffer with a cookie, the driver's own word for it: the index of a descriptor, or the request to complete. The cookie is in the mapping
+/// ([`Mapping::buffer`](super::Mapping::buffer)), and comes back with the buffer, also from a batch.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -179,7 +175,7 @@ pub struct Tagged<B: DmaBuffer, T: 'static> {
 }
 
 impl<B: DmaBuffer, T> Tagged<B, T> {
-    /// Puts both together.
+    /// Joins both.
     pub fn new(buffer: B, cookie: T) -> Self {
         Self { buffer, cookie }
     }
@@ -189,18 +185,18 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
         &self.cookie
     }
 
-    /// The buffer, which a device may be changing meanwhile.
+    /// The buffer, which a device may be changing.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// The buffer, and the driver's word.
+    /// Takes both apart.
     pub fn into_parts(self) -> (B, T) {
         (self.buffer, self.cookie)
     }
 }
 
-// SAFETY: all clauses as the buffer's, which safe code reaches by value or by shared reference alone; no device is given the cookie.
+// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device is given the cookie.
 unsafe impl<B: DmaBuffer, T> DmaBuffer for Tagged<B, T> {
     #[inline]
     fn segments(&self) -> &[PhysSegment] {

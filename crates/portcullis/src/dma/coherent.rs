@@ -1,6 +1,5 @@
-//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors. They are
-//! freed only when the hardware has confirmed that no device reaches them, whatever the policy, and
-//! are leaked otherwise. (Under passthrough there is nothing to confirm.)
+//! Coherent memory: long-lived pages that CPU and device share, for rings and descriptors. They are freed only after the hardware has confirmed
+//! that no device reaches them, whatever the policy, and are leaked otherwise. (Under passthrough there is nothing to confirm.)
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -15,18 +14,18 @@ use crate::platform::words::{WORD, load_part, store_part, with_part};
 use crate::platform::{FRAME_SIZE, Frames, Platform, TABLE_ENTRIES};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Bytes that are written with the lock held, at the most.
+/// The most bytes that are written under the lock at a time.
 const SLICE: usize = 64 * WORD;
 
 /// Zeroed whole pages that the CPU and one device share until this is dropped.
 ///
-/// The device may read and write them at any time, so the CPU does it in atomic words
-/// ([`word`](Self::word), [`as_slice`](Self::as_slice)); [`read`](Self::read) and [`write`](Self::write) copy bytes out of these
-/// and into them, by [words] too. The user of a [pointer](Self::as_ptr) to them answers for what goes by that.
+/// The device may read and write them at any time, so the CPU uses atomic words ([`word`](Self::word), [`as_slice`](Self::as_slice));
+/// [`read`](Self::read) and [`write`](Self::write) copy bytes by [words], too. The user of a [pointer](Self::as_ptr) is responsible for its
+/// accesses.
 ///
 /// [words]: crate::platform::words
 pub struct CoherentMemory<F: Frames, M: Mapper, P: Platform> {
-    // Dropped in `release` only, once the device is known to be kept out.
+    // Dropped in `release` only, after the device is known not to reach them.
     device: ManuallyDrop<DmaDevice<M, P>>,
     frames: ManuallyDrop<F>,
     phys: PhysAddr,
@@ -48,33 +47,31 @@ impl<F: Frames, M: Mapper, P: Platform> fmt::Debug for CoherentMemory<F, M, P> {
 }
 
 impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
-    /// Allocates `len` bytes, rounded up to whole granules, in one piece for the CPU and for the
-    /// device, and maps them for both directions. All are zero. Cost and context are those of
-    /// [`Domain::map`](crate::domain::Domain::map) and of the frames' allocation.
+    /// Allocates `len` bytes, rounded up to whole granules, all zero, in one piece for the CPU and for the device, and maps them for both
+    /// directions. Cost and context as for [`Domain::map`](crate::domain::Domain::map) and for the frames' allocation.
     ///
     /// # Errors
-    /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) where there are
-    /// none in a row. But after [`Unconfirmed`](MapListError::Unconfirmed) the frames are leaked,
-    /// as the device may reach them. [`NotCoherent`](MapListError::NotCoherent) for a device that is
-    /// not, unless the frames are [uncached](Frames::UNCACHED).
+    /// [`MapListError`], with nothing kept: [`NoFrames`](MapListError::NoFrames) without consecutive frames;
+    /// [`NotCoherent`](MapListError::NotCoherent) for a non-coherent device, unless the frames are [uncached](Frames::UNCACHED). After
+    /// [`Unconfirmed`](MapListError::Unconfirmed) the frames are leaked, as the device may reach them.
     pub fn new(device: &DmaDevice<M, P>, frames: F, len: usize) -> Result<Self, MapListError> {
         let device = if F::UNCACHED {
-            // Nothing of it is ever in a cache, so there is nothing to maintain.
+            // No cache ever holds any of it, so there is nothing to maintain.
             &device.maintained()
         } else {
             device.maps()?;
             device
         };
-        // Whole granules: what shares one with the memory could be reached, too.
+        // Whole granules: whatever shares one with the memory could be reached, too.
         let granule = if device.is_translated() { device.domain().granule().bytes() } else { FRAME_SIZE };
         let rounded = (len as u64).checked_next_multiple_of(granule).unwrap_or(u64::MAX);
         let count = usize::try_from(rounded / FRAME_SIZE).unwrap_or(usize::MAX);
         let phys = frames.alloc(count).ok_or(MapListError::NoFrames { frames: count })?;
         let len = count as u64 * FRAME_SIZE;
-        // Where a call below panics, the device may reach them: then they are never freed.
+        // If a call below panics, the device may reach the frames: then they are never freed.
         let frames = ManuallyDrop::new(frames);
-        // SAFETY: the frames are this value's alone, in whole granules, accessed as atomics only, and freed after a strict
-        // unmap or never.
+        // SAFETY: `Domain::map`'s clauses: the frames are this value's, in whole granules (1), accessed as atomics only (2), and freed after a
+        // strict unmap or never (3).
         match unsafe { device.map_single(phys, len, Direction::Bidirectional) } {
             Ok(iova) => {
                 let (device, writing) = (ManuallyDrop::new(device.clone()), Mutex::default());
@@ -84,7 +81,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             Err(error @ MapListError::Unconfirmed { .. }) => Err(error),
             Err(error) => {
                 let frames = ManuallyDrop::into_inner(frames);
-                // SAFETY: the frames came from the line above, and no device reaches them.
+                // SAFETY: the frames came from `alloc` above, and no device reaches them.
                 unsafe { frames.free(phys, count) };
                 Err(error)
             }
@@ -96,40 +93,38 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         self.iova
     }
 
-    /// The address of the first byte in memory; the rest lies behind it in one piece.
+    /// The address of the first byte in memory; the rest follows in one piece.
     pub fn phys(&self) -> PhysAddr {
         self.phys
     }
 
-    /// How many bytes there are: whole frames.
+    /// The number of bytes: whole frames.
     pub fn size(&self) -> usize {
         self.words() * WORD
     }
 
-    /// How many 64-bit words there are.
+    /// The number of 64-bit words.
     pub fn words(&self) -> usize {
         self.count * TABLE_ENTRIES
     }
 
-    /// The 64-bit word at `index`; `None` past the end. Where the frames are
-    /// [uncached](Frames::UNCACHED), not every machine can read, modify and write it atomically.
+    /// The 64-bit word at `index`; `None` past the end. In [uncached](Frames::UNCACHED) frames not every machine has atomic read-modify-writes.
     pub fn word(&self, index: usize) -> Option<&AtomicU64> {
         if index >= self.words() {
             return None;
         }
         let offset = (index / TABLE_ENTRIES) as u64 * FRAME_SIZE;
         let frame = self.phys.checked_add(offset)?;
-        // SAFETY: `frame` is one of the frames that `new` was given; they are freed only in
-        // `release`, which `free` and `drop` call last, so no `&self` outlives them.
+        // SAFETY: `frame` is one of the frames that `new` allocated; they are freed only in `release`, which `free` and `drop` call last, so no
+        // `&self` outlives them.
         let words = unsafe { self.frames.table(frame) };
         words.get(index % TABLE_ENTRIES)
     }
 
-    /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, where some of them do not exist.
+    /// Copies the bytes from `offset` on to `out`, word by word; `None`, with nothing copied, if some of them do not exist.
     ///
-    /// A device may be writing them meanwhile: then each word is one that it wrote or the one
-    /// before. After the CPU has read that the device is done, [`DmaDevice::sync_for_cpu`] orders
-    /// this read after that one. O(`out.len()`); waits for nothing.
+    /// If a device is writing them, each word is an old or a new one. After the CPU has read that the device is done,
+    /// [`DmaDevice::sync_for_cpu`] orders this read after that one. O(`out.len()`); never waits.
     #[must_use = "`None` says that nothing was copied"]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.each_word(offset, out.len(), |word, at, part| {
@@ -137,18 +132,17 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         })
     }
 
-    /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied,
-    /// where some of it does not exist. O(`bytes.len()`); waits for nothing.
+    /// Copies `bytes` to the memory from `offset` on, word by word; `None`, with nothing copied, if some of the memory does not exist.
+    /// O(`bytes.len()`).
     ///
-    /// The bytes of a word that are not written stay as they are, also where the device or another CPU writes them
-    /// meanwhile. Before the device is told, [`DmaDevice::sync_for_device`] orders that after this
-    /// write.
+    /// The other bytes of a word stay as they are, even if the device or another CPU writes them meanwhile. Before the CPU tells the device,
+    /// [`DmaDevice::sync_for_device`] orders that after this write.
     ///
-    /// **Where the frames are [uncached](Frames::UNCACHED)**, a word of which a part is written is loaded and stored again, as no
-    /// atomic read-modify-write may be done there. Calls of this on several CPUs do not lose each other's bytes, but what the
-    /// device, or a store to a [`word`](Self::word), writes to the rest of the word in between is lost. There a word that the
-    /// device writes, too, is written by whole words, while it is the driver's turn. The caller holds no CPU there, as this takes
-    /// a lock with one lent, for 64 words at a time.
+    /// **In [uncached](Frames::UNCACHED) frames** a partly written word is loaded and stored again, as atomic read-modify-writes may not be
+    /// used there. Calls of this on several CPUs do not lose each other's bytes, but a store of the device, or to a [`word`](Self::word), to the
+    /// rest of the word in between is lost. So a driver writes words that the device writes, too, as whole words, and when it is its turn.
+    ///
+    /// Context: never waits for hardware. In uncached frames this takes a lock with a CPU lent, for 64 words at a time: the caller holds no CPU.
     #[must_use = "`None` says that nothing was copied"]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         if !F::UNCACHED {
@@ -176,16 +170,15 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(())
     }
 
-    /// The address at which the CPU finds the [`size`](Self::size) bytes, if all frames lie side by
-    /// side in its address space; `None` if they do not, and only the methods above reach all of
-    /// them. O(frames).
+    /// The CPU's address of the [`size`](Self::size) bytes, if all frames are adjacent in its address space; `None` if not, and then only the
+    /// methods above reach all of them. O(frames).
     ///
-    /// The pointer is good until this value is freed or dropped. A device may change the memory at any time, so what goes by the
-    /// pointer must be atomic or volatile, and no reference to anything but atomics may be made of it.
+    /// The pointer is valid until this value is freed or dropped. A device may change the memory at any time, so accesses by the pointer must
+    /// be atomic or volatile, and references by it only to atomics.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         let mut first = None;
         for index in 0..self.count {
-            // Exposed, as the pointer that is returned reaches all frames, and each is borrowed by itself.
+            // Exposed, as the returned pointer reaches all frames, while each is borrowed separately.
             let at = core::ptr::from_ref(self.word(index * TABLE_ENTRIES)?).expose_provenance();
             let first = *first.get_or_insert(at);
             if at.checked_sub(first)? != index * FRAME_SIZE as usize {
@@ -195,9 +188,9 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         NonNull::new(core::ptr::with_exposed_provenance_mut(first?))
     }
 
-    /// All words as one slice, where [`as_ptr`](Self::as_ptr) finds the frames side by side; `None` elsewhere. O(frames).
+    /// All words as one slice, if [`as_ptr`](Self::as_ptr) finds the frames adjacent; `None` otherwise. O(frames).
     ///
-    /// The device may change a word at any time, so they are atomics. What is said of [`word`](Self::word) goes for each.
+    /// The device may change a word at any time, so they are atomics. [`word`](Self::word)'s rules hold for each.
     ///
     /// ```
     /// # #[cfg(feature = "std")]
@@ -227,14 +220,13 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
     /// ```
     pub fn as_slice(&self) -> Option<&[AtomicU64]> {
         let first = self.as_ptr()?;
-        // SAFETY: the frames lie side by side, are words throughout (`Frames::table`), and are freed in `release` only,
-        // which `free` and `drop` call last. All access to them is atomic.
+        // SAFETY: the frames are adjacent, are words throughout (`Frames::table`), and are freed only in `release`, which `free` and `drop` call
+        // last. All access to them is atomic.
         Some(unsafe { core::slice::from_raw_parts(first.as_ptr().cast(), self.words()) })
     }
 
-    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on, with the number
-    /// of those bytes that lie before the word, and with the range of the word's own bytes that are
-    /// among them.
+    /// Calls `f` for each word that holds some of the `len` bytes from `offset` on: with the number of these bytes before the word, and the range
+    /// of the word's own bytes among them.
     fn each_word(
         &self,
         offset: usize,
@@ -253,10 +245,9 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
         Some(())
     }
 
-    /// Unmaps the memory and frees it once no device reaches it.
+    /// Unmaps the memory, and frees it when no device reaches it. Strict under every policy: a freed page may have any owner next.
     ///
-    /// Strict under every policy: a freed page may have any owner next. Waits for one invalidation.
-    /// The caller holds no lock and no CPU.
+    /// Context: waits for one invalidation. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`UnmapError`]: the memory is never freed, as a device may still reach it.
@@ -274,10 +265,10 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
             let neighbours = range.len().saturating_sub(len);
             domain.end_now(range, neighbours, |_| ())?;
         }
-        // SAFETY: the frames are those of `new`, `self` is not used again, and the device cannot reach them
-        // any more (or, in passthrough, was never kept from any memory).
+        // SAFETY: `new` allocated the frames, `self` is not used again, and the device cannot reach them any more (or, in passthrough, always
+        // reached all memory).
         unsafe { self.frames.free(self.phys, self.count) };
-        // SAFETY: as above. After a failure neither is dropped: they keep the memory and the tables there.
+        // SAFETY: as above. After a failure neither is dropped: they keep the memory and the tables.
         unsafe {
             ManuallyDrop::drop(&mut self.frames);
             ManuallyDrop::drop(&mut self.device);
@@ -288,7 +279,7 @@ impl<F: Frames, M: Mapper, P: Platform> CoherentMemory<F, M, P> {
 
 impl<F: Frames, M: Mapper, P: Platform> Drop for CoherentMemory<F, M, P> {
     fn drop(&mut self) {
-        // Where it fails the memory is left alone for good; a drop has no caller to tell.
+        // On failure the memory leaks; a drop cannot report it.
         let _ = self.release();
     }
 }

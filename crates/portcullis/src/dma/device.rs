@@ -1,5 +1,5 @@
-//! A device with its domain, and its mappings by number. A mapping is open to the device, with all
-//! of its pages, from the map on until an unmap has kept the promise of the device's policy.
+//! A device with its domain, and its mappings by number. A mapping is open to the device, with all of its pages, from the map until an unmap has
+//! kept the promise of the device's policy.
 
 use core::fmt;
 
@@ -14,30 +14,24 @@ use crate::sync::{Ordering, fence};
 
 /// A device attached to a domain, with the limits of its addresses. Cheap to clone; a clone is the same device.
 ///
-/// Its mappings end by the domain's policy, or by one of its own: [`set_policy`](Self::set_policy) for all of the
-/// device's, [`with_policy`](Self::with_policy) for those that are made or ended through one handle, down to a single
-/// mapping.
+/// Its mappings end by the domain's policy, or by one of its own: [`set_policy`](Self::set_policy) for all of the device's,
+/// [`with_policy`](Self::with_policy) for mappings that are made or ended through one handle, down to a single mapping.
 ///
-/// A [`Queue`](super::Queue) keeps account of two things for which these methods trust their
-/// caller. The first is that the memory is the caller's to open to a device: memory safety rests on
-/// that, so the methods that open are unsafe. The second is that a mapping is unmapped once, as a
-/// whole, by one CPU, and by its owner. Memory safety does not rest on that, as an unmap only ever
-/// closes. But a caller that ends another's mapping sets its address free: the owner may then end
-/// the next mapping there, whose device loses its accesses.
+/// These methods trust their caller in two things, which a [`Queue`](super::Queue) keeps track of itself. First, that the memory is the
+/// caller's to open: memory safety rests on it, so the methods that open are unsafe. Second, that a mapping is unmapped once, as a whole, by
+/// one CPU, and by its owner. Memory safety does not rest on that, as an unmap only closes. But a caller that ends another's mapping frees
+/// its address: the owner may then end the next mapping there, whose device loses its accesses.
 ///
-/// That of a [device that is not coherent](super::Device::not_coherent) maps nothing
-/// ([`MapListError::NotCoherent`]): such a device maps by its queues.
+/// The `DmaDevice` of a [non-coherent device](super::Device::not_coherent) maps nothing ([`MapListError::NotCoherent`]): such a device maps by
+/// its queues.
 ///
-/// All methods may run on any number of CPUs at once. What they may wait for is the domain's affair: see
-/// [`Domain::map`] and [`Domain::unmap`].
+/// Context: any number of CPUs may call its methods at once. For waits see [`Domain::map`] and [`Domain::unmap`].
 pub struct DmaDevice<M: Mapper, P: Platform> {
     domain: Shared<Domain<M, P>>,
-    /// The highest address for what is mapped through this handle: none for a device that is not
-    /// coherent, so that its short ways find no addresses and the long one says why.
+    /// The highest address of mappings through this handle: 0 for a non-coherent device, so that its fast paths find no addresses and the
+    /// slow path reports why.
     limit: u64,
-    /// The highest address that the device can put on the bus.
     mask: u64,
-    /// The device's own policy, if it has one.
     exception: Shared<AtomicPolicy>,
 }
 
@@ -58,8 +52,7 @@ impl<M: Mapper, P: Platform> Clone for DmaDevice<M, P> {
 }
 
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
-    /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit
-    /// device). Allocates.
+    /// Makes a device that can put addresses up to `mask` on the bus (`u32::MAX` for a 32-bit device). Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -67,30 +60,29 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Ok(Self { domain, limit: mask, mask, exception: Shared::new(AtomicPolicy::new(None))? })
     }
 
-    /// Returns the handle of a device that is not coherent, which maps nothing.
+    /// The handle of a non-coherent device, which maps nothing.
     pub(super) fn not_coherent(self) -> Self {
         Self { limit: 0, ..self }
     }
 
-    /// Returns a handle that maps, for callers that maintain the caches.
+    /// A handle that maps, for callers that maintain the caches.
     pub(super) fn maintained(&self) -> Self {
         Self { limit: self.mask, ..self.clone() }
     }
 
-    /// Whether the device sees what the CPUs' caches hold.
+    /// Whether the device sees the CPUs' caches.
     pub fn is_coherent(&self) -> bool {
         self.limit == self.mask
     }
 
-    /// The policy by which the device's mappings end now.
+    /// The present policy for the end of the device's mappings.
     pub fn policy(&self) -> Policy {
         self.exception.get().unwrap_or_else(|| self.domain.policy())
     }
 
-    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on. When the call
-    /// returns, the stricter of the two promises holds, as [`Domain::set_policy`] says, for every mapping of the device's
-    /// that ends by a policy: by this handle and its clones, or by a [queue](super::Queue). Those that end by a handle
-    /// [with a policy](Self::with_policy) keep to that. (Where it takes a flush, this flushes the whole domain.)
+    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O runs. When the call returns, the stricter of the two
+    /// promises holds, as [`Domain::set_policy`] says, for every mapping of the device that ends by a policy: by this handle and its clones, or by
+    /// a [queue](super::Queue). Handles [with a policy](Self::with_policy) keep theirs. (A flush, if needed, is of the whole domain.)
     ///
     /// # Errors
     /// As [`Domain::set_policy`]: no device has passthrough in a domain that translates.
@@ -98,8 +90,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.domain.change(&self.exception, policy)
     }
 
-    /// Makes another handle of the device, with a policy of its own: for mappings that must end
-    /// strictly where the others need not, or the other way round. Allocates.
+    /// Makes another handle of the device, with a policy of its own: for mappings that must end strictly where the others need not, or the other
+    /// way round. Allocates.
     ///
     /// # Errors
     /// As [`set_policy`](Self::set_policy).
@@ -111,7 +103,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Ok(handle)
     }
 
-    /// The policy of its own, if it has one, for those that end its mappings.
+    /// The policy of its own, for callers that end its mappings.
     #[inline]
     pub(super) fn exception(&self) -> &AtomicPolicy {
         &self.exception
@@ -127,25 +119,23 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.mask
     }
 
-    /// Checks that the handle maps.
     pub(super) fn maps(&self) -> Result<(), MapListError> {
         if self.is_coherent() { Ok(()) } else { Err(MapListError::NotCoherent) }
     }
 
-    /// Returns whether the device's addresses are translated at all.
     pub(super) fn is_translated(&self) -> bool {
         self.domain.is_translated()
     }
 
-    /// Maps `len` bytes at `phys` and returns the address for the device. The whole pages around
-    /// the buffer become reachable. Cost and context are those of [`Domain::map`].
+    /// Maps `len` bytes at `phys`, and returns the address for the device. The whole pages around the buffer become reachable. Cost and context as
+    /// for [`Domain::map`].
     ///
     /// # Errors
     /// [`MapListError`], with nothing mapped.
     ///
     /// # Safety
-    /// As for [`Domain::map`]. Under passthrough the device reaches all of memory, mapped or not: the caller that attached it
-    /// so answers for that.
+    /// As for [`Domain::map`], clauses 1 to 3. Under passthrough the device reaches all memory, mapped or not: the caller that attached it
+    /// so is responsible.
     pub unsafe fn map_single(
         &self,
         phys: PhysAddr,
@@ -153,19 +143,19 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         direction: Direction,
     ) -> Result<Iova, MapListError> {
         let segment = PhysSegment { phys, len };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         match unsafe { self.map_fast(segment, direction) } {
             Some(range) => Ok(self.first_of(segment, range)),
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             None => unsafe { self.map_list(&[segment], direction) }.map(|(first, ..)| first),
         }
     }
 
-    /// Unmaps what [`map_single`](Self::map_single) returned for the same `len`. Cost and context
-    /// are those of [`Domain::unmap`], by the policy of this handle.
+    /// Unmaps a mapping that [`map_single`](Self::map_single) returned for the same `len`. Cost and context as for [`Domain::unmap`], by the policy
+    /// of this handle.
     ///
     /// # Errors
-    /// [`UnmapError`]; only after `Ok` is the policy's promise kept.
+    /// [`UnmapError`]: the policy's promise is not kept.
     #[inline]
     pub fn unmap_single(&self, iova: Iova, len: u64) -> Result<(), UnmapError> {
         match self.range_to_unmap(iova, len)? {
@@ -180,21 +170,18 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         self.end_beside(range, range.len().saturating_sub(used))
     }
 
-    /// As [`end`](Self::end), for a buffer beside which `neighbours` bytes of the pages are not its
-    /// own.
+    /// As [`end`](Self::end), for a buffer with `neighbours` bytes beside it in its pages.
     #[inline]
     pub(super) fn end_beside(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         self.domain.end(range, Ending { neighbours, exception: Some(&self.exception) }, |_| ())
     }
 
-    /// Maps a scatter-gather list with one allocation of addresses, and writes to `out` what the
-    /// device is to be given: segments that touch are merged. Returns how many segments it wrote,
-    /// `list.len()` at the most; `out` must have room for that many. Cost and context are those of
-    /// [`Domain::map`].
+    /// Maps a scatter-gather list with one allocation of addresses, and writes the device's segments to `out`: touching ones are merged. Returns
+    /// their number, at most `list.len()`; `out` must have room for that many. Cost and context as for [`Domain::map`].
     ///
     /// # Errors
-    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all. After
-    /// [`MapListError::Unconfirmed`] devices may reach what was entered of it.
+    /// [`MapListError`], with nothing mapped: the list is mapped as a whole or not at all. After [`MapListError::Unconfirmed`] devices may reach
+    /// entries of it.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -205,18 +192,18 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         out: &mut [DmaSegment],
     ) -> Result<usize, MapListError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
             *first = DmaSegment { iova: self.first_of(*segment, range), len: segment.len };
             return Ok(1);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.map_list_sg(list, direction, out) }.map(|(.., count)| count)
     }
 
-    /// As [`map_sg`](Self::map_sg), but also returns, before the count, what
-    /// [`map_list`](Self::map_list) does, with the bytes beside the segments in place of those in them.
+    /// As [`map_sg`](Self::map_sg), but also returns, before the count, the results of [`map_list`](Self::map_list), with the neighbours in place of
+    /// the used bytes.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -231,14 +218,14 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         if room < needed {
             return Err(no_room);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let (first, range, used) = unsafe { self.map_list(list, direction) }?;
         let base = range.map(IovaRange::start);
         let count = device_view(list, used, base, self.domain.granule(), out).ok_or(no_room)?;
         Ok((first, range, range.map_or(0, |range| range.len().saturating_sub(used)), count))
     }
 
-    /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, with one invalidation.
+    /// Unmaps a list that [`map_sg`](Self::map_sg) wrote, as it was written, with one invalidation.
     ///
     /// # Errors
     /// [`UnmapError`], as for [`unmap_single`](Self::unmap_single). An empty list is no error.
@@ -252,35 +239,34 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// Makes what the device has written visible to the CPU, for memory that stays mapped.
+    /// Makes the device's writes visible to the CPU, for memory that stays mapped.
     ///
-    /// This orders the CPU's later reads after its reads of the device's completion; it costs a
-    /// fence. (What the queues of a device that is not coherent have mapped, they sync.)
+    /// It orders the CPU's later reads after its reads of the device's completion, by a fence. (A non-coherent device's mappings are synced by their
+    /// queues.)
     ///
-    /// The fence is one between CPUs, as is that of [`sync_for_device`](Self::sync_for_device). An
-    /// access to a register of the device, by whatever the kernel has for that, orders the rest.
-    /// A device that is not coherent and finds its work in memory by itself may lie outside of the
-    /// CPUs' domain, as on Arm: there the driver adds the kernel's barrier for devices (`dmb osh`).
+    /// The fence is one between CPUs, as is that of [`sync_for_device`](Self::sync_for_device). The kernel's own access to a register of the device
+    /// orders the rest. A non-coherent device that polls memory may lie outside of the CPUs' domain, as on Arm: there the driver adds the kernel's
+    /// barrier for devices (`dmb osh`).
     pub fn sync_for_cpu(&self) {
         fence(Ordering::Acquire);
     }
 
-    /// Makes what the CPU has written visible to the device, for memory that stays mapped: orders
-    /// the CPU's earlier writes before the store by which it tells the device. It costs a fence.
+    /// Makes the CPU's writes visible to the device, for memory that stays mapped: orders the CPU's earlier writes before the store by which it tells
+    /// the device, by a fence.
     pub fn sync_for_device(&self) {
         fence(Ordering::Release);
     }
 
-    /// Returns the address of a segment that the device reaches without a translation; `None` where there is one, and where
-    /// [`map_list`](Self::map_list) says why not.
+    /// The address of a segment that the device reaches without a translation. `None` where translations are needed, and where
+    /// [`map_list`](Self::map_list) reports why it cannot reach the segment.
     #[inline]
     pub(super) fn passed_through(&self, segment: PhysSegment) -> Option<Iova> {
         let reached = !self.is_translated() && segment.last().is_ok_and(|last| last.get() <= self.limit);
         reached.then(|| Iova::new(segment.phys.get()))
     }
 
-    /// Maps one segment, if that is quickly done, and returns its pages. Otherwise returns `None`
-    /// with nothing changed, and [`map_list`](Self::map_list) maps it or says why not.
+    /// The fast path: maps one segment, and returns its pages. Otherwise returns `None` with nothing changed, and [`map_list`](Self::map_list) maps
+    /// it or says why not.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single).
@@ -289,20 +275,20 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         if !self.is_translated() {
             return None;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe {
             self.domain.map_fast(segment, direction.permissions().into(), Iova::new(self.limit), |_| ())
         }
     }
 
-    /// Where the device finds the first byte of a list that begins with `segment` and is mapped to `range`.
+    /// The device's address of the first byte of a list that begins with `segment` and is mapped to `range`.
     #[inline]
     pub(super) fn first_of(&self, segment: PhysSegment, range: IovaRange) -> Iova {
         Iova::new(range.start().get() | segment.phys.page_offset(self.domain.granule()))
     }
 
-    /// Maps `list` into one range. Returns the device's address of its first byte, the range of pages to
-    /// unmap, and the bytes of the segments: `None` and 0 where nothing is translated.
+    /// Maps `list` into one range. Returns the device's address of its first byte, the range to unmap, and the used bytes: `None` and 0 without
+    /// translation.
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
@@ -326,7 +312,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let (how, limit) = (direction.permissions().into(), Iova::new(self.limit));
         let opened = self.domain.pages_of(list).and_then(|len| {
             RawMapping::fits(len, used, self.domain.granule())?;
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             unsafe { self.domain.open::<false>(list, (len, used), how, limit, |_, _| ()) }
         });
         match opened {
@@ -335,7 +321,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         }
     }
 
-    /// The pages of a mapping of `len` bytes at `iova`; `None` where nothing is translated.
+    /// The pages of a mapping of `len` bytes at `iova`; `None` without translation.
     pub(super) fn range_to_unmap(&self, iova: Iova, len: u64) -> Result<Option<IovaRange>, UnmapError> {
         if !self.is_translated() {
             return Ok(None);
@@ -344,14 +330,13 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         range.map(Some).ok_or(UnmapError::NoSuchRange { iova, len })
     }
 
-    /// The first address of a list as [`map_sg`](Self::map_sg) wrote it, and the bytes up to its last;
-    /// `None` for an empty list.
+    /// The first address of a list that [`map_sg`](Self::map_sg) wrote, and the bytes up to its last; `None` for an empty list.
     pub(super) fn whole_of(&self, mapped: &[DmaSegment]) -> Result<Option<(Iova, u64)>, UnmapError> {
         let (Some(first), Some(last)) = (mapped.first(), mapped.last()) else {
             return Ok(None);
         };
         if !self.is_translated() {
-            // The segments lie in any order of memory, and nothing is to be unmapped.
+            // The segments lie in any order of memory, and nothing needs an unmap.
             return Ok(Some((first.iova, first.len)));
         }
         // The segments of one list lie in one range of pages, in order.
@@ -362,7 +347,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     }
 }
 
-/// Returns the sum of lengths. Memory safety rests on none of them.
+/// The sum of lengths. Memory safety does not depend on them.
 #[inline]
 pub(super) fn bytes_of(lens: impl Iterator<Item = u64>) -> u64 {
     lens.fold(0, u64::saturating_add)

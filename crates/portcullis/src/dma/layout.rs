@@ -1,10 +1,10 @@
-//! How a list of memory segments looks to the device.
+//! A list of memory segments as the device sees it.
 
 use crate::addr::{DmaSegment, Iova, PageSize, PhysSegment, touch};
 use crate::domain::DeviceView;
 
-/// Writes the device's view of `list`, which has `used` bytes, to `out` and returns how many segments that takes, or `None`
-/// where `out` is too short. The view is as [`DeviceView::new`] says.
+/// Writes the device's view of `list`, which has `used` bytes, to `out`, and returns the number of segments, or `None` if `out` is too short. See
+/// [`DeviceView::new`].
 #[inline]
 pub(super) fn device_view(
     list: &[PhysSegment],
@@ -24,7 +24,7 @@ pub(super) fn device_view(
     view_apart(list, base, granule, out)
 }
 
-/// The same for a list that need not touch, piece by piece.
+/// The same, piece by piece, for a list that need not touch.
 #[inline]
 pub(super) fn view_apart(
     list: &[PhysSegment],

@@ -1,5 +1,4 @@
-//! What a machine is made of, in one trait: so all parts of a queue are of the same mapper,
-//! platform and memory.
+//! [`Machine`]: mapper, platform and memory as one parameter, so that all parts of a queue agree on them.
 
 use core::convert::Infallible;
 
@@ -10,17 +9,16 @@ use crate::dma::{AdaptiveRing, DmaDevice, RawBatch, StrictRing};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Frames, Platform, Table};
 
-/// What drivers' queues stand on, all of it in one parameter: `struct Nic<X: Machine> { rx: Queue<X, Frame>, .. }`.
+/// The base of drivers' queues in one parameter: `struct Nic<X: Machine> { rx: Queue<X, Frame>, .. }`.
 ///
-/// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Others need not: what
-/// [`build`](super::DomainBuilder::build) returns has the three as a tuple.
+/// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Others use the tuple of the three, which
+/// [`build`](super::DomainBuilder::build) returns.
 pub trait Machine: 'static {
-    /// What changes translations.
+    /// Changes translations.
     type Mapper: Mapper;
     /// CPUs, the clock, the timer.
     type Platform: Platform;
-    /// What copies, for strategies that copy. Where none does it is [`Infallible`], which has no
-    /// value. A clone is the same memory.
+    /// Copies, for strategies that copy. Without any it is [`Infallible`], which has no value. A clone is the same memory.
     type Memory: CopyMemory + Clone;
 }
 
@@ -40,7 +38,7 @@ pub(in crate::dma) type AdaptiveOf<X> =
     AdaptiveRing<<X as Machine>::Mapper, <X as Machine>::Platform, <X as Machine>::Memory, Clock>;
 
 /// The memory of a machine that copies nothing: there is none.
-// SAFETY: there is no value to call anything with.
+// SAFETY: there is no value to call a method of.
 unsafe impl Frames for Infallible {
     fn alloc(&self, _: usize) -> Option<PhysAddr> {
         match *self {}

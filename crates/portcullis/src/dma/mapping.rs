@@ -1,5 +1,5 @@
-//! A mapping as its driver holds it, and what becomes of it. A mapping cannot be copied, and only the queue that made it ends
-//! it; dropped, it stays mapped, and its buffer is leaked.
+//! The token of a mapping, and the results of its unmap. A mapping cannot be copied, and only its queue ends it; a dropped one stays mapped, and
+//! its buffer is leaked.
 
 use alloc::vec::Drain;
 use core::convert::Infallible;
@@ -24,7 +24,7 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
-    /// Returns what a mapping counts as that the pool made in this way.
+    /// The choice as which a mapping of the pool counts.
     #[inline]
     pub(super) fn of(way: Way) -> Self {
         match way {
@@ -41,26 +41,23 @@ impl Choice {
     }
 }
 
-/// What a queue has opened by number, until it is [unmapped](super::Queue::unmap_raw).
+/// A mapping of a queue by number, until it is [unmapped](super::Queue::unmap_raw).
 ///
-/// It cannot be copied: what is unmapped is unmapped once. **If it is dropped, the memory stays open**
-/// to the device, as that of a [`Mapping`] does.
-// Mappings move through memory, and a CPU forwards a word from its store to the load that follows; a load that takes together
-// what several stores wrote, as of an enum and its bytes, stalls for about 15 cycles. So all mappings have the same words. A map
-// stores them one by one, and an unmap loads them one by one. If it passed the mapping's address to a function, the compiler
-// would copy the mapping first, two words in a load.
+/// It cannot be copied, so each is unmapped once. **If it is dropped, the memory stays open** to the device, as that of a [`Mapping`] does.
+// Store forwarding: a load that combines several stores, such as an enum's tag and its bytes, stalls for about 15 cycles. So all mappings have
+// the same words; a map stores them one by one, and an unmap loads them one by one. If an unmap passed the mapping's address to a function, the
+// compiler would first copy the mapping, two words in a load.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a mapping that is dropped stays open to the device: give it to `Queue::unmap_raw`"]
 pub struct RawMapping {
-    /// The first byte for the device.
     pub(super) iova: Iova,
-    /// What the [kind](Kind) needs to end it: [pages](Self::in_pages), the length of what a pool made, or the index of a list.
+    /// By [kind](Kind): its [pages](Self::in_pages), its length, or an index.
     pub(super) word: u64,
     /// The number of the queue, with the [kind](Kind) in its lowest bits.
     pub(super) tag: u64,
 }
 
-/// Bits below the number of a queue in which it says how it made a mapping.
+/// The bits of a [kind](Kind), below the number of a queue.
 const KIND_BITS: u32 = 16;
 
 /// A number that no other queue has, with its [lowest bits](KIND_BITS) 0.
@@ -76,32 +73,29 @@ pub(super) enum Kind {
     Ring,
     /// By itself, without a ring or a pool. Its word has the pages.
     Alone,
-    /// In a ring, with slots in the place of its ends. Its word has the pages, and the number of its list in the place of the bytes
-    /// beside it.
+    /// In a ring, with slots in place of its ends. Its word has the pages, and the number of its list in place of the bytes beside it.
     Cut,
     /// By the pool of the domain. Its word is the length.
     Pool(Way),
-    /// By the pool of a machine without an IOMMU. Its word is the length of one piece, or the index of a list that the queue keeps.
+    /// By the pool of a machine without an IOMMU. Its word is the length of one piece, or the index of a list in the queue.
     Swiotlb { is_list: bool },
     /// By a queue of a non-coherent device, which keeps the rest. Its word is an index.
     NotCoherent,
 }
 
 impl Kind {
-    /// The lowest bits of a mapping [in a ring](Self::Ring), and of one [by itself](Self::Alone), neither of them timed, for calls
-    /// that compare them together with the queue's number.
+    // Those of an untimed mapping in a ring and by itself are compared together with the queue's number.
     pub(super) const RING: u64 = 0;
     pub(super) const ALONE: u64 = 1;
     const CUT: u64 = 2;
     const POOL: u64 = 3;
     const SWIOTLB: u64 = 4;
     const NOT_COHERENT: u64 = 5;
-    /// Where a way begins, in three bits; whether the mapping was timed, in two; and the class.
+    // Where these fields begin: the way, of three bits; whether the mapping was timed, of two; and the class.
     const WAY: u32 = 3;
     const TIMED: u32 = 6;
     const CLASS: u32 = 8;
 
-    /// Returns the kind as a number of [`KIND_BITS`] bits.
     #[inline]
     pub(super) fn bits(self) -> u64 {
         match self {
@@ -114,8 +108,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of a word whose lowest [`KIND_BITS`] are its [`bits`](Self::bits); `None`
-    /// for bits of no kind.
+    /// The kind of a word whose lowest [`KIND_BITS`] are its [`bits`](Self::bits); `None` for bits of no kind.
     #[inline]
     fn of(bits: u64) -> Option<Self> {
         let number = bits >> Self::WAY & 7;
@@ -130,7 +123,6 @@ impl Kind {
         }
     }
 
-    /// Returns which way a mapping of this kind went.
     #[inline]
     pub(super) fn choice(self) -> Choice {
         match self {
@@ -140,7 +132,6 @@ impl Kind {
         }
     }
 
-    /// Whether a ring ends it.
     #[inline]
     pub(super) fn is_in_ring(self) -> bool {
         matches!(self, Self::Ring | Self::Cut)
@@ -148,7 +139,7 @@ impl Kind {
 }
 
 impl RawMapping {
-    /// Where the number of granules begins in a word that has pages. Below it are the bytes beside the buffer in them.
+    /// Where the number of granules begins in a word with pages. Below it are the bytes of the granules that are not the buffer's.
     const PAGES: u32 = 32;
 
     /// Checks that a list whose granules have `bytes`, of which `used` are the list's, fits into a mapping.
@@ -173,19 +164,18 @@ impl RawMapping {
         Self { iova, word: bytes >> granule.shift() << Self::PAGES | beside, tag }
     }
 
-    /// Makes a mapping that begins at the memory's own address, as nothing is translated.
+    /// A mapping without translation: it begins at the memory's own address.
     #[inline]
     pub(super) fn untranslated(iova: Iova, tag: u64) -> Self {
         Self { iova, word: 0, tag }
     }
 
-    /// Makes a mapping of `queue` of what the pool has mapped.
     #[inline]
     pub(super) fn of_pool(mapping: &PoolMapping<'_>, queue: u64) -> Self {
         Self { iova: mapping.iova(), word: mapping.len(), tag: queue | Kind::Pool(mapping.way()).bits() }
     }
 
-    /// The pages, if its word has them, in a domain of this granule; `None` where nothing is translated.
+    /// The pages, if its word has them, in a domain of this granule; `None` without translation.
     #[inline]
     pub(super) fn pages(&self, granule: PageSize) -> Option<IovaRange> {
         let bytes = NonZeroU64::new(self.word >> Self::PAGES << granule.shift())?;
@@ -204,13 +194,13 @@ impl RawMapping {
         self.word as u32
     }
 
-    /// Makes a mapping whose ends are in slots of the list of this number, out of one in the ring.
+    /// The [cut](Kind::Cut) mapping of a list, of a mapping in the ring.
     pub(super) fn cut(self, number: u32) -> Self {
         let word = self.word >> Self::PAGES << Self::PAGES | u64::from(number);
         Self { word, tag: self.queue() | Kind::CUT, ..self }
     }
 
-    /// Makes the mapping in the ring again out of which this was [cut](Self::cut). Nothing lies beside its buffer.
+    /// The mapping in the ring of which this was [cut](Self::cut). Nothing lies beside its buffer.
     pub(super) fn uncut(self) -> Self {
         Self { word: self.word >> Self::PAGES << Self::PAGES, tag: self.queue() | Kind::RING, ..self }
     }
@@ -220,7 +210,7 @@ impl RawMapping {
         Kind::of(self.tag).unwrap_or_else(|| broken("a mapping says how it was made"))
     }
 
-    /// The class and the way for which its end counts, if its beginning was timed.
+    /// The class and the way for which its unmap counts, if its map was timed.
     #[inline]
     pub(super) fn timed(&self) -> Option<(u8, Choice)> {
         let choice = match self.tag >> Kind::TIMED & 3 {
@@ -231,7 +221,6 @@ impl RawMapping {
         Some(((self.tag >> Kind::CLASS) as u8, choice))
     }
 
-    /// Notes for which class and way its end counts; `None` for neither.
     pub(super) fn with_timed(self, timed: Option<(u8, Choice)>) -> Self {
         let bits = timed.map_or(0, |(class, choice)| {
             let choice = if choice == Choice::Copy { 1 } else { 2 };
@@ -241,7 +230,6 @@ impl RawMapping {
         Self { tag: self.queue() | kind | bits, ..self }
     }
 
-    /// The number of the queue that it is of.
     #[inline]
     pub(super) fn queue(&self) -> u64 {
         self.tag >> KIND_BITS << KIND_BITS
@@ -253,8 +241,8 @@ impl RawMapping {
         self.iova
     }
 
-    /// The pages of a mapping that no pool made, in the queue of a domain of this
-    /// [granule](crate::domain::Domain::granule); `None` where the device uses the memory's own addresses, and where a pool made it.
+    /// The pages of a mapping that no pool made, in the queue of a domain of this [granule](crate::domain::Domain::granule); otherwise, and without
+    /// translation, `None`.
     #[cfg(feature = "parts")]
     pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
         match self.kind() {
@@ -263,7 +251,7 @@ impl RawMapping {
         }
     }
 
-    /// How the pool of bounce buffers made it, if it did.
+    /// The way of the pool of bounce buffers, if that made it.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.way_of_pool()
@@ -281,10 +269,9 @@ impl RawMapping {
 
 /// A buffer that the queue's device has, or a copy of it, until it is [unmapped](super::Queue::unmap).
 ///
-/// **A mapping that is dropped stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, and
-/// the queue's own end does not. The device reaches the buffer, or its copy, until the hardware walks
-/// the domain's table for it no more. The buffer is leaked, so nobody else gets memory that the device
-/// still reaches; its addresses, and its place in a ring, stay taken.
+/// **A dropped mapping stays open**: only [`Queue::unmap`](super::Queue::unmap) ends it, not the end of the queue. The device reaches the
+/// buffer, or its copy, as long as the hardware walks the domain's table for it. The buffer is leaked, so nobody else gets memory that the
+/// device still reaches; its addresses, and its place in a ring, stay taken.
 #[derive(Debug)]
 #[must_use = "a mapping that is dropped stays open to the device, and its buffer is leaked: give it to `Queue::unmap`"]
 pub struct Mapping<B: DmaBuffer> {
@@ -308,29 +295,27 @@ impl<B: DmaBuffer> Mapping<B> {
         self.buffer.segments().iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len))
     }
 
-    /// The buffer, which the device may be changing meanwhile. Call
-    /// [`sync_for_cpu`](super::Queue::sync_for_cpu) after the device has said that it is done.
+    /// The buffer, which the device may be changing. Call [`sync_for_cpu`](super::Queue::sync_for_cpu) after the device is done.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// How the pool of bounce buffers made it, if it did.
+    /// The way of the pool of bounce buffers, if that made it.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.raw.way_of_pool()
     }
 }
 
-/// What an unmap has led to. An unmap by number, which gives back no buffers, leads to `Ended<(), ()>`.
+/// The result of an unmap. An unmap by number, which gives back no buffers, returns `Ended<(), ()>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "buffers are in it, and what is pending is the driver's again after a commit only"]
 pub enum Ended<B, A> {
-    /// The buffer is the driver's: the device does not reach it, by the policy in force. (Those that wait go on waiting.)
+    /// The buffer is the driver's: the device does not reach it, by the policy in force. (Waiting ones go on waiting.)
     Done(B),
-    /// It waits for the batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
+    /// It waits for its batch to become complete, or for a [commit](super::Queue::commit): **the device can still reach it**.
     Pending,
-    /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this
-    /// one last.
+    /// The batch was complete, and the device reaches none of these any more: all that waited, in the order of their unmaps, this one last.
     Flushed(A),
 }
 
@@ -345,25 +330,24 @@ impl<B> Ended<B, Drain<'_, B>> {
     }
 }
 
-/// A mapping that has not ended, and why: a [`Mapping`](super::Mapping), or a [`RawMapping`](super::RawMapping).
+/// A mapping has not ended: a [`Mapping`], or a [`RawMapping`].
 pub struct NotUnmapped<T> {
-    /// The mapping, as it was, where it can be unmapped again.
+    /// The mapping, unchanged, if it can be unmapped again.
     pub mapping: Option<T>,
-    /// Whether the next [commit](super::Queue::commit) that succeeds is the mapping's end, and gives its buffer back. If not, and no
-    /// mapping came back, its memory must not be used again, and its buffer is leaked.
+    /// Whether the next successful [commit](super::Queue::commit) ends the mapping, and gives its buffer back. If not, and no mapping came back, its
+    /// memory must not be used again, and its buffer is leaked.
     pub waits: bool,
     /// Why.
     pub error: DmaUnmapError,
 }
 
 impl NotUnmapped<RawMapping> {
-    /// A mapping of another queue, which comes back.
     #[cold]
     pub(super) fn foreign(mapping: RawMapping) -> Self {
         Self { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
     }
 
-    /// A commit that failed in an unmap. The mapping comes back, or waits.
+    /// A failed commit in an unmap. The mapping comes back, or waits.
     #[cold]
     pub(super) fn of_commit(mapping: Option<RawMapping>, error: DmaUnmapError) -> Self {
         Self { waits: mapping.is_none(), mapping, error }
@@ -460,7 +444,7 @@ mod tests {
         }
     }
 
-    /// A driver keeps hundreds of them, and moves each twice.
+    // A driver keeps hundreds of them, and moves each twice.
     #[test]
     fn a_mapping_has_24_bytes_besides_its_buffer() {
         assert_eq!(size_of::<RawMapping>(), 24);

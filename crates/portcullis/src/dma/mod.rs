@@ -1,37 +1,35 @@
-//! What a driver calls to map a buffer for a device, and to unmap it. A buffer that a mapping owns
-//! is the driver's again only after an unmap or a commit has kept the promise of the policy in
-//! force: no device reaches it, or only for the window of a lazy policy.
+//! The calls of a driver: map a buffer for a device, and unmap it.
 //!
-//! A driver's handle is a [`Queue`] of a [`Device`]; a domain that
-//! [`Domain::builder`](crate::domain::Domain::builder) made [attaches](DmaDomain::attach) devices.
-//! The queue's [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns it, so that
-//! memory cannot be used or freed while it is mapped. [`map_raw`](Queue::map_raw) takes and gives
-//! numbers, for kernels that keep account of their buffers themselves. The queue's [`QueueConfig`]
-//! says which of what follows protects it.
+//! It guarantees that a mapping's buffer is the driver's again only after an unmap or a commit has kept the promise of the policy in force: no
+//! device reaches it, or only for the window of a lazy policy.
 //!
-//! A kernel whose drivers end a mapping by its address and length alone, from any CPU, has a
-//! [`DmaOps`] for each device in the place of queues.
+//! A driver's handle is a [`Queue`] of a [`Device`]; a domain made by [`Domain::builder`](crate::domain::Domain::builder)
+//! [attaches](DmaDomain::attach) devices. The queue's [`map`](Queue::map) takes a buffer and gives a [`Mapping`] that owns it, so that memory cannot
+//! be used or freed while it is mapped. [`map_raw`](Queue::map_raw) takes and gives numbers, for kernels that keep track of their buffers
+//! themselves. The queue's [`QueueConfig`] chooses the protection.
 //!
-//! With the feature `parts`, the parts of queues can be used by themselves: [`DmaDevice`] with
-//! `RawBatch`, `StrictRing`, `AdaptiveRing`, all of which take and give numbers.
+//! A kernel whose drivers end a mapping by its address and length only, from any CPU, uses a [`DmaOps`] for each device instead of queues.
+//!
+//! With the feature `parts`, the parts of queues can be used directly: [`DmaDevice`] with `RawBatch`, `StrictRing`, `AdaptiveRing`, all by number.
+//!
+//! Read `queue` (the front door), then `device` (direct mappings), `raw_batch`, `ring`, `adaptive` (the choice between copying and mapping),
+//! `pooled` and `coherent` (memory that stays mapped), and `ops`. It uses every layer.
 //!
 //! # The unit of protection
 //! The caller chooses by type how much becomes unreachable at once, and when:
 //!
 //! | ends with | the device loses its access to | hardware waits |
 //! |---|---|---|
-//! | a [`Queue`] by itself ([`direct`](QueueConfig::direct)), [`DmaDevice::unmap_sg`], on a strict domain | each *mapping*, when the call returns | one per mapping |
+//! | a [`direct`](QueueConfig::direct) [`Queue`], [`DmaDevice::unmap_sg`], on a strict domain | each *mapping*, when the call returns | one per mapping |
 //! | a `StrictRing` of batch 1 | each *descriptor*: the pages of a list | one per descriptor |
-//! | an `AdaptiveRing` | each *mapping* that it copied; what it mapped, with its *batch* | none; one per batch |
+//! | an `AdaptiveRing` | each copied *mapping*; a mapped one with its *batch* | none; one per batch |
 //! | a [`Queue`] in [batches](QueueConfig::batched), a `RawBatch`, a `StrictRing` of batch N | the *batch*, when it is committed | one per batch |
 //!
-//! In a batch whose commit is still to come everything counts as mapped: nothing of it is the
-//! caller's yet. What is mapped is opened and closed by pages: what shares a page with a buffer
-//! goes with it. Of what is copied the device never reaches the original: that is protected to the
-//! byte.
+//! Until its commit, a batch counts as mapped: nothing of it is the caller's yet. Mapped memory is opened and closed by pages: neighbours in a page
+//! go with the buffer. A device never reaches the original of a copied mapping: it is protected to the byte.
 
-/// Makes an error of a type whose field `error` says why something could not be done. It shows that field, or what `$says` makes of the value, and
-/// no buffer: so a result can be unwrapped although the buffer in its error has no `Debug`.
+/// Implements an error type whose field `error` is its reason. The error shows that field, or `$says`, and no buffer: so a result can be unwrapped
+/// although the buffer in its error has no `Debug`.
 macro_rules! error_by_its_reason {
     ([$($generics:tt)*] $type:ty) => {
         error_by_its_reason!([$($generics)*] $type, |this, f| core::fmt::Display::fmt(&this.error, f));
@@ -99,5 +97,5 @@ pub use ring::{StrictRing, StrictRingConfig};
 #[cfg(not(feature = "parts"))]
 pub(crate) use ring::{StrictRing, StrictRingConfig};
 
-/// A count of nanoseconds, by which it is measured what copying and mapping cost.
+/// A clock in nanoseconds, for measuring copies and maps.
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;

@@ -1,5 +1,5 @@
-//! Batches of unmaps by number, which wait for the hardware together. No memory and no address of a
-//! batch may be used again before its commit is confirmed.
+//! Batches of unmaps by number, which wait for the hardware together. Neither memory nor addresses of a batch may be used again before its commit is
+//! confirmed.
 
 use alloc::vec::Vec;
 
@@ -18,60 +18,53 @@ use crate::platform::Platform;
 /// The most mappings that one batch holds.
 pub const MOST_IN_BATCH: usize = 256;
 
-/// A batch that did not take a mapping.
+/// The batch did not take a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The batch is full. The mapping was not touched: commit, and unmap it again.
+    /// The batch is full, and the mapping unchanged: commit, and unmap it again.
     #[error("a batch of {most} mappings is full: it must be committed first")]
     Full {
         /// Mappings that it holds.
         most: usize,
     },
-    /// The mapping is of another domain than the batch. It was not touched.
+    /// The mapping is of another domain than the batch, and is unchanged.
     #[error("a mapping of another domain than the batch's")]
     OtherDomain,
-    /// The range was not mapped as a whole, or the bytes that were named are no range. What was
-    /// mapped of it is unreachable after the commit, but for what is [still
-    /// mapped](UnmapError::StillMapped); nothing else of the batch is affected.
+    /// The range was not mapped as a whole, or the bytes are no range. Its mapped part is unreachable after the commit, except for what is
+    /// [still mapped](UnmapError::StillMapped); nothing else of the batch is affected.
     #[error(transparent)]
     Unmap(#[from] UnmapError),
 }
 
 /// Unmaps by number, collected until [`commit`](Self::commit) waits for all of them at once.
 ///
-/// **The unit of protection is the batch.** Each unmap clears its translations at once, but a device may go on
-/// using what the IOMMU has cached until the commit has returned `Ok`: before that, none of the memory may be
-/// used for anything else, and nothing of it is the driver's. After that the device reaches none of it, whatever
-/// the domain's policy. Addresses are not used again before either.
+/// **The unit of protection is the batch.** Each unmap clears its translations at once, but a device may use cached ones until the commit
+/// has returned `Ok`: until then, none of the memory is the driver's, nor may it be used for anything else. After that the device reaches
+/// none of it, whatever the domain's policy. Addresses are not used again before either.
 ///
-/// A batch holds a fixed number of mappings, [`MOST_IN_BATCH`] at the most, and refuses further ones, so that
-/// nothing is committed behind its user's back. It belongs to one CPU at a time, as `&mut` says. It never
-/// commits by itself but in `drop`: its user bounds the time until a commit.
+/// A batch holds a fixed number of mappings, [`MOST_IN_BATCH`] at the most, and refuses further ones: it never commits by itself except in `drop`, so
+/// its user bounds the time until a commit. It belongs to one CPU at a time, as `&mut` says.
 #[derive(Debug)]
 pub struct RawBatch<M: Mapper, P: Platform> {
     domain: Shared<Domain<M, P>>,
-    /// Ranges whose mappings were complete and are cleared: their addresses go back after the
-    /// commit. The first `torn` of them are others: a mapper has panicked at them, so it is not
-    /// known what is mapped there.
+    /// Cleared ranges, whose addresses are freed after the commit. At the first `torn` of them a mapper has panicked: it is not known what is
+    /// mapped there.
     ranges: Vec<IovaRange>,
-    /// The number of ranges that a mapper has panicked at.
     torn: usize,
-    /// Mappings taken, those that need no translation included.
+    /// Mappings taken, including ones that need no translation.
     mappings: usize,
     most: usize,
-    /// Bytes beside the buffers, in their pages.
     neighbours: u64,
-    /// Bytes that were cleared of mappings that were not complete: their addresses are given up.
+    /// Bytes that were cleared of incomplete mappings, whose addresses leak.
     parts: u64,
     gather: Gather,
     told: Told,
 }
 
 impl<M: Mapper, P: Platform> RawBatch<M, P> {
-    /// Makes an empty batch for `most` mappings of the domain of `device`; `most` is brought within
-    /// 1 and [`MOST_IN_BATCH`]. Allocates 16 bytes for each mapping, all the memory that the batch
-    /// ever needs.
+    /// Makes an empty batch for `most` mappings (clamped to 1 to [`MOST_IN_BATCH`]) of `device`'s domain. Allocates 16 bytes for each
+    /// mapping, which is all the memory that the batch ever needs.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -83,33 +76,32 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Ok(Self { domain, ranges, torn: 0, mappings: 0, most, neighbours: 0, parts: 0, gather, told })
     }
 
-    /// Returns how many mappings wait for the commit.
+    /// The number of mappings that wait for the commit.
     pub fn len(&self) -> usize {
         self.mappings + self.told.untold()
     }
 
-    /// Returns whether no mapping waits for the commit.
+    /// Whether no mapping waits for the commit.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns whether the next mapping would be refused.
+    /// Whether the next mapping would be refused.
     pub fn is_full(&self) -> bool {
         self.mappings == self.most
     }
 
-    /// Waits until no device reaches anything that was unmapped into the batch, and gives the
-    /// addresses back. Returns how many mappings there were; the batch is empty then and can be
-    /// filled again.
+    /// Waits until no device reaches anything that was unmapped into the batch, and frees the addresses. Returns the number of mappings; the
+    /// batch is empty then and can be filled again.
     ///
-    /// One submission to the hardware, of 32 range invalidations at the most, or of one for the whole domain
-    /// where the ranges are many and far apart; nothing where nothing is translated. Then O(1) for each
-    /// mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free). Allocates nothing. The caller holds no
-    /// lock and no CPU.
+    /// One submission to the hardware, of at most 32 range invalidations, or of one for the whole domain if the ranges are many and far apart;
+    /// none without translation. Then O(1) for each mapping, as [`IovaSpace::free`](crate::iova::IovaSpace::free).
+    ///
+    /// Context: allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError::Unconfirmed`]: the batch is as it was, and can be committed again. So it can after
-    /// [`DmaUnmapError::StillMapped`], which only a batch meets whose mapper has panicked.
+    /// [`DmaUnmapError::Unconfirmed`], and after a panic of the mapper [`DmaUnmapError::StillMapped`]: the batch is unchanged, and can be
+    /// committed again.
     pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         for index in 0..self.torn {
             let range = self.ranges[index];
@@ -124,7 +116,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Ok(self.told.commit(core::mem::take(&mut self.mappings)))
     }
 
-    /// What commits have ended, for a caller that cannot say so.
+    /// The account of ended mappings, for a caller that cannot report them.
     pub(super) fn told(&mut self) -> &mut Told {
         &mut self.told
     }
@@ -137,8 +129,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         if self.is_full() { Err(BatchError::Full { most: self.most }) } else { Ok(()) }
     }
 
-    /// Takes a mapping that was [accepted](Self::accepts), of a buffer of `used` bytes in `range`, or of nothing that
-    /// is translated.
+    /// Takes an [accepted](Self::accepts) mapping, of a buffer of `used` bytes in `range`, or without translation.
     pub(super) fn unlink(&mut self, range: Option<IovaRange>, used: u64) -> Result<(), UnmapError> {
         let neighbours = range.map_or(0, |range| range.len().saturating_sub(used));
         // A part goes with the rest of its mapping, by whichever call that is.
@@ -152,7 +143,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         let Unmapped { bytes, kept, .. } = batch.domain.unlink(range, &mut batch.gather);
         core::mem::forget(unlinking);
         if bytes > 0 {
-            // Else they went with the call that unmapped all of it before.
+            // Otherwise they went with the call that unmapped all of it before.
             self.neighbours = self.neighbours.saturating_add(neighbours);
         }
         if bytes == range.len() {
@@ -172,7 +163,6 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         Err(UnmapError::NotMapped { range, unmapped: bytes })
     }
 
-    /// Gives back what is confirmed.
     fn settle(&mut self) {
         self.give_up_torn();
         self.parts = 0;
@@ -182,13 +172,13 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         }
     }
 
-    /// Gives up the addresses of those that a mapper has panicked at.
+    /// Leaks the ranges at which a mapper has panicked.
     fn give_up_torn(&mut self) {
         let torn = core::mem::take(&mut self.torn);
         self.ranges.drain(..torn).for_each(|range| drop(self.domain.changing(range)));
     }
 
-    /// Gives up waiting: the addresses stay out of use until some later flush of the domain is confirmed.
+    /// Gives up on the commit: the addresses are held until some later flush of the domain is confirmed.
     pub(super) fn quarantine(&mut self) {
         let torn = bytes_of(self.ranges[..self.torn].iter().map(|range| range.len()));
         let open = core::mem::take(&mut self.parts).saturating_add(torn);
@@ -203,7 +193,7 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
     }
 }
 
-/// A range that is being unlinked. Dropped where the mapper or the platform panics: then the commit does it again.
+/// Guards a range that is being unlinked. Dropped (the mapper or the platform has panicked), it has the commit unlink it again.
 struct Unlinking<'a, M: Mapper, P: Platform> {
     batch: &'a mut RawBatch<M, P>,
     range: IovaRange,
@@ -213,7 +203,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     #[cold]
     fn drop(&mut self) {
         let Self { batch, range } = self;
-        // The first range of the others makes room for it. The list has room for each mapping.
+        // It takes the place of the first other range. The list has room for each mapping.
         batch.ranges.push(*range);
         let last = batch.ranges.len() - 1;
         batch.ranges.swap(batch.torn, last);
@@ -221,8 +211,7 @@ impl<M: Mapper, P: Platform> Drop for Unlinking<'_, M, P> {
     }
 }
 
-/// A batch that ends. Dropping it gives up the addresses of what is left in the batch, which is
-/// nothing unless something below panics.
+/// Guards a batch that ends. Dropping it leaks the addresses of ranges that are left, of which there are none unless something below panics.
 struct Leaving<'a, M: Mapper, P: Platform>(&'a mut RawBatch<M, P>);
 
 impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
@@ -232,9 +221,8 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
     }
 }
 
-/// Commits. Where the hardware does not confirm, the addresses stay out of use until a later flush
-/// of the domain is confirmed, and devices may reach the memory until then. A drop has no caller to
-/// tell of that: commit before. Where something below panics, the addresses are given up.
+/// Commits. If the hardware does not confirm, the addresses are held until a later flush of the domain is confirmed, and devices may reach the memory
+/// until then. A drop cannot report that: commit before. If something below panics, the addresses leak.
 impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
     fn drop(&mut self) {
         let leaving = Leaving(self);
@@ -246,10 +234,11 @@ impl<M: Mapper, P: Platform> Drop for RawBatch<M, P> {
 
 #[cfg(feature = "parts")]
 impl<M: Mapper, P: Platform> DmaDevice<M, P> {
-    /// Unmaps into `batch` what [`map_single`](Self::map_single) returned for the same `len`: the
-    /// mapping is over when the batch is committed. Clears the translations at once. Waits for
-    /// nothing and allocates nothing, but for a part of a mapping, whose large page may have to be
-    /// split: see [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
+    /// Unmaps into `batch` a mapping that [`map_single`](Self::map_single) returned for the same `len`: it is over when the batch is
+    /// committed. Clears the translations at once.
+    ///
+    /// Context: does not wait or allocate, except for a part of a mapping, which may have to split a large page: see
+    /// [`PageTable::unmap`](crate::pgtable::PageTable::unmap).
     ///
     /// # Errors
     /// [`BatchError`]: [`Full`](BatchError::Full) and [`OtherDomain`](BatchError::OtherDomain) change nothing.
@@ -264,8 +253,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         Ok(batch.unlink(range, len)?)
     }
 
-    /// Unmaps the list that [`map_sg`](Self::map_sg) wrote, given as it was written, into `batch`. As
-    /// [`unmap_single_in`](Self::unmap_single_in).
+    /// Unmaps into `batch` a list that [`map_sg`](Self::map_sg) wrote, as it was written. As [`unmap_single_in`](Self::unmap_single_in).
     ///
     /// # Errors
     /// As [`unmap_single_in`](Self::unmap_single_in). An empty list is no error, and takes no room.

@@ -10,7 +10,6 @@ use crate::percpu::{Counter, PerCpu};
 use crate::platform::LocalCpu;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// The counters of all CPUs, each CPU's on cache lines of its own.
 #[derive(Debug)]
 pub(super) struct Books(PerCpu<Book>);
 
@@ -27,7 +26,6 @@ pub(super) struct Book {
     /// Bytes beside live buffers. It is negative where buffers are mapped on another CPU and unmapped on this one; the sum over all CPUs
     /// is not.
     neighbours: Counter,
-    /// All bytes that were ever added to `neighbours`.
     opened: Counter,
     /// Changes of `neighbours` until the clock is read again: see [`Level`].
     until_sample: AtomicU64,
@@ -74,7 +72,6 @@ impl Books {
         f(self.of(None));
     }
 
-    /// The sum of a count over all CPUs.
     pub(super) fn sum(&self, count: impl Fn(&Book) -> &Counter) -> u64 {
         self.0.iter().map(|book| count(book).get()).fold(0, u64::wrapping_add)
     }
@@ -101,7 +98,6 @@ impl Book {
 }
 
 impl CpuBook<'_> {
-    /// Adds `n` to a count.
     #[inline]
     pub(super) fn add(self, count: impl FnOnce(&Book) -> &Counter, n: u64) {
         count(self.book).add(self.alone, n);
@@ -161,7 +157,6 @@ impl CpuBook<'_> {
 mod tests {
     use super::*;
 
-    /// A ring reports like this at its commit.
     #[test]
     fn bytes_that_were_opened_since_count_as_half_of_that_time_and_then_in_full() {
         let mut place = MaybeUninit::uninit();

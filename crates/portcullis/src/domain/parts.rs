@@ -22,7 +22,6 @@ pub(crate) struct Parts {
     count: AtomicUsize,
 }
 
-/// A mapping of which a part is removed or unwanted.
 #[derive(Debug)]
 struct Note {
     whole: IovaRange,
@@ -38,7 +37,6 @@ impl Note {
         self.unwanted.iter().fold(self.gone, |sum, part| sum.saturating_add(part.len())) >= self.whole.len()
     }
 
-    /// Adds `part` to the unwanted ones. Returns `false` without memory for it.
     fn add(&mut self, part: IovaRange) -> bool {
         if self.unwanted.try_reserve(1).is_err() {
             return false;
@@ -146,7 +144,6 @@ impl Parts {
     }
 }
 
-/// A part has no note, and there is no memory for one.
 #[derive(Debug)]
 pub(crate) struct NoNote;
 

@@ -51,7 +51,6 @@ pub struct Pieces {
     pieces: Vec<Piece>,
 }
 
-/// A piece of memory, and its offset in the range.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     offset: u64,

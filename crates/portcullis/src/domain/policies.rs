@@ -37,7 +37,6 @@ pub struct Policies {
 
 struct State {
     default: Policy,
-    /// Sorted by device.
     exceptions: Vec<(DeviceId, Policy)>,
     governed: Vec<(DeviceId, Weak<dyn Governed>)>,
 }

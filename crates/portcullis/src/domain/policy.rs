@@ -90,7 +90,6 @@ impl From<OutOfMemory> for PolicyError {
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 
-/// The value of an [`AtomicPolicy`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PolicyWord(u64);
 
@@ -111,23 +110,19 @@ impl AtomicPolicy {
         decode(self.word().0)
     }
 
-    /// As [`get`](Self::get), without decoding.
     #[inline]
     pub(crate) fn word(&self) -> PolicyWord {
         PolicyWord(self.0.load(Ordering::Relaxed))
     }
 
-    /// Stores `policy` and returns the previous one.
     pub(crate) fn swap(&self, policy: Option<Policy>) -> Option<Policy> {
         decode(self.0.swap(encode(policy), Ordering::Relaxed))
     }
 }
 
 impl PolicyWord {
-    /// No policy.
     pub(crate) const NONE: Self = Self(NONE);
 
-    /// This policy, or `other` if this is none.
     #[inline]
     pub(crate) const fn or(self, other: Self) -> Self {
         if self.0 == NONE { other } else { self }

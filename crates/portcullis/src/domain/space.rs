@@ -67,7 +67,6 @@ pub struct DomainStats {
 pub struct Domain<M: Mapper, P: Platform> {
     platform: P,
     mapper: M,
-    /// Never none.
     policy: AtomicPolicy,
     translated: bool,
     granule: PageSize,
@@ -78,9 +77,7 @@ pub struct Domain<M: Mapper, P: Platform> {
     due_ns: AtomicU64,
     /// Rings made so far, from which the next one gets its colour.
     rings: AtomicU64,
-    /// Addresses that nobody gets.
     reserved: Vec<IovaRange>,
-    /// Notes of partly unmapped mappings.
     parts: Parts,
     /// Whether maps may be called by interrupt handlers, and the work that these have left.
     at_once: AtOnce,
@@ -381,7 +378,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if is_plain { Ok(total) } else { self.pages_of_any(list) }
     }
 
-    /// As [`pages_of`](Self::pages_of), with a check of each segment.
     #[cold]
     #[inline(never)]
     fn pages_of_any(&self, list: &[PhysSegment]) -> Result<u64, MapListError> {
@@ -399,7 +395,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         if total == 0 { Err(MapListError::EmptyList) } else { Ok(total) }
     }
 
-    /// Bytes of the pages that `segment` touches; `None` on overflow.
     fn rounded(&self, segment: &PhysSegment) -> Option<u64> {
         segment.phys.checked_add(segment.len - 1)?;
         self.granule.round_up(segment.phys.page_offset(self.granule).checked_add(segment.len)?)
@@ -516,7 +511,7 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         }
         // On failure the flush below tries again.
         let _ = self.maintain();
-        // If the flush fails or panics, devices may still reach what waits. Nobody hears of it here, so the timer tries again.
+        // If the flush fails or panics, devices may still reach what waits. Nobody learns of it here, so the timer tries again.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
         self.flush_queue.end_timers();
         // The check comes after `end_timers`: what is queued later asks for a timer of its own.

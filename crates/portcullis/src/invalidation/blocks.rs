@@ -159,7 +159,6 @@ fn aligned(first: u64, last: u64, shift: u32, max_order: u32) -> Option<[Option<
     })
 }
 
-/// The run of page `first` and the `number` pages after it.
 fn run(first: u64, number: u64, shift: u32) -> Option<Block> {
     let order = (u64::BITS - number.leading_zeros()).saturating_sub(RUN_BITS);
     // No truncation: the order leaves five bits.

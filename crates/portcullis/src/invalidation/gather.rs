@@ -161,7 +161,6 @@ impl Gather {
     }
 }
 
-/// Merges `other` into `one` if they lie close together.
 fn join(one: &mut IovaRange, other: IovaRange) -> bool {
     let asked = one.len().saturating_add(other.len());
     match one.hull(other) {

@@ -63,14 +63,13 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// As [`new`](Self::new), where `cpu` returns the calling CPU. CPUs 0 to 15 share waits among themselves before they share them with others,
     /// then 16 to 31, and so on, so these should be near each other. The number is a hint: it may be out of date at once.
     ///
-    /// `None` is for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have interrupted such a caller; and any
-    /// other code that may have preempted a caller on its CPU and keeps it from running, as a thread with a spinlock held may. It submits alone, and
-    /// waits for hardware only.
+    /// `None` is for a caller that must not wait for other callers: an interrupt handler or a softirq, which may have interrupted such a
+    /// caller; and any other code that may have preempted a caller on its CPU and keeps it from running, as a thread with a spinlock held
+    /// may. It submits alone, and waits for hardware only.
     pub fn with_cpus(queue: Q, cpu: fn() -> Option<usize>) -> Self {
         Self::made(queue, cpu, cores())
     }
 
-    /// For this number of CPUs.
     fn made(queue: Q, cpu: fn() -> Option<usize>, cores: u64) -> Self {
         let shares = queue.costs().submission_ns >= SHARED_FROM_NS;
         // No truncation: there are fewer CPUs than addresses.

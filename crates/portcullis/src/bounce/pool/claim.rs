@@ -27,7 +27,6 @@ pub(super) struct Claim<'a, M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
-    /// This caller's number, which no other has.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -121,7 +120,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
         bytes
     }
 
-    /// Leaves this caller's mappings to a later trim.
     pub(super) fn failed(self) {
         self.abandon();
         self.done();
@@ -157,7 +155,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Claim<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// A claim without mappings.
     pub(super) fn claim(&self) -> Claim<'_, M, P, C> {
         Claim { pool: self, number: self.singles.next_number(), freed: None }
     }
@@ -205,7 +202,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         awaits
     }
 
-    /// Whether the map has a mapping at any address of `range`.
     pub(super) fn is_noted(&self, range: IovaRange) -> bool {
         let is_noted = |map: &mut Map| map.noted(range).is_some();
         self.singles.count() > 0 && self.domain.platform().with_cpu(|_| self.singles.with(is_noted))
@@ -246,7 +242,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// For the pool's end: frees everything.
     pub(super) fn free_singles(&self) {
         while let Some(entry) = self.singles.with(Map::pop_first) {
             self.release(&entry.single, entry.lost.get());

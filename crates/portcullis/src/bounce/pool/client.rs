@@ -10,11 +10,9 @@ use crate::setup::SetupError;
 /// Set in the group of mappings by number. So a mapping that was ended by its address is no queue's.
 const BY_NUMBER: u64 = 1 << 33;
 
-/// A device as its pool sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
     pub(super) profile: DeviceProfile,
-    /// The owner of these mappings and bytes.
     pub(super) group: u64,
     pub(super) reaches_slots: bool,
     /// Address bits that must be 0 where a buffer begins and ends, for the device to be given its granules.
@@ -22,7 +20,6 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The highest address that the device can put on the bus.
     pub(super) fn limit(&self) -> Iova {
         Iova::new(self.profile.mask)
     }

@@ -29,7 +29,6 @@ struct Magazines {
     /// The link to the newest slot of the loaded magazine, and its slots.
     loaded: LocalU64,
     loaded_slots: LocalU64,
-    /// The same for the previous magazine.
     previous: LocalU64,
     previous_slots: LocalU64,
 }

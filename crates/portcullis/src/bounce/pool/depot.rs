@@ -5,7 +5,6 @@
 
 use super::slot::{Magazine, Phase, Slot, index_of, link_to};
 
-/// The most slots in a block of [`Fresh`].
 const MOST_IN_BLOCK: usize = 1024;
 
 /// Slots that were never used.
@@ -15,11 +14,8 @@ const MOST_IN_BLOCK: usize = 1024;
 #[derive(Debug, Default)]
 struct Fresh {
     first: usize,
-    /// Slots that were handed out.
     taken: usize,
-    /// One past the last slot.
     end: usize,
-    /// The binary logarithm of a block's slots.
     block_shift: u32,
 }
 
@@ -31,7 +27,6 @@ impl Fresh {
         Self { first, taken: 0, end, block_shift: block.ilog2() }
     }
 
-    /// Hands out the next slot. O(1).
     fn take(&mut self) -> Option<usize> {
         let mask = (1 << self.block_shift) - 1;
         let inside = self.taken & mask;
@@ -68,12 +63,10 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// For the slots from `first` up to `end`.
     pub(super) fn new(first: usize, end: usize) -> Self {
         Self { fresh: Fresh::new(first, end), ..Self::default() }
     }
 
-    /// Puts a magazine.
     pub(super) fn put(&mut self, slots: &[Slot], kind: usize, magazine: Magazine) {
         let (first, count) = &mut self.magazines[kind];
         if let Some(slot) = index_of(magazine.first).and_then(|index| slots.get(index)) {
@@ -83,7 +76,6 @@ impl Depot {
         }
     }
 
-    /// Takes the newest magazine.
     pub(super) fn take(&mut self, slots: &[Slot], kind: usize) -> Option<Magazine> {
         let magazine = self.take_unnoticed(slots, kind);
         self.notice(kind);
@@ -122,7 +114,6 @@ impl Depot {
         self.put(slots, kind, magazine);
     }
 
-    /// Takes one slot.
     pub(super) fn take_one(&mut self, slots: &[Slot], kind: usize) -> Option<usize> {
         let magazine = self.take(slots, kind)?;
         let index = index_of(magazine.first)?;
@@ -132,12 +123,10 @@ impl Depot {
         Some(index)
     }
 
-    /// Free slots of `kind`.
     pub(super) fn free_of(&self, kind: usize) -> u64 {
         self.magazines[kind].1
     }
 
-    /// Free slots of all kinds.
     pub(super) fn free(&self) -> u64 {
         self.magazines.iter().map(|(_, slots)| slots).sum()
     }
@@ -148,14 +137,12 @@ impl Depot {
         core::mem::replace(&mut self.least[kind], free)
     }
 
-    /// Takes a slot without a buffer.
     pub(super) fn take_empty(&mut self, slots: &[Slot]) -> Option<usize> {
         let Some(index) = index_of(self.empty) else { return self.fresh.take() };
         self.empty = slots.get(index)?.next();
         Some(index)
     }
 
-    /// Puts a slot without a buffer.
     pub(super) fn put_empty(&mut self, slots: &[Slot], index: usize) {
         if let Some(slot) = slots.get(index) {
             slot.set_phase(Phase::Empty);
@@ -173,7 +160,6 @@ impl Depot {
         }
     }
 
-    /// Takes such a slot.
     pub(super) fn take_retired(&mut self, slots: &[Slot]) -> Option<usize> {
         let index = index_of(self.retired)?;
         self.retired = slots.get(index)?.next();
@@ -181,23 +167,19 @@ impl Depot {
         Some(index)
     }
 
-    /// The number of such slots.
     pub(super) fn count_retired(&self) -> u64 {
         self.retired_slots
     }
 
-    /// Counts `slots` more with a buffer.
     pub(super) fn gained(&mut self, slots: u64) {
         self.buffers += slots;
         self.peak = self.peak.max(self.buffers);
     }
 
-    /// Counts a slot that has lost its buffer.
     pub(super) fn gave_up(&mut self) {
         self.buffers = self.buffers.saturating_sub(1);
     }
 
-    /// Slots with a buffer, and their peak.
     pub(super) fn buffers(&self) -> (u64, u64) {
         (self.buffers, self.peak)
     }

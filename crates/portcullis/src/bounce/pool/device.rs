@@ -87,7 +87,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.pool.lend(&self.client, len, direction)
     }
 
-    /// Whether the device may be hostile: it never reaches data that shares a granule with a buffer.
     pub(crate) fn is_untrusted(&self) -> bool {
         self.client.profile.untrusted
     }

@@ -16,7 +16,6 @@ pub(super) struct Held<'a, M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> Held<'_, M, P, C> {
-    /// Takes the first.
     pub(super) fn pop(&mut self) -> Option<usize> {
         self.magazine.slots = self.magazine.slots.checked_sub(1)?;
         let index = index_of(self.magazine.first)?;
@@ -101,7 +100,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Evicted<'_, M, P, C> {
         self.first = next;
     }
 
-    /// Adds a slot.
     pub(super) fn push(&mut self, index: usize) {
         self.pool.slots[index].set_next(self.first);
         self.first = link_to(index);
@@ -122,12 +120,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Evicted<'_, M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// An empty guard for slots of one class and kind.
     pub(super) fn held(&self, class: usize, kind: usize) -> Held<'_, M, P, C> {
         Held { pool: self, class, kind, magazine: Magazine::default() }
     }
 
-    /// Puts a magazine into its depot.
     #[cold]
     #[inline(never)]
     pub(super) fn store(&self, class: usize, kind: usize, magazine: Magazine) {
@@ -152,12 +148,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.store(class, kind, Magazine { first: link_to(index), slots: 1 });
     }
 
-    /// An empty guard for a slot of `class` that gets memory.
     pub(super) fn populating(&self, class: usize) -> Populating<'_, M, P, C> {
         Populating { pool: self, class, index: None, is_counted: false }
     }
 
-    /// An empty guard for evicted slots.
     pub(super) fn evicted(&self) -> Evicted<'_, M, P, C> {
         Evicted { pool: self, first: 0, gather: Gather::new() }
     }

@@ -11,13 +11,11 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// No time is set.
 const NEVER: u64 = u64::MAX;
 
 /// The shortest time between two looks, in nanoseconds.
 const SHORTEST_NS: u64 = 1_000_000;
 
-/// The timer's time, and the count when it looked last.
 #[derive(Debug)]
 pub(super) struct Idle {
     at_ns: AtomicU64,
@@ -32,7 +30,6 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// The timer's time, if one is set.
     pub(super) fn at_ns(&self) -> Option<u64> {
         let at = self.at_ns.load(Ordering::Relaxed);
         (at != NEVER).then_some(at)

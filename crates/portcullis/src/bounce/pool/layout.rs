@@ -19,9 +19,7 @@ const MOST_IN_MAGAZINE: u64 = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// Where the first class begins.
     start: u64,
-    /// Bytes of all addresses.
     bytes: u64,
     granule_shift: u32,
     /// The binary logarithm of each class's bytes of addresses.
@@ -30,12 +28,10 @@ pub(super) struct Layout {
     sizes: [Size; CLASS_ROOM],
 }
 
-/// Precomputed values of a class.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     /// Where slot 0 would begin if all slots up to this class had its size and lay before it. Modulo 2^64: it may be negative.
     base: u64,
-    /// The most slots of a magazine.
     magazine: u64,
 }
 
@@ -80,13 +76,11 @@ impl Layout {
         self.sizes[class]
     }
 
-    /// The most slots in a magazine of `class`.
     #[inline]
     pub(super) fn magazine_slots(&self, class: usize) -> u64 {
         self.size(class).magazine
     }
 
-    /// Bytes of all addresses.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -104,13 +98,11 @@ impl Layout {
         (class < self.classes).then_some(class as usize)
     }
 
-    /// Bytes of a slot of `class`.
     #[inline]
     pub(super) fn slot_bytes(&self, class: usize) -> u64 {
         1 << self.slot_shift(class)
     }
 
-    /// The number of slots of `class`.
     pub(super) fn slots(&self, class: usize) -> usize {
         1 << (self.class_shift - self.slot_shift(class))
     }
@@ -122,7 +114,6 @@ impl Layout {
         twice - (twice >> class)
     }
 
-    /// The slot that holds `iova`.
     #[inline]
     pub(super) fn find(&self, iova: Iova) -> Option<Place> {
         let offset = iova.get().wrapping_sub(self.start);
@@ -135,13 +126,11 @@ impl Layout {
         Some(Place { class, index: index as usize, start: iova.get() & !((1 << shift) - 1) })
     }
 
-    /// The first address of slot `index`, which is of `class`.
     #[inline]
     pub(super) fn start_of(&self, class: usize, index: usize) -> u64 {
         self.size(class).base.wrapping_add((index as u64) << self.slot_shift(class))
     }
 
-    /// The addresses of slot `index`, which is of `class`.
     pub(super) fn range_of(&self, class: usize, index: usize) -> IovaRange {
         IovaRange::new(Iova::new(self.start_of(class, index)), self.slot_bytes(class))
             .unwrap_or_else(|_| broken("a slot lies inside the region, which is a range"))

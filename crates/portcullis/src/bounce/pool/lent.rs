@@ -17,8 +17,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     /// Lends a slot of at least `len` bytes, mapped for `direction`, to `client`, which reaches the slots. Returns its address for the device, and
     /// where its memory begins: both at a granule.
     ///
-    /// The device finds zeros in it, or bytes of its group's earlier mappings. So does the CPU if the device writes, but no bytes of a CPU. A slot for
-    /// both directions, which may hold some, is zeroed.
+    /// The device finds zeros in it, or bytes of its group's earlier mappings. So does the CPU if the device writes, but no bytes of a CPU.
+    /// A slot for both directions, which may hold some, is zeroed.
     ///
     /// Cost and context as for [`BounceDevice::map`](super::BounceDevice::map) without a copy.
     /// # Errors
@@ -63,7 +63,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(self.lend_slot(slot, (class, index), len, direction))
     }
 
-    /// Lends a slot that this caller owns.
     #[inline]
     fn lend_slot(
         &self,

@@ -66,8 +66,8 @@ impl<'a> PoolMapping<'a> {
         places.map(|(place, segment)| *place = segment).count()
     }
 
-    /// The device's segments, in order: one for a mapping through buffers, or whose pieces touch; several only for a list that was mapped directly and
-    /// has gaps inside its pages.
+    /// The device's segments, in order: one for a mapping through buffers, or whose pieces touch; several only for a list that was mapped
+    /// directly and has gaps inside its pages.
     pub fn segments(&self) -> impl Iterator<Item = DmaSegment> + use<'a> {
         let whole = DmaSegment { iova: self.iova, len: self.len };
         let (list, granule) = self.list.map_or((&[][..], PageSize::SIZE_4K), |parts| parts);

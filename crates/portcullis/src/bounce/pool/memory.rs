@@ -7,7 +7,6 @@ use crate::addr::{PhysAddr, PhysSegment};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
 
-/// A place in a list of pieces.
 struct Cursor<'a> {
     pieces: &'a [PhysSegment],
     /// Bytes of the first piece that were passed.
@@ -21,7 +20,6 @@ impl<'a> Cursor<'a> {
         cursor
     }
 
-    /// Advances to the piece that contains the place.
     fn settle(&mut self) {
         while let Some((first, rest)) = self.pieces.split_first()
             && self.at >= first.len
@@ -31,7 +29,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The rest of the piece.
     fn piece(&self) -> Option<(PhysAddr, u64)> {
         let first = self.pieces.first()?;
         Some((first.phys.checked_add(self.at)?, first.len - self.at))
@@ -102,7 +99,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slot.set_dirty(0);
     }
 
-    /// Calls `f` with each piece of memory in `parts`.
     pub(super) fn each_buffer(&self, parts: &Parts, mut f: impl FnMut(PhysSegment)) {
         let len = self.domain.granule().bytes();
         match parts {
@@ -127,7 +123,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.each_buffer(parts, |piece| unsafe { self.free(piece.phys, piece.len) });
     }
 
-    /// Bytes of memory in `parts`.
     pub(super) fn bytes_of(&self, parts: &Parts) -> u64 {
         let mut bytes = 0;
         self.each_buffer(parts, |piece| bytes += piece.len);

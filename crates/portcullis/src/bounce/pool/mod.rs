@@ -109,7 +109,6 @@ pub struct BouncePool<M: Mapper, P: Platform, C: CopyMemory> {
     region: IovaRange,
     slots: Box<[Slot]>,
     cpus: BiasedLock<Cpu>,
-    /// One for each class.
     depots: Box<[CachePadded<Mutex<Depot>>]>,
     singles: Singles,
     idle: Idle,
@@ -215,7 +214,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         kept + self.with_depot(class, |depot| depot.free())
     }
 
-    /// The memory of its buffers.
     #[inline]
     pub(crate) fn memory(&self) -> &C {
         &self.memory

@@ -15,7 +15,6 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, LocalCpu, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Whether `iova` lies in a slot.
     #[inline]
     pub(crate) fn has_slot_at(&self, iova: Iova) -> bool {
         self.layout.find(iova).is_some()
@@ -49,8 +48,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Some(unsafe { self.unmap_slot(place, iova, len, copied) })
     }
 
-    /// Ends a mapping of `client`'s group with buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot). `None` if the pool has none at
-    /// the address.
+    /// Ends a mapping of `client`'s group with buffers and addresses of its own, as [`end_in_slot`](Self::end_in_slot). `None` if the pool
+    /// has none at the address.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).

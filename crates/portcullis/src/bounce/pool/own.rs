@@ -19,7 +19,6 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{Ordering, fence};
 
-/// A mapping of the map, and its claim.
 pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
 
 /// The end of direct mappings. (Mappings with buffers end strictly, as the buffers go back to an allocator.)
@@ -63,8 +62,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova(), len, way: Way::SingleUse, list: None })
     }
 
-    /// Enters the granules of `linked`, `bytes` bytes in all, and adds the mapping to the map. After an error the buffers of `parts` are free again, or
-    /// wait for a later trim.
+    /// Enters the granules of `linked`, `bytes` bytes in all, and adds the mapping to the map. After an error the buffers of `parts` are
+    /// free again, or wait for a later trim.
     ///
     /// # Safety
     /// 1. The buffers of `parts` came from `alloc`, and nothing but the pool's copies uses them.
@@ -140,8 +139,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Err(failed.error.into())
     }
 
-    /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its bytes of the original count as open until a
-    /// flush is confirmed, which the domain retries.
+    /// Leaves a mapping whose unmap is not confirmed, with its buffers and addresses, to a later trim. Its bytes of the original count as
+    /// open until a flush is confirmed, which the domain retries.
     fn wait_for_trim(&self, single: &Single) {
         let open = single.range.len().saturating_sub(self.bytes_of(&single.parts));
         if open > 0 {

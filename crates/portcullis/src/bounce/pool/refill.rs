@@ -19,9 +19,9 @@ const WORTH_COLLECTING: u64 = 8;
 const CHANGED_AT_ONCE: u64 = 16;
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// The fast path: takes a slot for `bytes` bytes from the CPU's loaded magazine, if its buffer is mapped for `kind` and was `group`'s before; then
-    /// calls `counted` with the CPU. With `FILLED`, the mapping will overwrite all of its bytes, so some may be a CPU's. Returns the slot's class, its
-    /// number and the slot. O(1), without an atomic read-modify-write.
+    /// The fast path: takes a slot for `bytes` bytes from the CPU's loaded magazine, if its buffer is mapped for `kind` and was `group`'s
+    /// before; then calls `counted` with the CPU. With `FILLED`, the mapping will overwrite all of its bytes, so some may be a CPU's.
+    /// Returns the slot's class, its number and the slot. O(1), without an atomic read-modify-write.
     #[inline(always)]
     pub(super) fn take_fast<const FILLED: bool>(
         &self,
@@ -64,8 +64,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         })
     }
 
-    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; takes the depot's lock once if a magazine must go
-    /// there.
+    /// Takes back a slot whose buffer is mapped for `kind`. O(1), without an atomic read-modify-write; takes the depot's lock once if a
+    /// magazine must go there.
     #[inline(always)]
     pub(super) fn give_back(&self, class: usize, kind: usize, index: usize) {
         self.give_back_counted(class, kind, index, |_| ());
@@ -129,9 +129,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         if taken.is_some() { Ok(taken) } else { self.refill(class, direction, group, search) }
     }
 
-    /// Takes a slot of `class` for `direction` where none was waiting: one with new memory, if the class has a slot without a buffer; else one of other
-    /// CPUs or another direction. `None` if all are in use, or too few are free to be worth the search. With new memory the slot's contents are
-    /// `group`'s, and zero; else they are of its earlier group.
+    /// Takes a slot of `class` for `direction` where none was waiting: one with new memory, if the class has a slot without a buffer; else
+    /// one of other CPUs or another direction. `None` if all are in use, or too few are free to be worth the search. With new memory the
+    /// slot's contents are `group`'s, and zero; else they are of its earlier group.
     ///
     /// Context: allocates memory and maybe tables. If the class is exhausted, waits for other CPUs' exclusive sections and one invalidation.
     #[cold]
@@ -157,8 +157,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(Some(index))
     }
 
-    /// Gives a slot memory, and maps it. On failure the slot goes back where it came from; or to a trim, if devices may still reach the memory; and it
-    /// leaks if another caller's translation was met at its addresses.
+    /// Gives a slot memory, and maps it. On failure the slot goes back where it came from; or to a trim, if devices may still reach the
+    /// memory; and it leaks if another caller's translation was met at its addresses.
     #[inline(never)]
     fn populate(
         &self,
@@ -193,8 +193,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         slot.set_phase(Phase::Torn);
         let piece = PhysSegment { phys: buffer, len: bytes };
         let range = self.layout.range_of(class, index);
-        // SAFETY: `link`'s clauses: the buffer came from `alloc` just now, in whole granules. Only the pool's copies, which allow for a device's accesses,
-        // use it until it is freed, after a confirmed unmap or never.
+        // SAFETY: `link`'s clauses: the buffer came from `alloc` just now, in whole granules. Only the pool's copies, which allow for a
+        // device's accesses, use it until it is freed, after a confirmed unmap or never.
         let linked = unsafe { self.domain.link(range, &[piece], direction.permissions().into(), None) };
         match linked {
             Ok(()) => {
@@ -248,8 +248,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         self.rebalance(class, direction, search)
     }
 
-    /// For an exhausted class: moves free slots of all CPUs to the depots, if the class has enough for `search`; and if none is for `direction`, evicts
-    /// some of the others. Returns whether there may be a slot now.
+    /// For an exhausted class: moves free slots of all CPUs to the depots, if the class has enough for `search`; and if none is for
+    /// `direction`, evicts some of the others. Returns whether there may be a slot now.
     #[inline(never)]
     pub(super) fn rebalance(&self, class: usize, direction: Direction, search: Search) -> bool {
         let free = self.cached_slots(class);

@@ -119,7 +119,6 @@ pub(super) struct Map {
     len: u64,
 }
 
-/// The same bound in the tree's terms.
 fn at_of(from: &Bound<Iova>) -> At<&Iova> {
     match from {
         Bound::Included(start) => At::Included(start),
@@ -157,7 +156,6 @@ impl Map {
         Self::remove_at(&mut self.tree.find_mut(&start), &mut self.len)
     }
 
-    /// Removes the first entry.
     pub(super) fn pop_first(&mut self) -> Option<Box<Entry>> {
         Self::remove_at(&mut self.tree.front_mut(), &mut self.len)
     }
@@ -168,7 +166,6 @@ impl Map {
         removed
     }
 
-    /// Removes the entries for which `keep` is `false`.
     pub(super) fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
         let mut at = self.tree.front_mut();
         while let Some(entry) = at.get() {
@@ -199,7 +196,6 @@ impl Map {
     }
 }
 
-/// What to do after an entry.
 pub(super) enum Look {
     /// Go on with the next.
     On,
@@ -209,25 +205,21 @@ pub(super) enum Look {
     Remove,
 }
 
-/// The map, and counters beside it.
 #[derive(Debug, Default)]
 pub(super) struct Singles {
-    /// The number of mappings: written under the lock, read without it. A caller with a mapping of its own reads 1 at least, as the count that included
-    /// it was stored before its address was handed out.
+    /// The number of mappings: written under the lock, read without it. A caller with a mapping of its own reads 1 at least, as the count
+    /// that included it was stored before its address was handed out.
     count: AtomicU64,
-    /// Claims made so far.
     claims: AtomicU64,
     map: Mutex<Map>,
 }
 
 impl Singles {
-    /// The number of mappings.
     #[inline]
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A number for a new claim.
     pub(super) fn next_number(&self) -> u64 {
         self.claims.fetch_add(1, Ordering::Relaxed)
     }
@@ -240,8 +232,8 @@ impl Singles {
         result
     }
 
-    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither is held for
-    /// long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
+    /// Calls `f` with one entry after the other, until it stops. Takes the lock, with a CPU lent, for 64 entries at a time, so that neither
+    /// is held for long. Mappings that come or go meanwhile may be missed. Begins at `from`, and leaves there where to go on.
     pub(super) fn visit<P: Platform>(
         &self,
         platform: &P,
@@ -282,7 +274,6 @@ pub(super) fn find(
     Ok(Some(entry.single.clone()))
 }
 
-/// A copy of `list`.
 pub(super) fn remember(list: &[PhysSegment]) -> Result<Vec<PhysSegment>, DmaMapError> {
     let mut copy = Vec::new();
     let pieces = list.len();

@@ -19,7 +19,6 @@ pub(super) const NO_GROUP: u64 = u64::MAX;
 /// when it is made shows none of them.
 pub(super) const CPU_BYTES: u64 = 1 << 32;
 
-/// There is no memory.
 const NO_BUFFER: u64 = u64::MAX;
 
 /// The phase of a slot's life.
@@ -81,8 +80,8 @@ impl Terms {
         !matches!(self.direction, Direction::ToDevice)
     }
 
-    /// Whether a sync copies in the direction `into`. It copies nothing into a buffer that the device only writes, even if the map did: that would undo
-    /// later writes of the device. (Nor does Linux's swiotlb.)
+    /// Whether a sync copies in the direction `into`. It copies nothing into a buffer that the device only writes, even if the map did:
+    /// that would undo later writes of the device. (Nor does Linux's swiotlb.)
     #[inline]
     pub(super) fn copies(&self, into: Toward) -> bool {
         match into {
@@ -113,7 +112,6 @@ impl Terms {
     }
 }
 
-/// One slot.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Slot {
@@ -145,7 +143,6 @@ pub(super) const fn link_to(index: usize) -> u64 {
     index as u64 + 1
 }
 
-/// The slot of a link.
 #[inline]
 pub(super) const fn index_of(link: u64) -> Option<usize> {
     match link.checked_sub(1) {
@@ -188,7 +185,6 @@ impl Slot {
         }
     }
 
-    /// Puts the slot into a phase that has no terms.
     #[inline]
     pub(super) fn set_phase(&self, phase: Phase) {
         self.state.set(phase as u64);
@@ -218,7 +214,6 @@ impl Slot {
         simple.then_some(((state >> DIRECTION_SHIFT & 3) as usize, state >> OFFSET_SHIFT))
     }
 
-    /// The terms of the slot's mapping; `None` if it is not lent.
     #[inline]
     pub(super) fn lent(&self) -> Option<Terms> {
         let state = self.state.get();
@@ -329,7 +324,6 @@ impl<T> Drop for Parked<T> {
 mod tests {
     use super::*;
 
-    /// Memory may begin at address 0.
     #[test]
     #[cfg(not(loom))]
     fn the_frame_at_0_is_a_buffer() {

@@ -52,8 +52,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(unsafe { self.fill(slot, (class, index), origin, terms.listed.then_some(list), (terms, copied)) })
     }
 
-    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at `origin` and is as long. The buffer is filled now,
-    /// if `copied`; else by a later sync.
+    /// Lends a slot to a mapping of `list`, or of `origin` where there is no list; a list begins at `origin` and is as long. The buffer is
+    /// filled now, if `copied`; else by a later sync.
     ///
     /// # Safety
     /// 1. As [`BounceDevice::map`](super::BounceDevice::map), clauses 1 and 3.
@@ -142,8 +142,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// The fast path: ends a mapping of one piece through a slot without a wipe or (except when `FILLED`) a copy-in, as nearly all are. Returns whether
-    /// it did; if not, nothing has changed. Calls `counted` with the CPU if that keeps the slot at once.
+    /// The fast path: ends a mapping of one piece through a slot without a wipe or (except when `FILLED`) a copy-in, as nearly all are.
+    /// Returns whether it did; if not, nothing has changed. Calls `counted` with the CPU if that keeps the slot at once.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -276,8 +276,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         unsafe { self.part(iova, false).and_then(|()| self.unmap_slow(Rule::Strictly, iova, 0)) }
     }
 
-    /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only reads, and for a
-    /// direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
+    /// Copies to the original the device's bytes among `len` bytes, from `offset` on, of the mapping at `iova`. For a device that only
+    /// reads, and for a direct mapping, it copies nothing, and costs a fence. Else O(len), and a step for each piece of a list.
     ///
     /// Context: allocates nothing, and waits only for the lock of the pool's map.
     ///
@@ -386,7 +386,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
     }
 }
 
-/// Stores a list in its slot.
 fn park(slot: &Slot, list: &[PhysSegment]) -> Result<(), DmaMapError> {
     let no_memory = |_| DmaMapError::OutOfMemory;
     let mut kept = slot.list.take().map_or_else(|| boxed(Pieces::default()), Ok).map_err(no_memory)?;

@@ -15,7 +15,6 @@ use crate::invalidation::Gather;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// How a list lies in granules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// All of its pieces touch for the device: only the first begins, and only the last ends, inside a granule.
@@ -113,8 +112,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(PoolMapping { iova: single.iova(), len: span, way: Way::Direct, list: Some((list, granule)) })
     }
 
-    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has one, a caller has ended that by number, and its owner
-    /// may still unmap it: such addresses leak, and others are taken.
+    /// Maps `list` by the domain, at addresses at which the pool's map has no mapping. Where it has one, a caller has ended that by number,
+    /// and its owner may still unmap it: such addresses leak, and others are taken.
     ///
     /// # Safety
     /// As [`BounceDevice::map`](super::BounceDevice::map).

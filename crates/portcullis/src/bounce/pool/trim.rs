@@ -14,9 +14,9 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Evicts idle buffers until at most `keep` bytes of them are left, and frees what earlier calls could not. Buffers in depots go first, the largest
-    /// first, and then those in per-CPU magazines. Returns the bytes that were freed. O(slots evicted + mappings with addresses of their own +
-    /// CPUs x classes).
+    /// Evicts idle buffers until at most `keep` bytes of them are left, and frees what earlier calls could not. Buffers in depots go first,
+    /// the largest first, and then those in per-CPU magazines. Returns the bytes that were freed. O(slots evicted + mappings with addresses
+    /// of their own + CPUs x classes).
     ///
     /// Context: waits for one invalidation, and, if CPUs' magazines hold more than `keep` bytes, for their exclusive sections: not for interrupt
     /// handlers. The caller holds no lock and no CPU. Allocates nothing.
@@ -51,7 +51,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         });
     }
 
-    /// The bytes by which idle buffers exceed `keep`.
     fn excess(&self, keep: u64) -> u64 {
         self.usage().cached_bytes.saturating_sub(keep)
     }
@@ -137,8 +136,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Waits until no device reaches the evicted buffers, and frees them, together with single-use buffers that wait for the same. Returns their bytes.
-    /// Unconfirmed buffers, and what a panic leaves undone, wait for a later trim.
+    /// Waits until no device reaches the evicted buffers, and frees them, together with single-use buffers that wait for the same. Returns
+    /// their bytes. Unconfirmed buffers, and what a panic leaves undone, wait for a later trim.
     pub(super) fn free_evicted(&self, evicted: &mut Evicted<'_, M, P, C>) -> Result<u64, InvalidationError> {
         let claim = self.try_again(&mut evicted.gather);
         if let Err(error) = self.confirm(&evicted.gather) {
@@ -176,8 +175,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
-    /// Unmaps everything, and frees it when that is confirmed, except the addresses of slots. Returns the slots in which another caller's translations
-    /// were met, now or before.
+    /// Unmaps everything, and frees it when that is confirmed, except the addresses of slots. Returns the slots in which another caller's
+    /// translations were met, now or before.
     fn leave(&self) -> Result<u64, InvalidationError> {
         // Leaks the addresses of mappings that are left in the map: all of them, if something below panics or fails.
         let _leaving = Guard::new(|| self.lose_singles());

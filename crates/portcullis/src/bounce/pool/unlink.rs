@@ -9,7 +9,6 @@ use crate::pgtable::Unmapped;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bytes that the mapper could not unmap.
 #[derive(Debug, Default)]
 pub(super) struct StillMapped(AtomicU64);
 
@@ -25,9 +24,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         bytes == range.len()
     }
 
-    /// Waits until no device reaches what is in `gather`. If the mapper ever failed to remove a mapping of the pool's, returns an error from then on.
-    /// What was mapped as a whole can be unmapped as a whole, so such a mapper has broken its contract; it is unknown which memory is safe, and none is
-    /// freed.
+    /// Waits until no device reaches what is in `gather`. If the mapper ever failed to remove a mapping of the pool's, returns an error
+    /// from then on. What was mapped as a whole can be unmapped as a whole, so such a mapper has broken its contract; it is unknown which
+    /// memory is safe, and none is freed.
     pub(super) fn confirm(&self, gather: &Gather) -> Result<(), InvalidationError> {
         self.domain.confirm(gather)?;
         // Relaxed: this caller has set it, or the one that handed over its slots.

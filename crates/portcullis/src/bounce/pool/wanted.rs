@@ -17,7 +17,6 @@ pub(super) enum Search {
     AnyFree,
 }
 
-/// A kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Slots of a class whose buffers are mapped for this direction.
@@ -40,7 +39,6 @@ impl Wanted {
     }
 }
 
-/// The bits of the work left.
 #[derive(Debug)]
 pub(super) struct Wants(AtomicU64);
 

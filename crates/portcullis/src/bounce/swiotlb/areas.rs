@@ -19,7 +19,6 @@ use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 /// No area has this number. (Areas are aligned.)
 const ABSENT: u64 = u64::MAX;
-/// The area is being added or removed.
 const CHANGING: u64 = u64::MAX - 1;
 
 /// An area's address and metadata. All CPUs read it; only growing and shrinking write it.
@@ -37,7 +36,6 @@ struct Space {
     bits: Mutex<Bits>,
 }
 
-/// All areas of a pool.
 #[derive(Debug)]
 pub(super) struct Areas {
     heads: Box<[Head]>,
@@ -100,7 +98,6 @@ impl Areas {
         })
     }
 
-    /// The binary logarithm of an area's slots.
     #[inline]
     fn bits(&self) -> u32 {
         self.area_shift - self.slot_shift
@@ -154,7 +151,8 @@ impl Areas {
     #[inline]
     fn metadata(&self, area: usize) -> Option<&[SlotMeta]> {
         let metadata = self.heads.get(area)?.metadata.load(Ordering::Acquire);
-        // SAFETY: a non-null pointer is to the metadata of all slots of an area, allocated until `self` is dropped, and used by shared reference only.
+        // SAFETY: a non-null pointer is to the metadata of all slots of an area, allocated until `self` is dropped, and used by shared
+        // reference only.
         (!metadata.is_null()).then(|| unsafe { core::slice::from_raw_parts(metadata, 1 << self.bits()) })
     }
 
@@ -172,8 +170,8 @@ impl Areas {
     #[inline]
     fn metadata_of(&self, area: Leads<SlotMeta>, phys: PhysAddr) -> Option<&SlotMeta> {
         let index = (phys.get() & self.inside) >> self.slot_shift;
-        // SAFETY: only `add` gives the directory pointers: each is to the metadata of all slots of an area, allocated until `self` is dropped and used
-        // by shared reference only; and the index is less than the number of slots.
+        // SAFETY: only `add` gives the directory pointers: each is to the metadata of all slots of an area, allocated until `self` is
+        // dropped and used by shared reference only; and the index is less than the number of slots.
         (!area.to.is_null()).then(|| unsafe { &*area.to.add(index as usize) })
     }
 
@@ -359,8 +357,8 @@ impl Areas {
         self.spaces[area].free.store(bits.free(), Ordering::Relaxed);
     }
 
-    /// Makes the slots of the area number `area` unavailable, if all are free and more than `least` areas are there. `None` if not; dropping the result
-    /// opens the area again. Takes the area's lock.
+    /// Makes the slots of the area number `area` unavailable, if all are free and more than `least` areas are there. `None` if not;
+    /// dropping the result opens the area again. Takes the area's lock.
     pub fn close(&self, area: usize, least: usize) -> Option<Shut<'_>> {
         let space = &self.spaces[area];
         let mut bits = space.bits.lock();
@@ -383,12 +381,13 @@ impl Areas {
         let base = head.base.swap(CHANGING, Ordering::Acquire);
         let _changing = Guard::new(|| head.base.store(ABSENT, Ordering::Release));
         self.directory.remove(base >> self.area_shift, area);
-        // SAFETY: `add` got these frames from this memory, together. They hold no mapping, so no device uses them, and the closed area gives no slots.
+        // SAFETY: `add` got these frames from this memory, together. They hold no mapping, so no device uses them, and the closed area
+        // gives no slots.
         unsafe { memory.free(PhysAddr::new(base), (self.area_bytes() / FRAME_SIZE) as usize) };
     }
 
-    /// The bytes of metadata and of what leads to it, beside the areas: of all areas that there may be, except for slots' metadata, which comes with an
-    /// area.
+    /// The bytes of metadata and of what leads to it, beside the areas: of all areas that there may be, except for slots' metadata, which
+    /// comes with an area.
     pub fn metadata_bytes(&self) -> usize {
         let metadata =
             self.heads.iter().filter(|head| !head.metadata.load(Ordering::Relaxed).is_null()).count();

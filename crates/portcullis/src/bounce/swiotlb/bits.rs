@@ -8,7 +8,6 @@ use alloc::boxed::Box;
 
 use crate::heap::{OutOfMemory, slice};
 
-/// Slots in a word.
 pub(super) const WORD_SLOTS: usize = u64::BITS as usize;
 
 /// The order of the longest run that shifts find: it fills a word.
@@ -68,8 +67,8 @@ impl Bits {
         empty
     }
 
-    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with the first slot of each, at most `most` times. Returns
-    /// the number of runs.
+    /// Takes runs of 2^`order` slots, each aligned to its size, lowest first, and calls `out` with the first slot of each, at most `most`
+    /// times. Returns the number of runs.
     pub fn take_runs(&mut self, order: u32, most: usize, mut out: impl FnMut(usize)) -> usize {
         let mut count = 0;
         if order > WORD_ORDER {

@@ -8,7 +8,6 @@ use super::bits::WORD_SLOTS;
 use super::directory::AREAS;
 use super::slot_meta::LEN_BITS;
 
-/// Bytes of the largest area.
 const MOST_AREA_BYTES: u64 = 1 << LEN_BITS;
 
 /// The configuration of a [pool](super::Swiotlb). All sizes in bytes.
@@ -98,13 +97,11 @@ impl Constraints {
         }
     }
 
-    /// The highest address that the device can put on the bus.
     #[inline]
     pub(super) const fn reach(&self) -> u64 {
         self.reach
     }
 
-    /// The mask of low bits to keep.
     #[inline]
     pub(super) const fn min_align(&self) -> u64 {
         self.min_align

@@ -23,7 +23,6 @@ pub(super) struct Cpu {
     pub joined: LocalU64,
 }
 
-/// The free runs of one size.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Size {

@@ -16,11 +16,8 @@ use crate::broken::broken;
 use crate::heap::{OutOfMemory, slice};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// A place that was never used.
 const NEVER: u64 = u64::MAX;
-/// A place whose area was removed.
 const GONE: u64 = u64::MAX - 1;
-/// A place that is being filled.
 const FILLING: u64 = u64::MAX - 2;
 
 /// The bits of an entry for the area's number. The others have room for the key of any memory, which ends below 2^52.
@@ -43,7 +40,6 @@ struct Place<T> {
     has: AtomicPtr<T>,
 }
 
-/// The area of an address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Leads<T> {
     pub area: usize,
@@ -80,7 +76,6 @@ impl<T> Directory<T> {
         size_of_val(&*self.places)
     }
 
-    /// The number of the first place for `key`.
     #[inline]
     fn first(&self, key: u64) -> usize {
         // Fibonacci hashing: neighbouring areas lie apart.
@@ -225,7 +220,6 @@ mod tests {
         });
     }
 
-    /// Two areas are added at the same time.
     #[test]
     fn two_come_at_once() {
         loom::model(|| {

@@ -6,7 +6,6 @@ use crate::guard::Guard;
 use crate::platform::{CopyMemory, Platform};
 use crate::sync::Ordering;
 
-/// No time is set.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// Slots that were found for a mapping. Dropping it frees them.
@@ -20,7 +19,6 @@ pub(super) struct Found<'a, P: Platform, C: CopyMemory> {
 }
 
 impl<P: Platform, C: CopyMemory> Found<'_, P, C> {
-    /// Keeps the slots: they are a mapping's now.
     #[inline(always)]
     pub(super) fn done(self) {
         core::mem::forget(self);
@@ -37,7 +35,6 @@ impl<P: Platform, C: CopyMemory> Drop for Found<'_, P, C> {
 }
 
 impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
-    /// Guards the run of `meta`, which the caller has taken.
     #[inline(always)]
     pub(super) fn found<'a>(&'a self, meta: &'a SlotMeta, class: u32, offset: u64) -> Found<'a, P, C> {
         Found { pool: self, meta, class, offset }

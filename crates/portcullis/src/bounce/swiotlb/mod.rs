@@ -92,7 +92,6 @@ pub struct Swiotlb<P: Platform, C: CopyMemory> {
     /// Counts frees that a caller may wait for.
     freed: AtomicU64,
     growth_asked: AtomicBool,
-    /// The time at which to look for idle areas.
     trim_at_ns: AtomicU64,
     idle_ns: u64,
 }

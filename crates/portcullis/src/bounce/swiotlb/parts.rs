@@ -27,8 +27,8 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         unsafe { self.map_piece(original, direction, constraints) }
     }
 
-    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies the device's bytes to the buffer, if the device writes.
-    /// O(length).
+    /// Ends the mapping of `len` bytes at `phys`, which [`map`](Self::map) returned, and copies the device's bytes to the buffer, if the
+    /// device writes. O(length).
     ///
     /// Context: never allocates, never waits.
     ///

@@ -40,7 +40,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         }
     }
 
-    /// Asks the timer to look for idle areas after `idle_ns`.
     fn trim_later(&self) {
         let untimed = self.untimed();
         let at = self.platform.now_ns().saturating_add(self.idle_ns).min(NEVER - 1);

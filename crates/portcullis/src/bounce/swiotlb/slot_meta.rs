@@ -29,22 +29,18 @@ const FREE: u64 = 0;
 const MAPPED: u64 = 1;
 const INSIDE: u64 = 2;
 
-/// The metadata of one slot.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(super) struct SlotMeta {
-    /// The lowest two bits tell a mapping, a slot inside a run and a free run apart. A mapping has its direction at bit 2, the class at bit 4, the offset
-    /// at bit 8, and the length less one above that; a slot inside a run has the distance to the first slot at bit 2.
+    /// The lowest two bits tell a mapping, a slot inside a run and a free run apart. A mapping has its direction at bit 2, the class at bit
+    /// 4, the offset at bit 8, and the length less one above that; a slot inside a run has the distance to the first slot at bit 2.
     word: AtomicU64,
-    /// The address of the driver's buffer.
     original: AtomicU64,
     /// The next run on a list. For a mapped odd run, its number of slots: no pointer.
     next: AtomicPtr<SlotMeta>,
-    /// The address at which the slot begins.
     address: AtomicU64,
 }
 
-/// A mapping, as recorded.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub original: PhysAddr,
@@ -56,7 +52,6 @@ pub(super) struct Mapping {
     pub class: u32,
 }
 
-/// The state of a slot, as recorded.
 pub(super) enum Says {
     Mapped(Mapping),
     /// The run's first slot is *n* slots before this one.
@@ -174,8 +169,8 @@ impl List {
     /// 1. All metadata that is ever put onto the list lives as long as 'a.
     #[inline]
     pub unsafe fn take<'a>(&self) -> Option<&'a SlotMeta> {
-        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive by clause 1 and used by shared reference only. (The link of
-        // an odd run is no pointer, but an odd run is on no list.)
+        // SAFETY: the pointer is null, or was made of a reference to metadata that is alive by clause 1 and used by shared reference only.
+        // (The link of an odd run is no pointer, but an odd run is on no list.)
         let meta: &'a SlotMeta = unsafe { self.first.load(Ordering::Acquire).as_ref() }?;
         self.first.store(meta.next.load(Ordering::Relaxed), Ordering::Relaxed);
         self.count.set(self.count.get() - 1);

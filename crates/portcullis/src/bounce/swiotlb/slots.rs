@@ -1,11 +1,12 @@
 //! Taking slots and freeing them: from the CPU's magazines first, then the areas, then more memory, then other CPUs' magazines.
 //!
 //! # No caller waits in vain
-//! The count of frees is the token. A caller that fails has read the token first, and has emptied all magazines, or knows that no magazine was granted
-//! room since another caller emptied them (`scarce`). Without room, a free goes to an area and moves the token on. The free that grants room again
-//! first clears `scarce`, then frees, and then moves the token on, with release. So a caller with an earlier token is told, and a caller that has
-//! read the new one (with acquire) knows that magazines are in use, and empties them. Adding an area moves the token on, too, and so does making
-//! room for one by removing another. So the caller, after it has read the token, both searches and tries to grow the pool.
+//! The count of frees is the token. A caller that fails has read the token first, and has emptied all magazines, or knows that no magazine
+//! was granted room since another caller emptied them (`scarce`). Without room, a free goes to an area and moves the token on. The free
+//! that grants room again first clears `scarce`, then frees, and then moves the token on, with release. So a caller with an earlier token
+//! is told, and a caller that has read the new one (with acquire) knows that magazines are in use, and empties them. Adding an area moves
+//! the token on, too, and so does making room for one by removing another. So the caller, after it has read the token, both searches and
+//! tries to grow the pool.
 
 use super::Pressure;
 use super::areas::OddRun;
@@ -26,7 +27,6 @@ const ENOUGH: u64 = 4;
 /// The magazines of one size may hold 1/`LIST_SHARE` of the pool on all CPUs together.
 const LIST_SHARE: u64 = 8;
 
-/// A mapping's request for slots.
 pub(super) struct Want<'a> {
     /// The order of the smallest aligned run that has room.
     pub order: u32,
@@ -233,7 +233,6 @@ impl<P: Platform, C: CopyMemory> Swiotlb<P, C> {
         });
     }
 
-    /// Gives a run that is on no list back to its area.
     pub(super) fn give_to_area(&self, meta: &SlotMeta, class: u32) {
         let slots = if class == ODD { meta.odd_slots() } else { 1 << class };
         self.areas.give([meta], slots);

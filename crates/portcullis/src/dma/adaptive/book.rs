@@ -1,6 +1,5 @@
-//! What copying and mapping cost, and which of them is chosen. The choice changes only where the
-//! other way was cheaper by an eighth several times in a row. This is plain arithmetic, without
-//! locks or clocks.
+//! The costs of copying and of mapping, and the choice between them. The choice changes only after the other way was cheaper by an eighth several
+//! times in a row. Plain arithmetic, without locks or clocks.
 
 use crate::addr::Direction;
 use crate::dma::mapping::Choice;
@@ -8,25 +7,25 @@ use crate::dma::mapping::Choice;
 /// The binary logarithm of the largest size of the smallest class.
 const LEAST_SHIFT: u32 = 9;
 
-/// One mapping in `TIMED` of a size is timed, once there were four times as many. The number is prime, so that no pattern of a
-/// driver's hides behind it.
+/// One mapping in `TIMED` of a size is timed, once there were four times as many. The number is prime, so that no pattern of a driver hides
+/// behind it.
 const TIMED: u64 = 61;
 
-/// Of the mappings of a size, the first that is timed: those before it warm up tables and buffers.
+/// The first timed mapping of a size: the ones before it warm up tables and buffers.
 pub(super) const FIRST_TIMED: u64 = 8;
 
-/// Returns how many mappings of a size there are from one that is timed to the next, when `made` were made: a quarter, so
-/// that the four samples which change a choice come before there are two and a half times as many.
+/// Sampling interval after `made` mappings: `made / 4`, at least 1, at most [`TIMED`]. So the four samples that change a choice come before there are
+/// two and a half times as many mappings.
 pub(crate) fn pause_after(made: u64) -> u64 {
     (made / 4).clamp(1, TIMED)
 }
 
-/// Returns how many classes mappings of up to `threshold` bytes have. (Two of each and direction have numbers of 8 bits.)
+/// The number of classes for mappings of up to `threshold` bytes. (Two of each and direction have numbers of 8 bits.)
 pub(crate) fn classes(threshold: u64) -> usize {
     (class_of(threshold.max(1), usize::MAX).unwrap_or(0) + 1).min(42)
 }
 
-/// Returns the class of mappings of `len` bytes; `None` for more bytes than the last of `classes` holds, and for 0 bytes, which count as 2^64.
+/// The class of mappings of `len` bytes; `None` above the last of `classes`, and for 0 bytes, which count as 2^64.
 #[inline]
 pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
     let shift = u64::BITS - len.wrapping_sub(1).leading_zeros();
@@ -39,22 +38,21 @@ pub(super) const fn most_bytes(class: usize) -> u64 {
     1 << (LEAST_SHIFT as usize + class)
 }
 
-/// Samples that a mean stands for at the most: older ones fade.
+/// The most samples for which a mean stands: older ones fade.
 const WEIGHT: u64 = 8;
 
-/// Samples of both halves without which a way's cost is not known.
+/// Samples of both halves below which a way's cost is unknown.
 const ENOUGH: u64 = 4;
 
-/// At most one timed mapping in `PROBE` goes the other way, where that way's cost is known.
+/// At most one timed mapping in `PROBE` goes the other way, if that way's cost is known.
 const PROBE: u64 = 64;
 
-/// At most one timed mapping in `EAGER_PROBE` goes the other way, where that way's cost is not known.
+/// At most one timed mapping in `EAGER_PROBE` goes the other way, if that way's cost is unknown.
 const EAGER_PROBE: u64 = 4;
 
-/// What probes take in addition is at most this part of the time that mappings take, besides one probe.
+/// Probes cost at most this part of the mappings' time on top, besides one probe.
 const PROBES_SHARE: u64 = 128;
 
-/// How many times in a row the other way must look better.
 const PATIENCE: u32 = 4;
 
 /// A running mean in sixteenths of a nanosecond.
@@ -65,18 +63,16 @@ struct Mean {
 }
 
 impl Mean {
-    /// Returns the sample, in sixteenths, as far as it counts.
+    /// Adds a sample; returns the part of it that counts, in sixteenths.
     fn add(&mut self, ns: u64) -> u64 {
         let mut sample = ns.min(u64::from(u32::MAX)) * 16;
-        // Where an interrupt or the scheduler came in the middle of a call, its time says nothing
-        // of it: so a sample counts for four times the mean and 64 ns at the most.
+        // An interrupt or the scheduler may have come in the middle of a call. So a sample counts for at most four times the mean and 64 ns.
         let most = |usual: u64| 4 * usual + 16 * 64;
         if self.samples > 0 {
             sample = sample.min(most(self.sixteenths));
         }
         if self.samples < ENOUGH && self.samples > 0 {
-            // That may have happened to the first calls: so the mean of these is limited likewise,
-            // by the new sample.
+            // That may have happened to the first calls: so the new sample limits their mean likewise.
             self.sixteenths = self.sixteenths.min(most(sample));
         }
         self.samples += 1;
@@ -90,14 +86,12 @@ impl Mean {
     }
 }
 
-/// Which half of a mapping's life was timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
     Map,
     Unmap,
 }
 
-/// What one way costs.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     map: Mean,
@@ -123,27 +117,24 @@ impl Cost {
     }
 }
 
-/// What was chosen for mappings of one size and direction, and why.
+/// The choice for mappings of one size and direction, and its reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explained {
-    /// The largest mapping that this is about, in bytes. The smallest is half of that and one byte
-    /// more, or one byte in the smallest size.
+    /// The largest mapping of the size, in bytes. The smallest has half of that and one byte more; in the smallest size, one byte.
     pub most_bytes: u64,
     /// Their direction.
     pub direction: Direction,
-    /// Whether it is about mappings that share a granule with other data, of which mapping is to
-    /// map the middle and copy the ends.
+    /// Whether these mappings share a granule with other data: then mapping means to map the middle and copy the ends.
     pub shared: bool,
-    /// Whether mappings are copied now, where the device may be given either. The choice changes
-    /// only for a clear difference in cost, so the other way may be a little cheaper by now.
+    /// Whether mappings are copied now, if the device may be given either. The choice changes only for a clear difference in cost, so the other
+    /// way may be a little cheaper by now.
     pub copies: bool,
-    /// What it costs to copy, in nanoseconds: to make a mapping, and to end one, with all waits for
-    /// hardware. Both are running means of the latest samples; `None` as long as they are not
-    /// known.
+    /// The cost of copying in nanoseconds, to make a mapping and to end one, with all waits for hardware. Both are running means of the latest
+    /// samples; `None` while unknown.
     pub copy_ns: Option<(u64, u64)>,
-    /// What it costs to map, likewise.
+    /// The cost of mapping, likewise.
     pub map_ns: Option<(u64, u64)>,
-    /// Mappings copied so far, those included that had to be, so that an untrusted device sees nothing else.
+    /// Mappings copied so far, including those that had to be copied so that an untrusted device sees nothing else.
     pub copied: u64,
     /// Mappings mapped so far.
     pub mapped: u64,
@@ -157,19 +148,18 @@ pub(crate) struct Cell {
     choice: Choice,
     copy: Cost,
     map: Cost,
-    /// How many times in a row the other way looked better.
     against: u32,
     switches: u64,
-    /// Timed mappings since the last that went the other way.
+    /// Timed mappings since the last probe.
     turns: u64,
-    /// Time that probes may take yet in addition, in sixteenths of a nanosecond.
+    /// The time that probes may still cost on top, in sixteenths of a nanosecond.
     left: i64,
-    /// The end of a probe has not been noted yet.
+    /// A probe has not ended yet.
     probing: bool,
 }
 
 impl Default for Cell {
-    /// Copying is what protects to the byte, so it is what an unknown machine begins with.
+    /// Copying protects to the byte, so an unknown machine begins with it.
     fn default() -> Self {
         let (copy, map) = (Cost::default(), Cost::default());
         Self { choice: Choice::Copy, copy, map, against: 0, switches: 0, turns: 0, left: 0, probing: false }
@@ -184,8 +174,7 @@ impl Cell {
         }
     }
 
-    /// The way that the next timed mapping takes: the chosen one, but for a probe now and then. It
-    /// stands for `mappings`, of whose time probes have their share.
+    /// The way of the next timed mapping: the chosen one, or a probe now and then. It stands for `mappings`, of whose time probes have their share.
     pub(crate) fn turn(&mut self, mappings: u64) -> Choice {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let ours = ours.unwrap_or(0);
@@ -199,14 +188,13 @@ impl Cell {
         self.choice.other()
     }
 
-    /// Whether to copy where mapping would be to wait for the hardware alone, `wait_ns`: what copying costs is not known, or
-    /// known to be less.
+    /// Whether to copy a buffer that would otherwise be mapped with a wait of its own, `wait_ns`: if the cost of copying is unknown, or less.
     pub(super) fn copies_rather_than_wait(&self, wait_ns: u64) -> bool {
         let waiting = self.map.map.sixteenths.saturating_add(wait_ns.saturating_mul(16));
         self.copy.total().is_none_or(|copying| copying < waiting)
     }
 
-    /// Notes that half of a mapping which went `way` took `ns`. Returns the choice from now on.
+    /// Notes that half of a mapping by `way` took `ns`. Returns the choice from now on.
     pub(crate) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let usual = self.cost(self.choice).half(half).sixteenths;
         let took = self.cost(way).half(half).add(ns);
@@ -220,8 +208,7 @@ impl Cell {
         self.choice
     }
 
-    /// Changes the choice where the other way is cheaper by an eighth, and was so [`PATIENCE`]
-    /// times in a row.
+    /// Changes the choice if the other way is cheaper by an eighth, and was so [`PATIENCE`] times in a row.
     fn judge(&mut self) {
         let (ours, other) = (self.cost(self.choice).total(), self.cost(self.choice.other()).total());
         let better = matches!((ours, other), (Some(ours), Some(other)) if 8 * other < 7 * ours);
@@ -231,7 +218,7 @@ impl Cell {
         }
     }
 
-    /// Takes the cheaper way by what is known now, without hysteresis: the end of the first measurement.
+    /// Chooses the cheaper way by the present means, without hysteresis, and resets the counts: the end of the first measurement.
     pub(super) fn begin(&mut self) -> Choice {
         let (copy, map) = (self.copy.total(), self.map.total());
         self.choice = if matches!((copy, map), (Some(copy), Some(map)) if map < copy) {
@@ -249,13 +236,12 @@ impl Cell {
         self.switches += 1;
     }
 
-    /// The way that is chosen.
     #[inline]
     pub(super) fn choice(&self) -> Choice {
         self.choice
     }
 
-    /// Explains the choice to a person. `counts` are the mappings that went each way.
+    /// Explains the choice. `counts` are the mappings that went each way.
     pub(super) fn explain(
         &self,
         class: usize,
@@ -287,7 +273,7 @@ mod tests {
         })
     }
 
-    /// A mean stands for eight samples at the most: of an older one an eighth goes with each.
+    /// A mean stands for eight samples at the most: each sample replaces an eighth.
     #[test]
     fn older_samples_fade() {
         let mut mean = Mean::default();
@@ -300,7 +286,7 @@ mod tests {
         assert_eq!(mean.ns(), 110, "the hundredth is an eighth");
         mean.add(110);
         assert_eq!(mean.ns(), 110);
-        // What an interrupt came in the middle of counts for four times the mean and 64 ns.
+        // A sample that an interrupt hit counts for four times the mean and 64 ns.
         assert_eq!(mean.add(1_000_000), 16 * (4 * 110 + 64));
     }
 
@@ -315,7 +301,6 @@ mod tests {
         assert_eq!(cell.copy.seen(), Some((10, 5)));
     }
 
-    /// Whatever was counted before.
     #[test]
     fn a_cell_that_begins_has_counted_nothing() {
         let (against, turns, left, probing) = (3, 5, 7, true);
@@ -324,7 +309,7 @@ mod tests {
         assert_eq!((cell.against, cell.turns, cell.left, cell.probing), (0, 0, 0, false));
     }
 
-    /// Also where one half has been timed often.
+    /// Also if one half has been timed often.
     #[test]
     fn a_way_of_which_one_half_is_not_known_is_not_chosen_nor_explained() {
         for (many, few) in [(Half::Map, Half::Unmap), (Half::Unmap, Half::Map)] {
@@ -346,7 +331,7 @@ mod tests {
         assert_eq!(cell.choice, Choice::Copy, "a tenth is not worth a change");
         feed(&mut cell, Choice::Map, (10, 10), 64);
         assert_eq!((cell.choice, cell.switches), (Choice::Map, 1));
-        // Now copying has to be clearly cheaper.
+        // Now copying must be clearly cheaper.
         feed(&mut cell, Choice::Copy, (10, 9), 64);
         assert_eq!(cell.choice, Choice::Map);
         feed(&mut cell, Choice::Copy, (5, 5), 64);
@@ -375,7 +360,7 @@ mod tests {
         assert_eq!((cell.against, cell.choice), (0, Choice::Copy));
     }
 
-    /// The next probe, and a change back, come no sooner than for a queue that has begun with that way.
+    /// The next probe, and a change back, come no sooner than in a queue that has begun with that way.
     #[test]
     fn after_a_change_all_is_counted_from_the_beginning() {
         let mut cell = Cell::default();
@@ -418,8 +403,8 @@ mod tests {
         assert_eq!(probes(&mut cell), 10);
     }
 
-    /// Counts what mappings cost whose halves cost `of` each, by the number of timed ones that were made, and what those of
-    /// them cost in addition that went the dearer way by turn; and the most that a single one of these did.
+    /// Lets `timed` mappings run whose halves cost `of` each. Returns the cost of all mappings, the extra cost of timed ones that went the
+    /// dearer way, and the largest extra cost of one of these.
     fn probed(cell: &mut Cell, timed: u64, of: impl Fn(u64, Choice) -> u64) -> (u64, u64, u64) {
         let (mut all, mut extra, mut most, mut probes) = (0, 0, 0, 0);
         let mut made = FIRST_TIMED - 1;

@@ -1,32 +1,30 @@
-//! What a commit of a ring costs each of its descriptors: its time, shared out among as many as end
-//! from one commit to the next, even while most of them are copied.
+//! The cost of a ring's commit for each descriptor: its time, divided among the descriptors that end between two commits, even while most of them are
+//! copied.
 
 /// The mean number of descriptors is one of about `WEIGHT` samples: older ones fade.
 const WEIGHT: u64 = 8;
 
-/// What commits took lately, and how many descriptors share a commit.
+/// The recent cost of commits, and the number of descriptors that share one.
 ///
-/// Descriptors are counted when they end, whether they were mapped or copied. So it is known how
-/// full commits would be if all descriptors were mapped, even while all are copied.
+/// Descriptors are counted when they end, whether they were mapped or copied. So it is known how full commits would be if all were mapped, even while
+/// all are copied.
 #[derive(Debug)]
 pub(super) struct Commits {
     batch: u64,
-    /// What a commit takes, in nanoseconds.
     ns: u64,
     /// Descriptors for each commit, in sixteenths.
     sixteenths: u64,
-    /// Descriptors that have ended since that mean took its last sample.
+    /// Descriptors that have ended since the mean took its last sample.
     ended: u64,
 }
 
 impl Commits {
-    /// Nothing is known yet: full batches are expected, of `batch` descriptors.
+    /// Expects full batches of `batch` descriptors.
     pub(super) fn new(batch: usize) -> Self {
         let batch = batch.max(1) as u64;
         Self { batch, ns: 0, sixteenths: batch * 16, ended: 0 }
     }
 
-    /// Notes that one more descriptor has ended.
     #[inline]
     pub(super) fn count(&mut self) {
         self.ended += 1;
@@ -35,8 +33,7 @@ impl Commits {
         }
     }
 
-    /// Notes that the queue has no more descriptors for now, and that those which wait are about to
-    /// be committed.
+    /// Notes that the queue is idle, and that waiting descriptors are about to be committed.
     pub(super) fn idle(&mut self) {
         if self.ended > 0 {
             self.sample();
@@ -48,19 +45,17 @@ impl Commits {
         self.sixteenths = (self.sixteenths * (WEIGHT - 1) + ended * 16) / WEIGHT;
     }
 
-    /// Notes that a commit took `ns`. Commits are rare where little is mapped, so the latest two
-    /// make three quarters of the mean.
+    /// Notes that a commit took `ns`. Commits are rare where little is mapped, so the latest two make three quarters of the mean.
     pub(super) fn note(&mut self, ns: u64) {
         let before = self.ns;
         self.ns = if before == 0 { ns } else { before / 2 + ns.min(before.saturating_mul(8)) / 2 };
     }
 
-    /// Returns what a commit takes, in nanoseconds.
     pub(super) fn ns(&self) -> u64 {
         self.ns
     }
 
-    /// Returns one descriptor's share of a commit, in nanoseconds.
+    /// One descriptor's share of a commit, in nanoseconds.
     pub(super) fn share(&self) -> u64 {
         self.ns.saturating_mul(16) / self.sixteenths.max(16)
     }
@@ -78,7 +73,7 @@ mod tests {
         commits.idle();
         commits.note(3200);
         assert_eq!(commits.share(), 100, "as in a full batch");
-        // A queue that falls idle with every fourth.
+        // A queue that falls idle with every fourth descriptor.
         for n in 0..400 {
             commits.count();
             if n % 4 == 3 {

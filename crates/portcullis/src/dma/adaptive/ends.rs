@@ -1,6 +1,5 @@
-//! Slots of the pool that stand in, in the ring, for the ends of lists that share a granule with
-//! other data. A slot goes back to the pool only after a commit by which no device reaches it
-//! through the ring any more.
+//! Slots of the pool that replace, in the ring, the ends of lists that share a granule with other data. A slot goes back to the pool only
+//! after a commit by which no device reaches it through the ring any more.
 
 use alloc::vec::Vec;
 use core::mem::forget;
@@ -14,7 +13,6 @@ use crate::platform::{CopyMemory, Platform};
 /// A list whose ends are in slots. Each slot is known by its address in the pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
-    /// Bytes of the list.
     len: u64,
     cut: Cut,
     head: Option<Iova>,
@@ -22,7 +20,6 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// Bytes of the list.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -35,15 +32,12 @@ impl Taken {
 #[derive(Debug)]
 pub(super) struct Ends<M: Mapper, P: Platform, C: CopyMemory> {
     device: BounceDevice<M, P, C>,
-    /// What the ring is to map in the place of the list at hand.
+    /// What the ring maps in place of the current list.
     linked: Vec<PhysSegment>,
-    /// Lists that are mapped, by their number.
     made: Vec<Taken>,
-    /// Numbers without a list.
     free: Vec<u32>,
-    /// How many lists are mapped.
     live: usize,
-    /// Slots that devices may reach through the ring until the next commit. There is room for those of all lists.
+    /// Slots that devices may reach through the ring until the next commit. There is room for the slots of all lists.
     waiting: Vec<Iova>,
 }
 
@@ -57,20 +51,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.device.pool()
     }
 
-    /// What the ring is to map in the place of the list that was [taken](Self::take) last.
+    /// What the ring maps in place of the list that was [taken](Self::take) last.
     pub(super) fn linked(&self) -> &[PhysSegment] {
         &self.linked
     }
 
-    /// Puts the ends of `list` into slots. Returns `None` where the list has no whole granules
-    /// between them, and where there are no slots, or there is no memory for notes. What it returns
-    /// is [kept](Self::keep) or [refused](Self::refuse) by the next call.
+    /// Puts the ends of `list` into slots. `None` if the list has no whole granules between them, and without slots or memory for notes.
+    /// The next call [keeps](Self::keep) or [refuses](Self::refuse) the result.
     ///
-    /// O(pieces), and a copy of the ends. Allocates where the queue has more lists at once, or a
-    /// longer one, than ever before, and where no slot waits.
+    /// O(pieces), and a copy of the ends. Allocates if the queue has more lists at once, or a longer one, than ever before, and if no slot is idle.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`], until [`end`](Self::end) or [`refuse`](Self::refuse) has returned.
+    /// As [`BounceDevice::map`], clauses 1 to 3, until [`end`](Self::end) or [`refuse`](Self::refuse) has returned.
     pub(super) unsafe fn take(
         &mut self,
         list: &[PhysSegment],
@@ -90,7 +82,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         let head = PhysSegment { phys: first.phys, len: cut.head };
         let tail = PhysSegment { phys: last.phys.checked_add(last.len - cut.tail)?, len: cut.tail };
         if cut.head > 0 {
-            // SAFETY: the caller's promise, for a part of the list.
+            // SAFETY: clauses 1 to 3 are the caller's, for a part of the list.
             taken.head = unsafe { self.lend(head, direction, attributes) };
         }
         cut.push_middle(list, &mut self.linked);
@@ -106,7 +98,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         Some(taken)
     }
 
-    /// Lends `end` a slot, which waits from now on, and adds its memory to what is to be mapped.
+    /// Lends `end` a slot, which waits from now on, and adds its memory to what the ring maps.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -116,14 +108,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         direction: Direction,
         attributes: Attributes,
     ) -> Option<Iova> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let iova = unsafe { self.device.map_in_slot(end, direction, attributes) }?;
         self.waiting.push(iova);
         self.linked.push(self.pool().slot_memory(iova)?);
         Some(iova)
     }
 
-    /// Notes that the ring has mapped what was taken. Returns the list's number.
+    /// The ring has mapped the taken list. Returns its number.
     pub(super) fn keep(&mut self, taken: Taken) -> u32 {
         self.waiting.truncate(self.waiting.len() - taken.slots().count());
         self.live += 1;
@@ -140,14 +132,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         }
     }
 
-    /// Notes that the ring has not mapped what was taken. If devices may reach it all the same, its slots wait for a commit.
+    /// The ring has not mapped the taken list. If devices may reach it nevertheless, its slots wait for a commit.
     pub(super) fn refuse(&mut self, taken: Taken, may_be_reached: bool) {
         if !may_be_reached {
             self.give_back(self.waiting.len() - taken.slots().count());
         }
     }
 
-    /// The slots of list `number` wait for the next commit: the ring is about to unmap it.
+    /// The ring is about to unmap list `number`: its slots wait for the next commit.
     pub(super) fn wait(&mut self, number: u32) {
         self.live -= 1;
         self.waiting.extend(self.made[number as usize].slots());
@@ -159,21 +151,21 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.live += 1;
     }
 
-    /// Copies to the list's ends what the device has written there. Its slots wait.
+    /// Copies the device's writes to the list's ends. Its slots wait.
     ///
     /// # Safety
-    /// As [`BouncePool::unmap`] of the list, and the device has heard of its end.
+    /// As [`BouncePool::unmap`] of the list, clauses 1 and 2; 3. the device is done with it.
     pub(super) unsafe fn end(&mut self, number: u32) {
         for iova in self.made[number as usize].slots() {
             // The pool knows each slot until it is given back here.
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's, for this end.
             let parted = unsafe { self.pool().part(iova, true) };
             debug_assert!(parted.is_ok());
         }
         self.free.push(number);
     }
 
-    /// Gives back what waits: a commit has succeeded.
+    /// A commit has succeeded: gives the waiting slots back.
     pub(super) fn committed(&mut self) {
         self.give_back(0);
     }
@@ -182,23 +174,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     #[inline]
     fn give_back(&mut self, first: usize) {
         while self.waiting.len() > first
-            // Forgotten first: once the pool has it back, it may be lent to another mapping.
+            // Popped first: once the pool has it back, it may be lent to another mapping.
             && let Some(iova) = self.waiting.pop()
         {
-            // SAFETY: the slot was lent to this, which nothing else ends or syncs.
+            // SAFETY: clause 1: the slot was lent to this value, and nothing else ends or syncs its mapping.
             let given_back = unsafe { self.pool().give_slot_back(iova) };
             debug_assert!(given_back.is_ok());
         }
     }
 
-    /// Syncs the ends of list `number`, which begins at `iova`, as far as the `len` bytes from
-    /// `offset` on go: for the CPU with [`BouncePool::sync_for_cpu`], or for the device.
+    /// Syncs the ends of list `number`, which begins at `iova`, within the `len` bytes from `offset` on: for the CPU with
+    /// [`BouncePool::sync_for_cpu`], or for the device.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing copied.
+    /// [`DmaUnmapError`]: nothing is copied.
     ///
     /// # Safety
-    /// As [`BouncePool::sync_for_cpu`] of the list.
+    /// As [`BouncePool::sync_for_cpu`] of the list, clauses 1 and 2.
     pub(super) unsafe fn sync(
         &self,
         number: u32,
@@ -211,7 +203,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         for (slot, first, end) in [(head, 0, cut.head), (tail, all - cut.tail, all)] {
             let (from, to) = (offset.max(first), (offset + len).min(end));
             let Some(slot) = slot.filter(|_| from < to) else { continue };
-            // SAFETY: the caller's promise, for a part of the list.
+            // SAFETY: clauses 1 and 2 are the caller's, for a part of the list.
             unsafe {
                 if for_cpu {
                     self.pool().sync_for_cpu(slot, from - first, to - from)?;
@@ -228,7 +220,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
     }
 }
 
-/// A pool whose slots a device may still reach through the ring is never dropped, so that it does not free them.
+/// A pool whose slots a device may still reach through the ring is leaked, so that it does not free them.
 impl<M: Mapper, P: Platform, C: CopyMemory> Drop for Ends<M, P, C> {
     fn drop(&mut self) {
         if !self.is_empty() {

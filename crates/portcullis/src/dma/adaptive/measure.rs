@@ -1,5 +1,5 @@
-//! The first measurement: it times both ways for each size, on memory of its own. That memory goes
-//! back only if it is confirmed that no device reaches it, and is leaked otherwise.
+//! The first measurement: it times both ways for each size, on memory of its own. That memory is freed only if it is confirmed that no device reaches
+//! it, and leaked otherwise.
 
 use super::AdaptiveRing;
 use super::book::{Half, class_of, most_bytes};
@@ -10,40 +10,40 @@ use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
-/// Mappings of each kind that are timed, after some that warm up.
+/// Timed mappings of each kind, after some that warm up.
 const TIMED: u32 = 4;
 const WARM: u32 = 2;
 
-/// A step failed: what is not measured by then stays unknown.
+/// A step failed: everything after it stays unmeasured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
-    /// What was mapped is unmapped, but the hardware may still have to confirm that.
+    /// All is unmapped, but perhaps not confirmed.
     Ended,
-    /// A mapping of the scratch memory may still be there, so the memory is leaked.
+    /// A mapping of the scratch memory may be left, so the memory is leaked.
     Mapped,
 }
 
-/// Returns what two readings of a clock take by themselves: the least of 64 tries.
+/// The cost of two readings of a clock: the least of 64 tries.
 pub(super) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
     (0..64).map(|_| clock().abs_diff(clock())).min().unwrap_or(0)
 }
 
-/// Memory out of a pool, as large as its threshold, on which mappings are tried.
+/// Memory from a pool, as large as its threshold, on which mappings are tried.
 struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     start: PhysAddr,
-    /// Buffers waited in the pool before.
+    /// The pool had idle buffers before.
     warm: bool,
 }
 
 impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
-    /// `None` where there is no memory.
+    /// `None` without memory.
     fn new(pool: &'a BouncePool<M, P, C>) -> Option<Self> {
         let warm = pool.usage().cached_bytes > 0;
         Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
     }
 
-    /// A large buffer of a class, which begins and ends inside a granule if its ends are to be `shared`.
+    /// A large buffer of a class; if its ends are to be `shared`, it begins and ends inside a granule.
     fn buffer(&self, class: usize, shared: bool) -> [PhysSegment; 1] {
         let granule = self.pool.domain().granule().bytes();
         let (skip, most) = if shared {
@@ -54,16 +54,15 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
         [PhysSegment { phys: PhysAddr::new(self.start.get() + skip), len: most_bytes(class).min(most) }]
     }
 
-    /// Ends the measurement. Buffers that it needed go back; but if others' buffers waited before,
-    /// which would go with them, they are left to the timer. The memory goes back if it is
-    /// `confirmed` that no device reaches it, and is leaked if not.
+    /// Ends the measurement. Evicts its buffers; but if others' buffers were idle before, which would go with them, leaves them to the
+    /// timer. Frees the memory if it is `confirmed` that no device reaches it, and leaks it if not.
     fn end(self, confirmed: bool) {
         if !self.warm {
-            // What cannot be given back now, a later trim gives back.
+            // A later trim frees what this cannot.
             let _ = self.pool.trim(0);
         }
         if confirmed {
-            // SAFETY: it came from `alloc`, every mapping of it has ended, and no device knows of one.
+            // SAFETY: it came from `alloc` (1); every mapping of it has ended, confirmed, and no device knows of one (2).
             unsafe { self.pool.free(self.start, self.pool.threshold()) };
         }
     }
@@ -71,16 +70,16 @@ impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
     /// # Errors
-    /// [`OutOfMemory`]: what the hardware has not confirmed leaves no room for others' mappings.
+    /// [`OutOfMemory`]: unconfirmed ranges leave no room for others' mappings.
     pub(super) fn measure(&mut self) -> Result<(), OutOfMemory> {
         let pool = self.pool.pool().clone();
         let Some(scratch) = Scratch::new(&pool) else { return Ok(()) };
-        // What was measured before a step failed counts.
+        // Measurements before a failed step count.
         let measured = self.measure_classes(&scratch);
         self.begin();
-        // A step that failed may have left something in the ring, whose users are to find it empty.
+        // A failed step may have left something in the ring, whose users must find it empty,
         let confirmed = self.commit_ring().is_ok();
-        // Or else to wait for nothing of theirs.
+        // or must not wait for any of it.
         let room = self.ring.disown();
         scratch.end(confirmed && measured != Err(Stopped::Mapped));
         room
@@ -106,14 +105,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         for choice in [Choice::Copy, Choice::Map] {
             for round in 0..WARM + TIMED {
                 let start = (self.clock)();
-                // SAFETY: the memory is this function's, and each mapping ends before the next.
+                // SAFETY: the memory is this function's (1 to 3), and each mapping ends before the next (4 and 5).
                 let mapped = unsafe {
                     self.map_by(choice, (Some(class), shared), list, Attributes::default(), &mut view)
                 };
                 let map_ns = self.since(start);
                 let (mapping, _, failed) = mapped.map_err(|_| Stopped::Ended)?;
                 let kind = mapping.kind();
-                // What the ring may not map, as the device is untrusted, says nothing of the ring.
+                // A list that the ring may not map, as the device is untrusted, says nothing of the ring.
                 let way = if failed { Choice::Map } else { kind.choice() };
                 let start = (self.clock)();
                 let _ended = self.end(mapping).map_err(|_| Stopped::Mapped)?;

@@ -1,6 +1,5 @@
-//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Whatever the choice
-//! and the domain's policy, protection is strict, and for an untrusted device to the byte: what
-//! shares a granule with other data is copied.
+//! A queue that copies each buffer or maps it in a ring, whichever is cheaper. Whatever the choice and the domain's policy, protection is strict, and
+//! for an untrusted device to the byte: a granule with other data is copied.
 
 mod book;
 mod commits;
@@ -32,47 +31,37 @@ pub(crate) use book::{Cell, Half, class_of, classes, pause_after};
 
 /// A queue whose buffers are copied through the pool of its domain, or mapped in a [`StrictRing`], whichever is cheaper.
 ///
-/// An untrusted device is never given a granule that holds other data, so protection is to the
-/// byte. Of a buffer that shares its first or last granule, the bytes there are copied, through
-/// slots of the pool that stand in for them in the ring, and the granules between them are mapped;
-/// or all of it is copied. (Where the pool's [`split`](crate::bounce::PoolConfig::split) is off, all
-/// of it always is.) What is mapped in the ring ends with its batch; what is copied as a whole ends
-/// at once.
+/// An untrusted device never gets a granule that holds other data, so protection is to the byte. If a buffer shares its first or last granule, its
+/// bytes there are copied, through slots of the pool that replace them in the ring, and the granules between them are mapped; or all of it is
+/// copied. (If the pool's [`split`](crate::bounce::PoolConfig::split) is off, it always is.) A buffer in the ring ends with its batch; a copied one
+/// ends at once.
 ///
-/// Where the ring has no room for a buffer that is to be mapped, [`map`](Self::map) fails as long as
-/// others wait for a commit, which makes room, as in the ring itself. If none does, the buffer is
-/// mapped by itself, which ends at once, with a wait; or copied, where that was measured to be
-/// cheaper, where there are no addresses or tables for a mapping, or where only its middle may be
-/// mapped. What is not for the ring, and not for a copy either (larger than the pool's threshold, or
-/// persistent), is mapped by itself. All this is so whatever the domain's policy.
+/// If the ring has no room for a buffer, [`map`](Self::map) fails as long as others wait for a commit, which makes room, as in the ring itself. If
+/// none does, the buffer is mapped directly, which ends at once, with a wait; or copied, if that was measured to be cheaper, if there are no
+/// addresses or tables for a mapping, or if only its middle may be mapped. A buffer that is neither for the ring nor for a copy (above the pool's
+/// threshold, or persistent) is mapped directly. All this holds whatever the domain's policy.
 ///
-/// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the
-/// two cross depends on caches, on the IOMMU and on what else goes on, so nothing about it is a
-/// constant. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the
-/// pool's threshold), with shared ends and without, on scratch memory. Afterwards one mapping in 61
-/// of each size is timed (of the first 244 more: about 15), and at most one in 64 of these goes the other way, so that the other way's cost stays
-/// known. Such probes take no more than 1/128 of the time that mappings of the size take, besides
-/// one probe. The choice changes where the other way was cheaper by an eighth four times in a row:
-/// noise does not make it swing. [`explain`](Self::explain) says what was measured and chosen. A commit is shared out among as
-/// many descriptors as end from one commit to the next: a full batch, or fewer for a queue that
-/// often falls idle and [commits](Self::commit) then.
+/// A copy costs time by the byte, a mapping costs a share of the wait for the hardware. Where the two cross depends on caches, on the IOMMU and on
+/// the load, so it is measured. [`new`](Self::new) times both ways for each size (powers of two from 512 bytes to the pool's threshold), with shared
+/// ends and without, on scratch memory. Afterwards one mapping in 61 of each size is timed (of the first 244 more: about 15), and at most one in 64
+/// of these is a probe, which goes the other way, so that its cost stays known. Probes cost at most 1/128 of the time of the size's mappings on top,
+/// besides one probe. The choice changes if the other way was cheaper by an eighth four times in a row: noise does not make it swing.
+/// [`explain`](Self::explain) returns measurements and choices. The time of a commit is divided among the descriptors that end between two
+/// commits: a full batch, or fewer for a queue that often falls idle and [commits](Self::commit) then.
 ///
-/// The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some
-/// plain instructions. `K` is the clock: it returns a count of nanoseconds, from any beginning.
+/// The queue belongs to one CPU at a time, so nothing here is shared, and the choice costs some plain instructions. `K` is the clock: it returns
+/// nanoseconds since any beginning.
 #[derive(Debug)]
 pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
     ring: StrictRing<M, P>,
     pool: BounceDevice<M, P, C>,
     ends: Ends<M, P, C>,
-    /// The direction of the mapping that is being made.
     direction: Direction,
-    /// Directions that were measured, or tried.
+    /// Directions that were measured, or used.
     met: [bool; Direction::ALL.len()],
     batch: usize,
     clock: K,
-    /// What two readings of the clock cost.
     clock_ns: u64,
-    /// How many classes of sizes there are.
     classes: usize,
     /// The sizes of each direction, one direction after the other; of each, those without shared ends first.
     sizes: Box<[Size]>,
@@ -80,11 +69,11 @@ pub struct AdaptiveRing<M: Mapper, P: Platform, C: CopyMemory, K> {
 }
 
 /// Mappings of one size, direction and shape.
-// What every mapping touches stands first, in one line of the cache.
+// Fields that every mapping touches come first, in one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Size {
-    /// How many went each way, by the number of the [`Choice`].
+    /// Mappings that went each way, by the number of the [`Choice`].
     counts: [u64; 2],
     /// Mappings until one is timed.
     until: u64,
@@ -98,7 +87,6 @@ impl Default for Size {
 }
 
 impl Size {
-    /// How many mappings were made.
     fn made(&self) -> u64 {
         self.counts[0].saturating_add(self.counts[1])
     }
@@ -106,17 +94,15 @@ impl Size {
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// Makes a queue of `device` for data of one direction, with a ring as `config` says. `pool` is
-    /// the same device, as the pool of its domain has it. Measures both ways, on scratch memory of
-    /// the pool's: twelve mappings of each size, and as many with shared ends where the device is
-    /// untrusted; half of them may wait for the hardware. Where
-    /// there is no memory for that, or something fails, what is not measured by then is copied at
-    /// first, and the ring tried soon. (Memory that the hardware does not confirm as unreachable is
-    /// leaked.) Allocates. The caller holds no lock and no CPU.
+    /// Makes a queue of `device` for data of one direction, with a ring by `config`. `pool` is the same device in its domain's pool.
+    /// Measures both ways, on scratch memory of the pool: twelve mappings of each size, and as many with shared ends if the device is
+    /// untrusted. If there is no memory for that, or a step fails, unmeasured sizes are copied at first, and the ring is tried soon.
+    /// (Unconfirmed memory is leaked.)
+    ///
+    /// Context: half of the measured mappings may wait for the hardware. Allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// As [`StrictRing::new`]; [`SetupError::NotTranslated`] for a device whose addresses are not translated;
-    /// [`SetupError::OtherDomain`].
+    /// As [`StrictRing::new`]; [`SetupError::NotTranslated`] for a device without translation; [`SetupError::OtherDomain`].
     pub fn new(
         device: &DmaDevice<M, P>,
         pool: BounceDevice<M, P, C>,
@@ -132,7 +118,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// Makes a queue in `place`, for data of no direction yet.
     ///
     /// # Errors
-    /// As [`new`](Self::new), with nothing in the place.
+    /// As [`new`](Self::new); `place` stays uninitialised.
     #[inline(never)]
     pub(super) fn unmeasured_in<'a>(
         place: &'a mut MaybeUninit<Self>,
@@ -149,10 +135,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
         let (classes, clock_ns) = (classes(pool.pool().threshold()), cost_of(&clock));
         let sizes = slice(2 * Direction::ALL.len() * classes, |_| Ok(Size::default()))?;
-        // The last step that may fail, so that nothing is dropped in the place.
+        // The last step that may fail, so that nothing needs a drop in the place.
         let ring = StrictRing::new(device, config)?;
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field in the place; then all of them are there.
+        // SAFETY: each write is to a field in the place; after them all fields are initialised.
         Ok(unsafe {
             write_fields!(
                 at,
@@ -176,14 +162,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// Measures both ways for data of one more direction, as [`new`](Self::new) does.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: the ring is not to be used.
+    /// [`OutOfMemory`]: the ring must not be used.
     pub(super) fn measure_toward(&mut self, direction: Direction) -> Result<(), OutOfMemory> {
         self.direction = direction;
         self.met[direction.index()] = true;
         self.measure()
     }
 
-    /// [`map`](Self::map), for data of any direction. One that was not measured is copied at first.
+    /// As [`map`](Self::map), for data of any direction. A direction that was not measured is copied at first.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -199,12 +185,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if !self.met[direction.index()] {
             self.begin();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 5 are the caller's.
         unsafe { self.map(list, attributes, out) }
     }
 
-    /// Notes that the direction was met, and takes the cheaper way for each of its sizes, as far as
-    /// costs are known: copying, where they are not.
+    /// Notes that the direction is used, and chooses for each of its sizes the cheaper way, or copying where costs are unknown.
     #[cold]
     fn begin(&mut self) {
         self.met[self.direction.index()] = true;
@@ -212,37 +197,36 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.sizes[first..first + 2 * self.classes].iter_mut().for_each(|size| _ = size.cell.begin());
     }
 
-    /// Returns the index in `sizes` of `class`, in the direction of the mapping that is being made,
-    /// of lists whose ends are `shared` or not.
+    /// The index in `sizes` of `class`, in the direction of the mapping that is being made, of lists with or without `shared` ends.
     #[inline]
     fn size_of(&self, class: usize, shared: bool) -> usize {
         self.place(self.direction, class, shared)
     }
 
-    /// Returns the index in `sizes` of `class`, in any direction.
+    /// The index in `sizes` of `class`, in any direction.
     #[inline]
     fn place(&self, direction: Direction, class: usize, shared: bool) -> usize {
         (2 * direction.index() + usize::from(shared)) * self.classes + class
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
-    /// to be given. Returns how many segments it wrote, `list.len()` at the most.
+    /// Lets the device reach the bytes of `list`, or a copy of them, and writes the device's segments to `out`. Returns their number, at most
+    /// `list.len()`.
     ///
-    /// Cost and context are those of [`BounceDevice::map`] or of [`StrictRing::map_sg`], of both
-    /// where the ring has no room.
+    /// Cost and context as for [`BounceDevice::map`] or [`StrictRing::map_sg`], or both if the ring has no room.
     ///
     /// # Errors
-    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] while others wait for a commit: commit,
-    /// and map again. After [`MapListError::Unconfirmed`] devices may reach what was entered of it.
+    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] while others wait for a commit: commit, and map again.
+    /// After [`MapListError::Unconfirmed`] devices may reach entries of it.
     ///
     /// # Safety
-    /// As [`BounceDevice::map`], until the unmap has returned; and until then:
+    /// The mapping lasts until its unmap has returned, and for one in the ring until the commit of its batch.
     ///
-    /// - Two syncs of the same bytes of the mapping do not run at the same time. That is the
-    ///   caller's to promise here: it alone gets the [`RawMapping`], and so the syncs and the
-    ///   unmap themselves are safe.
-    /// - Nothing else calls the pool for the mapping's address, as
-    ///   [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap) demands of its callers.
+    /// As [`BounceDevice::map`], clauses 1 to 3; and while the mapping lasts:
+    ///
+    /// 4. Two syncs of the same bytes of the mapping do not run at the same time. This caller ensures it: it gets the [`RawMapping`], and so the
+    ///    syncs and the unmap themselves are safe.
+    /// 5. Nothing else calls the pool for the mapping's address, as
+    ///    [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap)'s clauses 1 and 3 demand.
     #[inline]
     pub unsafe fn map(
         &mut self,
@@ -258,10 +242,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if let Some(class) = class
             && self.sizes[class].until == 0
         {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 5 are the caller's.
             return unsafe { self.map_timed((class, shared), list, attributes, out) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 5 are the caller's.
         let (mapping, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
         if let Some(class) = class {
             let size = &mut self.sizes[class];
@@ -286,31 +270,29 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         size.until = pause - 1;
         let choice = size.cell.turn(pause);
         let start = (self.clock)();
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 5 are the caller's.
         let mapped = unsafe { self.map_by(choice, (Some(class), shared), list, attributes, out) };
         let (mapping, used, failed) = mapped?;
         let ns = self.since(start);
         let (size, kind) = (&mut self.sizes[class], mapping.kind());
         size.counts[kind.choice() as usize] += 1;
-        // What the pool maps says nothing of the ring. Where the ring fails, mapping costs both:
-        // the attempt, and the copy after it.
+        // A direct mapping of the pool says nothing of the ring. If the ring fails, mapping costs both: the attempt, and the copy after it.
         let timed = (kind != Kind::Pool(Way::Direct)).then(|| {
             let way = if failed { Choice::Map } else { kind.choice() };
             size.cell.note(way, Half::Map, ns);
-            // There are at most 252.
+            // No truncation: there are at most 252.
             (class as u8, way)
         });
         Ok((mapping.with_timed(timed), used))
     }
 
-    /// Maps by the way that was chosen, as far as that is possible, a list of a class (unless it is
-    /// longer than all of them) whose ends are `shared` or not. Returns how it was mapped, how many
-    /// segments of `out` that takes, and whether the ring was tried and failed.
+    /// Maps a list by `choice`, as far as possible; its class (`None` above all of them), and whether its ends are `shared`, are given.
+    /// Returns how it was mapped, the number of segments in `out`, and whether the ring was tried and failed.
     ///
     /// # Safety
     /// As [`map`](Self::map).
-    // In line: else what it returns is written to memory in parts, and read again in larger ones before they have left the store
-    // buffer, which costs as much as the rest of the call.
+    // Inlined: otherwise the result is written to memory in parts, and read in larger ones before they have left the store buffer, which costs as
+    // much as the rest of the call.
     #[inline(always)]
     unsafe fn map_by(
         &mut self,
@@ -323,14 +305,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let mut failed = false;
         if choice == Choice::Map && !attributes.persistent_streaming {
             let refused = if shared {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 5 are the caller's.
                 match unsafe { self.map_cut(list, attributes, out) } {
                     Ok(Some(mapping)) => return Ok((mapping, 1, false)),
                     Ok(None) => None,
                     Err(error) => Some(error),
                 }
             } else {
-                // SAFETY: the caller's promise.
+                // SAFETY: the ring's clauses are the caller's clause 2.
                 match unsafe { self.ring.map_sg(list, self.direction, out) } {
                     Ok((mapping, used)) => return Ok((mapping, used, false)),
                     Err(error) => Some(error),
@@ -340,7 +322,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                 failed = true;
                 if self.falls_back_to_mapping(error, class)?
                     && !shared
-                    // SAFETY: the caller's promise.
+                    // SAFETY: clauses 1 to 5 are the caller's.
                     && let Some((mapping, used)) = unsafe { self.map_alone(list, attributes, out) }?
                 {
                     return Ok((mapping, used, true));
@@ -351,14 +333,14 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         if room < needed {
             return Err(MapListError::NoRoom { needed, room }.into());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let mapping = unsafe { self.pool.map(list, self.direction, attributes) }?;
         let (mapping, used) = self.of_pool(&mapping, out);
         Ok((mapping, used, failed))
     }
 
-    /// Maps by itself a list that the ring has refused, for which `out` has room. `None` where there
-    /// are no addresses or tables for that: slots have theirs already.
+    /// Maps directly a list that the ring has refused, for which `out` has room. `None` without addresses or tables for that: slots have
+    /// theirs already.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -370,9 +352,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         attributes: Attributes,
         out: &mut [DmaSegment],
     ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
-        // What is persistent is mapped by itself.
+        // Persistent mappings are direct.
         let attributes = Attributes { persistent_streaming: true, ..attributes };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.pool.map(list, self.direction, attributes) } {
             Ok(mapping) => Ok(Some(self.of_pool(&mapping, out))),
             // The caller must be told.
@@ -381,8 +363,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Maps in the ring the middle of a list whose ends share a granule, with slots in the place of
-    /// the ends. `None` where that cannot be.
+    /// Maps the middle of a list with shared ends in the ring, with slots in place of the ends. `None` where that is impossible.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -394,12 +375,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         out: &mut [DmaSegment],
     ) -> Result<Option<RawMapping>, DmaMapError> {
         let ([first, ..], true) = (list, list.len() <= out.len()) else { return Ok(None) };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let Some(taken) = (unsafe { self.ends.take(list, self.direction, attributes) }) else {
             return Ok(None);
         };
-        // SAFETY: between the ends the caller's promise; they are slots' memory, which nothing but the pool's copies uses before
-        // they are given back, after a commit.
+        // SAFETY: the ring's clauses: between the ends the caller's clause 2; the ends are slots' memory, which only the pool's copies use before it
+        // is given back, after a commit.
         match unsafe { self.ring.map(self.ends.linked(), self.direction) } {
             Ok(mapping) => {
                 let offset = first.phys.page_offset(self.ring.device().domain().granule());
@@ -415,12 +396,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Decides what becomes of a list of `class` that the ring has refused: whether it is rather
-    /// mapped by itself than copied, or the error is the caller's.
+    /// Decides how a list of `class` goes on that the ring has refused: `true` for a direct mapping rather than a copy; or the caller gets the error.
     #[cold]
     fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {
-            // What waits makes room, by a commit.
+            // A commit makes room.
             DmaMapError::Full if self.ring.waiting() > 0 => Err(error),
             DmaMapError::Full | DmaMapError::TooLong { .. } => {
                 let cell = class.map(|class| &self.sizes[class].cell);
@@ -428,18 +408,18 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             }
             // The tables have no room, or cannot point to the buffer.
             DmaMapError::List(MapListError::Map(_)) => Ok(false),
-            // Also where devices may still reach what was entered half-way: the caller must be told.
+            // Also if devices may still reach entries: the caller must be told.
             error => Err(error),
         }
     }
 
-    /// Makes a mapping of what the pool has mapped, and writes what the device is to be given. Returns how many segments that is.
+    /// Makes a mapping of the pool's, and writes the device's segments. Returns their number.
     #[inline]
     fn of_pool(&self, mapping: &PoolMapping<'_>, out: &mut [DmaSegment]) -> (RawMapping, usize) {
         (RawMapping::of_pool(mapping, self.number()), mapping.write_segments(out))
     }
 
-    /// The number by which its mappings are told from another queue's.
+    /// Tells its mappings from another queue's.
     #[inline]
     pub(super) fn number(&self) -> u64 {
         self.ring.number()
@@ -447,11 +427,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
 
     /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
     ///
-    /// Cost and context are those of [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap),
-    /// by a strict policy, or of [`StrictRing::unmap`].
+    /// Cost and context as for [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), by a strict policy, or for [`StrictRing::unmap`].
     ///
     /// # Errors
-    /// [`NotUnmapped`]; a mapping of another ring comes back with it, and is untouched.
+    /// [`NotUnmapped`]; a mapping of another ring comes back with it, unchanged.
     #[inline]
     pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if mapping.queue() != self.number() {
@@ -472,12 +451,12 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             Kind::Ring => self.ring.unmap(mapping),
             Kind::Cut => self.end_cut(mapping),
             _ => {
-                // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
-                // sync runs now or later. Its original is as its maker promised until the unmap.
+                // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs
+                // now or later. Clause 2: `map`'s clauses 1 and 3 hold until the unmap has returned.
                 return match unsafe { self.pool.pool().unmap_by(Rule::Strictly, mapping.iova, mapping.word) }
                 {
                     Ok(()) => Ok(Ended::Done(())),
-                    // No commit of the ring is its end.
+                    // No commit of the ring ends it.
                     Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
                 };
             }
@@ -488,7 +467,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         ended
     }
 
-    /// Ends a mapping in the ring whose ends are in slots.
+    /// Ends a [cut](Kind::Cut) mapping.
     fn end_cut(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let number = mapping.list();
         self.ends.wait(number);
@@ -497,13 +476,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             *back = back.take().map(|mapping| mapping.cut(number));
             self.ends.stay(number);
         } else {
-            // SAFETY: as for the pool; no commit that ends the mapping has been told of yet.
+            // SAFETY: clauses 1 and 2 as for the pool. Clause 3: the driver unmaps after the device is done; its commit is not reported yet.
             unsafe { self.ends.end(number) };
         }
         ended
     }
 
-    /// Ends a mapping whose time is wanted: its own, or that of the commit which it may lead to.
+    /// Ends a mapping and takes the time: its own, or that of the commit to which it may lead.
     #[cold]
     fn unmap_timed(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let (timed, in_ring) = (mapping.timed(), mapping.kind().is_in_ring());
@@ -522,10 +501,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         result
     }
 
-    /// Ends all that waits, with one wait for the hardware: for a queue that falls idle. Returns
-    /// how many descriptors have ended. A queue that falls idle calls this also where nothing
-    /// waits, as the ring counts from these calls how many descriptors a commit has. The caller
-    /// holds no lock and no CPU.
+    /// Ends all waiting mappings, with one wait for the hardware: for a queue that falls idle. Returns the number of descriptors that have
+    /// ended. Such a queue calls this even if nothing waits, as the ring counts descriptors between these calls.
+    ///
+    /// Context: waits for hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// As [`StrictRing::commit`].
@@ -533,7 +512,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.commits.idle();
         let start = (self.clock)();
         let committed = match self.commit_ring() {
-            // What a measurement has left is no caller's; a later commit tries it again.
+            // Ranges that a measurement has left are no caller's; a later commit retries them.
             Err(_) if !self.ring.has_unconfirmed() => self.ring.told().commit(0),
             result => result?,
         };
@@ -550,19 +529,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(committed)
     }
 
-    /// What commits have ended, for a caller that cannot say so.
+    /// The account of commits' mappings, for a caller that cannot report them.
     pub(super) fn told(&mut self) -> &mut Told {
         self.ring.told()
     }
 
-    /// How many descriptors are unmapped and wait for a commit.
+    /// The descriptors that are unmapped and wait for a commit.
     #[inline]
     pub fn waiting(&self) -> usize {
         self.ring.waiting()
     }
 
-    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
-    /// that has not ended: copies it, where there is a copy. O(len) then; otherwise a fence.
+    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping visible to the CPU: copies them, if there is a copy, in O(len);
+    /// otherwise costs a fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
@@ -571,8 +550,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return Err(DmaUnmapError::OtherQueue);
         }
         match mapping.kind() {
-            // SAFETY: its token is borrowed, so it does not end meanwhile; its maker promised that syncs of the same bytes do
-            // not meet, and what its original is.
+            // SAFETY: the pool's clause 1: its token is borrowed, so it does not end meanwhile, and its maker's clause 4 keeps syncs of the
+            // same bytes apart. Clause 2 is the maker's clauses 1 and 3.
             Kind::Pool(_) => unsafe { self.pool.pool().sync_for_cpu(mapping.iova, offset, len) },
             Kind::Cut => {
                 self.ring.device().sync_for_cpu();
@@ -586,8 +565,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a mapping
-    /// that has not ended: copies it, where there is a copy. O(len) then; otherwise a fence.
+    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping visible to the device: copies them, if there is a copy, in O(len);
+    /// otherwise costs a fence.
     ///
     /// # Errors
     /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device).
@@ -611,14 +590,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Returns what was chosen for each size of each direction that was met, smallest first, and
-    /// why.
+    /// The choices for each size of each used direction, smallest first, and their reasons.
     pub fn explain(&self) -> impl Iterator<Item = Explained> {
         let met = Direction::ALL.into_iter().filter(|direction| self.met[direction.index()]);
         let (untrusted, granule) = (self.pool.is_untrusted(), self.pool.pool().domain().granule().bytes());
         met.flat_map(move |direction| {
             let shapes = (0..self.classes).flat_map(|class| [(class, false), (class, true)]);
-            // To a trusted device nothing is shared, to another all that is less than a granule.
+            // A trusted device has no shared ends; an untrusted one has them in every mapping below a granule.
             let occurs = move |class, shared| {
                 if shared { untrusted } else { !untrusted || most_bytes(class) >= granule }
             };
@@ -629,13 +607,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         })
     }
 
-    /// Nanoseconds since `start`, less what the clock itself takes.
+    /// Nanoseconds since `start`, without the cost of the clock itself.
     fn since(&self, start: u64) -> u64 {
         (self.clock)().saturating_sub(start).saturating_sub(self.clock_ns)
     }
 }
 
-/// Commits. What is still mapped stays so; the slots that are a part of it are then never used again.
+/// Commits. Open mappings stay mapped; slots that are a part of them then leak.
 impl<M: Mapper, P: Platform, C: CopyMemory, K> Drop for AdaptiveRing<M, P, C, K> {
     fn drop(&mut self) {
         if !self.ends.is_empty() && self.ring.commit().is_ok() {

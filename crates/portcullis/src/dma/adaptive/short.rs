@@ -1,5 +1,5 @@
-//! The short ways of an [adaptive ring](super::AdaptiveRing): what nearly all mappings need, in few instructions. Each leaves
-//! nothing changed where it is not the way to take, and the general way goes on.
+//! The fast paths of an [adaptive ring](super::AdaptiveRing), which nearly all mappings take, in few instructions. Each leaves everything
+//! unchanged if it does not apply, and the slow path goes on.
 
 use core::slice::from_ref;
 
@@ -14,12 +14,12 @@ use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
 
 impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C, K> {
-    /// Returns the index in `sizes` of what `list` is one of, if such lists go the way of `choice`, and this one is not to be
-    /// timed. What is longer than all of them has none, and is always mapped.
+    /// The index in `sizes` for `list`, if such lists go the way of `choice`, and this one is not to be timed. A list above all classes has
+    /// no index, and is always mapped.
     #[inline]
     fn is_for(&self, choice: Choice, list: &[PhysSegment], direction: Direction) -> Option<Option<usize>> {
         let (len, whole) = self.pool.look_at(list);
-        // Of what shares its ends with other data, only the middle is mapped.
+        // Of a list with shared ends, only the middle is mapped.
         if choice == Choice::Map && !whole {
             return None;
         }
@@ -38,11 +38,11 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Maps one segment in the ring, if that was chosen for its size and is quickly done, and returns its pages. Otherwise
+    /// Maps one segment in the ring, if that is the choice for its size and the ring's fast path takes it, and returns its pages. Otherwise
     /// returns `None`, with nothing changed.
     ///
     /// # Safety
-    /// As [`map`](Self::map), with attributes that are not persistent.
+    /// As [`map`](Self::map), clauses 1 to 5, with attributes that are not persistent.
     // Out of line, it returns in two registers.
     #[inline(never)]
     pub(in crate::dma) unsafe fn map_fast(
@@ -51,20 +51,19 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         direction: Direction,
     ) -> Option<IovaRange> {
         let index = self.is_for(Choice::Map, from_ref(&segment), direction)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the ring's clause 1 is the caller's clause 2.
         let range = unsafe { self.ring.map_fast(segment, direction) }?;
         self.count(index, Choice::Map);
         Some(range)
     }
 
-    /// Maps a list in the ring, if that was chosen for its size and the ring takes it. Otherwise returns `None`, with nothing
-    /// changed.
+    /// Maps a list in the ring, if that is the choice for its size and the ring takes it. Otherwise returns `None`, with nothing changed.
     ///
     /// # Errors
-    /// Of the ring's, those after which devices may reach what was entered of the list.
+    /// The ring's, if devices may reach entries of the list.
     ///
     /// # Safety
-    /// As [`map`](Self::map), with attributes that are not persistent.
+    /// As [`map`](Self::map), clauses 1 to 5, with attributes that are not persistent.
     #[inline]
     pub(in crate::dma) unsafe fn map_in_ring(
         &mut self,
@@ -73,7 +72,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         out: &mut [DmaSegment],
     ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
         let Some(index) = self.is_for(Choice::Map, list, direction) else { return Ok(None) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the ring's clauses are the caller's clause 2.
         match unsafe { self.ring.map_list_sg(list, direction, out) } {
             Ok(mapped) => {
                 self.count(index, Choice::Map);
@@ -84,13 +83,13 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         }
     }
 
-    /// Copies a list, if that was chosen for its size, or has to be. Otherwise returns `None`, with nothing changed.
+    /// Copies a list, if that is the choice for its size, or necessary. Otherwise returns `None`, with nothing changed.
     ///
     /// # Errors
-    /// Those of the pool: nothing is changed then, either, unless devices may reach what was entered.
+    /// The pool's: nothing is changed then, either, unless devices may reach entries.
     ///
     /// # Safety
-    /// As [`map`](Self::map).
+    /// As [`map`](Self::map), clauses 1 to 5.
     #[inline]
     pub(in crate::dma) unsafe fn copy_fast<'a>(
         &mut self,
@@ -102,7 +101,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
             return None;
         }
         let index = self.is_for(Choice::Copy, list, direction)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let mapped = unsafe { self.pool.map(list, direction, attributes) };
         if let Ok(mapping) = &mapped {
             self.count(index, Kind::Pool(mapping.way()).choice());
@@ -110,8 +109,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Some(mapped)
     }
 
-    /// Has the pages of a mapping of this ring, which was not timed, wait for their batch, where that leads to no commit. Otherwise
-    /// returns `false`, with nothing changed.
+    /// Has the pages of an untimed mapping of this ring wait for their batch, unless that leads to a commit. Otherwise returns `false`,
+    /// with nothing changed.
     #[inline(never)]
     pub(in crate::dma) fn unmap_fast(&mut self, range: IovaRange, neighbours: u64) -> bool {
         let waits = self.ring.waiting() + 1 < self.batch;
@@ -122,17 +121,17 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         waits
     }
 
-    /// Ends a mapping of `len` bytes that the pool made for this ring, and that was not timed.
+    /// Ends an untimed mapping of `len` bytes that the pool made for this ring.
     ///
     /// # Errors
     /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap).
     ///
     /// # Safety
-    /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap).
+    /// As [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), clauses 1 to 3.
     #[inline]
     pub(in crate::dma) unsafe fn end_fast(&mut self, first: Iova, len: u64) -> Result<(), DmaUnmapError> {
         self.commits.count();
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.pool.pool().unmap_by(Rule::Strictly, first, len) }
     }
 }

@@ -1,9 +1,9 @@
-//! What a handle knows of the memory that it has mapped: one word for each mapping, at its first granule. So a mapping ends
-//! once, as a whole, and by its owner: a caller that names anything else changes nothing.
+//! A handle's account of mapped memory: one word for each mapping, at its first granule. So a mapping ends once, as a whole, and by its
+//! owner: a caller that names anything else changes nothing.
 //!
-//! A word is written by the caller that has just been given the addresses, and cleared by the one that is to unmap them, which
-//! exchanges it: of several callers that end one mapping, one has it. (The words need no order: their addresses go from one
-//! caller to the next through the domain's lists, which order what was stored before.)
+//! A word is written by the caller that has just got the addresses, and exchanged for 0 by the one that will unmap them: of several callers
+//! that end a mapping, one succeeds. (The words need no order: their addresses go from one caller to the next through the domain's caches
+//! and lists, which order earlier stores.)
 
 use super::words::{Near, Words};
 use crate::addr::{Iova, IovaRange, PageSize};
@@ -17,31 +17,30 @@ use crate::sync::{AtomicU64, Ordering};
 pub(super) struct Book {
     words: Words,
     granule: PageSize,
-    /// The most bytes of a mapping that a word has room for.
+    /// The most bytes of a mapping for which a word has room.
     most: u64,
 }
 
-/// A mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its first byte.
+    /// The address of its first byte.
     pub iova: Iova,
     /// Bytes from the first to the last.
     pub len: u64,
     /// Its granules.
     pub range: IovaRange,
-    /// Bytes of its granules that are not the buffer's.
+    /// Neighbours: bytes of its granules that are not the buffer's.
     pub neighbours: u64,
     /// Whether it ends strictly whatever the policy.
     pub lasting: bool,
-    /// Whether its addresses are handed out to nobody.
+    /// Whether its addresses are reserved, and go back to nobody.
     pub fixed: bool,
 }
 
-/// Why a mapping is not noted. In a register, as a map's frame has no room for more.
+/// Why a mapping is not noted. It fits in a register, as a map's frame has no room for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotNoted {
-    /// The heap has no memory for its word.
+    /// No memory for its word.
     OutOfMemory,
     /// Its word has no room for its length.
     TooLong,
@@ -49,21 +48,19 @@ pub(super) enum NotNoted {
 
 /// A mapping begins at the granule.
 const LIVE: u64 = 1;
-/// A mapping is lasting.
 const LASTING: u64 = 1 << 1;
-/// A mapping has gaps between its pieces: the next granule's word says of how many bytes.
+/// The mapping has gaps between its pieces: the next granule's word has their bytes.
 const GAPS: u64 = 1 << 2;
-/// A mapping has addresses that were chosen, and go back to nobody.
+/// The mapping has reserved addresses, which go back to nobody.
 const FIXED: u64 = 1 << 3;
-/// No mapping begins at the granule, but one that began some granules before may go on here: it is one of those that a search
-/// for the beginning looks at. A mapping at a multiple of its size has none of these. Where the mapping is over, the word stays.
+/// No mapping begins at the granule, but one that began some granules before may continue here: a search for the beginning looks at this
+/// granule. A mapping at a multiple of its size has none of these. The word stays when the mapping ends.
 const CONTINUES: u64 = 1 << 4;
-/// What follows in a word: the offset of the first byte in its granule, and above that the length; or a number of bytes or of
-/// granules.
+/// Above the flags: the offset of the first byte in its granule, and above that the length; or a number of bytes or of granules.
 const FLAG_BITS: u32 = 5;
 
 impl Entry {
-    /// Bytes of the buffer: those of a list with gaps are fewer than from its first to its last.
+    /// Bytes of the buffer: without the gaps of a list.
     #[inline]
     pub(super) fn used(&self) -> u64 {
         self.range.len().saturating_sub(self.neighbours)
@@ -71,13 +68,12 @@ impl Entry {
 }
 
 impl Book {
-    /// Makes the book of a domain with addresses up to `last`, in these granules. Allocates nothing yet.
+    /// An empty book of a domain with addresses up to `last`, in these granules. Allocates nothing yet.
     pub(super) fn new(last: Iova, granule: PageSize, near: Near) -> Self {
         let most = u64::MAX.checked_shr(FLAG_BITS + granule.shift()).unwrap_or(0);
         Self { words: Words::new((last.get() >> granule.shift()).saturating_add(1), near), granule, most }
     }
 
-    /// Bytes of memory that the book takes, itself apart.
     pub(super) fn bytes(&self) -> usize {
         self.words.bytes()
     }
@@ -89,7 +85,7 @@ impl Book {
         self.note_with(entry, entry.neighbours.saturating_sub(beside))
     }
 
-    /// As [`note`](Self::note), for a caller that knows how many bytes of gaps the mapping has.
+    /// As [`note`](Self::note), for a caller that knows the bytes of gaps.
     #[inline(always)]
     pub(super) fn note_with(&self, entry: Entry, gaps: u64) -> Result<(), NotNoted> {
         let Entry { iova, len, range, lasting, fixed, .. } = entry;
@@ -108,7 +104,6 @@ impl Book {
         Ok(())
     }
 
-    /// The driver's error for a mapping of `len` bytes that is not noted.
     pub(super) fn error(&self, why: NotNoted, len: u64) -> DmaMapError {
         match why {
             NotNoted::OutOfMemory => DmaMapError::OutOfMemory,
@@ -116,13 +111,13 @@ impl Book {
         }
     }
 
-    /// Notes what the words inside of a mapping of several granules say of it.
+    /// Writes the words inside a mapping of several granules.
     #[inline(never)]
     fn note_inside(&self, page: u64, last: u64, gaps: u64) -> Result<(), NotNoted> {
         if gaps > 0 {
             self.word_or_make(page + 1)?.store(gaps << FLAG_BITS, Ordering::Relaxed);
         }
-        // Where a search from inside of the mapping looks before it looks at its beginning.
+        // The places at which a search from inside the mapping looks before its beginning.
         let after =
             |page: u64| page.checked_add(page & page.wrapping_neg()).filter(|next| *next <= last && page > 0);
         let mut next = after(page);
@@ -133,10 +128,10 @@ impl Book {
         Ok(())
     }
 
-    /// Takes the mapping of `len` bytes at `iova` out of the book: it is the caller's to unmap. Cannot fail for want of memory.
+    /// Takes the mapping of `len` bytes at `iova` out of the book: the caller unmaps it. Cannot fail for want of memory.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing changed.
+    /// [`DmaUnmapError`]: nothing is changed.
     #[inline(always)]
     pub(super) fn take(&self, iova: Iova, len: u64) -> Result<Entry, DmaUnmapError> {
         let nothing = DmaUnmapError::NotMapped { iova };
@@ -166,11 +161,10 @@ impl Book {
         });
     }
 
-    /// Finds the mapping that has the address `at`, anywhere in it. Looks at a word for each power of two.
+    /// Finds the mapping that contains the address `at`. Looks at a word for each power of two.
     pub(super) fn find(&self, at: Iova) -> Option<Entry> {
         let page = at.get() >> self.granule.shift();
-        // The granule with one more of its number's lowest bits cleared each time: the mapping begins at one of these, or one of
-        // them says where.
+        // Clears one more of the lowest set bits of the granule's number each time: the mapping begins at one of these, or one of them says where.
         (0..u64::BITS - self.granule.shift()).find_map(|order| {
             let first = page >> order << order;
             // Each beginning is looked at once.
@@ -207,7 +201,7 @@ impl Book {
         }
     }
 
-    /// The mapping that begins in the granule number `page`, if `word`, which is its word, says that one does.
+    /// The mapping that begins in granule number `page`, if `word`, its word, says so.
     #[inline(always)]
     fn entry(&self, page: u64, word: u64) -> Option<Entry> {
         if word & LIVE == 0 {
@@ -231,7 +225,7 @@ mod model {
 
     use super::*;
 
-    /// Two that end it, and one that ends all, at once.
+    /// Two callers end it, and one ends all, at once.
     #[test]
     fn of_several_callers_that_end_a_mapping_one_has_it() {
         loom::model(|| {
@@ -256,7 +250,6 @@ mod model {
         });
     }
 
-    /// A mapping of the page at `at`.
     fn page(at: u64) -> Entry {
         let iova = Iova::new(at);
         let range = IovaRange::new(iova, 0x1000).unwrap();
@@ -277,7 +270,7 @@ mod model {
         });
     }
 
-    /// Each leaf is the first that its caller looks for, and one of them is remembered.
+    /// Each caller looks for another leaf, and one of them is cached.
     #[test]
     fn callers_that_remember_leaves_at_once_find_each_its_own() {
         let one = |book: &Book, entry: Entry| {
@@ -288,7 +281,7 @@ mod model {
         at_once(one, [0x4000, 0x2000]);
     }
 
-    /// The leaf is one that the other caller may have remembered just now.
+    /// The leaf may have just been cached by the other caller.
     #[test]
     fn a_caller_uses_the_leaf_that_another_remembers() {
         let one = |book: &Book, entry: Entry| {
@@ -349,7 +342,7 @@ mod tests {
         }
     }
 
-    /// One of the leaves is remembered in that place, and the others are looked for.
+    /// One of the leaves is cached in that place, and the others are looked up.
     #[test]
     fn mappings_whose_leaves_share_a_place_are_told_apart() {
         let book = Book::new(Iova::new((1 << 48) - 1), PageSize::SIZE_4K, Near::new().unwrap());

@@ -1,11 +1,10 @@
-//! Copy or map, for [`OpsConfig::Auto`](super::OpsConfig::Auto): whichever was measured to be cheaper on this machine, for each size.
-//! Protection does not depend on it, as a device that is not trusted is never given a granule that holds other data.
+//! Copy or map, for [`OpsConfig::Auto`](super::OpsConfig::Auto): for each size, the one that was measured to be cheaper on this machine.
+//! Protection does not depend on it, as an untrusted device never gets a granule that holds other data.
 //!
-//! The measuring is that of queues (`dma/adaptive/book.rs`), shared by all CPUs so that none waits and no line is written by all: each
-//! CPU counts its own mappings and times one in 61, and only that one takes the lock of its size's account. Which way is
-//! chosen is a bit for each size, in a word that all read and a change of mind alone writes. Maps and unmaps are timed
-//! apart, as another CPU may end what one has made: an account holds means of both halves, of all directions together.
-//! A mapping that went the way which is not chosen is a probe, and its unmap is timed, too.
+//! It measures like adaptive queues (`dma/adaptive/book.rs`), shared by all CPUs so that none waits and no line is written by all: each CPU
+//! counts its own mappings and times one in 61, and only that one takes the lock of its size's account. The choice is a bit for each size,
+//! in a word that all read and only a change of it writes. Maps and unmaps are timed separately, as another CPU may end a mapping: an
+//! account has means of both halves, over all directions. A mapping by the way that is not chosen is a probe, and its unmap is timed, too.
 
 use alloc::boxed::Box;
 
@@ -16,7 +15,6 @@ use crate::percpu::{CachePadded, LocalU64};
 use crate::setup::SetupError;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// What is measured, and chosen.
 #[derive(Debug)]
 pub(super) struct Chooser {
     /// A bit for each size whose mappings are mapped, and not copied.
@@ -24,7 +22,7 @@ pub(super) struct Chooser {
     cells: Box<[Mutex<Cell>]>,
 }
 
-/// When one CPU times its next mapping, or its next unmap, by its own count of these.
+/// One CPU's count of maps, or of unmaps, at which it times the next.
 #[derive(Debug)]
 pub(super) struct Turns(LocalU64);
 
@@ -36,7 +34,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Whether the next call is to be timed, when its CPU has made `made` of them. Returns for how many it stands.
+    /// Whether to time the next call, after `made` of them. Returns how many mappings it stands for.
     #[inline]
     pub(super) fn next(&self, made: u64) -> Option<u64> {
         if made < self.0.get() {
@@ -58,25 +56,23 @@ impl Chooser {
         Ok(Self { maps: CachePadded(AtomicU64::new(0)), cells })
     }
 
-    /// The size of mappings of `len` bytes, if any is measured.
     #[inline]
     pub(super) fn size_of(&self, len: u64) -> Option<usize> {
         class_of(len, self.cells.len())
     }
 
-    /// What is chosen for a size.
     #[inline]
     pub(super) fn choice(&self, size: usize) -> Choice {
         // Relaxed: either way protects.
         if self.maps.load(Ordering::Relaxed) >> size & 1 == 0 { Choice::Copy } else { Choice::Map }
     }
 
-    /// Which way a mapping goes that is timed, and that stands for so many. The caller has a CPU lent.
+    /// The way of a timed mapping, which stands for `mappings`. The caller has a CPU lent.
     pub(super) fn turn(&self, size: usize, mappings: u64) -> Choice {
         self.cells.get(size).map_or(Choice::Copy, |cell| cell.lock().turn(mappings))
     }
 
-    /// Notes what half of a mapping took. The caller has a CPU lent.
+    /// Notes the time of half of a mapping. The caller has a CPU lent.
     pub(super) fn note(&self, size: usize, way: Choice, half: Half, ns: u64) {
         let Some(cell) = self.cells.get(size) else { return };
         let mut cell = cell.lock();
@@ -93,7 +89,7 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Each of two sizes goes the way that is cheaper for it, and changes when that does.
+    /// Each of two sizes gets its cheaper way, and changes when that does.
     #[test]
     fn the_way_that_is_cheaper_is_chosen_for_each_size() {
         let chooser = Chooser::new(64 << 10).unwrap();

@@ -1,4 +1,4 @@
-//! What a [`DmaOps`](super::DmaOps) is made for, what is special about one mapping or one unmap, and what a handle has done.
+//! Configuration of a [`DmaOps`](super::DmaOps), attributes of maps and unmaps, and a handle's counters.
 
 use crate::addr::Direction;
 use crate::bounce::pool::PoolUsage;
@@ -6,7 +6,7 @@ use crate::domain::Policy;
 use crate::pgtable::{Attributes, Memory};
 use crate::sync::{AtomicU64, Ordering};
 
-/// How a device is kept from memory, mapping by mapping, as its driver gives every buffer back at once.
+/// How a device is kept from memory, mapping by mapping, as its driver gets every buffer back at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpsConfig {
@@ -18,17 +18,16 @@ pub enum OpsConfig {
         /// The longest time in nanoseconds from an unmap to the start of the flush that covers it.
         window_ns: u64,
     },
-    /// Buffers of up to `threshold` bytes are copied, so that the device never reaches them. Larger ones are mapped, and their
-    /// unmap waits; of these, a device that is not [trusted](crate::dma::Device::trusted) gets whole granules alone, and copies
-    /// of the ends.
+    /// Buffers of up to `threshold` bytes are copied, so that the device never reaches them. Larger ones are mapped, and their unmap waits;
+    /// of these, an [untrusted](crate::dma::Device::trusted) device gets only whole granules, and copies of the ends.
     Bounce {
-        /// The most bytes of a mapping that is copied as a whole. No more than the domain's pool
-        /// [copies](crate::bounce::pool::PoolConfig::threshold).
+        /// The most bytes of a mapping that is copied as a whole: at most the [threshold](crate::bounce::pool::PoolConfig::threshold) of the domain's
+        /// pool.
         threshold: u64,
     },
-    /// The cheaper of [`Strict`](Self::Strict) and [`Bounce`](Self::Bounce), as measured for each size while it runs: one mapping
-    /// in 61 is timed, of which at most one in 64 goes the other way. A device that is not
-    /// [trusted](crate::dma::Device::trusted) gets whole granules alone, and copies of all else.
+    /// The cheaper of [`Strict`](Self::Strict) and [`Bounce`](Self::Bounce), as measured for each size while it runs: one mapping in 61 is
+    /// timed, and at most one in 64 of these goes the other way. An [untrusted](crate::dma::Device::trusted) device gets only whole
+    /// granules, and copies of all else.
     Auto {
         /// The most bytes of a mapping that may be copied as a whole, as for [`Bounce`](Self::Bounce).
         threshold: u64,
@@ -36,7 +35,7 @@ pub enum OpsConfig {
 }
 
 impl OpsConfig {
-    /// How what is mapped, and not copied, ends.
+    /// The policy for the end of mapped buffers that are not copied.
     pub(super) const fn policy(self) -> Policy {
         match self {
             Self::Lazy { window_ns } => Policy::Lazy { window_ns },
@@ -44,7 +43,7 @@ impl OpsConfig {
         }
     }
 
-    /// The most bytes of a mapping that is copied; `None` where nothing is.
+    /// The most bytes of a copied mapping; `None` where nothing is copied.
     pub(super) const fn threshold(self) -> Option<u64> {
         match self {
             Self::Bounce { threshold } | Self::Auto { threshold } => Some(threshold),
@@ -53,7 +52,7 @@ impl OpsConfig {
     }
 }
 
-/// A configuration that is read by every map and changes rarely. How mappings end stands beside it, in the handle's policy.
+/// A configuration that every map reads and that changes rarely. The policy of ends is beside it, in the handle.
 #[derive(Debug)]
 pub(super) struct AtomicConfig {
     /// The threshold plus 1; 0 where nothing is copied.
@@ -61,7 +60,7 @@ pub(super) struct AtomicConfig {
     window_ns: AtomicU64,
 }
 
-/// The window of a handle that is strict, and of one that measures.
+/// The window of a strict handle, and of one that measures.
 const NO_WINDOW: u64 = u64::MAX;
 const AUTO: u64 = u64::MAX - 1;
 
@@ -72,7 +71,7 @@ impl AtomicConfig {
         new
     }
 
-    /// Relaxed, as each mapping ends by what it is: one that is made beside a change is of one kind or the other.
+    /// Relaxed, as each mapping ends by its own kind: one that is made during a change is of one kind or the other.
     pub(super) fn set(&self, config: OpsConfig) {
         let window_ns = match config {
             OpsConfig::Lazy { window_ns } => window_ns.min(AUTO - 1),
@@ -93,35 +92,34 @@ impl AtomicConfig {
         }
     }
 
-    /// Whether it is measured which way is cheaper.
     #[inline]
     pub(super) fn is_auto(&self) -> bool {
         self.window_ns.load(Ordering::Relaxed) == AUTO
     }
 
-    /// The most bytes of a mapping that is copied; `None` where nothing is.
+    /// The most bytes of a copied mapping; `None` where nothing is copied.
     #[inline]
     pub(super) fn threshold(&self) -> Option<u64> {
         self.copied.load(Ordering::Relaxed).checked_sub(1)
     }
 }
 
-/// What is special about a mapping. [`default`](Self::default) is that of a buffer in memory.
+/// Attributes of a mapping. [`default`](Self::default) is for a buffer in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct MapAttributes {
-    /// Another device's registers and not memory (Linux's `DMA_ATTR_MMIO`, `dma_map_resource`): never copied.
+    /// Another device's registers, not memory (Linux's `DMA_ATTR_MMIO`, `dma_map_resource`): never copied.
     pub mmio: bool,
-    /// Mapped for long, as memory is that driver and device share: never copied, and its unmap waits whatever the policy, as
-    /// its memory goes back to an allocator. The granules that it touches hold nothing else.
+    /// Mapped for long, as memory that driver and device share: never copied, and its unmap waits whatever the policy, as its memory
+    /// goes back to an allocator. The granules that it touches hold nothing else.
     pub lasting: bool,
-    /// The device reaches the memory past the CPUs' caches, where the page table's format has bits for that.
+    /// The device reaches the memory past the CPUs' caches, if the page table's format has bits for that.
     pub uncached: bool,
-    /// Accesses that the device does not mark as privileged are refused, where the format has a bit for that (Linux's
-    /// `DMA_ATTR_PRIVILEGED`): never copied.
+    /// Accesses that the device does not mark as privileged are refused, if the format has a bit for that (Linux's `DMA_ATTR_PRIVILEGED`):
+    /// never copied.
     pub privileged: bool,
-    /// The bytes are not copied now: the driver syncs what the device is to read, or there is nothing yet (Linux's
-    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or what devices of its group had there. What
-    /// a device only writes is copied all the same, as it may write less than the whole, and the driver relies on the rest.
+    /// The bytes are not copied now: the driver syncs them before the device reads, or there are none yet (Linux's
+    /// `DMA_ATTR_SKIP_CPU_SYNC`). A device that reads before that finds zeros, or bytes of its group. A mapping that the device only writes
+    /// is copied all the same, as the device may write less than all of it, and the driver relies on the rest.
     pub skip_copy: bool,
 }
 
@@ -131,7 +129,7 @@ impl MapAttributes {
         self.mmio || self.lasting || self.privileged
     }
 
-    /// What the translations of a mapping that is not copied allow.
+    /// What the translations of a direct mapping allow.
     #[inline]
     pub(super) fn of(self, direction: Direction) -> Attributes {
         let memory = match self {
@@ -143,37 +141,36 @@ impl MapAttributes {
     }
 }
 
-/// What is special about an unmap. [`default`](Self::default) is that of a buffer which the driver reads afterwards.
+/// Attributes of an unmap. [`default`](Self::default) is for a buffer that the driver reads afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct UnmapAttributes {
-    /// The driver does not want what the device has written since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`): nothing is
-    /// copied.
+    /// The driver does not want the device's writes since the last sync (Linux's `DMA_ATTR_SKIP_CPU_SYNC`): nothing is copied.
     pub skip_copy: bool,
 }
 
-/// What a handle has done, and what is open. The figures are of slightly different times while other CPUs go on.
+/// A handle's counters. They are of slightly different times while other CPUs use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct OpsUsage {
     /// Mappings made, each list one.
     pub maps: u64,
-    /// Of these, mappings through copies, in whole or in part.
+    /// Of these, copied mappings, in whole or in part.
     pub copies: u64,
-    /// Bytes of the mappings through copies.
+    /// Bytes of the copied mappings.
     pub copied_bytes: u64,
     /// Mappings ended.
     pub unmaps: u64,
-    /// Calls of the sync methods that succeeded.
+    /// Successful calls of the sync methods.
     pub syncs: u64,
     /// Calls that were refused, or failed.
     pub errors: u64,
     /// Bytes of drivers' memory that the device reaches now.
     pub open_bytes: u64,
-    /// Bytes beside these, in the same granules, that the device reaches now.
+    /// Neighbours of these, in the same granules, that the device reaches now.
     pub exposed_bytes: u64,
     /// Bytes of the handle's own account of mappings.
     pub book_bytes: usize,
-    /// What the domain's pool holds, and has done, for all of its devices; `None` where there is none.
+    /// The counters of the domain's pool, for all of its devices; `None` without one.
     pub pool: Option<PoolUsage>,
 }
 
@@ -205,7 +202,7 @@ mod tests {
             assert_eq!((kept.get(), kept.threshold()), (config, config.threshold()));
             assert_eq!(kept.is_auto(), matches!(config, OpsConfig::Auto { .. }));
         }
-        // All is copied, and the window has no end, as far as anybody can tell.
+        // The largest values are clamped, which nobody can tell.
         for (config, wanted) in [
             (OpsConfig::Bounce { threshold: u64::MAX }, OpsConfig::Bounce { threshold: u64::MAX - 1 }),
             (OpsConfig::Auto { threshold: u64::MAX }, OpsConfig::Auto { threshold: u64::MAX - 1 }),

@@ -1,5 +1,4 @@
-//! How mappings end, and are synced meanwhile. Which way a mapping went is found out from its address: the pool knows its slots,
-//! the book what is mapped, and the pool's map the rest.
+//! Unmaps and syncs. The address tells which way a mapping went: the pool knows its slots, the book direct mappings, and the pool's map the rest.
 
 use core::cell::Cell;
 
@@ -17,7 +16,6 @@ use crate::invalidation::Gather;
 use crate::platform::LocalCpu;
 use crate::sync::{Ordering, fence};
 
-/// An unmap that is timed.
 struct Timed {
     size: usize,
     way: Choice,
@@ -25,24 +23,26 @@ struct Timed {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends the mapping of `len` bytes at `iova`: of a list, all bytes from the first to the last, with one wait. After
-    /// `Ok` the device does not reach the buffer (under a lazy policy only until the flush that covers it), and the buffer has
-    /// what the device wrote, unless the attributes say that nobody wants that.
+    /// Ends the mapping of `len` bytes at `iova`; a list with all bytes from the first to the last, with one wait. After `Ok` the device
+    /// does not reach the buffer (under a lazy policy only until the flush that covers it), and the buffer has the device's bytes, unless
+    /// the attributes decline them.
     ///
-    /// A copy costs O(len), and waits for nothing where it went through a slot. What is mapped costs one walk for each leaf
-    /// table and one store for each entry; if it ends strictly, it waits for one invalidation. Allocates nothing. Any context.
+    /// A copy costs O(len), and does not wait if it went through a slot. A direct mapping costs one walk for each leaf table and one store
+    /// for each entry; if it ends strictly, it waits for one invalidation.
+    ///
+    /// Context: any. Allocates nothing.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]. After [`NotMapped`](DmaUnmapError::NotMapped) and [`OutOfRange`](DmaUnmapError::OutOfRange), which say that
-    /// this is no mapping of the handle's, or not the whole of it, nothing is changed. After
-    /// [`Unconfirmed`](DmaUnmapError::Unconfirmed) and [`Unmap`](DmaUnmapError::Unmap) the mapping is over, but **devices
-    /// may still reach the buffer**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
+    /// [`DmaUnmapError`]. After [`NotMapped`](DmaUnmapError::NotMapped) and [`OutOfRange`](DmaUnmapError::OutOfRange) (it is no mapping of
+    /// the handle, or not the whole of one) nothing is changed. After [`Unconfirmed`](DmaUnmapError::Unconfirmed) and
+    /// [`Unmap`](DmaUnmapError::Unmap) the mapping is over, but **devices may still reach the buffer**, until a
+    /// [flush](crate::domain::Domain::flush) of the domain succeeds.
     ///
     /// # Safety
-    /// Where this is a mapping of the handle's that has not ended:
+    /// If this is an open mapping of the handle:
     ///
-    /// - No other unmap and no sync of the mapping runs at the same time.
-    /// - What was promised when it was [mapped](Self::map) holds until this has returned.
+    /// 1. No other unmap and no sync of the mapping runs at the same time.
+    /// 2. Clauses 1 and 3 of its [map](Self::map) hold until this has returned.
     #[inline]
     pub unsafe fn unmap(
         &self,
@@ -51,9 +51,9 @@ impl<X: Machine> DmaOps<X> {
         attributes: UnmapAttributes,
     ) -> Result<(), DmaUnmapError> {
         let ended = match self.config.is_auto() {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             true => unsafe { self.end_measured(iova, len, !attributes.skip_copy) },
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             false => unsafe { self.end(iova, len, !attributes.skip_copy) },
         };
         if ended.is_err() {
@@ -62,14 +62,14 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// As [`end`](Self::end), for a handle that measures. By itself, so that there is one way through the other, all of it in line.
+    /// As [`end`](Self::end), for a handle that measures. Out of line, so that `end` has one path, all of it inlined.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
     #[inline(never)]
     unsafe fn end_measured(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
         let timed = self.begin_timed(iova, len);
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let ended = unsafe { self.end_any(iova, len, copied) };
         if let Some(timed) = timed
             && ended.is_ok()
@@ -79,12 +79,12 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Reads the clock, if this unmap is to be timed: its CPU's turn has come, or the mapping went the way that is not chosen.
+    /// Reads the clock, if this unmap is to be timed: its CPU's count says so, or the mapping went the way that is not chosen.
     fn begin_timed(&self, iova: Iova, len: u64) -> Option<Timed> {
         let ((chooser, clock), pool) = (self.chooser.as_ref()?, self.pool.as_deref()?);
         let size = chooser.size_of(len)?;
         let way = if pool.has_slot_at(iova) { Choice::Copy } else { Choice::Map };
-        // Of a device that is not trusted, others were no choice.
+        // An untrusted device has no choice for any other length.
         let is_whole = !self.profile.untrusted || len & self.domain.granule().offset_mask() == 0;
         let mut is_timed = is_whole && way != chooser.choice(size);
         if !is_timed {
@@ -105,17 +105,17 @@ impl<X: Machine> DmaOps<X> {
     /// As [`unmap`](Self::unmap).
     #[inline(always)]
     unsafe fn end(&self, iova: Iova, len: u64, copied: bool) -> Result<(), DmaUnmapError> {
-        // The pool and the book each know an address by looking it up, and one of them has it: first the one that has what is mapped today.
+        // Pool and book each look an address up, and one of them has it: begin with the one that has today's mappings.
         if self.config.threshold().is_none()
             && let Ok(entry) = self.book.take(iova, len)
         {
             return self.end_opened::<true>(entry);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.end_any(iova, len, copied) }
     }
 
-    /// The same, whichever way the mapping went.
+    /// The same, for either way.
     ///
     /// # Safety
     /// As [`unmap`](Self::unmap).
@@ -129,7 +129,7 @@ impl<X: Machine> DmaOps<X> {
                 counts.unmaps.add(alone, 1);
                 is_counted = true;
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: the pool's clauses 1 and 2 are the caller's 1 and 2; a later call by number finds the group's mappings only (3).
             if let Some(ended) = unsafe { pool.end_in_slot(client, (iova, len), copied, counted) } {
                 if ended.is_ok() && !is_counted {
                     self.count(|counts, alone| counts.unmaps.add(alone, 1));
@@ -141,7 +141,7 @@ impl<X: Machine> DmaOps<X> {
             Ok(entry) => return self.end_opened::<false>(entry),
             Err(error) => error,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as above.
         let ended =
             copies.and_then(|(pool, client)| unsafe { pool.end_single_use(&client, iova, len, copied) });
         let ended = ended.unwrap_or(Err(error));
@@ -151,11 +151,11 @@ impl<X: Machine> DmaOps<X> {
         ended
     }
 
-    /// Ends what was mapped by the domain, and is out of the book: in line, for one caller for each `FIRST`. So what it is made of is in line, too.
+    /// Ends a direct mapping that is out of the book. Inlined, for one caller for each `FIRST`; and so are its parts.
     #[inline(always)]
     fn end_opened<const FIRST: bool>(&self, entry: Entry) -> Result<(), DmaUnmapError> {
         let bytes = (entry.used(), entry.neighbours);
-        // The domain counts while it has a CPU lent for the addresses. What it did not count is counted afterwards.
+        // The domain counts while it has a CPU for the addresses. Otherwise this counts afterwards.
         let is_counted = Cell::new(false);
         let was_counted = &is_counted;
         let counted = move |cpu: &LocalCpu<'_>| {
@@ -163,7 +163,7 @@ impl<X: Machine> DmaOps<X> {
             counts.closed(alone, bytes);
             was_counted.set(true);
         };
-        // Without a CPU: the platform, which may have panicked, is asked for none.
+        // Without a CPU, as the platform may have panicked.
         let uncounted = Guard::new(|| {
             if !is_counted.get() {
                 let (counts, alone) = self.counts_of(None);
@@ -183,7 +183,7 @@ impl<X: Machine> DmaOps<X> {
         Ok(ended?)
     }
 
-    /// Ends what was mapped by the domain, which calls `counted` if it has a CPU lent for that.
+    /// Ends a direct mapping; the domain calls `counted` if it has a CPU for it.
     #[inline(always)]
     pub(super) fn close(&self, entry: Entry, counted: impl Fn(&LocalCpu<'_>)) -> Result<(), UnmapError> {
         match entry {
@@ -195,7 +195,7 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// The same for addresses that go back to nobody.
+    /// The same for reserved addresses.
     #[cold]
     #[inline(never)]
     fn close_fixed(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
@@ -219,27 +219,28 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// Gives the CPU what the device has written to `len` bytes at the address `at`, anywhere inside of a mapping, which goes on.
-    /// What is mapped and not copied costs a fence, and the search for its mapping, O(log n) for n granules. A copy costs
-    /// O(len), for a device that writes. Never waits, allocates nothing, any context.
+    /// Copies the device's writes among `len` bytes at the address `at`, anywhere inside a mapping, to the CPU's buffer. A direct mapping
+    /// costs a fence, and a search, O(log n) for n granules. A copied one costs O(len), if the device writes.
+    ///
+    /// Context: any. Never waits, allocates nothing.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: some of the bytes are in no mapping of the handle's, or another caller is syncing the same list
-    /// ([`Busy`](DmaUnmapError::Busy)). Nothing is copied.
+    /// [`DmaUnmapError`]: some of the bytes are in no mapping of the handle, or another caller is syncing the same list ([`Busy`](DmaUnmapError::Busy)).
+    /// Nothing is copied.
     ///
     /// # Safety
-    /// Where the bytes are those of a mapping of the handle's that has not ended:
+    /// If the bytes are an open mapping's of the handle:
     ///
-    /// - No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
-    /// - What was promised when it was [mapped](Self::map) holds until this has returned.
+    /// 1. No unmap of the mapping, and no other sync of any of these bytes, runs at the same time.
+    /// 2. Clauses 1 and 3 of its [map](Self::map) hold until this has returned.
     pub unsafe fn sync_for_cpu(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
         fence(Ordering::Acquire);
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.sync(at, len, Toward::Original) }
     }
 
-    /// Lets the device see what the CPU has written to `len` bytes at the address `at`, anywhere inside of a mapping. Cost and
-    /// context as for [`sync_for_cpu`](Self::sync_for_cpu); a copy costs O(len), for a device that reads.
+    /// Copies the CPU's writes among `len` bytes at the address `at`, anywhere inside a mapping, for the device. Cost and context as for
+    /// [`sync_for_cpu`](Self::sync_for_cpu); a copied mapping costs O(len), if the device reads.
     ///
     /// # Errors
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
@@ -247,7 +248,7 @@ impl<X: Machine> DmaOps<X> {
     /// # Safety
     /// As [`sync_for_cpu`](Self::sync_for_cpu).
     pub unsafe fn sync_for_device(&self, at: Iova, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let synced = unsafe { self.sync(at, len, Toward::Buffer) };
         fence(Ordering::Release);
         synced
@@ -258,7 +259,7 @@ impl<X: Machine> DmaOps<X> {
     unsafe fn sync(&self, at: Iova, len: u64, into: Toward) -> Result<(), DmaUnmapError> {
         let copies = self.pool.as_deref().and_then(|pool| {
             let client = self.client(pool)?;
-            // SAFETY: the caller's promise.
+            // SAFETY: the pool's clauses 1 and 2 are the caller's.
             unsafe { pool.sync_named(&client, at, len, into) }
         });
         let synced = copies.unwrap_or_else(|| {

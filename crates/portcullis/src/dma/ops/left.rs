@@ -1,5 +1,4 @@
-//! What a driver leaves when it goes, or its device is gone: all of it ends, and nothing is copied to memory that may be
-//! somebody else's by now.
+//! The end of all mappings of a driver that goes, or whose device is gone: nothing is copied to memory that may be somebody else's by now.
 
 use arrayvec::ArrayVec;
 
@@ -11,10 +10,9 @@ use crate::dma::Machine;
 use crate::domain::{Linked, Unlinked};
 use crate::invalidation::{Gather, InvalidationError};
 
-/// Mappings that end with one wait.
 const TOGETHER: usize = 16;
 
-/// What is to be known of one that ends: its granules, how many bytes of these are not the buffer's, and whether they are handed out to nobody.
+/// A mapping that ends: its granules, its neighbours, and whether its addresses are reserved.
 #[derive(Clone, Copy)]
 struct Ends {
     range: IovaRange,
@@ -22,30 +20,30 @@ struct Ends {
     fixed: bool,
 }
 
-/// What [`DmaOps::unmap_all`] has ended.
+/// Mappings that [`DmaOps::unmap_all`] has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Leftover {
     /// Mappings, each list one.
     pub mappings: u64,
-    /// Bytes of drivers' memory in them; of a list that was copied, and has gaps, none of the gaps.
+    /// Bytes of drivers' memory in them; without the gaps of copied lists.
     pub bytes: u64,
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends every mapping of the handle's that has not ended, without a copy, and returns how many there were: for a driver that
-    /// has left some, or a device that is gone. Copies belong to the device's [group](crate::dma::Device::in_group), so those
-    /// of other devices of its group, which it trusts, end, too. A driver that ends one of these mappings later is told
-    /// that there is none.
+    /// Ends every open mapping of the handle, without a copy, and returns their number: for a driver that has left some, or a device that
+    /// is gone. Copies belong to the device's [group](crate::dma::Device::in_group), so copies of other devices of its group, which it
+    /// trusts, end, too. A driver that ends one of these mappings later gets `NotMapped`.
     ///
-    /// Waits for one invalidation for each 16 mappings, and for each copy with addresses of its own. O(granules of addresses
-    /// that ever had a mapping near + slots of the pool). Allocates nothing; not with interrupts off, as it takes long.
+    /// O(granules of addresses that ever had a mapping near + slots of the pool).
     ///
+    /// Context: waits for one invalidation for each 16 mappings, and for each copy with addresses of its own. Allocates nothing; not with
+    /// interrupts off, as it takes long.
     /// # Errors
-    /// [`DmaUnmapError`]: all mappings are over, but for some of them the hardware did not confirm: **devices may still reach
-    /// these**, until a [flush](crate::domain::Domain::flush) of the domain succeeds.
+    /// [`DmaUnmapError`]: all mappings are over, but some are not confirmed: **devices may still reach these**, until a
+    /// [flush](crate::domain::Domain::flush) of the domain succeeds.
     ///
     /// # Safety
-    /// No other map, unmap or sync of the handle runs at the same time, nor of any other device of its group.
+    /// 1. No other map, unmap or sync of the handle, or of any other device of its group, runs at the same time.
     pub unsafe fn unmap_all(&self) -> Result<Leftover, DmaUnmapError> {
         self.end_all()
     }
@@ -77,20 +75,19 @@ impl<X: Machine> DmaOps<X> {
                 left.bytes += bytes;
                 self.count(|counts, alone| counts.unmaps.add(alone, 1));
             };
-            // SAFETY: by the promise of `unmap_all`, or as the handle is being dropped, nothing else runs for these mappings.
+            // SAFETY: clause 1 is `unmap_all`'s. In `drop`, no call of this handle runs, and its owner sees to the other handles of its group.
             let copies = unsafe { pool.end_all_of(&client, ended) };
             result = result.and(copies);
         }
         result.map(|()| left).inspect_err(|_| self.count_error())
     }
 
-    /// Ends mappings with one wait.
     #[inline(never)]
     fn close_some(&self, some: &[Ends]) -> Result<(), InvalidationError> {
         if some.is_empty() { Ok(()) } else { self.close_gathered(some, &mut Gather::new()) }
     }
 
-    /// The same, with what is to be invalidated in `gather`: by itself, as either takes much of the stack.
+    /// The same, with the caller's `gather`: in two functions, as list and gather each take much of the stack.
     #[inline(never)]
     fn close_gathered(&self, some: &[Ends], gather: &mut Gather) -> Result<(), InvalidationError> {
         let mut unlinked: ArrayVec<Unlinked<'_, X::Mapper, X::Platform>, TOGETHER> = ArrayVec::new();
@@ -112,7 +109,7 @@ impl<X: Machine> DmaOps<X> {
     }
 
     /// # Errors
-    /// How many bytes the mapper did not remove. Their addresses are lost.
+    /// The bytes that the mapper did not remove. Their addresses leak.
     #[inline(never)]
     fn unlink_entry(
         &self,
@@ -132,11 +129,11 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// What is left ends with the handle, as by [`unmap_all`](DmaOps::unmap_all).
+/// Open mappings end with the handle, as by [`unmap_all`](DmaOps::unmap_all).
 impl<X: Machine> Drop for DmaOps<X> {
     fn drop(&mut self) {
         if self.usage().open_mappings() > 0 {
-            // There is no one to tell: what is not confirmed is out of use until a flush is.
+            // Nobody can be told: unconfirmed addresses are held until a flush is confirmed.
             let _ = self.end_all();
         }
     }

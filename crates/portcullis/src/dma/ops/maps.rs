@@ -1,4 +1,4 @@
-//! How mappings are made: a list as a whole or not at all, and in the book before anybody knows its address.
+//! Maps: a list as a whole or not at all, and in the book before anybody knows its address.
 
 use core::slice;
 
@@ -18,7 +18,6 @@ use crate::pgtable::Attributes;
 use crate::platform::LocalCpu;
 use crate::sync::Ordering;
 
-/// A mapping that was made.
 enum Made {
     /// Through buffers, in whole or in part: its address and length.
     Copied { iova: Iova, len: u64 },
@@ -27,26 +26,24 @@ enum Made {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns its address for them: see the
-    /// [module](super).
+    /// Lets the device reach `len` bytes at `phys`, or a copy of them, and returns the device's address: see the [module](super).
     ///
-    /// A copy through a buffer that waits costs O(len), and O(1) for the rest. Any other mapping may allocate memory, tables and
-    /// book-keeping. Any context.
+    /// A copy through an idle buffer costs O(len), and O(1) for the rest.
+    ///
+    /// Context: any. Any other mapping may allocate memory, tables and its account.
     ///
     /// # Errors
-    /// [`DmaMapError`], with nothing mapped and nothing lost; but after [`MapListError::Unconfirmed`] devices may reach what was
-    /// entered, until a flush of the domain succeeds.
+    /// [`DmaMapError`], with nothing mapped and nothing leaked. After [`MapListError::Unconfirmed`] devices may reach entries of it, until
+    /// a flush of the domain succeeds.
     ///
     /// # Safety
-    /// Until an [`unmap`](Self::unmap) of the mapping has returned `Ok` (and, under a lazy policy, the flush that covers it is
-    /// confirmed):
+    /// Until an [`unmap`](Self::unmap) of the mapping has returned `Ok` (and, under a lazy policy, the flush that covers it is confirmed):
     ///
-    /// - The bytes are memory that the CPU reaches through the domain's [`CopyMemory`](crate::platform::CopyMemory), if it has any,
-    ///   or they are registers, and the attributes say so.
-    /// - They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), with all of their
-    ///   granules where they are mapped and not copied.
-    /// - Nothing but devices, and what accesses them as atomics, touches them while this, a sync or the unmap of the mapping
-    ///   runs: those copy, as a device would.
+    /// 1. The bytes are memory that the CPU reaches through the domain's [`CopyMemory`](crate::platform::CopyMemory), if it has any; or they are
+    ///    registers, and the attributes say so.
+    /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3; with all of their granules
+    ///    where they are mapped and not copied.
+    /// 3. While this, a sync or the unmap of the mapping runs, only devices and atomic accesses touch them: these calls copy as a device would.
     #[inline(always)]
     pub unsafe fn map(
         &self,
@@ -56,22 +53,21 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
     ) -> Result<Iova, DmaMapError> {
         let list = [PhysSegment { phys, len }];
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.enter::<true>(&list, len, direction, attributes) }? {
             Made::Copied { iova, .. } | Made::Opened { iova, .. } => Ok(iova),
         }
     }
 
-    /// As [`map`](Self::map), for a list: in one range of addresses, and by one call of the
-    /// [`Mapper`](crate::mapper::Mapper). Writes to `out`, which has room for as many segments as the list, what the device is to
-    /// be given: segments that touch are merged. Returns how many segments it wrote. The list ends as a whole, by one
-    /// [`unmap`](Self::unmap) of all addresses from the first of these to the last.
+    /// As [`map`](Self::map), for a list: in one range of addresses, and by one call of the [`Mapper`](crate::mapper::Mapper). Writes the
+    /// device's segments to `out`, which has room for as many as the list has: touching ones are merged. Returns their number. The list
+    /// ends as a whole, by one [`unmap`](Self::unmap) of all addresses from the first of these to the last.
     ///
     /// # Errors
     /// As [`map`](Self::map).
     ///
     /// # Safety
-    /// As [`map`](Self::map), for each piece.
+    /// As [`map`](Self::map), clauses 1 to 3, for each piece.
     pub unsafe fn map_sg(
         &self,
         list: &[PhysSegment],
@@ -86,7 +82,7 @@ impl<X: Machine> DmaOps<X> {
             return Err(no_room);
         }
         let len = bytes_of(list.iter().map(|piece| piece.len));
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.enter::<false>(list, len, direction, attributes) }? {
             Made::Copied { iova, len } => {
                 let segment = out.first_mut().ok_or(no_room)?;
@@ -104,18 +100,18 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// As [`map`](Self::map), at the address `iova`, never copied: for what firmware goes on using by its own addresses, and for
-    /// address spaces that others lay out. The addresses are some that the domain hands out to nobody
-    /// ([`DomainBuilder::reserve`](crate::dma::DomainBuilder::reserve), [`Geometry::reserved`](crate::mapper::Geometry)), and the first is as far in
-    /// its granule as `phys` is. The mapping ends strictly whatever the policy, and its addresses go on being nobody's.
+    /// As [`map`](Self::map), at the address `iova`, never copied: for memory that firmware goes on using by its own addresses, and for
+    /// address spaces that others lay out. The addresses are reserved ([`DomainBuilder::reserve`](crate::dma::DomainBuilder::reserve),
+    /// [`Geometry::reserved`](crate::mapper::Geometry)), and `iova` has the same offset in its granule as `phys`. The mapping ends strictly
+    /// whatever the policy, and its addresses stay reserved.
     ///
-    /// May allocate, and wait for hardware. Any context.
+    /// Context: any. May allocate, and wait for hardware.
     ///
     /// # Errors
     /// As [`map`](Self::map); and [`DmaMapError::Address`] for other addresses.
     ///
     /// # Safety
-    /// As [`map`](Self::map).
+    /// As [`map`](Self::map), clauses 1 to 3.
     pub unsafe fn map_at(
         &self,
         iova: Iova,
@@ -123,7 +119,7 @@ impl<X: Machine> DmaOps<X> {
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<(), DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let opened = unsafe { self.open_at(iova, PhysSegment { phys, len }, attributes.of(direction)) };
         match opened {
             Ok(entry) => {
@@ -150,7 +146,7 @@ impl<X: Machine> DmaOps<X> {
         });
         let range = range.ok_or(DmaMapError::Address { iova })?;
         let neighbours = range.len() - len;
-        // SAFETY: the caller's promise.
+        // SAFETY: `Domain::map`'s clauses are the caller's clause 2; the addresses are reserved, so the domain maps nothing else there.
         let linked = unsafe { domain.link(range, &[piece], how, None) };
         linked.map_err(|failed| {
             if failed.remains.reachable {
@@ -165,7 +161,7 @@ impl<X: Machine> DmaOps<X> {
         noted.map(|()| entry).map_err(|why| undone(self.close(entry, |_| ()), self.book.error(why, len)))
     }
 
-    /// Makes a mapping of a list of `len` bytes, whichever way it is to go. Of `ONE` piece, the way to the domain has code of its own.
+    /// Makes a mapping of a list of `len` bytes, by either way. `ONE` piece has code of its own for the way to the domain.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -178,18 +174,18 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
         match self.copier(len, attributes) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             Some(pool) => unsafe { self.enter_copied(pool, (list, len), direction, attributes) },
             None => match list {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 3 are the caller's.
                 [piece] if ONE => unsafe { self.open_one(piece, direction, attributes) },
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 3 are the caller's.
                 _ => unsafe { self.open_list((list, len), direction, attributes) },
             },
         }
     }
 
-    /// The same where it may have to be copied.
+    /// The same, where it may have to be copied.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -202,18 +198,18 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
         if self.config.is_auto() {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             return unsafe { self.enter_measured(pool, (list, len), direction, attributes) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) } {
             Some(mapped) => mapped,
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             None => unsafe { self.open_list((list, len), direction, attributes) },
         }
     }
 
-    /// The same for a handle that measures.
+    /// The same, for a handle that measures.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -235,16 +231,16 @@ impl<X: Machine> DmaOps<X> {
             Some((chooser, clock, size, timed))
         });
         let Some((chooser, clock, size, timed)) = measured else {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             let copied = unsafe { self.copy(pool, (list, len), direction, attributes, Choice::Copy) };
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             return copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) });
         };
         let start = timed.map(|_| clock());
         let choice = timed.unwrap_or(chooser.choice(size));
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let copied = unsafe { self.copy(pool, (list, len), direction, attributes, choice) };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let made = copied.unwrap_or_else(|| unsafe { self.open_list((list, len), direction, attributes) })?;
         if let Some(start) = start {
             let took = clock().saturating_sub(start);
@@ -263,9 +259,9 @@ impl<X: Machine> DmaOps<X> {
         (maybe && !attributes.is_never_copied()).then_some(pool)
     }
 
-    /// Maps a list of `len` bytes through buffers, or with copies of its ends; returns the address and the length that end it.
-    /// Returns `None` where the device is to have the memory itself: what is larger than what is copied, and what is to be mapped by
-    /// `choice`, if the device may have all of its granules.
+    /// Maps a list of `len` bytes through buffers, or with copies of its ends; returns the address and the length that end it. `None` if
+    /// the device is to have the memory itself: a list above the threshold, or one that `choice` maps, if the device may have all of its
+    /// granules.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -278,14 +274,14 @@ impl<X: Machine> DmaOps<X> {
         attributes: MapAttributes,
         choice: Choice,
     ) -> Option<Result<Made, DmaMapError>> {
-        // Of limits that change, a map beside that may see a pair that no device has: then it copies with what it can keep.
+        // Limits may change at the same time: a map may then see a pair that no device has, and copies with what it can keep.
         let client = self.client(pool)?;
         let is_mapped =
             choice == Choice::Map || self.config.threshold().is_none_or(|threshold| len > threshold);
         if is_mapped && client.look_at(list).1 {
             return None;
         }
-        // A device may write less than the whole, and a driver relies on the rest (so does Linux: CVE-2022-0854).
+        // A device may write less than all of it, and a driver relies on the rest (as on Linux: CVE-2022-0854).
         let how = PoolAttributes { copy_in: true, ..PoolAttributes::default() };
         let mut is_counted = false;
         let add = |(counts, alone): (&Counts, bool)| {
@@ -293,7 +289,7 @@ impl<X: Machine> DmaOps<X> {
             counts.copies.add(alone, 1);
             counts.copied.add(alone, len);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's: they are the pool's.
         let mapped = unsafe {
             if attributes.skip_copy && direction != Direction::FromDevice {
                 pool.map_slow(&client, list, direction, (how, false))
@@ -314,7 +310,7 @@ impl<X: Machine> DmaOps<X> {
         Some(mapped)
     }
 
-    /// Maps one piece by the domain. By itself, as copies take most of the stack.
+    /// Maps one piece by the domain. Out of line, as copies take most of the stack.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -325,7 +321,7 @@ impl<X: Machine> DmaOps<X> {
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.open::<true>((slice::from_ref(piece), piece.len), direction, attributes) }
     }
 
@@ -340,11 +336,11 @@ impl<X: Machine> DmaOps<X> {
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.open::<false>(list, direction, attributes) }
     }
 
-    /// The same, in line, for one caller for each `ONE`: so what it is made of is in line, too.
+    /// The same, inlined, for one caller for each `ONE`; and so are its parts.
     ///
     /// # Safety
     /// As [`map`](Self::map).
@@ -355,7 +351,7 @@ impl<X: Machine> DmaOps<X> {
         direction: Direction,
         attributes: MapAttributes,
     ) -> Result<Made, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let opened = unsafe { self.open_noted::<ONE>(list, direction, attributes) };
         if opened.is_err() {
             self.count_error();
@@ -383,13 +379,13 @@ impl<X: Machine> DmaOps<X> {
             count(counts, alone, (used, neighbours));
         };
         let fast = match list {
-            // SAFETY: the caller's promise.
+            // SAFETY: `Domain::map`'s clauses are the caller's clause 2.
             [piece] => unsafe { self.domain.map_fast(*piece, how, limit, |cpu| count(Some(cpu), true)) },
             _ => None,
         };
         let range = match fast {
             Some(range) => range,
-            // SAFETY: the caller's promise.
+            // SAFETY: `Domain::map`'s clauses are the caller's clause 2.
             None => unsafe { self.domain.open::<ONE>(list, (pages, used), how, limit, count) }?,
         };
         let changing = self.domain.changing(range);
@@ -399,7 +395,7 @@ impl<X: Machine> DmaOps<X> {
             // One piece has no gaps.
             [_] if ONE => self.book.note_with(entry(used), 0),
             _ => {
-                // The bytes behind the list in its last granule, with which the range ends.
+                // The bytes behind the list in its last granule.
                 let last =
                     list.last().map_or(0, |piece| piece.phys.get().wrapping_add(piece.len).wrapping_sub(1));
                 let unused = granule.offset_mask() - (last & granule.offset_mask());
@@ -416,7 +412,7 @@ impl<X: Machine> DmaOps<X> {
 }
 
 impl<X: Machine> DmaOps<X> {
-    /// Ends what did not get into the book. `bytes` are those of the buffers, and those beside them in their granules.
+    /// Ends a mapping that did not get into the book. `bytes` are its used bytes and its neighbours.
     #[cold]
     #[inline(never)]
     fn undo(&self, range: IovaRange, bytes: (u64, u64), why: NotNoted) -> DmaMapError {
@@ -440,7 +436,7 @@ fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
 mod tests {
     use super::*;
 
-    /// Neither does a caller that is told of something else keep its memory.
+    /// Otherwise its caller would reuse the memory.
     #[test]
     fn a_map_that_could_not_be_taken_back_is_told_as_one_that_devices_may_reach() {
         let range = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();

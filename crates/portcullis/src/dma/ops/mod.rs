@@ -1,38 +1,37 @@
-//! [`DmaOps`]: mappings for a kernel whose drivers map and unmap by number, from every CPU and from interrupt handlers at
-//! once, as Linux's `dma_map_ops` do. Each mapping ends once, as a whole, and through the handle that made it.
+//! [`DmaOps`]: mappings for a kernel whose drivers map and unmap by number, from every CPU and from interrupt handlers at once, as Linux's `dma_map_ops`
+//! do. Each mapping ends once, as a whole, and through the handle that made it.
 //!
-//! A [`Queue`](super::Queue) has one owner, which it gives buffers back to. A DMA API of another kind has neither: a driver maps a
-//! buffer on one CPU and ends it on another by its address and length alone, and has it back when the call returns.
-//! So of the ways to protect it rings and batches fall away, and what remains is an [`OpsConfig`].
+//! A [`Queue`](super::Queue) has one owner, to which it gives buffers back. In such a DMA API a driver maps a buffer on one CPU and ends it
+//! on another by its address and length only, and has the buffer back when the call returns. So rings and batches cannot protect it, and an
+//! [`OpsConfig`] is left.
 //!
-//! # How a mapping is made, and ends
+//! # Maps and unmaps
 //! | the mapping | is made | ends |
 //! |---|---|---|
 //! | [lasting](MapAttributes::lasting) | mapped | strictly |
 //! | [MMIO](MapAttributes::mmio); any other under `Strict` or `Lazy` | mapped | by the configuration at that time |
 //! | up to the threshold of `Bounce` | copied, through a buffer that stays mapped | without a wait |
-//! | up to that of `Auto` | copied, or mapped if all of its granules may be the device's, whichever is cheaper | without a wait; strictly |
-//! | larger, of a device that is [trusted](super::Device::trusted), or of whole granules | mapped | strictly |
-//! | larger, any other | mapped, but for copies of its unaligned ends; copied where its pieces meet inside a granule | strictly |
+//! | up to that of `Auto` | the cheaper of copied and, if the device may have all of its granules, mapped | without a wait; strictly |
+//! | larger, of a [trusted](super::Device::trusted) device, or of whole granules | mapped | strictly |
+//! | larger, any other | mapped, with copies of its unaligned ends; copied where its pieces meet inside a granule | strictly |
 //!
-//! An unmap finds out from the address which way the mapping went, so the configuration may [change](DmaOps::set_config) while
-//! mappings of all kinds live. A list has one range of addresses, and its unmap one wait.
+//! The address tells an unmap which way the mapping went, so the configuration may [change](DmaOps::set_config) while mappings of all kinds
+//! live. A list has one range of addresses, and its unmap one wait.
 //!
 //! # Mistakes of drivers
-//! A mapping that is ended twice, in part, with another length or by another device's address is refused with an error that
-//! says so, as is a sync outside of a mapping: nothing is changed, and the buffer is as well protected as before. One mistake is
-//! the caller's to prevent, as the [safety sections](DmaOps::unmap) say: a mapping that two CPUs end, or sync and end, at the same
-//! moment.
+//! An unmap of a mapping that has ended, of a part, with another length or by another device's address is refused with its own error, as is a sync
+//! outside of a mapping: nothing is changed, and the buffer is as well protected as before. The caller must prevent one mistake, as the
+//! [safety sections](DmaOps::unmap) say: two CPUs that end a mapping, or sync and end it, at the same moment.
 //!
 //! # Contexts
-//! Every method says whether it may wait, and where it may be called. No map, unmap or sync waits for what another *caller* does, as an
-//! interrupt handler may have interrupted just that one: from the time when a domain has its first handle, what would take
-//! such waits is left to [`maintain`](DmaOps::maintain), which the platform's timer calls. Waits for hardware are as long as the mapper's. So two
-//! things are up to a kernel that maps in interrupt handlers: its mapper waits for no caller that a handler may have interrupted (`portcullis-hw`'s drivers keep handlers away while they share waits; a
-//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for none where its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is `None`), and while handlers may map, it calls no
-//! [`reclaim`](crate::domain::Domain::reclaim) of a domain whose translations are a [`PageTable`](crate::pgtable::PageTable), whose maps
-//! wait at a table that is being taken out. What takes a CPU's values or a lock of the library's does
-//! so with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.
+//! Every method says whether it may wait, and where it may be called. No map, unmap or sync waits for another *caller*, whom an interrupt
+//! handler may have interrupted: once a domain has a handle, work with such waits is left to [`maintain`](DmaOps::maintain), which the
+//! platform's timer calls. Waits for hardware are as long as the mapper's. So a kernel that maps in interrupt handlers keeps two rules. Its
+//! mapper waits for no caller that a handler may have interrupted (`portcullis-hw`'s drivers keep handlers away while they share waits; a
+//! [`SharedQueue`](crate::invalidation::SharedQueue) waits for nobody if its [`cpu`](crate::invalidation::SharedQueue::with_cpus) is
+//! `None`). And while handlers may map, it calls no [`reclaim`](crate::domain::Domain::reclaim) of a domain with a
+//! [`PageTable`](crate::pgtable::PageTable), whose maps wait at a table that is being reclaimed. The library uses per-CPU values and takes
+//! locks with a CPU lent ([`Platform::with_cpu`]): a kernel that has interrupts off meanwhile may map and unmap in interrupt handlers.
 
 mod book;
 mod choice;
@@ -71,25 +70,25 @@ type PoolOf<X> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X
 pub struct DmaOps<X: Machine> {
     domain: Shared<DomainOf<X>>,
     pool: Option<Shared<PoolOf<X>>>,
-    /// What the device is, but for its limits, which may change.
+    /// The device, without its limits, which may change.
     profile: DeviceProfile,
     mask: AtomicU64,
     offset_mask: AtomicU64,
     config: AtomicConfig,
-    /// How what is mapped, and not copied, ends.
+    /// The policy for the end of direct mappings.
     policy: AtomicPolicy,
-    /// How what is lasting ends, always.
+    /// Always strict: for the end of lasting mappings.
     strictly: AtomicPolicy,
     book: Book,
-    /// Where there is a pool: what is measured, and the clock that it is measured by.
+    /// With a pool: the measurements, and their clock.
     chooser: Option<(Chooser, Clock)>,
     counts: PerCpu<Counts>,
 }
 
-/// What one CPU counts of a handle, or all callers without a CPU.
+/// A handle's counters of one CPU, or of all callers without a CPU.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Maps, and of these the ones that failed after they had been counted.
+    /// Maps, and how many of these failed after they were counted.
     maps: Counter,
     refused: Counter,
     copies: Counter,
@@ -98,16 +97,16 @@ struct Counts {
     unmaps: Counter,
     syncs: Counter,
     errors: Counter,
-    /// Bytes that are mapped, and bytes beside them. Below zero where more is unmapped on a CPU than was mapped there.
+    /// Mapped bytes, and their neighbours. Negative where more is unmapped on a CPU than was mapped there.
     open: Counter,
     exposed: Counter,
-    /// When this CPU times its next mapping, and its next unmap. Callers without a CPU time nothing.
+    /// When this CPU times its next map, and its next unmap. Callers without a CPU time nothing.
     timed_maps: Turns,
     timed_unmaps: Turns,
 }
 
 impl Counts {
-    /// Counts a mapping of so many bytes with so many beside them.
+    /// Counts a mapping of `used` bytes and `neighbours`.
     #[inline]
     fn opened(&self, alone: bool, (used, neighbours): (u64, u64)) {
         self.maps.add(alone, 1);
@@ -115,7 +114,7 @@ impl Counts {
         self.exposed.add(alone, neighbours);
     }
 
-    /// Takes that back, as nothing was mapped after all.
+    /// Undoes that: nothing was mapped after all.
     #[inline]
     fn refused(&self, alone: bool, (used, neighbours): (u64, u64)) {
         self.refused.add(alone, 1);
@@ -123,7 +122,6 @@ impl Counts {
         self.exposed.add(alone, neighbours.wrapping_neg());
     }
 
-    /// Counts the end of such a mapping.
     #[inline]
     fn closed(&self, alone: bool, (used, neighbours): (u64, u64)) {
         self.unmaps.add(alone, 1);
@@ -154,7 +152,7 @@ impl<X: Machine> DmaOps<X> {
         if !domain.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // All that may fail comes first, so that nothing is dropped in the place.
+        // All that may fail comes first, so that nothing needs a drop in the place.
         allows(domain, pool.as_deref(), config)?;
         check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();
@@ -166,7 +164,7 @@ impl<X: Machine> DmaOps<X> {
         let near = Near::new()?;
         domain.map_at_once();
         let at = place.as_mut_ptr();
-        // SAFETY: each write is to a field in the place; then all of them are there.
+        // SAFETY: each write is to a field in the place; after them all fields are initialised.
         Ok(unsafe {
             write_fields!(
                 at,
@@ -192,20 +190,19 @@ impl<X: Machine> DmaOps<X> {
         &self.domain
     }
 
-    /// The configuration now.
+    /// The present configuration.
     pub fn config(&self) -> OpsConfig {
         self.config.get()
     }
 
-    /// Changes how mappings are made and end, while others live and are made. When the call returns, the stricter of the two
-    /// promises holds for every mapping that is mapped and not copied, as [`Domain::set_policy`] says. What is copied stays so until
-    /// it ends.
+    /// Changes how mappings are made and end, while others live and are made. When the call returns, the stricter of the two promises holds
+    /// for every direct mapping, as [`Domain::set_policy`] says. Copied mappings stay so until they end.
     ///
-    /// May wait for hardware, and for what other callers do; not with interrupts off. Allocates nothing.
+    /// Context: may wait for hardware, and for other callers; not with interrupts off. Allocates nothing.
     ///
     /// # Errors
-    /// [`OpsConfigError`]: [`Setup`](OpsConfigError::Setup) with nothing changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices may
-    /// still reach what was unmapped before.
+    /// [`OpsConfigError`]: after [`Setup`](OpsConfigError::Setup) nothing has changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices
+    /// may still reach what was unmapped before.
     pub fn set_config(&self, config: OpsConfig) -> Result<(), OpsConfigError> {
         allows(&self.domain, self.pool.as_deref(), config)?;
         self.config.set(config);
@@ -217,16 +214,15 @@ impl<X: Machine> DmaOps<X> {
         (self.mask.load(Ordering::Relaxed), self.offset_mask.load(Ordering::Relaxed))
     }
 
-    /// Changes the limits of later mappings: the highest address that the device can put on the bus (Linux's `dma_set_mask`),
-    /// and the low bits of a buffer's address that a copy keeps (`dma_set_min_align_mask`). A map beside the call goes by the old
-    /// ones or the new, or by one of each. A device that does not reach the pool's buffers gets copies of its own, each with
-    /// a wait.
+    /// Changes the limits of later mappings: the highest address that the device can put on the bus (Linux's `dma_set_mask`), and the low
+    /// bits of a buffer's address that a copy keeps (`dma_set_min_align_mask`). A concurrent map uses the old ones or the new, or one of
+    /// each. A device that does not reach the pool's buffers gets single-use ones, each with a wait.
     ///
-    /// O(1): never waits, allocates nothing, any context.
+    /// Context: any. O(1), never waits, allocates nothing.
     ///
     /// # Errors
-    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] where
-    /// the bits to keep are not the lowest, or more than a granule's. Nothing is changed.
+    /// [`SetupError::BeyondReach`] if the device reaches none of the domain's addresses, [`SetupError::OffsetMask`] if the bits to keep are
+    /// not the lowest, or more than a granule's. Nothing is changed.
     pub fn set_limits(&self, mask: u64, offset_mask: u64) -> Result<(), SetupError> {
         check(&self.domain, self.pool.as_deref(), DeviceProfile { mask, offset_mask, ..self.profile })?;
         self.mask.store(mask, Ordering::Relaxed);
@@ -234,12 +230,11 @@ impl<X: Machine> DmaOps<X> {
         Ok(())
     }
 
-    /// Does what maps and unmaps have left, of this device and of all others of the domain, as it takes waits for other callers:
-    /// taking back addresses and buffers that other CPUs keep, flushes for their sake, giving up buffers that wait. They ask for it by
-    /// the platform's timer ([`Platform::wake_at`]), whose call does the same: so nobody need call this, and a kernel may wherever it is
-    /// short of memory or addresses, or a map has failed. Costs little where nothing was left.
+    /// Does the work that maps and unmaps have left, of all devices of the domain, as it waits for other callers: takes back addresses and
+    /// buffers that other CPUs hold, flushes for them, and evicts idle buffers. The platform's timer does the same ([`Platform::wake_at`]),
+    /// so nobody need call this; a kernel may when it is short of memory or addresses, or a map has failed. Costs little without such work.
     ///
-    /// May wait for hardware and for other CPUs; allocates nothing; not with interrupts off, and not in an interrupt handler.
+    /// Context: may wait for hardware and for other CPUs; not with interrupts off, and not in an interrupt handler. Allocates nothing.
     ///
     /// # Errors
     /// [`InvalidationError`]: the hardware did not confirm. A later call, or timer, tries again.
@@ -250,13 +245,14 @@ impl<X: Machine> DmaOps<X> {
         self.domain.maintain()
     }
 
-    /// What the handle has done, and what is open now. O(CPUs x size classes of the pool); takes the lock of each class in turn.
-    /// Never waits, allocates nothing, any context.
+    /// Reads the handle's counters. O(CPUs x size classes of the pool); takes the lock of each class in turn.
+    ///
+    /// Context: any. Never waits, allocates nothing.
     pub fn usage(&self) -> OpsUsage {
         let sum = |count: fn(&Counts) -> &Counter| {
             self.counts.iter().map(|counts| count(counts).get()).fold(0, u64::wrapping_add)
         };
-        // Ended before made, so that what goes on meanwhile makes no number of open mappings negative.
+        // `unmaps` and `refused` are read before `maps`, so that concurrent calls cannot make the number of open mappings negative.
         let unmaps = sum(|counts| &counts.unmaps);
         let refused = sum(|counts| &counts.refused);
         OpsUsage {
@@ -273,14 +269,13 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// The device as it is now, for the pool.
     #[inline]
     fn client(&self, pool: &PoolOf<X>) -> Option<Client> {
         let (mask, offset_mask) = self.limits();
         pool.client(DeviceProfile { mask, offset_mask, ..self.profile }).ok().map(Client::by_number)
     }
 
-    /// What the CPU counts of the handle, or callers without one, and whether it alone does.
+    /// The CPU's counters, or those of callers without one; and whether only this CPU changes them.
     #[inline]
     fn counts_of(&self, cpu: Option<&LocalCpu<'_>>) -> (&Counts, bool) {
         self.counts.get(cpu.map(LocalCpu::index))
@@ -300,7 +295,7 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// Whether handles of a domain with this pool may have the configuration.
+/// Checks that handles of a domain with this pool may have the configuration.
 fn allows<M: Mapper, P: Platform, C: CopyMemory>(
     domain: &Domain<M, P>,
     pool: Option<&BouncePool<M, P, C>>,
@@ -312,7 +307,7 @@ fn allows<M: Mapper, P: Platform, C: CopyMemory>(
     if threshold > most { Err(SetupError::Threshold { threshold, most }) } else { Ok(()) }
 }
 
-/// Whether a device of this profile reaches addresses of the domain, and can have copies of the pool.
+/// Checks that a device of this profile reaches addresses of the domain, and can have copies of the pool.
 fn check<M: Mapper, P: Platform, C: CopyMemory>(
     domain: &Domain<M, P>,
     pool: Option<&BouncePool<M, P, C>>,
@@ -328,15 +323,14 @@ fn check<M: Mapper, P: Platform, C: CopyMemory>(
     Ok(())
 }
 
-/// Why a configuration was not changed, or whose promise is not kept yet.
+/// A configuration was not changed, or does not hold yet for earlier unmaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpsConfigError {
-    /// The domain has no such configuration: there is nothing to copy through, or not for as much. Nothing has changed.
+    /// The domain has no such configuration: it has no pool, or none for this threshold. Nothing has changed.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The configuration holds, but the hardware did not confirm the flush of what was unmapped before: **devices may still
-    /// reach that**. Ask again.
+    /// The configuration holds, but the hardware did not confirm the flush of earlier unmaps: **devices may still reach that memory**. Call again.
     #[error(transparent)]
     Policy(#[from] PolicyError),
 }

@@ -1,6 +1,5 @@
-//! Memory to copy through for devices that are not coherent. Between two calls no cache holds a
-//! dirty line of it, so no line that is written back takes the place of what a device wrote, and
-//! devices find what the CPU wrote, zeros included.
+//! Bounce memory for non-coherent devices. Between two calls no cache holds a dirty line of it, so no write-back replaces a device's data,
+//! and devices find the CPU's writes, zeros included.
 
 use alloc::sync::Arc;
 
@@ -8,9 +7,8 @@ use crate::addr::PhysAddr;
 use crate::platform::{CacheMaintenance, CopyMemory, FRAME_SIZE, Frames, Table};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// `memory`, each write to which is cleaned before devices may look for it, and each read of what
-/// devices wrote is invalidated for. The pool that is made of it shares no frame between two
-/// mappings, and a frame is made of whole lines.
+/// `memory`, with cache maintenance: a write is cleaned before devices may look for it, and a read of a device's writes is preceded by an
+/// invalidation. The pool of it shares no frame between two mappings, and a frame is made of whole lines.
 #[derive(Clone)]
 pub(super) struct Cleaned<C> {
     pub(super) memory: C,
@@ -18,17 +16,16 @@ pub(super) struct Cleaned<C> {
 }
 
 impl<C: Frames> Cleaned<C> {
-    /// Has the zeros of frames that were allocated reach the memory, in the place of what an
-    /// earlier owner had there.
+    /// Cleans the zeros of new frames, so that they replace an earlier owner's bytes in memory.
     fn clean_frames(&self, frames: Option<PhysAddr>, count: usize) -> Option<PhysAddr> {
         let first = frames?;
-        // SAFETY: the frames were allocated just now.
+        // SAFETY: `clean`'s contract: the frames were allocated just now, so the CPU reaches them.
         unsafe { self.cache.clean(first, count as u64 * FRAME_SIZE) };
         Some(first)
     }
 }
 
-// SAFETY: the frames are `C`'s, as it gives them out, and none is kept.
+// SAFETY: the frames are `C`'s, as it gives them out, and none is kept back.
 unsafe impl<C: Frames> Frames for Cleaned<C> {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         self.clean_frames(self.memory.alloc(count), count)
@@ -39,7 +36,7 @@ unsafe impl<C: Frames> Frames for Cleaned<C> {
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the frames are `C`'s, and `free`'s contract is the caller's.
         unsafe { self.memory.free(first, count) }
     }
 
@@ -55,41 +52,40 @@ unsafe impl<C: Frames> Frames for Cleaned<C> {
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
-        // SAFETY: the caller's promise.
+        // SAFETY: the frame is `C`'s, and `table`'s contract is the caller's.
         unsafe { self.memory.table(frame) }
     }
 }
 
-// SAFETY: `C` writes the bytes that are named, and cleaning changes none.
+// SAFETY: by clause of the trait: `C` writes the named bytes (1, 2), beside other calls and accesses (3, 4); cache maintenance changes no byte.
 unsafe impl<C: CopyMemory> CopyMemory for Cleaned<C> {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `copy`'s clauses are the caller's.
         unsafe { self.memory.copy(from, to, len) }
     }
 
     unsafe fn zero(&self, at: PhysAddr, len: u64) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `zero`'s clauses are the caller's, and say that the CPU reaches the bytes (`clean`).
         unsafe {
             self.memory.zero(at, len);
             self.cache.clean(at, len);
         }
     }
 
-    /// The device is told of the mapping after this, so it reads what was copied.
+    /// The device is told of the mapping after this, so it reads the copied bytes.
     unsafe fn copy_in(&self, original: PhysAddr, buffer: PhysAddr, len: u64) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `copy_in`'s clauses are the caller's, and say that the CPU reaches the bytes (`clean`).
         unsafe {
             self.memory.copy(original, buffer, len);
             self.cache.clean(buffer, len);
         }
     }
 
-    /// The driver has heard from the device before this, so what the device wrote is in the memory,
-    /// and a line that the CPU has prefetched meanwhile is older. Nothing is lost, as no line is
-    /// dirty.
+    /// The device's completion came before this, so its writes are in memory, and a line that the CPU has prefetched meanwhile is stale.
+    /// Nothing is lost, as no line is dirty.
     unsafe fn copy_out(&self, buffer: PhysAddr, original: PhysAddr, len: u64) {
         fence(Ordering::Acquire);
-        // SAFETY: the caller's promise; what the CPU stored to the buffer was all cleaned.
+        // SAFETY: `copy_out`'s clauses are the caller's: all stores of the CPU to the buffer were cleaned (`invalidate`).
         unsafe {
             self.cache.invalidate(buffer, len);
             self.memory.copy(buffer, original, len);

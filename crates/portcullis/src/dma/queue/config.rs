@@ -1,4 +1,4 @@
-//! What a queue is made for: its strategy, its dimensions, and what is special about its mappings.
+//! Configuration of a queue: its strategy, its dimensions, and attributes of its mappings.
 
 use crate::bounce::pool::Attributes;
 use crate::dma::MOST_IN_BATCH;
@@ -19,11 +19,10 @@ pub enum Strategy {
     Auto,
 }
 
-/// What a [`Queue`](super::Queue) is made for. Each strategy has a constructor, and nothing else of
-/// a driver changes with it. When the queue is [made](super::Device::queue), a number that cannot be is an error, and so is
-/// [`batch`](Self::batch), [`colour`](Self::colour) or [`measuring`](Self::measuring) where the strategy has no use for it.
-/// Any strategy takes [`wiping`](Self::wiping), [`copying_in`](Self::copying_in) and [`persistent`](Self::persistent): they
-/// say what happens to copies, and nothing where there are none.
+/// The configuration of a [`Queue`](super::Queue). Each strategy has a constructor, and nothing else of a driver changes with it. When the queue is
+/// [made](super::Device::queue), an impossible number is an error, and so is [`batch`](Self::batch), [`colour`](Self::colour) or
+/// [`measuring`](Self::measuring) for a strategy without a use for it. Any strategy takes [`wiping`](Self::wiping), [`copying_in`](Self::copying_in)
+/// and [`persistent`](Self::persistent): they concern copies, and do nothing without any.
 ///
 /// ```
 /// # use portcullis::dma::QueueConfig;
@@ -45,11 +44,11 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// How many mappings of a [ring](Self::ring), or of [`auto`](Self::auto), end with one wait, unless [`batch`](Self::batch) says
-    /// otherwise. The command's `strict-ring` and its simulation count by it.
+    /// How many mappings of a [ring](Self::ring), or of [`auto`](Self::auto), end with one wait, unless [`batch`](Self::batch) says otherwise. The
+    /// command's `strict-ring` and its simulation use it.
     pub const RING_BATCH: usize = 64;
 
-    /// A usual number for [`batched`](Self::batched): the command's `strict-batch` and its simulation count by it.
+    /// A usual number for [`batched`](Self::batched), which the command's `strict-batch` and its simulation use.
     pub const BATCH: usize = 32;
 
     const fn new(strategy: Strategy) -> Self {
@@ -64,88 +63,79 @@ impl QueueConfig {
         }
     }
 
-    /// Each mapping by itself, by the policy of the device: Linux's `dma_map_single` and `dma_unmap_single`.
+    /// Each mapping on its own, by the policy of the device: Linux's `dma_map_single` and `dma_unmap_single`.
     pub const fn direct() -> Self {
         Self::new(Strategy::Direct)
     }
 
-    /// As [`direct`](Self::direct), but `batch` mappings end together, with one wait, whatever the
-    /// policy: as many as [`batch`](Self::batch) says.
+    /// As [`direct`](Self::direct), but `batch` mappings end together, with one wait, whatever the policy.
     pub const fn batched(batch: usize) -> Self {
         Self::new(Strategy::Batch).batch(batch)
     }
 
-    /// Mappings take their addresses out of a ring, and a batch of them ends with one wait,
-    /// whatever the policy. This is for queues whose buffers come and go in order, and of which the
-    /// device has up to `descriptors` at once, 1 at the least. Each usually touches pages of `bytes` bytes (4096
-    /// for a buffer within a page, 8192 for one that may lie across the end of one); others may be
-    /// of any length. The ring has room for a [batch](Self::batch) more than `descriptors`, as
-    /// what waits for the end of its batch keeps its place.
+    /// Mappings take their addresses from a ring, and a batch of them ends with one wait, whatever the policy. For queues whose buffers
+    /// come and go in order, with at most `descriptors` (at least 1) in the device at once. Each usually touches pages of `bytes` bytes
+    /// (4096 for a buffer within a page, 8192 for one that may cross a page's end); others may have any length. The ring has room for
+    /// `descriptors` and a [batch](Self::batch), as an unmapped buffer keeps its place until the end of its batch.
     pub const fn ring(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Ring) }
     }
 
-    /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and
-    /// protects to the byte. What is too large to copy is mapped, and ends by the device's policy.
-    /// But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
-    /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without
-    /// an IOMMU everything is copied, through the pool that the device reaches (swiotlb).
-    /// For devices that are not coherent, see [there](super::Device::not_coherent).
+    /// The device reaches copies, in buffers that stay mapped: a copy ends without a wait, and protects to the byte. Larger buffers are
+    /// mapped, and end by the device's policy. But if the device is not [trusted](super::Device::trusted), the parts of such a buffer that
+    /// share a page with other data are copied, and its mapping ends strictly, with a wait. Without an IOMMU everything is copied, through
+    /// the pool that the device reaches (swiotlb). For non-coherent devices see [`Device::not_coherent`](super::Device::not_coherent).
     pub const fn bounce() -> Self {
         Self::new(Strategy::Bounce)
     }
 
-    /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and
-    /// [`bounce`](Self::bounce), as measured. Of a buffer that shares a page with other data, these
-    /// parts are copied at least, unless the device is [trusted](super::Device::trusted). Where the domain has no memory to copy
-    /// through, this is a ring; where nothing is translated, it is [`direct`](Self::direct). For
-    /// devices that are not coherent, see [there](super::Device::not_coherent).
+    /// The cheaper of [`ring`](Self::ring), whose dimensions it takes, and [`bounce`](Self::bounce), as measured. At least the parts of a
+    /// buffer that share a page with other data are copied, unless the device is [trusted](super::Device::trusted). Without bounce memory
+    /// in the domain this is a ring; without translation it is [`direct`](Self::direct). For non-coherent devices see
+    /// [`Device::not_coherent`](super::Device::not_coherent).
     pub const fn auto(descriptors: u32, bytes: u64) -> Self {
         Self { descriptors, bytes, ..Self::new(Strategy::Auto) }
     }
 
-    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and
-    /// [`RING_BATCH`](Self::RING_BATCH) without this call. The larger the batch, the less each mapping costs, and the later its buffer comes back:
-    /// **no timer ends a batch**. A driver that goes idle calls [`commit`](super::Queue::commit).
+    /// How many mappings end with one wait, where they share one: 1 to [`MOST_IN_BATCH`], and [`RING_BATCH`](Self::RING_BATCH) without this
+    /// call. A larger batch makes each mapping cheaper, and returns its buffer later: **no timer ends a batch**. A driver that goes idle
+    /// calls [`commit`](super::Queue::commit).
     pub const fn batch(self, batch: usize) -> Self {
         Self { batch: Some(batch), ..self }
     }
 
-    /// The colour of a ring, by which its first address is moved on: without this call the domain's
-    /// next. A driver with many domains behind one IOMMU numbers their rings here.
+    /// The colour of a ring, which moves its first address; without this call the domain's next. A driver with many domains behind one
+    /// IOMMU numbers their rings here.
     pub const fn colour(self, colour: u32) -> Self {
         Self { colour: Some(colour), ..self }
     }
 
-    /// Each copy is zeroed when its mapping ends. This is for copies behind an IOMMU. The pool of a
-    /// machine without one goes by its own rule: the next mapping at a place overwrites or zeroes
-    /// what is there.
+    /// Zeroes each copy when its mapping ends. For copies behind an IOMMU. The pool of a machine without one has its own rule: the next
+    /// mapping at a place overwrites or zeroes the old bytes.
     pub const fn wiping(self) -> Self {
         Self { attributes: Attributes { wipe: true, ..self.attributes }, ..self }
     }
 
-    /// The device may write less than the whole of a
-    /// [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest is to stay as it
+    /// The device may write less than all of a [`FromDevice`](crate::addr::Direction::FromDevice) mapping, and the rest must stay as it
     /// was: the original is copied in first. (Without an IOMMU every copy is made like this.)
     pub const fn copying_in(self) -> Self {
         Self { attributes: Attributes { copy_in: true, ..self.attributes }, ..self }
     }
 
-    /// Mappings live long, and their owner does not call the sync methods (Linux's proposal calls
-    /// it `PERSISTENT_STREAMING`). So behind an IOMMU they are never copied, and refused
-    /// ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying
-    /// would protect. Without an IOMMU this changes nothing: a queue that copies there copies all.
+    /// Mappings live long, and their owner does not sync (`PERSISTENT_STREAMING` in Linux's proposal). So behind an IOMMU they are never
+    /// copied, and refused ([`DmaMapError::PersistentPart`](super::DmaMapError::PersistentPart)) where only copying would protect. Without
+    /// an IOMMU this changes nothing: a queue that copies there copies all.
     pub const fn persistent(self) -> Self {
         Self { attributes: Attributes { persistent_streaming: true, ..self.attributes }, ..self }
     }
 
-    /// [`auto`](Self::auto) measures both ways for data of this direction when the queue is made,
-    /// and not for all three. Data of the others can be mapped, too, and is copied at first.
+    /// [`auto`](Self::auto) measures both ways only for data of this direction when the queue is made. Data of the others can be mapped,
+    /// too, and is copied at first.
     pub const fn measuring(self, direction: crate::addr::Direction) -> Self {
         Self { direction: Some(direction), ..self }
     }
 
-    /// The same by another strategy, without the options that it has no use for.
+    /// The same with another strategy, without the options for which it has no use.
     pub(super) fn by(self, strategy: Strategy) -> Self {
         let has_ring = matches!(strategy, Strategy::Ring | Strategy::Auto);
         Self {
@@ -157,13 +147,12 @@ impl QueueConfig {
         }
     }
 
-    /// The number of mappings that end with one wait.
     #[inline]
     pub(super) fn batch_size(&self) -> usize {
         self.batch.unwrap_or(Self::RING_BATCH)
     }
 
-    /// Checks the numbers that were asked for, and that each option has an effect.
+    /// Checks the numbers, and that each option has an effect.
     pub(super) fn check(&self) -> Result<(), SetupError> {
         let Self { strategy, descriptors, bytes, .. } = *self;
         let batch = self.batch_size();

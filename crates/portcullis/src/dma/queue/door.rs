@@ -1,5 +1,5 @@
-//! From a page table to a queue: a builder makes the domain, the domain its devices, and each
-//! device its queues. What a queue cannot be made of is an error when it is made.
+//! The front door: a builder makes the domain, the domain its devices, and each device its queues. An impossible configuration is an error when the
+//! queue is made.
 
 mod lanes;
 mod maintained;
@@ -26,14 +26,14 @@ use crate::platform::{CacheMaintenance, CopyMemory, FRAME_SIZE, Frames, Platform
 use crate::setup::SetupError;
 use crate::sync::Mutex;
 
-/// The addresses that a device can put on the bus: what Linux's drivers say by `dma_set_mask`.
+/// The addresses that a device can put on the bus: Linux's `dma_set_mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DmaMask(u64);
 
 impl DmaMask {
     /// All addresses.
     pub const BITS_64: Self = Self::bits(64);
-    /// Those below 4 GiB.
+    /// Addresses below 4 GiB.
     pub const BITS_32: Self = Self::bits(32);
 
     /// Addresses of `bits` bits, Linux's `DMA_BIT_MASK(n)`.
@@ -47,7 +47,7 @@ impl DmaMask {
     }
 }
 
-/// A domain in the making: see [`Domain::builder`].
+/// A builder of a domain: see [`Domain::builder`].
 #[must_use = "a domain is built by `build`"]
 pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infallible> {
     mapper: M,
@@ -60,17 +60,15 @@ pub struct DomainBuilder<M: Mapper, P: Platform, C: CopyMemory + Clone = Infalli
     cache: Option<Arc<dyn CacheMaintenance>>,
 }
 
-/// What of the mapper's addresses a domain hands out.
 struct Limits {
-    /// An error where there was no memory for them.
+    /// An error if there was no memory for them.
     reserved: Result<Vec<IovaRange>, OutOfMemory>,
     last: Iova,
 }
 
 impl<F: Frames, Q: InvalidationQueue, X: Format, P: Platform> Domain<TableMapper<F, Q, X>, P> {
-    /// Begins a domain whose translations are in `table`. The hardware knows it as `id`, and
-    /// `queue` tells the hardware what of it to forget. The caller that has hardware walk the table
-    /// sees to both.
+    /// Begins a domain whose translations are in `table`. The hardware knows it as `id`, and `queue` invalidates what the hardware caches
+    /// of it. The caller that lets hardware walk the table ensures both.
     pub fn builder(table: PageTable<F, X>, queue: Q, id: DomainId) -> DomainBuilder<TableMapper<F, Q, X>, P> {
         DomainBuilder::new(TableMapper::new(table, queue, id, Vec::new()))
     }
@@ -84,18 +82,16 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
         Self { mapper, policy, limits, memory: None, pool, swiotlb: None, clock: None, cache: None }
     }
 
-    /// Lets queues copy, through buffers that stay mapped. These are frames of `memory`, which also
-    /// does the copying, in a pool of these dimensions. The pool is made with the first queue that
-    /// copies, and another of them with the first that copies for a device that is
-    /// [not coherent](Device::not_coherent).
+    /// Lets queues copy, through buffers that stay mapped: frames of `memory`, which also does the copying, in a pool of these dimensions.
+    /// The pool is made with the first queue that copies, and a second one with the first that copies for a
+    /// [non-coherent](Device::not_coherent) device.
     ///
-    /// A device that does not reach the pool's addresses gets copies that are mapped and unmapped each time, with a wait. Where devices
-    /// have less than 64 bits of addresses, keep the pool below that: [`PoolConfig::reached_by`].
+    /// A device that does not reach the pool's addresses gets copies that are mapped and unmapped each time, with a wait. If devices have
+    /// less than 64 bits of addresses, keep the pool below that: [`PoolConfig::reached_by`].
     ///
-    /// The call takes no memory, so a driver that chooses at run time whether to copy makes it in any
-    /// case, and chooses by the [`QueueConfig`]. It cannot stand behind an `if`, because it changes
-    /// the builder's type. Where there may be no memory to copy through, [`DmaDomain::over`] takes an
-    /// `Option` of it:
+    /// The call takes no memory, so a driver that chooses at run time whether to copy always makes it, and chooses by the [`QueueConfig`].
+    /// It cannot stand behind an `if`, because it changes the builder's type. If there may be no bounce memory, [`DmaDomain::over`] takes
+    /// an `Option` of it:
     ///
     /// ```
     /// # #[cfg(feature = "std")]
@@ -129,8 +125,8 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
         DomainBuilder { mapper, policy, limits, memory: Some(memory), pool, swiotlb: None, clock, cache }
     }
 
-    /// Lets queues copy although nothing is translated, through the machine's pool. The builder has
-    /// the same type after it as after [`bounce`](Self::bounce), if the pool is of the same memory.
+    /// Lets queues copy without translation, through the machine's pool. The builder gets the same type as by [`bounce`](Self::bounce), if
+    /// the pool is of the same memory.
     pub fn swiotlb<C: CopyMemory + Clone>(self, pool: Shared<Swiotlb<P, C>>) -> DomainBuilder<M, P, C> {
         let Self { mapper, policy, limits, pool: config, clock, cache, .. } = self;
         let swiotlb = Some(pool);
@@ -139,20 +135,19 @@ impl<M: Mapper, P: Platform> DomainBuilder<M, P> {
 }
 
 impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
-    /// The mapper that the domain will have.
+    /// The mapper of the domain.
     pub fn mapper(&self) -> &M {
         &self.mapper
     }
 
-    /// Sets how long devices may reach what is unmapped. Without this call it is
-    /// [`Policy::Strict`].
+    /// Sets how long devices may reach unmapped memory; [`Policy::Strict`] without this call.
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Hands out no addresses of `range`: the interrupt window of x86, say, or what firmware goes on
-    /// using. A range may lie outside of the mapper's addresses, and no granule is handed out of
-    /// which a byte is reserved. The ranges of all calls are kept free.
+    /// Reserves the addresses of `range`, such as x86's interrupt window, or addresses that firmware goes on using: they are not handed
+    /// out. A range may lie outside of the mapper's addresses; a granule with any reserved byte is reserved. The ranges of all calls add
+    /// up.
     pub fn reserve(mut self, range: IovaRange) -> Self {
         self.limits.reserved = self.limits.reserved.and_then(|mut reserved| {
             reserved.try_reserve(1).map_err(|_| OutOfMemory)?;
@@ -162,26 +157,23 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
         self
     }
 
-    /// Hands out no addresses above `last`: IOMMUs may translate fewer bits than the tables that
-    /// they walk. Of several calls the lowest address counts, so that a domain with devices behind
-    /// several units takes the limits of all. Without this call, and at the most, it hands out what
-    /// the mapper [translates](crate::mapper::Geometry::aperture).
+    /// Hands out no addresses above `last`: IOMMUs may translate fewer bits than their tables. Of several calls the lowest address counts, so that a
+    /// domain with devices behind several units takes the limits of all. At the most, and without this call, it hands out what the mapper
+    /// [translates](crate::mapper::Geometry::aperture).
     pub fn last_iova(mut self, last: Iova) -> Self {
         self.limits.last = self.limits.last.min(last);
         self
     }
 
-    /// Sets the clock by which [`QueueConfig::auto`] measures: a count of nanoseconds. Without this
-    /// call it is the platform's.
+    /// Sets the clock by which [`QueueConfig::auto`] measures, in nanoseconds; the platform's without this call.
     pub fn clock(self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        // SAFETY: an unsizing coercion.
+        // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
         let clock = Shared::new(clock)
             .map(|clock| unsafe { Shared::cast::<dyn Fn() -> u64 + Send + Sync>(clock, |counted| counted) });
         Self { clock: Some(clock), ..self }
     }
 
-    /// Lets the domain have devices that are [not coherent](Device::not_coherent), around whose
-    /// mappings `cache` is called. It changes nothing for others.
+    /// Lets the domain have [non-coherent](Device::not_coherent) devices, around whose mappings `cache` is called. It changes nothing for others.
     pub fn cache_maintenance(self, cache: Arc<dyn CacheMaintenance>) -> Self {
         Self { cache: Some(cache), ..self }
     }
@@ -189,7 +181,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     /// Makes the domain.
     ///
     /// # Errors
-    /// As [`Domain::new`]; [`SetupError::OutOfMemory`], too, where there was no memory for what the builder was told.
+    /// As [`Domain::new`]; also [`SetupError::OutOfMemory`] if an earlier call of the builder had no memory.
     pub fn build(self, platform: P) -> Result<DmaDomain<(M, P, C)>, SetupError> {
         self.build_as(platform)
     }
@@ -209,9 +201,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> DomainBuilder<M, P, C> {
     }
 }
 
-/// A domain as drivers have it: a [`Domain`], which is the address space alone, with the memory to copy through, the clock and the
-/// caches that queues need. Drivers attach devices here; kernels that map by themselves use the [space](Self::space). Cheap to
-/// clone; a clone is the same domain.
+/// A domain for drivers: a [`Domain`], which is only the address space, with the bounce memory, the clock and the cache maintenance of
+/// queues. Drivers attach devices here; kernels that map themselves use the [space](Self::space). Cheap to clone; a clone is the same
+/// domain.
 pub struct DmaDomain<X: Machine> {
     parts: Shared<Parts<X>>,
 }
@@ -223,10 +215,8 @@ struct Parts<X: Machine> {
     swiotlb: Option<Shared<Swiotlb<X::Platform, X::Memory>>>,
     clock: Option<SharedClock>,
     cache: Option<Arc<dyn CacheMaintenance>>,
-    /// The pool, once it is wanted.
     made: MadePool<Pool<X, <X as Machine>::Memory>>,
-    /// Another, for devices that are not coherent. Its type is not named here, so that only a crate
-    /// that has such devices compiles that pool.
+    /// Another, for non-coherent devices. Its type is not named here, so that only a crate with such devices compiles that pool.
     cleaned: MadePool<dyn AnyPool>,
 }
 
@@ -258,7 +248,7 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Self { parts: Shared::new(parts)? })
     }
 
-    /// Makes one of a domain that exists already. Its queues may copy if there is `memory`. Allocates.
+    /// Makes one of an existing domain. Its queues may copy if there is `memory`. Allocates.
     ///
     /// # Errors
     /// [`OutOfMemory`].
@@ -274,39 +264,35 @@ impl<X: Machine> DmaDomain<X> {
         self.parts.domain.policy()
     }
 
-    /// Changes the policy while I/O goes on: [`Domain::set_policy`]. A device may have [its own](Device::set_policy).
+    /// Changes the policy while I/O runs: [`Domain::set_policy`]. A device may have [its own](Device::set_policy).
     ///
     /// # Errors
-    /// As there.
+    /// As [`Domain::set_policy`].
     pub fn set_policy(&self, policy: Policy) -> Result<(), PolicyError> {
         self.parts.domain.set_policy(policy)
     }
 
-    /// The address space: its figures, its mapper, mappings that belong to no device.
+    /// The address space: its counters, its mapper, mappings that belong to no device.
     pub fn space(&self) -> &Shared<Domain<X::Mapper, X::Platform>> {
         &self.parts.domain
     }
 
-    /// Returns what the pool of buffers to copy through holds, and has done; `None` as long as no
-    /// queue has needed it. (The pool of a machine without an IOMMU reports its own
-    /// [usage](Swiotlb::usage).) Devices that are not coherent have a pool of their own, which this
-    /// reports where no other device has needed one.
+    /// The counters of the pool of bounce buffers; `None` before its first use. (The pool of a machine without an IOMMU has its own
+    /// [usage](Swiotlb::usage).) Non-coherent devices have a pool of their own, which this reports if no other device has used one.
     ///
-    /// O(CPUs x size classes); takes the lock of each class in turn. The caller holds no lock and
-    /// no CPU.
+    /// Context: O(CPUs x size classes); takes the lock of each class in turn. The caller holds no lock and no CPU.
     pub fn pool_usage(&self) -> Option<PoolUsage> {
         let found = self.found(&self.parts.made).map(|pool| pool.usage());
         found.or_else(|| self.found(&self.parts.cleaned).map(|pool| pool.usage()))
     }
 
-    /// Makes a device of this domain, with the addresses that it can put on the bus. The hardware
-    /// is told nothing: the caller that attaches the device there has it walk the domain's table.
+    /// Makes a device of this domain, with the addresses that it can put on the bus. The hardware is not told: the caller that attaches the
+    /// device there lets it walk the domain's table.
     ///
-    /// The device is taken to be hostile, and to trust no other: see [`Device::trusted`].
+    /// The device is taken for hostile, and trusts no other: see [`Device::trusted`].
     ///
     /// # Errors
-    /// [`SetupError::BeyondReach`] where the device reaches none of the domain's addresses;
-    /// [`SetupError::OutOfMemory`].
+    /// [`SetupError::BeyondReach`] if the device reaches none of the domain's addresses; [`SetupError::OutOfMemory`].
     pub fn attach(&self, id: DeviceId, mask: DmaMask) -> Result<Device<X>, SetupError> {
         let domain = &self.parts.domain;
         let first = domain.mapper().geometry().aperture.start();
@@ -320,7 +306,7 @@ impl<X: Machine> DmaDomain<X> {
         Ok(Device { domain: self.clone(), dma, id, profile, line: 0, maintained: None })
     }
 
-    /// Makes a pool of bounce buffers, of the domain's memory as `memory` has it.
+    /// Makes a pool of bounce buffers from the domain's memory, as wrapped by `memory`.
     fn new_pool<C: CopyMemory>(
         &self,
         memory: impl FnOnce(X::Memory) -> C,
@@ -331,7 +317,7 @@ impl<X: Machine> DmaDomain<X> {
         BouncePool::new(domain.clone(), memory, config)
     }
 
-    /// Returns the pool of bounce buffers for coherent devices, and makes it if there is none yet.
+    /// The pool of bounce buffers for coherent devices, which is made by the first call.
     fn shared_pool(&self) -> Result<Shared<Pool<X, X::Memory>>, SetupError> {
         let Parts { made, pool, .. } = &*self.parts;
         match self.found(made) {
@@ -340,9 +326,8 @@ impl<X: Machine> DmaDomain<X> {
         }
     }
 
-    /// Keeps `pool` in `made`, and returns the pool that is kept there: another call's, if that was
-    /// first. (A pool is not made under the lock: it allocates, and calls the platform. Where two do
-    /// it, one pool goes.)
+    /// Stores `pool` in `made`, and returns the pool that is there: another call's, if that was first. (A pool is not made under the lock,
+    /// as it allocates and calls the platform. If two calls make one, one pool is dropped.)
     fn keep<T: ?Sized>(&self, made: &MadePool<T>, pool: Shared<T>) -> Shared<T> {
         let mut kept = None;
         let mut keep = || kept = Some(made.lock().get_or_insert_with(|| pool.clone()).clone());
@@ -350,7 +335,6 @@ impl<X: Machine> DmaDomain<X> {
         kept.unwrap_or(pool)
     }
 
-    /// Returns the pool of bounce buffers that is kept in `made`, if there is one.
     fn found<T: ?Sized>(&self, made: &MadePool<T>) -> Option<Shared<T>> {
         self.parts.domain.platform().with_cpu(|_| made.lock().clone())
     }
@@ -374,10 +358,9 @@ pub struct Device<X: Machine> {
     dma: DeviceOf<X>,
     id: DeviceId,
     profile: DeviceProfile,
-    /// Bytes of a cache line, of a device that is not coherent.
+    /// Bytes of a cache line, for a non-coherent device; else 0.
     line: u64,
-    /// What makes the lanes of its queues, of a device that is not coherent. It is a pointer, so that only a crate that has such a
-    /// device compiles their code.
+    /// Makes the lanes of a non-coherent device's queues. It is a pointer, so that only a crate with such a device compiles their code.
     maintained: Option<MakeLane<X>>,
 }
 
@@ -406,76 +389,65 @@ impl<X: Machine> Device<X> {
         &self.domain
     }
 
-    /// The policy by which the device's mappings end now, where their queue does not say otherwise.
+    /// The present policy for the end of the device's mappings, where their queue has no own.
     pub fn policy(&self) -> Policy {
         self.dma.policy()
     }
 
-    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O goes on: [`DmaDevice::set_policy`].
+    /// Gives the device a policy of its own, or, with `None`, its domain's again, while I/O runs: [`DmaDevice::set_policy`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DmaDevice::set_policy`].
     pub fn set_policy(&self, policy: Option<Policy>) -> Result<(), PolicyError> {
         self.dma.set_policy(policy)
     }
 
-    /// The device as the layers below have it: [coherent memory](crate::dma::CoherentMemory), mappings that belong
-    /// to no queue.
+    /// The device for the layers below: [coherent memory](crate::dma::CoherentMemory), mappings that belong to no queue.
     pub fn dma(&self) -> &DeviceOf<X> {
         &self.dma
     }
 
-    /// Says that the device is not hostile: where queues copy, it may be given pages that buffers
-    /// share with other data, so that what is too large to copy is mapped as it is.
+    /// Declares that the device is not hostile: where queues copy, it may reach pages that buffers share with other data, so that buffers above the
+    /// threshold are mapped as they are.
     pub fn trusted(mut self) -> Self {
         self.profile.untrusted = false;
         self
     }
 
-    /// Says which devices it trusts: those of the same group. Where queues copy, what one of them
-    /// had in a buffer, another may see. Devices of different groups never find each other's bytes
-    /// in a buffer that they are given. Without this call each device has a group of its own, with
-    /// the number of its [id](Self::id).
+    /// Puts the device into a group of devices that trust each other. Where queues copy, one may see what another had in a buffer. Devices
+    /// of different groups never find each other's bytes in a buffer. Without this call each device has a group of its own, with the number
+    /// of its [id](Self::id).
     ///
-    /// Devices of one domain share its addresses, so a hostile one can look into what is mapped for another *now*, as in any
-    /// domain. Where that matters, devices have domains of their own.
+    /// Devices of one domain share its addresses, so a hostile one can look into the *present* mappings of another, as in any domain. If
+    /// that matters, give devices domains of their own.
     pub fn in_group(mut self, group: u32) -> Self {
         self.profile.group = group;
         self
     }
 
-    /// Has copies keep these low bits of a buffer's address: 0xfff for NVMe. Linux's
-    /// `dma_set_min_align_mask`. If they cannot be kept, a [queue](Self::queue) that copies is not
-    /// made.
+    /// Makes copies keep these low bits of a buffer's address: 0xfff for NVMe (Linux's `dma_set_min_align_mask`). If they cannot be kept, making a
+    /// [queue](Self::queue) that copies is an error.
     pub fn keeping_offsets(mut self, mask: u64) -> Self {
         self.profile.offset_mask = mask;
         self
     }
 
-    /// Says that the device is not coherent: it does not see what the CPUs' caches hold, and they
-    /// do not see what it writes (Linux's device tree: no `dma-coherent` on Arm, `dma-noncoherent` on
-    /// RISC-V). Its queues call the domain's [`CacheMaintenance`] around each mapping: the device
-    /// finds what the CPU wrote before a map or a sync for the device, the CPU what the device wrote
-    /// before an unmap that gives the buffer back, or a sync for the CPU. That costs a step for each
-    /// cache line.
+    /// Declares that the device is non-coherent: it does not see the CPUs' caches, and they do not see its writes (Linux's device tree: no
+    /// `dma-coherent` on Arm, `dma-noncoherent` on RISC-V). Its queues call the domain's [`CacheMaintenance`] around each mapping: the
+    /// device finds what the CPU wrote before a map or a sync for the device, and the CPU what the device wrote before an unmap that gives
+    /// the buffer back, or a sync for the CPU. That costs a step for each cache line.
     ///
-    /// Where the device may write, a piece that does not consist of whole cache lines would lose
-    /// bytes to what lies beside it, and take bytes from that. So [`auto`](QueueConfig::auto) and
-    /// [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
-    /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing:
-    /// it maps what it may, and copies the rest.
+    /// If the device may write, a piece that does not consist of whole cache lines would lose bytes to its neighbours, and take bytes from them. So
+    /// [`auto`](QueueConfig::auto) and [`bounce`](QueueConfig::bounce) copy it, whatever its length, and the others refuse it:
+    /// [`SharesLine`](super::DmaMapError::SharesLine). For such a device `auto` measures nothing: it maps what it may, and copies the rest.
     ///
-    /// Where the device may write, a part of a mapping that is synced by itself, too, ends only where
-    /// a line of the memory does, or the mapping. A list two of whose pieces meet inside a line is
-    /// synced as a whole, as its pieces lie otherwise in a copy.
+    /// If the device may write, a partial sync ends only at the end of a line of the memory, or of the mapping. A list of which two pieces
+    /// meet inside a line is synced as a whole, as its pieces lie otherwise in a copy.
     ///
-    /// Its [coherent memory](crate::dma::CoherentMemory) is of [uncached](Frames::UNCACHED) frames.
-    /// Mappings that belong to no queue are [refused](crate::domain::MapListError::NotCoherent). A
-    /// clone that was made before is of a coherent device.
-    ///
+    /// Its [coherent memory](crate::dma::CoherentMemory) needs [uncached](Frames::UNCACHED) frames. Mappings that belong to no queue are
+    /// [refused](crate::domain::MapListError::NotCoherent). An earlier clone stays coherent.
     /// # Errors
-    /// [`SetupError::NoCacheMaintenance`] where the domain has none, [`SetupError::CacheLine`]
-    /// where its lines are larger than a frame.
+    /// [`SetupError::NoCacheMaintenance`] if the domain has none, [`SetupError::CacheLine`] if its lines are larger than a frame.
     pub fn not_coherent(mut self) -> Result<Self, SetupError> {
         let cache = self.domain.parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?;
         self.line = cache.line_bytes();
@@ -485,37 +457,36 @@ impl<X: Machine> Device<X> {
         Ok(self)
     }
 
-    /// Makes a queue for buffers of one type, which the compiler knows from the first
-    /// [`map`](Queue::map). Where it sees none (error E0283, "type annotations needed"), name the
-    /// type: `nic.queue::<Buffer>(config)?`. A `let rx: Queue<_> = nic.queue(config)?` is a queue
-    /// that is used [by number](Queue::map_raw) only.
+    /// Makes a queue for buffers of one type, which the compiler knows from the first [`map`](Queue::map). If it sees none (error E0283,
+    /// "type annotations needed"), name the type: `nic.queue::<Buffer>(config)?`. A `let rx: Queue<_> = nic.queue(config)?` is a queue that
+    /// is only used [by number](Queue::map_raw).
     ///
-    /// Allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory:
-    /// twelve mappings of each size and direction, and twelve with shared ends, half of which may
-    /// wait for the hardware. The caller holds no lock and no CPU.
+    /// Context: allocates all that its fast paths need. [`QueueConfig::auto`] measures, on scratch memory: twelve mappings of each size and
+    /// direction, and twelve with shared ends, half of which may wait for the hardware. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`SetupError`]: there is nothing to copy through, there are no addresses or no memory for a
-    /// ring or a pool, or their dimensions are out of bounds.
+    /// [`SetupError`]: there is no bounce memory, there are no addresses or no memory for a ring or a pool, or their dimensions are out of bounds.
     pub fn queue<B: DmaBuffer>(&self, config: QueueConfig) -> Result<Queue<X, B>, SetupError> {
         config.check()?;
-        // First, and by itself: measuring goes deep, and a queue on its way to the caller takes much of the stack.
+        // First, and out of line: measuring goes deep, and a queue on its way to the caller takes much of the stack.
         let adaptive = self.adaptive(&config)?;
         self.assemble(&config, adaptive)
     }
 
-    /// Makes a handle on the domain's pool, out of which a driver takes the buffers of its I/O where it can choose them: they are mapped
-    /// already, and the pool copies nothing of them. Makes the pool, if there is none. Allocates. The caller holds no lock and no CPU.
+    /// Makes a handle on the domain's pool, from which a driver takes I/O buffers if it can choose them: they stay mapped, and the pool
+    /// does not copy them. Makes the pool, if there is none.
+    ///
+    /// Context: allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`]: [`NotTranslated`](SetupError::NotTranslated), [`NoCopyMemory`](SetupError::NoCopyMemory),
     /// [`NotCoherent`](SetupError::NotCoherent), also for a pool of [uncached](Frames::UNCACHED) frames,
-    /// [`PoolBeyondReach`](SetupError::PoolBeyondReach) for a device that does not reach the pool, or what a pool cannot be made of.
+    /// [`PoolBeyondReach`](SetupError::PoolBeyondReach) for a device that does not reach the pool, or why there is no pool.
     pub fn buffers(&self) -> Result<BufferPool<X>, SetupError> {
         if !self.dma.is_translated() {
             return Err(SetupError::NotTranslated);
         }
-        // `CopyMemory::copy_out` rests on it: what drivers store in the buffers, by words, is in a pool of coherent devices alone.
+        // `CopyMemory::copy_out` relies on it: drivers store by words only in buffers of a coherent devices' pool.
         if !self.dma.is_coherent() || X::Memory::UNCACHED {
             return Err(SetupError::NotCoherent);
         }
@@ -524,26 +495,26 @@ impl<X: Machine> Device<X> {
         Ok(BufferPool::new(device)?)
     }
 
-    /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel
-    /// makes one for each device, and calls nothing else for its mappings: the handle keeps account of its own alone.
+    /// Makes a handle for a kernel whose drivers map and unmap by number, from all CPUs at once. Such a kernel makes one for each device,
+    /// and uses nothing else for its mappings: the handle knows only its own.
     ///
-    /// From then on no map of the domain waits for what another caller does, by whatever handle or queue: see
-    /// [`dma::ops`](crate::dma::ops). Where the domain has memory to copy through, its pool is made, too, so that the configuration may
-    /// [change](DmaOps::set_config) later. Allocates. The caller holds no lock and no CPU.
+    /// From then on no map of the domain waits for other callers, by any handle or queue: see [`dma::ops`](crate::dma::ops). If the domain has bounce
+    /// memory, its pool is made, too, so that the configuration may [change](DmaOps::set_config) later.
+    ///
+    /// Context: allocates. The caller holds no lock and no CPU.
     ///
     /// # Errors
     /// [`SetupError`]: [`NotTranslated`](SetupError::NotTranslated), [`NoCopyMemory`](SetupError::NoCopyMemory),
-    /// [`Threshold`](SetupError::Threshold) for more than the pool copies, [`NotCoherent`](SetupError::NotCoherent), or what a
-    /// pool cannot be made of.
+    /// [`Threshold`](SetupError::Threshold) above the pool's, [`NotCoherent`](SetupError::NotCoherent), or why there is no pool.
     pub fn ops(&self, config: OpsConfig) -> Result<DmaOps<X>, SetupError> {
         made(|place| self.ops_in(config, place))
     }
 
-    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB, which a kernel's stack may not have room for twice.
-    /// Returns the handle in its place. It is the caller's to drop.
+    /// As [`ops`](Self::ops), in `place`: a handle takes more than half a KiB, and two may not fit on a kernel's stack. Returns the handle
+    /// in its place, which the caller drops.
     ///
     /// # Errors
-    /// As [`ops`](Self::ops), with nothing in the place.
+    /// As [`ops`](Self::ops); `place` stays uninitialised.
     pub fn ops_in<'a>(
         &self,
         config: OpsConfig,

@@ -1,4 +1,4 @@
-//! How mappings end: at once, with their batch, or with a later flush of the domain.
+//! Unmaps: at once, with their batch, or with a later flush of the domain.
 
 use super::swiotlb::Copied;
 use super::{DmaUnmapError, Lane, Machine, Queue};
@@ -12,19 +12,16 @@ use crate::domain::UnmapError;
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     /// Ends a mapping, or has it wait for its batch. The last of a batch commits it.
     ///
-    /// Cost and context are those of what the strategy is made of:
-    /// [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature `parts`
-    /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no
-    /// lock and no CPU.
+    /// It is safe, as it closes, and copies only to the mapping's own memory, by clause 2 of [`map_raw`](Self::map_raw).
     ///
-    /// This is safe, as it closes, and copies only to the mapping's own memory, by the promise of
-    /// the caller that mapped it.
+    /// Cost and context as for the strategy's part: [`DmaDevice::unmap_single`](crate::dma::DmaDevice::unmap_single), and with the feature `parts`
+    /// `RawBatch`, `StrictRing::unmap`, `BouncePool::unmap`. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`NotUnmapped`]. A mapping of another queue comes back with it, and is untouched.
+    /// [`NotUnmapped`]. A mapping of another queue comes back with it, unchanged.
     #[inline(always)]
     pub fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        // Functions that are not in line are given its words, not its address: see `RawMapping`.
+        // Functions that are not inlined get its words, not its address: see `RawMapping`.
         let RawMapping { iova, word, tag } = mapping;
         let mapping = RawMapping { iova, word, tag };
         match &mut self.lane {
@@ -53,7 +50,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Ends the mappings that the short way does not.
     #[inline(never)]
     fn unmap_otherwise(
         &mut self,
@@ -65,17 +61,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         if mapping.queue() != self.number {
             return Err(NotUnmapped::foreign(mapping));
         }
-        // As where a queue maps by itself: a policy that the device was given holds for all of its mappings.
+        // As where a queue maps directly: a device's own policy holds for all of its mappings.
         let rule = Rule::Policy(Some(self.device.exception()));
         match (&mut self.lane, mapping.kind()) {
             (Lane::Bounce(device), Kind::Pool(_)) => {
-                // SAFETY: this had the only token of the mapping, which exists once: no other unmap and, as they borrow it, no
-                // sync runs now or later. Its original is as its maker promised until this returns.
+                // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no
+                // sync runs now or later. Clause 2: `map_raw`'s clause 2 holds until this returns.
                 let ended = unsafe { device.pool().unmap_by(rule, iova, word) };
                 self.ended_copy(ended)
             }
             (Lane::Auto(ring), Kind::Pool(_)) if mapping.timed().is_none() => {
-                // SAFETY: as for a pool.
+                // SAFETY: as for the pool above.
                 let ended = unsafe { ring.end_fast(iova, word) };
                 self.ended_copy(ended)
             }
@@ -85,7 +81,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 ended => ended,
             },
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
-                // SAFETY: as for a pool.
+                // SAFETY: as for the pool above.
                 let ended = unsafe { copies.unmap(Copied { first: iova, is_list, word }) };
                 let lost = |error| NotUnmapped { mapping: None, waits: false, error };
                 ended.map(|()| Ended::Done(())).map_err(lost)
@@ -105,7 +101,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 let ended = self.device.domain().end_now(range, mapping.beside(), |_| ());
                 self.ended_alone(ended)
             }
-            // The queue's number is in the mapping, so it is one that this lane has made.
+            // The queue's number is in the mapping, so this lane has made it.
             _ => Err(NotUnmapped::foreign(mapping)),
         }
     }
@@ -120,7 +116,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let mapping = RawMapping { iova, word, tag };
         let Lane::Batch(batch) = &mut self.lane else { return Err(NotUnmapped::foreign(mapping)) };
         if batch.is_full() {
-            // A batch whose commit failed. This unmap can say nothing of it: a later commit does.
+            // A batch whose commit failed. This unmap cannot report it: a later commit does.
             match batch.commit() {
                 Ok(_) => batch.told().take_back(),
                 Err(error) => return Err(NotUnmapped::of_commit(Some(mapping), error)),
@@ -129,8 +125,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let range = mapping.pages(self.device.domain().granule());
         let used = range.map_or(0, IovaRange::len) - mapping.beside();
         if let Err(error) = batch.unlink(range, used) {
-            // Where another caller had removed a part by number, the commit invalidates all of the
-            // range all the same. What is still mapped is reached whatever the hardware confirms.
+            // If another caller had removed a part by number, the commit invalidates all of the range nevertheless. Still mapped parts are reached
+            // whatever the hardware confirms.
             let waits = matches!(error, UnmapError::NotMapped { .. });
             return Err(NotUnmapped { mapping: None, waits, error: error.into() });
         }
@@ -143,24 +139,22 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Goes on after the commit of a batch: has the hardware confirm what ended by itself before
-    /// and was not confirmed.
+    /// Goes on after the commit of a batch: confirms earlier single unmaps that were not confirmed.
     #[inline]
     fn flushed(&mut self) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if self.owed > 0
             && let Err(error) = self.pay()
         {
-            // The commit of this mapping's batch is over, but its buffer waits with the others.
+            // This mapping's batch is committed, but its buffer waits with the others.
             return Err(NotUnmapped::of_commit(None, error));
         }
         Ok(Ended::Flushed(()))
     }
 
-    /// Has the hardware confirm what ended by itself, after a commit. Where it does not, what the commit has ended is told
-    /// with the next one.
+    /// Flushes for earlier single unmaps, after a commit. If that fails, the commit's mappings are reported by the next one.
     #[cold]
     fn pay(&mut self) -> Result<(), DmaUnmapError> {
-        // First, for a flush that panics.
+        // First, as the flush may panic.
         self.told().into_iter().for_each(Told::take_back);
         self.device.domain().flush()?;
         self.told().into_iter().for_each(|told| _ = told.commit(0));
@@ -168,7 +162,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok(())
     }
 
-    /// What commits of the lane have ended, where it has any that the driver is told of.
+    /// The account of the lane's commits, if the driver is told of any.
     fn told(&mut self) -> Option<&mut Told> {
         match &mut self.lane {
             Lane::Batch(batch) => Some(batch.told()),
@@ -178,7 +172,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Returns what became of a mapping that was copied.
     #[inline]
     fn ended_copy(
         &mut self,
@@ -195,7 +188,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Returns what became of a mapping that was made by itself.
     #[inline]
     fn ended_alone(
         &mut self,
@@ -207,8 +199,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Returns why a mapping did not end, and whether it waits. If it is unmapped, by this call or
-    /// another, the flush of the next commit ends it. If it is still mapped, no flush does.
+    /// The error of a mapping that did not end, and whether it waits: if it is unmapped, by this call or another, the flush of the next
+    /// commit ends it; if it is still mapped, no flush does.
     #[cold]
     fn not_ended(&mut self, error: UnmapError) -> NotUnmapped<RawMapping> {
         let waits = matches!(error, UnmapError::Unconfirmed { .. } | UnmapError::NotMapped { .. });
@@ -216,17 +208,16 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         NotUnmapped { mapping: None, waits, error: error.into() }
     }
 
-    /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, for a queue
-    /// that falls idle. Returns how many mappings there were: all that unmaps have said to wait, and that
-    /// neither an unmap nor a commit has said to be over since. Where nothing waits, nothing is
-    /// waited for, but for what a map or a measurement of [`auto`](super::QueueConfig::auto) has left unconfirmed.
-    /// What has ended by a lazy policy does not wait, and is not flushed by this.
+    /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, for a queue that falls idle. Returns their
+    /// number: all whose unmaps returned that they wait, and that neither an unmap nor a commit has reported since. Does not wait without
+    /// any, except for what a map or a measurement of [`auto`](super::QueueConfig::auto) has left unconfirmed. Lazily ended mappings do not
+    /// wait, and are not flushed by this.
     ///
-    /// One submission to the hardware, and a flush of the domain where the hardware did not confirm
-    /// an unmap before. The caller holds no lock and no CPU.
+    /// Context: waits for one submission to the hardware, and for a flush of the domain if an earlier unmap was not confirmed. The caller
+    /// holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
+    /// [`DmaUnmapError`]: everything goes on waiting, and can be committed again.
     pub fn commit_raw(&mut self) -> Result<usize, DmaUnmapError> {
         let committed = match &mut self.lane {
             Lane::Batch(batch) => batch.commit()?,

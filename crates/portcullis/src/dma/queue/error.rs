@@ -1,23 +1,23 @@
-//! What comes back of what a queue could not do.
+//! Errors of a queue, and what comes back with them.
 
 use alloc::vec::Vec;
 
 use crate::bounce::error::{DmaMapError, DmaUnmapError};
 use crate::dma::{DmaBuffer, Mapping};
 
-/// A buffer that was not mapped, and why.
+/// A buffer was not mapped.
 pub struct NotMapped<B> {
-    /// The buffer, untouched; `None` where the device [may reach it](DmaMapError::may_be_reached): it is leaked.
+    /// The buffer, unchanged; `None` if the device [may reach it](DmaMapError::may_be_reached): it is leaked.
     pub buffer: Option<B>,
     /// Why.
     pub error: DmaMapError,
 }
 
-/// Mappings of which not all have ended, and why: see [`Queue::unmap_all`](super::Queue::unmap_all).
+/// Not all mappings have ended: see [`Queue::unmap_all`](super::Queue::unmap_all).
 pub struct NotAllUnmapped<B: DmaBuffer> {
-    /// Mappings that are as they were: the driver can unmap them again.
+    /// Unchanged mappings, which the driver can unmap again.
     pub mappings: Vec<Mapping<B>>,
-    /// How many buffers wait for a [commit](super::Queue::commit) that succeeds.
+    /// How many buffers wait for a successful [commit](super::Queue::commit).
     pub waiting: usize,
     /// How many buffers are leaked, as the device may reach them for ever.
     pub leaked: usize,

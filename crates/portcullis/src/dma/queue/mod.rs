@@ -1,6 +1,5 @@
-//! The front door: a driver's queue, with the same calls whatever protects it. A buffer that a
-//! mapping owns comes back only when the policy in force says that it may, and is leaked where that
-//! is not known.
+//! The front door: a driver's queue, with the same calls for every protection. A mapping's buffer comes back only when the policy in force allows it,
+//! and is leaked if that is unknown.
 
 mod cleaned;
 mod config;
@@ -43,29 +42,26 @@ pub use object::AnyQueue;
 
 /// A queue of a device: it maps buffers for the device, and gives them back.
 ///
-/// [`QueueConfig`] says how. Whatever it says, the calls are these: [`map`](Self::map) takes a
-/// buffer and gives a [`Mapping`](super::Mapping) that owns it; [`unmap`](Self::unmap) takes the mapping, and gives
-/// buffers back, this one now or later; [`commit`](Self::commit), when the queue falls idle, gives
-/// back all that wait. A buffer is given back only when no device reaches it; but what
-/// [`direct`](QueueConfig::direct) or [`bounce`](QueueConfig::bounce) has mapped is given back by
-/// the policy, and under a lazy one devices may reach it until the flush that covers it.
+/// [`QueueConfig`] chooses how. The calls are always these: [`map`](Self::map) takes a buffer and gives a [`Mapping`](super::Mapping) that owns
+/// it; [`unmap`](Self::unmap) takes the mapping, and gives buffers back, this one now or later; [`commit`](Self::commit), for a queue that falls
+/// idle, gives back all waiting ones. A buffer is given back only when no device reaches it. The exception is a lazy policy: mapped buffers of
+/// [`direct`](QueueConfig::direct) and [`bounce`](QueueConfig::bounce) come back at once, and devices may reach them until the flush that
+/// covers them.
 ///
-/// [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) do the same by number, for kernels
-/// that keep account of their buffers themselves: `Queue<X>`, without a type of buffers, has these
-/// alone. What is unmapped by number waits for the same commits as what is unmapped with its
-/// buffer.
+/// [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) do the same by number, for kernels that keep track of their buffers themselves:
+/// `Queue<X>`, without a type of buffers, has only these. Both kinds of unmaps wait for the same commits.
 ///
 /// | strategy | the device loses its access to | hardware waits |
 /// |---|---|---|
 /// | [`direct`](QueueConfig::direct) | each mapping, when its unmap returns, by the device's policy | one per mapping, by a strict policy |
 /// | [`batched`](QueueConfig::batched), [`ring`](QueueConfig::ring) | the batch, when it is complete or committed | one per batch |
-/// | [`bounce`](QueueConfig::bounce) | what is mapped because it is too large to copy, by the device's policy; to a buffer that is copied it never had any | none for a copy through a buffer that stays mapped; else one, but for what is only mapped, by a lazy policy |
-/// | [`auto`](QueueConfig::auto) | what was copied, at once; what was mapped, with its batch | none; one per batch |
+/// | [`bounce`](QueueConfig::bounce) | a buffer that is too large to copy and therefore mapped, by the device's policy; to a copied buffer it never had any | none for a copy through a buffer that stays mapped; else one, except for a mapped buffer under a lazy policy |
+/// | [`auto`](QueueConfig::auto) | a copied mapping, at once; a mapped one, with its batch | none; one per batch |
 ///
-/// A mapping that does not fit into a ring at all is mapped and ended by itself, strictly.
+/// A mapping that does not fit into a ring at all is mapped and ended directly, strictly.
 ///
-/// A queue belongs to one CPU at a time: it may be moved to another thread, and is not `Sync`. CPUs that drive one device have a
-/// queue each, and share nothing by hand:
+/// A queue belongs to one CPU at a time: it may be moved to another thread, and is not `Sync`. CPUs that drive one device have a queue
+/// each, and share nothing that they must manage:
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -90,9 +86,8 @@ pub use object::AnyQueue;
 /// }
 /// ```
 ///
-/// Dropping a queue commits it; what the hardware does not confirm then is leaked
-/// rather than freed, and its addresses are not used again before a later flush of the domain. What is still mapped stays so.
-/// Where something below panics in a map or an unmap, that buffer is leaked.
+/// Dropping a queue commits it. Unconfirmed buffers are then leaked rather than freed, and their addresses are held until a later flush of
+/// the domain. Open mappings stay mapped. If something below panics in a map or an unmap, that buffer is leaked.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -133,20 +128,18 @@ pub struct Queue<X: Machine, B: DmaBuffer = Infallible> {
     lane: Lane<X>,
     device: DeviceOf<X>,
     attributes: Attributes,
-    /// Tells its mappings from another queue's; the number of the ring, where it has one.
+    /// Tells its mappings from another queue's; the number of the ring, if it has one.
     number: u64,
-    /// How many mappings ended by themselves, were not confirmed, and wait for a flush of the
-    /// domain.
+    /// Single unmaps that were not confirmed, and wait for a flush of the domain.
     owed: usize,
-    /// What waits: dropped only after a commit, so that a panic below leaks what a device may reach.
+    /// Buffers that wait: dropped only after a commit, so that a panic below leaks what a device may reach.
     buffers: ManuallyDrop<Vec<B>>,
-    /// For views of lists that the caller did not ask for.
+    /// Memory for lists of segments that the caller did not ask for.
     scratch: Vec<DmaSegment>,
     /// Calls through `&Queue` come from one CPU at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// What does the work.
 // One byte tells them apart, as every call does that.
 #[repr(u8)]
 enum Lane<X: Machine> {
@@ -172,8 +165,7 @@ impl<X: Machine> Lane<X> {
     }
 }
 
-/// Shows the strategy that the queue has: the one that was asked for, but for [`QueueConfig::auto`]
-/// where there is nothing to choose from.
+/// Shows the queue's strategy: the configured one, except [`QueueConfig::auto`] where there is no choice.
 impl<X: Machine, B: DmaBuffer> fmt::Debug for Queue<X, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
@@ -207,16 +199,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         })
     }
 
-    /// The strategy that the queue has: the one that was asked for, but for [`QueueConfig::auto`]
-    /// where there is nothing to choose from.
+    /// The queue's strategy: the configured one, except [`QueueConfig::auto`] where there is no choice.
     #[cfg(feature = "parts")]
     pub fn strategy(&self) -> Strategy {
         self.lane.strategy()
     }
 
-    /// How many mappings are unmapped and wait for a [commit](Self::commit). Where a whole batch waits because its commit
-    /// failed, the next unmap commits it, and can say so of none but its own mapping: then all of them wait for the next
-    /// [`Ended::Flushed`](super::Ended::Flushed) or commit, which says that they are over.
+    /// The number of unmapped mappings that wait for a [commit](Self::commit). If a whole batch waits because its commit failed, the next
+    /// unmap commits it, and can report only its own mapping: then all of them wait for the next
+    /// [`Ended::Flushed`](super::Ended::Flushed) or commit, which reports them.
     #[inline]
     pub fn waiting(&self) -> usize {
         let waiting = match &self.lane {
@@ -229,47 +220,40 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         waiting + self.owed
     }
 
-    /// Returns what [`QueueConfig::auto`] has chosen for each size, and why; nothing for other
-    /// strategies.
+    /// The choices of [`QueueConfig::auto`] for each size, and their reasons; nothing for other strategies.
     pub fn explain(&self) -> impl Iterator<Item = super::Explained> {
         let ring = if let Lane::Auto(ring) = &self.lane { Some(ring.explain()) } else { None };
         ring.into_iter().flatten()
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them, and writes to `out` what it is
-    /// to be given: pieces that touch are merged. Returns how many segments it wrote, `list.len()`
-    /// at the most; `out` must have room for that many.
+    /// Lets the device reach the bytes of `list`, or a copy of them, and writes the device's segments to `out`: touching ones are merged.
+    /// Returns their number, at most `list.len()`; `out` must have room for that many.
     ///
-    /// Cost and context are those of what the strategy is made of: [`DmaDevice::map_sg`](super::DmaDevice::map_sg),
-    /// and with the feature `parts` `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a
-    /// device that is [not coherent](Device::not_coherent) a map allocates notes of the list, unless
-    /// an earlier one left them, and a map and an unmap take a step for each cache line; a commit,
-    /// and the unmap that completes a batch, a step for each line of all that waited.
+    /// Cost and context as for the strategy's part: [`DmaDevice::map_sg`](super::DmaDevice::map_sg), and with the feature `parts`
+    /// `StrictRing::map_sg`, `BounceDevice::map`, `Swiotlb::map`. For a [non-coherent](Device::not_coherent) device a map allocates notes
+    /// of the list, unless an earlier one left them, and a map and an unmap take a step for each cache line; a commit, and the unmap that
+    /// completes a batch, a step for each line of all that waited.
     ///
     /// # Errors
     /// [`DmaMapError`]: the list is mapped as a whole or not at all.
     ///
     /// # Safety
-    /// The caller keeps the promises below from the call on, and until one of these has ended the
-    /// mapping:
+    /// The mapping *lasts* until one of these has ended it:
     ///
-    /// - an [unmap](Self::unmap_raw) that says [`Ended::Flushed`](super::Ended::Flushed) or [`Ended::Done`](super::Ended::Done), under a lazy
+    /// - an [unmap](Self::unmap_raw) that returns [`Ended::Flushed`](super::Ended::Flushed) or [`Ended::Done`](super::Ended::Done), under a lazy
     ///   policy together with the flush that this owes;
     /// - after [`Ended::Pending`](super::Ended::Pending), and after an error that [waits](super::NotUnmapped::waits): the next
-    ///   [`Ended::Flushed`](super::Ended::Flushed), or the next [`commit`](Self::commit) that succeeds;
-    /// - after [`MapListError::Unconfirmed`]: a [flush](crate::domain::Domain::flush) of the domain
-    ///   that succeeds.
+    ///   [`Ended::Flushed`](super::Ended::Flushed), or the next successful [`commit`](Self::commit);
+    /// - after [`MapListError::Unconfirmed`]: a successful [flush](crate::domain::Domain::flush) of the domain.
     ///
-    /// The promises:
+    /// From the call on and as long as the mapping lasts:
     ///
-    /// - The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map).
-    /// - Where the queue copies, all bytes of `list` are memory that the CPU reaches through the domain's
-    ///   [memory](Machine::Memory), and nothing but devices, and what accesses them as atomics, touches them while a call to this
-    ///   queue copies: this, the mapping's syncs and its unmap.
-    /// - Nothing ends the mapping but this queue.
-    /// - For a device that is [not coherent](Device::not_coherent) all bytes of `list` are memory
-    ///   that CPUs reach. What one stores to what is mapped for such a device to write, between the
-    ///   map and the mapping's end, is lost, unless a sync gives it to the device.
+    /// 1. The memory is the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 and 2.
+    /// 2. If the queue copies, all bytes of `list` are memory that the CPU reaches through the domain's [memory](Machine::Memory), and only
+    ///    devices and atomic accesses touch them while a call to this queue copies: this, the mapping's syncs and its unmap.
+    /// 3. Only this queue ends the mapping.
+    /// 4. For a [non-coherent](Device::not_coherent) device, all bytes of `list` are memory that CPUs reach. (A CPU's stores to memory that
+    ///    such a device writes, between the map and the mapping's end, are lost, unless a sync gives them to the device.)
     #[inline(always)]
     pub unsafe fn map_raw(
         &mut self,
@@ -278,7 +262,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [place, ..]) = (list, &mut *out)
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 4 are the caller's.
             && let Some(mapping) = unsafe { self.map_fast(*segment, direction) }
         {
             *place = DmaSegment { iova: mapping.iova, len: segment.len };
@@ -286,7 +270,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
         if let ([segment], [place, ..], Lane::Auto(lane)) = (list, &mut *out, &mut self.lane)
             && !self.attributes.persistent_streaming
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 4 are the caller's.
             && let Some(range) = unsafe { lane.map_fast(*segment, direction) }
         {
             let first = self.device.first_of(*segment, range);
@@ -297,15 +281,15 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 1,
             ));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 4 are the caller's.
         match unsafe { self.map_otherwise(list, direction, out) } {
-            // Word by word: where both ways meet they are in registers, not in memory that a call was given.
+            // Word by word: where both paths meet the words are in registers, not in memory that a call was given.
             Ok((used, RawMapping { iova, word, tag })) => Ok((RawMapping { iova, word, tag }, used)),
             Err(error) => Err(error),
         }
     }
 
-    /// Maps one segment, if that is quickly done. Otherwise returns `None`, with nothing changed.
+    /// The fast path: maps one segment. Otherwise returns `None`, with nothing changed.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -314,14 +298,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let alone = self.number | Kind::ALONE;
         match &mut self.lane {
             Lane::Ring(ring) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 and 3 are the caller's.
                 let range = unsafe { ring.map_fast(segment, direction) };
                 range.map(|range| ring.mapped_fast(segment, range))
             }
             Lane::Direct | Lane::Batch(_) => match self.device.passed_through(segment) {
                 Some(first) => Some(RawMapping::untranslated(first, alone)),
                 None => {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: `Domain::map`'s clauses are the caller's clause 1.
                     let range = unsafe { self.device.map_fast(segment, direction) };
                     let (first, granule) =
                         (|range| self.device.first_of(segment, range), self.device.domain().granule());
@@ -332,7 +316,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Maps what the short way does not.
+    /// The slow path of [`map_raw`](Self::map_raw).
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -350,55 +334,55 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 if room < needed {
                     return Err(MapListError::NoRoom { needed, room }.into());
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: the pool's clauses: 1 and 3 are the caller's clause 2, and 2 is clause 1.
                 let mapping = unsafe { device.map(list, direction, self.attributes) }?;
                 Ok(of_pool(&mapping, queue, out))
             }
             Lane::Auto(lane) => {
                 if list.len() > 1 && !self.attributes.persistent_streaming {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
                     if let Some((mapping, used)) = unsafe { lane.map_in_ring(list, direction, out) }? {
                         return Ok((used, mapping));
                     }
                 }
                 if out.len() >= list.len()
-                    // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
+                    // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
                     && let Some(copied) = unsafe { lane.copy_fast(list, direction, self.attributes) }
                 {
                     return Ok(of_pool(&copied?, queue, out));
                 }
-                // SAFETY: the caller's promise; a queue is not `Sync`, so no two syncs meet.
+                // SAFETY: clauses 1 to 3 are the caller's; a queue is not `Sync`, so no two syncs meet.
                 let (mapping, used) = unsafe { lane.map_toward(list, direction, self.attributes, out) }?;
                 Ok((used, mapping))
             }
             Lane::Swiotlb(copies) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the pool's clauses are the caller's clause 2.
                 let (Copied { first, is_list, word }, used) = unsafe { copies.map(list, direction, out) }?;
                 let tag = queue | Kind::Swiotlb { is_list }.bits();
                 Ok((used, RawMapping { iova: first, word, tag }))
             }
             Lane::NotCoherent(lane) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 4 are the caller's.
                 let (used, first, index) = unsafe { lane.map(list, direction, out) }?;
                 let tag = queue | Kind::NotCoherent.bits();
                 Ok((used, RawMapping { iova: first, word: index as u64, tag }))
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 3 are the caller's.
             Lane::Ring(ring) => match unsafe { ring.map_list_sg(list, direction, out) } {
                 Ok((mapping, used)) => Ok((used, mapping)),
                 // The list is longer than the ring, and never fits into it.
                 Err(DmaMapError::TooLong { .. }) => {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: clauses 1 and 3 are the caller's.
                     Ok(unsafe { self.map_list_alone(list, direction, out) }?)
                 }
                 Err(error) => Err(error),
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 3 are the caller's.
             Lane::Direct | Lane::Batch(_) => Ok(unsafe { self.map_list_alone(list, direction, out) }?),
         }
     }
 
-    /// Maps a list by itself.
+    /// Maps a list directly.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -409,7 +393,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(usize, RawMapping), MapListError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the domain's clauses are the caller's clauses 1 and 3.
         let (first, range, beside, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
         let (tag, granule) = (self.number | Kind::ALONE, self.device.domain().granule());
         let in_pages =
@@ -417,11 +401,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         Ok((count, range.map_or(RawMapping::untranslated(first, tag), in_pages)))
     }
 
-    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a mapping
-    /// that has not ended: copies it, where there is a copy, and orders the CPU's later reads after
-    /// that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
+    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping visible to the CPU: copies them, if there is a copy,
+    /// and orders the CPU's later reads after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
-    /// A raw mapping does not keep its length, so a part outside of it is an error only where there is a copy.
+    /// A raw mapping does not know its length, so a part outside of it is an error only if there is a copy.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -429,11 +412,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.sync(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a mapping
-    /// that has not ended: copies it, where there is a copy, and orders the CPU's later writes
-    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
+    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping visible to the device: copies them, if there is a copy,
+    /// and orders the CPU's later writes after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
-    /// A raw mapping does not keep its length, so a part outside of it is an error only where there is a copy.
+    /// A raw mapping does not know its length, so a part outside of it is an error only if there is a copy.
     ///
     /// # Errors
     /// [`DmaUnmapError`], with nothing copied.
@@ -465,7 +447,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             (Lane::Swiotlb(copies), Kind::Swiotlb { is_list }) => {
                 let one = [DmaSegment { iova, len: word }];
                 let pieces = if is_list { copies.list(word as usize) } else { &one[..] };
-                // SAFETY: as for a pool, below.
+                // SAFETY: as for the pool below.
                 return unsafe { copies.sync(pieces, side, part) };
             }
             _ => {
@@ -476,8 +458,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 return Ok(());
             }
         };
-        // SAFETY: the mapping is borrowed, so it does not end meanwhile; a queue is not `Sync`, so no two of its syncs meet; its
-        // maker promised what its original is.
+        // SAFETY: the pool's clause 1: the mapping is borrowed, so it does not end meanwhile, and a queue is not `Sync`, so no two of its syncs
+        // meet. Clause 2 is `map_raw`'s clause 2, its maker's.
         unsafe {
             match side {
                 Side::Cpu => pool.sync_for_cpu(iova, offset, len),
@@ -487,17 +469,17 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
     }
 }
 
-/// Writes what the device is given of a mapping of the pool's, and returns how many segments that is, with the mapping of `queue`.
+/// Writes the device's segments of a pool's mapping, and returns their number, with the mapping of `queue`.
 #[inline]
 fn of_pool(mapping: &PoolMapping<'_>, queue: u64, out: &mut [DmaSegment]) -> (usize, RawMapping) {
     (mapping.write_segments(out), RawMapping::of_pool(mapping, queue))
 }
 
-/// Commits, and drops the buffers that wait; where the hardware does not confirm, they are leaked.
+/// Commits, and drops the buffers that wait; if the hardware does not confirm, they are leaked.
 impl<X: Machine, B: DmaBuffer> Drop for Queue<X, B> {
     fn drop(&mut self) {
         if self.commit_raw().is_ok() {
-            // SAFETY: `drop` runs once, and is the last use of them.
+            // SAFETY: `drop` runs once, and is their last use.
             unsafe { ManuallyDrop::drop(&mut self.buffers) };
         }
     }

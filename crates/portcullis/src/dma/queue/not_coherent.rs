@@ -1,26 +1,21 @@
-//! Queues of devices that are not coherent: devices whose reads do not see what the CPUs' caches
-//! hold, and whose writes leave stale lines there. All of the caches' maintenance is here, but for
-//! that of the bounce buffers behind an IOMMU (`cleaned`). A device finds what the CPU wrote
-//! before a map or a sync; the CPU finds, after an unmap or a sync, what the device wrote.
+//! Queues of non-coherent devices, whose reads do not see the CPUs' caches, and whose writes leave stale lines there. All cache maintenance
+//! is here, except that of the bounce buffers behind an IOMMU (`cleaned`). A device finds what the CPU wrote before a map or a sync; the
+//! CPU finds, after an unmap or a sync, what the device wrote.
 //!
-//! A queue of such a device leads to one or two others, which do what they do for any device: one
-//! that maps, one that copies. Around their calls,
+//! Such a queue contains one or two ordinary queues: one that maps, one that copies. Around their calls,
 //!
-//! - what is mapped is **cleaned before** its translation is entered. For a device that reads, its
-//!   data is then in memory, and never what an earlier owner of the memory left there. For a device
-//!   that writes, no dirty line is left that would be written back over its data.
-//! - what a device may have written is **invalidated after** its last possible write, and before
-//!   its owner has it back: a CPU may have prefetched any line since the map. The end of a mapping
-//!   that waits for its batch is the batch's confirmed commit, and not its unmap; so the list of
-//!   what waits is kept here. Under a lazy policy an unmap ends with the device's last *regular*
-//!   write, of which the driver has heard: that is found. What the device writes after it, in the
-//!   policy's window, the owner may find or not, line by line, which is what a buffer that is given
-//!   back under a lazy policy must bear.
-//! - nothing else has bytes in a line that is invalidated. A piece that a device may write to is
-//!   mapped only if it consists of whole lines; else it is copied, or refused.
+//! - mapped memory is **cleaned before** its translation is entered. For a device that reads, its data is then in memory, and never an
+//!   earlier owner's. For a device that writes, no dirty line is left that would be written back over its data.
+//! - memory that a device may have written is **invalidated after** its last possible write, and before its owner has it back: a CPU may
+//!   have prefetched any line since the map. A mapping in a batch ends with the batch's confirmed commit, not with its unmap; so the list
+//!   of waiting mappings is kept here. Under a lazy policy an unmap ends with the device's last *regular* write, which the driver knows of:
+//!   that is found. Writes after it, in the policy's window, the owner may find or not, line by line, as the user of a lazy policy must
+//!   accept.
+//! - nothing else has bytes in an invalidated line. A piece that a device may write is mapped only if it consists of whole lines; else it
+//!   is copied, or refused.
 //!
-//! The price is a step for each line of a mapping at its map, and for data from the device another
-//! at its end, and some notes (of which the memory is used again) for each.
+//! The price is a step for each line of a mapping at its map, for data from the device another at its end, and some notes for each, whose memory is
+//! reused.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -34,21 +29,17 @@ use crate::domain::MapListError;
 use crate::platform::CacheMaintenance;
 use crate::sync::{Ordering, fence};
 
-/// A queue that knows nothing of caches.
 pub(super) type Inner = Box<dyn AnyQueue + Send>;
 
-/// How originals are copied.
 pub(super) struct Copying {
     pub(super) queue: Inner,
-    /// What is longer is mapped, where it may be.
+    /// Longer mappings are mapped, where they may be.
     pub(super) up_to: u64,
-    /// The most that is copied where the other queue is full.
+    /// The most bytes that are copied where the other queue is full.
     pub(super) most: u64,
-    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains
-    /// them; else 0.
+    /// Bytes of a slot, if the device uses the copies' own addresses and nothing else maintains them; else 0.
     pub(super) slot: u64,
-    /// What begins or ends inside a unit of this mask is copied: for a device that reads, and one
-    /// that writes.
+    /// Masks: a piece that begins or ends inside such a unit is copied, for a device that reads, and one that writes.
     pub(super) units: [u64; 2],
 }
 
@@ -56,29 +47,23 @@ pub(super) struct Copying {
 pub(super) struct NotCoherent {
     pub(super) strategy: Strategy,
     pub(super) cache: Arc<dyn CacheMaintenance>,
-    /// Bytes of the largest line.
     pub(super) line: u64,
     pub(super) mapped: Option<Inner>,
     pub(super) copies: Option<Copying>,
-    /// Mappings, by the word that their tokens have.
+    /// Mappings, by the index in their tokens.
     made: Vec<Made>,
-    /// Places in `made` without a mapping.
     free: Vec<usize>,
     /// Mappings whose buffers come back with a commit.
     waiting: Vec<usize>,
 }
 
-/// What is noted of a mapping.
 #[derive(Default)]
 struct Made {
-    /// Its token; `None` once it is unmapped.
     token: Option<RawMapping>,
     copied: bool,
-    /// Whether the device writes.
     writes: bool,
-    /// The memory that the device reaches by it, as far as that is maintained here.
+    /// The memory that the device reaches by it, as far as it is maintained here.
     memory: Vec<PhysSegment>,
-    /// What the device is given.
     view: Vec<DmaSegment>,
 }
 
@@ -93,18 +78,15 @@ impl NotCoherent {
         Self { strategy, cache, line, mapped, copies, made, free, waiting }
     }
 
-    /// How many mappings wait for a commit.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// What the device is given of mapping `index`.
     pub(super) fn view(&self, index: usize) -> &[DmaSegment] {
         &self.made[index].view
     }
 
-    /// Maps a list, or a copy of it. Returns how many segments of `out` that takes, the first
-    /// address, and the index of the mapping.
+    /// Maps a list, or a copy of it. Returns the number of segments in `out`, the first address, and the index of the mapping.
     ///
     /// # Safety
     /// As [`Queue::map_raw`](super::Queue::map_raw).
@@ -123,11 +105,11 @@ impl NotCoherent {
         let mut copied = !self.is_mapped(list, len, writes)?;
         let mut mapped = None;
         if !copied && let Some(queue) = &mut self.mapped {
-            // SAFETY: the list is memory, by the caller's promise. Cleaning changes nothing of it.
+            // SAFETY: `clean`'s contract is the caller's clause 4.
             each(list, |piece| unsafe { self.cache.clean(piece.phys, piece.len) });
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             match unsafe { queue.map_raw(list, direction, out) } {
-                // It has no room, or no table for it: the other one may.
+                // It has no room, or no table for it: the other queue may.
                 Err(DmaMapError::Full | DmaMapError::List(MapListError::Map(_)))
                     if self.copies.as_ref().is_some_and(|copies| len <= copies.most) =>
                 {
@@ -139,17 +121,17 @@ impl NotCoherent {
         let mut slot = 0;
         if copied && let Some(copies) = &mut self.copies {
             slot = copies.slot;
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 3 are the caller's.
             mapped = Some(unsafe { copies.queue.map_raw(list, direction, out) }?);
         }
         let Some((token, used)) = mapped else { broken("a queue maps or copies") };
-        // Room for these was there before.
+        // No allocation: there was room for these before.
         let made = &mut self.made[index];
         made.view.extend_from_slice(&out[..used]);
         if slot > 0 {
             made.memory.extend(made.view.iter().map(in_memory));
             // The device is told of them after this. Whole slots, as the rest of them was zeroed.
-            // SAFETY: slots are memory of the pool.
+            // SAFETY: `clean`'s contract: slots are memory of the pool.
             each(&made.memory, |PhysSegment { phys, len }| unsafe {
                 let skip = phys.get() & (slot - 1);
                 self.cache.clean(PhysAddr::new(phys.get() - skip), (skip + len).next_multiple_of(slot));
@@ -163,7 +145,6 @@ impl NotCoherent {
         Ok((used, first, index))
     }
 
-    /// Whether a list is mapped, and not copied.
     fn is_mapped(&self, list: &[PhysSegment], len: u64, writes: bool) -> Result<bool, DmaMapError> {
         let whole = |unit: u64| list.iter().all(|piece| (piece.phys.get() | piece.len) & unit == 0);
         let line = self.line;
@@ -175,8 +156,7 @@ impl NotCoherent {
         }
     }
 
-    /// The last of the free places, emptied, with room for a list of `len` pieces. An unmap then
-    /// allocates nothing.
+    /// The last of the free places, emptied, with room for a list of `len` pieces, so that an unmap allocates nothing.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -196,11 +176,10 @@ impl NotCoherent {
         Ok(index)
     }
 
-    /// Ends mapping `index`, or has it wait.
     pub(super) fn unmap(&mut self, index: usize) -> Result<Ended<(), ()>, NotUnmapped<()>> {
         let Some(token) = self.made[index].token.take() else { broken("a token is unmapped once") };
         if self.made[index].copied {
-            // The copy is read in the call below; the driver has heard from the device before.
+            // The copy is read in the call below; the driver knows that the device is done.
             self.invalidate(index);
         }
         let copies = self.copies.as_mut().map(|copies| &mut copies.queue);
@@ -232,8 +211,7 @@ impl NotCoherent {
         }
     }
 
-    /// Has the hardware confirm what waits, and then gives it back. Returns how many mappings that
-    /// were.
+    /// Commits both queues, and then ends all waiting mappings. Returns their number.
     pub(super) fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         let queues = self.mapped.iter_mut().chain(self.copies.iter_mut().map(|copies| &mut copies.queue));
         for queue in queues {
@@ -241,14 +219,14 @@ impl NotCoherent {
         }
         let count = self.waiting.len();
         while let Some(index) = self.waiting.last().copied() {
-            // Where this panics, it waits for the next commit.
+            // If this panics, it waits for the next commit.
             self.end(index);
             self.waiting.pop();
         }
         Ok(count)
     }
 
-    /// Gives mapping `index` back, which no device reaches.
+    /// Ends mapping `index`, which no device reaches.
     fn end(&mut self, index: usize) {
         if !self.made[index].copied {
             self.invalidate(index);
@@ -256,7 +234,6 @@ impl NotCoherent {
         self.free.push(index);
     }
 
-    /// Makes a part of mapping `index` one side's.
     pub(super) fn sync(
         &self,
         index: usize,
@@ -277,14 +254,14 @@ impl NotCoherent {
                 queue.sync_raw_for_device(token, offset, len)?;
                 let Self { made, cache, .. } = self;
                 // Also for a device that only writes, as no dirty line may be left.
-                // SAFETY: what is mapped is memory.
+                // SAFETY: `clean`'s contract is clause 4 of the mapping's maker.
                 part(&made[index].memory, offset, len, |piece| unsafe { cache.clean(piece.phys, piece.len) });
                 Ok(())
             }
         }
     }
 
-    /// Drops the lines of a mapping that the device may have written to.
+    /// Invalidates the lines of a mapping that the device may have written.
     fn invalidate(&self, index: usize) {
         self.invalidate_part(index, 0, u64::MAX);
     }
@@ -294,22 +271,21 @@ impl NotCoherent {
         if !made.writes {
             return;
         }
-        // The driver has loaded what the device said, or a commit what the hardware answered.
+        // The driver has loaded the device's completion, or a commit the hardware's.
         fence(Ordering::Acquire);
-        // SAFETY: it is memory. Its lines are the mapping's alone, as `is_mapped` saw, or as slots
-        // are; they were cleaned when it was mapped, or given to the device by a sync, and what a
-        // CPU stored there since it may lose.
+        // SAFETY: `invalidate`'s contract: it is memory, by clause 4 of the maker. Its lines are the mapping's only, as `is_mapped` checked, or as
+        // slots are; they were cleaned when it was mapped, or given to the device by a sync, and later stores of a CPU may be lost.
         part(&made.memory, offset, len, |piece| unsafe { self.cache.invalidate(piece.phys, piece.len) });
     }
 }
 
-/// The queue that has a mapping: of copies, if it was copied, or of what is mapped.
+/// The queue of a mapping: the one that copies, or the one that maps.
 fn either<Q>(copied: bool, copies: Option<Q>, mapped: Option<Q>) -> Q {
     let queue = if copied { copies } else { mapped };
     queue.unwrap_or_else(|| broken("a mapping is of a queue"))
 }
 
-/// The memory that a device without an IOMMU finds at a segment.
+/// The memory at a segment, for a device without an IOMMU.
 fn in_memory(segment: &DmaSegment) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(segment.iova.get()), len: segment.len }
 }
@@ -318,14 +294,14 @@ fn each(list: &[PhysSegment], f: impl FnMut(PhysSegment)) {
     list.iter().copied().for_each(f);
 }
 
-/// Calls `f` with what `list` has of the `len` bytes from `offset` on.
+/// Calls `f` with the parts of `list` among the `len` bytes from `offset` on.
 fn part(list: &[PhysSegment], offset: u64, len: u64, mut f: impl FnMut(PhysSegment)) {
     let (mut skip, mut left) = (offset, len);
     for piece in list {
         let behind = skip.min(piece.len);
         let len = (piece.len - behind).min(left);
         if len > 0 {
-            // The piece has these bytes, so the sum does not wrap.
+            // No overflow: the piece has these bytes.
             f(PhysSegment { phys: PhysAddr::new(piece.phys.get() + behind), len });
         }
         (skip, left) = (skip - behind, left - len);

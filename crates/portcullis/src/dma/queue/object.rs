@@ -1,22 +1,21 @@
-//! A queue behind a pointer, for drivers that are compiled once, and for callers in other
-//! languages. Each call is the queue's own, with the same contract.
+//! A queue behind a pointer, for drivers that are compiled once, and for callers in other languages. Each call is the queue's own, with the
+//! same contract.
 
 use super::{DmaMapError, DmaUnmapError, Machine, Queue};
 use crate::addr::{Direction, DmaSegment, PhysSegment};
 use crate::dma::DmaBuffer;
 use crate::dma::{Ended, NotUnmapped, RawMapping};
 
-/// The calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's
-/// method of that name.
+/// The calls of a [`Queue`] by number, without generics: `&mut dyn AnyQueue`. Each is the queue's method of that name.
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 pub trait AnyQueue {
     /// [`Queue::map_raw`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Queue::map_raw`].
     ///
     /// # Safety
-    /// As there.
+    /// As [`Queue::map_raw`], clauses 1 to 4.
     unsafe fn map_raw(
         &mut self,
         list: &[PhysSegment],
@@ -27,25 +26,25 @@ pub trait AnyQueue {
     /// [`Queue::unmap_raw`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Queue::unmap_raw`].
     fn unmap_raw(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>>;
 
     /// [`Queue::commit_raw`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Queue::commit_raw`].
     fn commit_raw(&mut self) -> Result<usize, DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_cpu`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Queue::sync_raw_for_cpu`].
     fn sync_raw_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::sync_raw_for_device`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Queue::sync_raw_for_device`].
     fn sync_raw_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError>;
 
     /// [`Queue::waiting`].
@@ -59,7 +58,7 @@ impl<X: Machine, B: DmaBuffer> AnyQueue for Queue<X, B> {
         direction: Direction,
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 4 are the caller's.
         unsafe { Self::map_raw(self, list, direction, out) }
     }
 

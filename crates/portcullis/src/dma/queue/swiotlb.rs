@@ -1,5 +1,5 @@
-//! Copies for a queue in a machine without an IOMMU. The machine's pool knows single pieces; here
-//! are lists of them, each copied as a whole or not at all.
+//! Copies for a queue in a machine without an IOMMU. The machine's pool knows single pieces; here are lists of them, each copied as a whole
+//! or not at all.
 
 use alloc::vec::Vec;
 
@@ -9,11 +9,11 @@ use crate::bounce::swiotlb::{Constraints, Swiotlb};
 use crate::domain::MapListError;
 use crate::heap::Shared;
 
-/// The pool, what the device asks of its addresses, and the lists that are mapped.
+/// The pool, the device's constraints on addresses, and the open lists.
 pub(super) struct Copies<X: Machine> {
     pub(super) pool: Shared<Swiotlb<X::Platform, X::Memory>>,
     pub(super) constraints: Constraints,
-    /// The pieces of each list, by the list's index; a list that is empty is free.
+    /// The pieces of each list, by its index; an empty list is free.
     lists: Vec<Vec<DmaSegment>>,
     free: Vec<usize>,
 }
@@ -26,7 +26,6 @@ pub(super) struct Copied {
     pub(super) word: u64,
 }
 
-/// For whom bytes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Cpu,
@@ -41,7 +40,7 @@ impl<X: Machine> Copies<X> {
     /// Copies each piece of `list` into the pool. Allocates for a list of several pieces.
     ///
     /// # Safety
-    /// As [`Swiotlb::map`], for each piece, until the unmap has returned.
+    /// As [`Swiotlb::map_piece`], clauses 1 and 2, for each piece, until the unmap has returned.
     #[inline]
     pub(super) unsafe fn map(
         &mut self,
@@ -53,12 +52,12 @@ impl<X: Machine> Copies<X> {
         match (list, &mut *out) {
             ([], _) => Err(MapListError::EmptyList.into()),
             ([piece], [place, ..]) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 and 2 are the caller's.
                 *place = unsafe { self.map_piece(*piece, direction) }?;
                 Ok((Copied { first: place.iova, is_list: false, word: place.len }, 1))
             }
             _ if room < needed => Err(MapListError::NoRoom { needed, room }.into()),
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             _ => unsafe { self.map_list(list, direction, &mut out[..needed]) },
         }
     }
@@ -67,7 +66,7 @@ impl<X: Machine> Copies<X> {
     /// As [`map`](Self::map).
     #[inline]
     unsafe fn map_piece(&self, piece: PhysSegment, direction: Direction) -> Result<DmaSegment, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let mapped = unsafe { self.pool.map_piece(piece, direction, &self.constraints) }?;
         Ok(DmaSegment { iova: Iova::new(mapped.phys.get()), len: mapped.len })
     }
@@ -82,16 +81,16 @@ impl<X: Machine> Copies<X> {
         out: &mut [DmaSegment],
     ) -> Result<(Copied, usize), DmaMapError> {
         let index = self.place_for(list.len())?;
-        // If a call below panics, the pieces that were mapped are lost, and the index with them.
+        // If a call below panics, the mapped pieces leak, and the index with them.
         for (piece, place) in list.iter().zip(&mut *out) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             match unsafe { self.map_piece(*piece, direction) } {
                 Ok(mapped) => {
                     *place = mapped;
                     self.lists[index].push(mapped);
                 }
                 Err(error) => {
-                    // SAFETY: the pieces were mapped just now, and no device was told of them.
+                    // SAFETY: the pieces were mapped just now, and nobody knows of them (1); the caller's clauses still hold (2).
                     let _ = unsafe { self.unmap_list(index) };
                     return Err(error);
                 }
@@ -100,8 +99,7 @@ impl<X: Machine> Copies<X> {
         Ok((Copied { first: out[0].iova, is_list: true, word: index as u64 }, list.len()))
     }
 
-    /// Takes a free place for a list of `len` pieces. Room for them, and for the place among the free ones, is there when this
-    /// returns: an unmap allocates nothing.
+    /// Takes a free place for a list of `len` pieces. It has room for them, and the list of free places has room for it: an unmap allocates nothing.
     fn place_for(&mut self, len: usize) -> Result<usize, DmaMapError> {
         let no_memory = |_| DmaMapError::OutOfMemory;
         if self.free.is_empty() {
@@ -110,7 +108,7 @@ impl<X: Machine> Copies<X> {
             self.free.push(self.lists.len());
             self.lists.push(Vec::new());
         }
-        // Where there is no memory for the pieces, the place stays free.
+        // Without memory for the pieces, the place stays free.
         let index = self.free.last().copied().ok_or(DmaMapError::OutOfMemory)?;
         self.lists[index].try_reserve(len).map_err(no_memory)?;
         self.free.pop();
@@ -120,14 +118,15 @@ impl<X: Machine> Copies<X> {
     /// Ends a mapping.
     ///
     /// # Safety
-    /// It is of this queue, and has not ended; what was promised of its memory holds until this returns.
+    /// 1. It is an open mapping of this queue, for which no other call runs.
+    /// 2. Clauses 1 and 2 of its [map](Self::map) hold until this returns.
     #[inline]
     pub(super) unsafe fn unmap(&mut self, copied: Copied) -> Result<(), DmaUnmapError> {
         match copied {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             Copied { is_list: true, word, .. } => unsafe { self.unmap_list(word as usize) },
             Copied { first, word: len, .. } => {
-                // SAFETY: the caller's promise; the queue is one CPU's at a time.
+                // SAFETY: clauses 1 and 2 are the caller's.
                 unsafe { self.pool.unmap_piece(PhysAddr::new(first.get()), len) }
             }
         }
@@ -139,7 +138,7 @@ impl<X: Machine> Copies<X> {
     unsafe fn unmap_list(&mut self, index: usize) -> Result<(), DmaUnmapError> {
         let mut result = Ok(());
         for segment in self.lists[index].drain(..) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's, for each piece.
             let unmapped = unsafe { self.pool.unmap_piece(PhysAddr::new(segment.iova.get()), segment.len) };
             result = result.and(unmapped);
         }
@@ -147,7 +146,6 @@ impl<X: Machine> Copies<X> {
         result
     }
 
-    /// The pieces of a list.
     pub(super) fn list(&self, index: usize) -> &[DmaSegment] {
         &self.lists[index]
     }
@@ -155,7 +153,7 @@ impl<X: Machine> Copies<X> {
     /// Copies `len` bytes from `offset` on of a mapping, as far as it has them.
     ///
     /// # Safety
-    /// As [`unmap`](Self::unmap), and no other sync of it runs meanwhile.
+    /// As [`unmap`](Self::unmap), clauses 1 and 2.
     pub(super) unsafe fn sync(
         &self,
         pieces: &[DmaSegment],
@@ -167,7 +165,7 @@ impl<X: Machine> Copies<X> {
             let (first, last) = (offset.max(begins), end.min(begins.saturating_add(segment.len)));
             if first < last {
                 let phys = PhysAddr::new(segment.iova.get().wrapping_add(first - begins));
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 and 2 are the caller's.
                 unsafe {
                     match side {
                         Side::Cpu => self.pool.piece_for_cpu(phys, last - first)?,

@@ -1,5 +1,5 @@
-//! The calls of a queue whose mappings own their buffers. A buffer is given back or dropped only
-//! after what ends its mapping; where it is not known whether that has happened, it is leaked.
+//! The calls of a queue whose mappings own their buffers. A buffer is given back or dropped only after its mapping has ended; if that is
+//! unknown, it is leaked.
 
 use alloc::vec::{Drain, Vec};
 use core::mem::ManuallyDrop;
@@ -14,27 +14,27 @@ use crate::domain::DeviceView;
 
 #[allow(clippy::result_large_err, reason = "a mapping that is refused comes back in place")]
 impl<X: Machine, B: DmaBuffer> Queue<X, B> {
-    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. Cost and
-    /// context are those of [`map_raw`](Self::map_raw); for more than one piece it may allocate.
+    /// Lets the device reach `buffer`, or a copy of it, and takes it into the mapping. Cost and context as for [`map_raw`](Self::map_raw);
+    /// for more than one piece it may allocate.
     ///
     /// # Errors
-    /// [`NotMapped`] gives the buffer back with the reason, unless the device may reach it.
+    /// [`NotMapped`] gives the buffer back, unless the device may reach it.
     #[inline(always)]
     pub fn map(&mut self, buffer: B, direction: Direction) -> Result<Mapping<B>, NotMapped<B>> {
-        // Where a call below panics, the device may reach it: then it is leaked.
+        // If a call below panics, the device may reach it: then it is leaked.
         let buffer = ManuallyDrop::new(buffer);
-        // The memory is the buffer's alone, of the machine, and is accessed as a device's may be (`DmaBuffer`); the buffer is given
-        // back or dropped only after what ends the mapping, or leaked; and no other caller has the mapping.
+        // `map_raw`'s clauses, by `DmaBuffer`: the memory is the buffer's (1 and 2 there), and safe code accesses it as a device's may be accessed
+        // (3 and 4 there); the buffer is given back or dropped only after its mapping has ended, or leaked; and no other caller has the mapping.
         let mapped = match buffer.segments() {
-            // This arm returns by itself, so that the words stay in registers. The slow way gets a copy of the segment: a
-            // pointer to it would force the buffer into memory.
-            // SAFETY: see above.
+            // This arm returns by itself, so that the words stay in registers. The slow path gets a copy of the segment: a pointer to it would force
+            // the buffer into memory.
+            // SAFETY: clauses 1 to 4, as above.
             [segment] => match unsafe { self.map_fast(*segment, direction) } {
                 Some(raw) => return Ok(Mapping { raw, buffer }),
-                // SAFETY: see above.
+                // SAFETY: clauses 1 to 4, as above.
                 None => unsafe { self.map_segment(*segment, direction) },
             },
-            // SAFETY: see above.
+            // SAFETY: clauses 1 to 4, as above.
             list => unsafe { self.map_pieces(list, direction) },
         };
         match mapped {
@@ -44,7 +44,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Maps one segment that the short way does not.
+    /// The slow path, for one segment.
     ///
     /// # Safety
     /// As [`map_raw`](Self::map_raw).
@@ -54,7 +54,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         segment: PhysSegment,
         direction: Direction,
     ) -> Result<RawMapping, DmaMapError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 4 are the caller's.
         unsafe { self.map_otherwise(&[segment], direction, &mut [DmaSegment::default()]) }
             .map(|(_, mapping)| mapping)
     }
@@ -73,15 +73,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             Err(DmaMapError::OutOfMemory)
         } else {
             out.resize(list.len(), DmaSegment::default());
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 to 4 are the caller's.
             unsafe { self.map_raw(list, direction, &mut out) }
         };
         self.scratch = out;
         mapped.map(|(mapping, _)| mapping)
     }
 
-    /// The buffer of a mapping as the device sees it, for its descriptors, in order. Nothing for a
-    /// mapping of another queue.
+    /// The device's segments of a mapping, for its descriptors, in order. Nothing for a mapping of another queue.
     pub fn segments<'a>(
         &'a self,
         mapping: &'a Mapping<B>,
@@ -108,14 +107,14 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         one.into_iter().chain(view).chain(copies.iter().copied())
     }
 
-    /// Ends a mapping. The strategy says whether its buffer comes back at once or with others: see
-    /// [`Queue`]. Cost and context are those of [`unmap_raw`](Self::unmap_raw).
+    /// Ends a mapping. The strategy decides whether its buffer comes back at once or with others: see [`Queue`]. Cost and context as for
+    /// [`unmap_raw`](Self::unmap_raw).
     ///
     /// # Errors
-    /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, untouched.
+    /// [`NotUnmapped`]: the buffer does not come back yet. A mapping of another queue comes back, unchanged.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping<B>) -> Result<Ended<B, Drain<'_, B>>, NotUnmapped<Mapping<B>>> {
-        // Where a call below panics, the buffer is leaked, as it is not known whether it waits.
+        // If a call below panics, the buffer is leaked, as it is unknown whether it waits.
         let Mapping { raw, buffer } = mapping;
         match self.unmap_raw(raw) {
             Ok(Ended::Done(())) => Ok(Ended::Done(ManuallyDrop::into_inner(buffer))),
@@ -127,7 +126,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 self.keep(buffer);
                 Ok(Ended::Flushed(self.buffers.drain(..)))
             }
-            // In line: a call would take the buffer's address, and so force it into memory.
+            // Inlined: a call would take the buffer's address, and so force it into memory.
             Err(NotUnmapped { mapping, mut waits, error }) => {
                 let mapping = match mapping {
                     Some(raw) => Some(Mapping { raw, buffer }),
@@ -141,11 +140,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// Keeps a buffer until a commit, and says so.
+    /// Keeps a buffer until a commit. Returns `false` without memory for it: then it is leaked.
     #[inline]
     fn keep(&mut self, buffer: ManuallyDrop<B>) -> bool {
-        // There is room for a batch from the beginning. More wait only where hardware does not confirm, and are leaked where there
-        // is no memory for that.
+        // There is room for a batch from the beginning. More wait only if hardware does not confirm.
         let has_room = self.buffers.len() < self.buffers.capacity() || self.buffers.try_reserve(1).is_ok();
         if has_room {
             self.buffers.push(ManuallyDrop::into_inner(buffer));
@@ -153,31 +151,30 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         has_room
     }
 
-    /// Waits until no device reaches anything that [waits](Self::waiting) for a commit, and gives
-    /// back all buffers that wait, in the order of their unmaps: for a queue that falls idle. Cost and context are those of
-    /// [`commit_raw`](Self::commit_raw).
+    /// Waits until no device reaches the mappings that [wait](Self::waiting) for a commit, and gives back all their buffers, in the order
+    /// of their unmaps: for a queue that falls idle. Cost and context as for [`commit_raw`](Self::commit_raw).
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: all that waits goes on waiting, and can be committed again.
+    /// [`DmaUnmapError`]: everything goes on waiting, and can be committed again.
     pub fn commit(&mut self) -> Result<Drain<'_, B>, DmaUnmapError> {
         self.commit_raw()?;
         Ok(self.buffers.drain(..))
     }
 
-    /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops. Calls `back` with
-    /// each buffer that the driver may use again. An unmap that ends by itself gives its buffer back at once. A commit gives back the buffers that wait for it,
-    /// also those of earlier unmaps, in the order of their unmaps.
+    /// Ends all of `mappings` by the policy in force, and commits: for a device that is gone or was reset, and for a driver that stops.
+    /// Calls `back` with each buffer that the driver may use again. An unmap that ends directly gives its buffer back at once. A commit
+    /// gives back all buffers that wait for it, of earlier unmaps, too, in the order of their unmaps.
     ///
-    /// `Ok` says that all of them have come back, and that nothing [waits](Self::waiting). Where the hardware does not confirm an
-    /// unmap, the commit at the end asks it once more, so an unmap that fails is not always an error of this call.
+    /// After `Ok` all of them have come back, and nothing [waits](Self::waiting). If the hardware does not confirm an unmap, the commit at
+    /// the end retries, so not every failed unmap is an error of this call.
     ///
-    /// It waits as often as the unmaps by themselves and two commits. Where the hardware answers no more, each of these may take as long as that is
-    /// waited for. Context: that of [`unmap`](Self::unmap); it allocates only for what does not end. If `back` panics, the mappings that are left stay
-    /// open, and their buffers are leaked.
+    /// Context: that of [`unmap`](Self::unmap). It waits as often as the unmaps themselves and two commits; if the hardware does not answer
+    /// any more, each of these may take its whole time-out. It allocates only for mappings that do not end. If `back` panics, the remaining
+    /// mappings stay open, and their buffers are leaked.
     ///
     /// # Errors
-    /// [`NotAllUnmapped`]: it has the mappings that can be unmapped again (dropped, they stay open), and says how many buffers wait for a commit that
-    /// succeeds, and how many are leaked.
+    /// [`NotAllUnmapped`]: it has the mappings that can be unmapped again (dropped, they stay open), and the numbers of buffers that wait for a successful
+    /// commit, and that are leaked.
     pub fn unmap_all(
         &mut self,
         mappings: impl IntoIterator<Item = Mapping<B>>,
@@ -187,7 +184,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         let mut confirms = true;
         for mapping in mappings {
             let mut ended = self.unmap_to(mapping, &mut back);
-            // A whole batch waits, as its commit failed: another may make room. Where that fails, too, no more are tried before the last.
+            // A whole batch waits, as its commit failed: another may make room. If that fails, too, none is tried before the last.
             if confirms
                 && matches!(&ended, Err(failed) if failed.mapping.is_some() && failed.error.is_of_commit())
             {
@@ -216,12 +213,10 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         }
     }
 
-    /// [`commit`](Self::commit), with the buffers that come back.
     fn commit_to(&mut self, back: &mut impl FnMut(B)) -> Result<(), DmaUnmapError> {
         self.commit().map(|buffers| buffers.for_each(back))
     }
 
-    /// [`unmap`](Self::unmap), with the buffers that come back.
     fn unmap_to(
         &mut self,
         mapping: Mapping<B>,
@@ -230,29 +225,25 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.unmap(mapping).map(|ended| ended.for_each(back))
     }
 
-    /// Lets the CPU see what the device has written of `len` bytes, from `offset` on, of a buffer
-    /// that is still mapped: copies it, where there is a copy, and orders the CPU's later reads
-    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
+    /// Makes the device's writes of `len` bytes, from `offset` on, of an open mapping's buffer visible to the CPU: copies them, if there is
+    /// a copy, and orders the CPU's later reads after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing copied: [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, also where nothing is
-    /// copied.
+    /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
     pub fn sync_for_cpu(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync_part(mapping, Side::Cpu, (offset, len))
     }
 
-    /// Lets the device see what the CPU has written of `len` bytes, from `offset` on, of a buffer
-    /// that is still mapped: copies it, where there is a copy, and orders the CPU's later writes
-    /// after that. O(len) where there is a copy or the device is not coherent; otherwise a fence.
+    /// Makes the CPU's writes of `len` bytes, from `offset` on, of an open mapping's buffer visible to the device: copies them, if there is
+    /// a copy, and orders the CPU's later writes after that. O(len) if there is a copy or the device is non-coherent; otherwise a fence.
     ///
     /// # Errors
-    /// [`DmaUnmapError`], with nothing copied: [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, also where nothing is
-    /// copied.
+    /// [`DmaUnmapError`]: nothing is copied. [`OutOfRange`](DmaUnmapError::OutOfRange) by every strategy, even without copies.
     pub fn sync_for_device(&self, mapping: &Mapping<B>, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         self.sync_part(mapping, Side::Device, (offset, len))
     }
 
-    /// Checks the part here, as a queue that copies nothing does not look at it.
+    /// Checks the part here, as a queue without copies does not look at it.
     fn sync_part(&self, mapping: &Mapping<B>, side: Side, part: (u64, u64)) -> Result<(), DmaUnmapError> {
         if mapping.raw.queue() == self.number {
             inside(mapping.iova(), mapping.len(), part)?;

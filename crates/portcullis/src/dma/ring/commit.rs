@@ -1,5 +1,5 @@
-//! How descriptors that were unmapped end: all of a batch together. Their addresses are free again
-//! only when the hardware has confirmed that no device reaches them.
+//! Commits: the unmapped descriptors of a batch end together. Their addresses are free again only after the hardware has confirmed that no device
+//! reaches them.
 
 use super::{StrictRing, hold};
 use crate::addr::IovaRange;
@@ -10,7 +10,7 @@ use crate::heap::OutOfMemory;
 use crate::mapper::Mapper;
 use crate::platform::Platform;
 
-/// A descriptor that is unmapped while a whole batch waits. Dropped where the commit panics.
+/// Guards a descriptor that is unmapped while a whole batch waits. Dropped, as the commit panics, it waits, too.
 struct Last<'a, M: Mapper, P: Platform> {
     ring: &'a mut StrictRing<M, P>,
     range: IovaRange,
@@ -24,16 +24,15 @@ impl<M: Mapper, P: Platform> Drop for Last<'_, M, P> {
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Waits until no device reaches anything that was unmapped before, and frees the descriptors'
-    /// addresses. Returns how many descriptors there were.
+    /// Waits until no device reaches anything that was unmapped before, and frees the descriptors' addresses. Returns the number of descriptors.
     ///
-    /// Clears what waits, with a walk for each run of neighbours and lowest table; then makes one
-    /// submission to the hardware (see [`StrictRing`]), or none where nothing waits. Allocates
-    /// nothing. The caller holds no lock and no CPU.
+    /// Clears the waiting ranges, with one walk for each run of neighbours and leaf table; then makes one submission to the hardware (see
+    /// [`StrictRing`]), or none if nothing waits.
+    ///
+    /// Context: allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaUnmapError::Unconfirmed`], [`DmaUnmapError::StillMapped`]: all that waits goes on waiting, and can be committed
-    /// again.
+    /// [`DmaUnmapError::Unconfirmed`], [`DmaUnmapError::StillMapped`]: all descriptors go on waiting, and can be committed again.
     pub fn commit(&mut self) -> Result<usize, DmaUnmapError> {
         self.clear_waiting()?;
         let domain = self.device.domain();
@@ -42,7 +41,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let unmaps = core::mem::take(&mut self.unmapped);
         if let Some(arena) = &mut self.arena {
             for run in self.waiting.drain(..).chain(self.unconfirmed.drain(..)) {
-                // Reservations side by side, each of which waited once.
+                // Adjacent reservations, each of which waited once.
                 let freed = arena.free(run);
                 debug_assert!(freed.is_ok());
             }
@@ -53,39 +52,37 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(self.told.commit(unmaps))
     }
 
-    /// What waits now is no caller's: no commit counts it. It is tried again all the same, and keeps its addresses until it is
-    /// confirmed.
+    /// Disowns the waiting ranges: no commit reports them. It retries them nevertheless, and they keep their addresses until they are confirmed.
     ///
     /// # Errors
-    /// [`OutOfMemory`]: the next batch has no room, as an unmap allocates nothing. The ring is not to be used.
+    /// [`OutOfMemory`]: the next batch has no room, as an unmap allocates nothing. The ring must not be used.
     pub(in crate::dma) fn disown(&mut self) -> Result<(), OutOfMemory> {
         self.tally.unmaps += core::mem::take(&mut self.unmapped) as u64;
         self.waiting.try_reserve(self.batch + 1).map_err(|_| OutOfMemory)
     }
 
-    /// Whether a caller has anything that a commit is to confirm.
+    /// Whether a caller has anything for a commit to confirm.
     pub(in crate::dma) fn has_unconfirmed(&self) -> bool {
         self.unmapped > 0 || !self.unconfirmed.is_empty()
     }
 
-    /// What commits have ended, for a caller that cannot say so.
+    /// The account of commits' mappings, for a caller that cannot report them.
     pub(in crate::dma) fn told(&mut self) -> &mut Told {
         &mut self.told
     }
 
-    /// Commits a whole batch that waits, before `range` can wait, too. Where that panics, `range` waits like the others,
-    /// as no other part of the ring knows of it any more.
+    /// Commits a whole waiting batch, before `range` can wait, too. If that panics, `range` waits like the others, as no other part of the ring
+    /// knows of it any more.
     #[cold]
     pub(super) fn commit_before(&mut self, range: IovaRange) -> Result<(), DmaUnmapError> {
         let last = Last { ring: self, range };
         let result = last.ring.commit();
         core::mem::forget(last);
-        // `range` itself waits from now on, which is all that the unmap can say.
+        // The unmap can report only that `range` waits from now on.
         result.map(|_| self.told.take_back())
     }
 
-    /// Decides what becomes of `range`, which was reserved for a list that was refused. Returns the
-    /// reason.
+    /// Ends `range`, which was reserved for a list that was refused. Returns the error.
     #[cold]
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> DmaMapError {
         let LinkFailed { error, remains } = failed;
@@ -95,7 +92,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             Fate::Held => self.unconfirmed.push(range),
             Fate::Free => {
                 if let Some(arena) = &mut self.arena {
-                    // It was reserved a moment ago.
+                    // It was reserved just now.
                     let freed = arena.free(range);
                     debug_assert!(freed.is_ok());
                 }
@@ -104,7 +101,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         error.into()
     }
 
-    /// Clears the descriptors that wait, neighbours together.
+    /// Clears the waiting ranges, neighbours together.
     fn clear_waiting(&mut self) -> Result<(), DmaUnmapError> {
         sort(&mut self.waiting);
         self.waiting.dedup_by(|next, run| run.joined(*next).map(|joined| *run = joined).is_some());
@@ -119,11 +116,11 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     }
 }
 
-/// Sorts ranges by where they begin, in their place: by Shell's method (CACM 2(7), 1959) with the gaps of Ciura (FCT 2001), which for a few
-/// hundred of them makes about as many steps as the core library's sort, and needs none of its stack of several KiB.
+/// Sorts ranges by start, in place: by Shell's method (CACM 2(7), 1959) with the gaps of Ciura (FCT 2001). For a few hundred ranges it takes about as
+/// many steps as the core library's sort, and needs none of its stack of several KiB.
 fn sort(ranges: &mut [IovaRange]) {
     const GAPS: [usize; 8] = [701, 301, 132, 57, 23, 10, 4, 1];
-    // A ring hands addresses out from the top down.
+    // A ring hands out addresses from the top down.
     if ranges.first().map(|range| range.start()) > ranges.last().map(|range| range.start()) {
         ranges.reverse();
     }

@@ -1,4 +1,4 @@
-//! What the addresses of a ring cannot give, as a driver is told of it.
+//! Errors of a ring's addresses, as drivers get them.
 
 use super::StrictRingConfig;
 use crate::bounce::error::DmaMapError;
@@ -6,13 +6,12 @@ use crate::domain::MapListError;
 use crate::iova::ArenaError;
 use crate::setup::SetupError;
 
-/// Why a ring of these dimensions was not made.
 #[cold]
 pub(super) fn no_ring(error: ArenaError, config: &StrictRingConfig) -> SetupError {
     match error {
         ArenaError::Space(error) => error.into(),
         ArenaError::OutOfMemory => SetupError::OutOfMemory,
-        // Of these a new arena returns the first three.
+        // A new arena returns only the first three of these.
         ArenaError::Empty
         | ArenaError::Granule { .. }
         | ArenaError::TooLarge { .. }
@@ -25,7 +24,6 @@ pub(super) fn no_ring(error: ArenaError, config: &StrictRingConfig) -> SetupErro
     }
 }
 
-/// Why a list got no addresses.
 #[cold]
 pub(super) fn no_addresses(error: ArenaError) -> DmaMapError {
     match error {
@@ -33,8 +31,7 @@ pub(super) fn no_addresses(error: ArenaError) -> DmaMapError {
         ArenaError::Space(error) => DmaMapError::List(error.into()),
         ArenaError::OutOfMemory => DmaMapError::OutOfMemory,
         ArenaError::Empty => DmaMapError::List(MapListError::EmptyList),
-        // A reservation returns none but the first of these. With each of them nothing is mapped, and a full ring is what a driver
-        // has an answer for.
+        // A reservation returns only the first of these. With each of them nothing is mapped, and drivers have an answer to a full ring.
         ArenaError::Full { .. }
         | ArenaError::Granule { .. }
         | ArenaError::TooLarge { .. }

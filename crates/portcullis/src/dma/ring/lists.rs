@@ -1,4 +1,4 @@
-//! The map of a list by a ring: in one turn of the CPU if that is quickly done, else in as many as it takes.
+//! A ring's map of a list: in one exclusive section of the CPU on the fast path, else in several.
 
 use super::{StrictRing, Torn, no_addresses};
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysSegment};
@@ -13,7 +13,7 @@ use crate::platform::Platform;
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
+    /// As for [`map_sg`](Self::map_sg), clauses 1 and 2.
     #[inline(never)]
     pub(in crate::dma) unsafe fn map_list_sg(
         &mut self,
@@ -26,18 +26,18 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if room < needed {
             return Err(no_room.into());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let mapping = unsafe { self.map_list(list, direction) }?;
         let granule = self.device.domain().granule();
         let pages = mapping.pages(granule);
         let used = pages.map_or(0, IovaRange::len).saturating_sub(mapping.beside());
         let count = device_view(list, used, pages.map(IovaRange::start), granule, out);
-        // There is a view of everything that was mapped.
+        // Every mapped list has a view.
         Ok((mapping, count.unwrap_or(needed)))
     }
 
     /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
+    /// As for [`map_sg`](Self::map_sg), clauses 1 and 2.
     #[inline(never)]
     pub(super) unsafe fn map_list(
         &mut self,
@@ -61,16 +61,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let waiting = &mut self.waiting;
         let link = |range| {
             let torn = Torn { waiting, range };
-            // SAFETY: the caller's promise.
+            // SAFETY: `link`'s clauses are the caller's clause 1; the arena owns the range.
             let linked = unsafe { domain.link_list_fast(range, list, direction.permissions().into()) };
             torn.done();
             linked
         };
-        // One segment was tried.
+        // For one segment the caller has tried this.
         let range = if list.len() > 1 { arena.reserve_if(len, link) } else { None };
         let range = match range {
             Some(range) => range,
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2 are the caller's.
             None => unsafe { self.link_slowly(list, len, direction) }?,
         };
         let first = self.device.first_of(*first, range);
@@ -79,10 +79,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Ok(mapping)
     }
 
-    /// Reserves `len` bytes and maps the granules of a list there, in as many turns as that takes.
+    /// The slow path: reserves `len` bytes, and maps the granules of a list there.
     ///
     /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
+    /// As for [`map_sg`](Self::map_sg), clauses 1 and 2.
     #[cold]
     #[inline(never)]
     unsafe fn link_slowly(
@@ -91,12 +91,12 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         len: u64,
         direction: Direction,
     ) -> Result<IovaRange, DmaMapError> {
-        // Should the hardware not confirm that a device reaches nothing of a list that is refused.
+        // For a refused list whose invalidation the hardware does not confirm.
         self.unconfirmed.try_reserve(1).map_err(|_| DmaMapError::OutOfMemory)?;
         let Some(arena) = &mut self.arena else { broken("a ring of a domain that translates has addresses") };
         let range = arena.reserve(len).map_err(no_addresses)?;
         let torn = Torn { waiting: &mut self.waiting, range };
-        // SAFETY: the caller's promise.
+        // SAFETY: `link`'s clauses are the caller's clauses 1 and 2; the arena owns the range.
         let linked = unsafe {
             let permissions = direction.permissions().into();
             self.device.domain().link_here(range, list, permissions, Some(&mut self.unlinked))

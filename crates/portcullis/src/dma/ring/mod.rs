@@ -1,6 +1,5 @@
-//! Rings of addresses, for queues whose descriptors come and go in order. No memory and no address
-//! of a descriptor may be used again before the commit of its batch is confirmed. That is strict
-//! protection, near the price of none.
+//! Rings of addresses, for queues whose descriptors come and go in order. Neither memory nor addresses of a descriptor may be used again before
+//! the commit of its batch is confirmed. That is strict protection, near the price of none.
 
 mod commit;
 mod error;
@@ -24,18 +23,17 @@ use crate::setup::SetupError;
 
 use self::error::{no_addresses, no_ring};
 
-/// What a [`StrictRing`] is made for.
+/// The configuration of a [`StrictRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StrictRingConfig {
-    /// How many descriptors may be mapped, or wait for a commit, at once: the length of the queue,
-    /// and a batch more at the least.
+    /// The most descriptors that are mapped, or wait for a commit, at once: at least the length of the queue and a batch.
     pub descriptors: u32,
-    /// Bytes of the pages that a usual descriptor takes. Others may be of any length.
+    /// Bytes of the pages of a usual descriptor. Others may have any length.
     pub descriptor_bytes: u64,
     /// Descriptors that become unreachable together, with one wait: 1 to [`MOST_IN_BATCH`].
     pub batch: usize,
-    /// The ring's [colour](RingConfig::colour); `None` for the domain's next. A domain numbers only
-    /// its own rings: a driver with many domains behind one IOMMU numbers their rings here.
+    /// The ring's [colour](RingConfig::colour); `None` for the domain's next. A domain numbers only its own rings: a driver with many
+    /// domains behind one IOMMU numbers their rings here.
     pub colour: Option<u32>,
 }
 
@@ -48,22 +46,18 @@ impl StrictRingConfig {
 
 /// A queue's own addresses, mapped and unmapped by descriptor.
 ///
-/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which
-/// is one descriptor where that is 1. A descriptor that is unmapped counts as mapped, and is, until
-/// its batch is committed. The ring commits as soon as a whole batch waits. A driver calls
-/// [`commit`](Self::commit) when the queue falls idle, so that nothing waits for ever. After a
-/// commit no device reaches anything of the batch. This is so whatever the domain's policy, but for
-/// passthrough, where nothing is ever unreachable.
+/// **The unit of protection is the batch** of [`batch`](StrictRingConfig::batch) descriptors, which may be 1. An unmapped descriptor counts
+/// as mapped, and is, until its batch is committed. The ring commits as soon as a whole batch waits. A driver calls
+/// [`commit`](Self::commit) when the queue falls idle, so that nothing waits for ever. After a commit no device reaches anything of the
+/// batch, whatever the domain's policy, except passthrough, where nothing is ever unreachable.
 ///
-/// A list is mapped with one reservation in a [`RingArena`] and one walk, and needs no
-/// walk where its pages are in a lowest table that the CPU was in lately. Descriptors that are
-/// unmapped together lie side by side when the queue works in order: one walk clears all of them,
-/// and one range invalidation (of the leaves only, so that the paging-structure caches are kept)
-/// covers all. In any other order they are sorted. That costs O(n log n) for a batch of n, and more
-/// requests where others are mapped in between, still with one wait.
+/// A list is mapped with one reservation in a [`RingArena`] and one walk, or none if its pages are in a leaf table that the CPU used lately.
+/// Descriptors that are unmapped together are adjacent when the queue works in order: one walk clears all of them, and one range invalidation
+/// covers all (of leaves only, so the paging-structure caches stay). In any other order they are sorted. That costs O(n log n) for a batch of n,
+/// and more requests if others are mapped in between, still with one wait.
 ///
-/// It belongs to the owner of the queue: one CPU at a time calls it. A driver whose mappings and unmaps are of different sizes
-/// builds its queue of a domain's [steps](crate::domain::Reserved).
+/// It belongs to the owner of the queue: one CPU at a time calls it. A driver with maps and unmaps of different sizes builds its queue from
+/// a domain's [tokens](crate::domain::Reserved).
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -109,36 +103,32 @@ impl StrictRingConfig {
 #[derive(Debug)]
 pub struct StrictRing<M: Mapper, P: Platform> {
     device: DmaDevice<M, P>,
-    /// `None` where nothing is translated.
+    /// `None` without translation.
     arena: Option<RingArena>,
     /// Tells its descriptors from those of a ring of another domain, which may have the same addresses.
     number: u64,
     batch: usize,
-    /// Ranges that are unmapped, and neither cleared nor confirmed; neighbours that were unmapped
-    /// one after the other are one range. There is room for a batch, as an unmap allocates nothing.
+    /// Unmapped ranges that are neither cleared nor confirmed; neighbours that were unmapped one after the other are one range. There is room
+    /// for a batch, as an unmap allocates nothing.
     waiting: Vec<IovaRange>,
-    /// How many descriptors are unmapped and wait. Without translation nothing else is known of
-    /// them.
+    /// Descriptors that are unmapped and wait. Without translation nothing else is known of them.
     unmapped: usize,
-    /// What is cleared, and not confirmed.
     unlinked: Gather,
-    /// Ranges of lists that were refused, where it is not confirmed that no device reaches them.
-    /// Empty unless hardware fails.
+    /// Ranges of refused lists, which devices may still reach. Empty unless hardware fails.
     unconfirmed: Vec<IovaRange>,
-    /// Bytes beside the buffers of those that wait.
     closing: u64,
-    /// What the domain has not been told yet.
+    /// Counts that the domain does not have yet.
     tally: Tally,
     told: Told,
 }
 
 impl<M: Mapper, P: Platform> StrictRing<M, P> {
-    /// Makes a ring of addresses that `device` reaches, of the colour that `config` names or of the
-    /// domain's next. Allocates; may be slow: see [`RingArena::new`].
+    /// Makes a ring of addresses that `device` reaches, of the colour in `config` or of the domain's next. Allocates; may be slow: see
+    /// [`RingArena::new`].
     ///
     /// # Errors
-    /// [`SetupError::NotCoherent`], [`SetupError::Batch`]; [`SetupError::NoRing`] and [`SetupError::Space`], where the space has
-    /// no such range; [`SetupError::OutOfMemory`].
+    /// [`SetupError::NotCoherent`], [`SetupError::Batch`], [`SetupError::OutOfMemory`]; [`SetupError::NoRing`] and [`SetupError::Space`] if the
+    /// space has no such range.
     pub fn new(device: &DmaDevice<M, P>, config: StrictRingConfig) -> Result<Self, SetupError> {
         let StrictRingConfig { descriptors, descriptor_bytes, batch, colour } = config;
         if !device.is_coherent() {
@@ -147,7 +137,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         if !(1..=MOST_IN_BATCH).contains(&batch) {
             return Err(SetupError::Batch { batch, most: MOST_IN_BATCH });
         }
-        // Before the addresses, which nothing takes back where this fails.
+        // Before the addresses, which nothing would take back if this failed.
         let waiting = room_for(batch + 1)?;
         let arena = if device.is_translated() {
             let domain = device.domain();
@@ -175,25 +165,21 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         })
     }
 
-    /// Maps a descriptor's list with one reservation and at most one walk, and writes to `out` what
-    /// the device is to be given: segments that touch are merged. Returns how many segments it
-    /// wrote, `list.len()` at the most; `out` must have room for that many.
+    /// Maps a descriptor's list with one reservation and at most one walk, and writes the device's segments to `out`: touching ones are
+    /// merged. Returns their number, at most `list.len()`; `out` must have room for that many. O(1) and a step for each page.
     ///
-    /// O(1) and a step for each page; may allocate page tables. Waits for hardware where a list
-    /// that was refused half-way must be undone, where memory for tables has run out, so that empty
-    /// ones are reclaimed, and where the hardware caches what is absent. The caller holds no lock
-    /// and no CPU.
+    /// Context: may allocate page tables. Waits for hardware if a refused list is undone, if memory for tables has run out, so that empty ones are
+    /// reclaimed, and in caching mode. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] until descriptors are unmapped *and*
-    /// committed; [`DmaMapError::TooLong`] for what is longer than the ring.
-    /// After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach the list until a
-    /// [`commit`](Self::commit) succeeds.
+    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] until descriptors are unmapped *and* committed;
+    /// [`DmaMapError::TooLong`] for a list longer than the ring. After
+    /// [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) devices may reach the list until a [`commit`](Self::commit) succeeds.
     ///
     /// # Safety
-    /// As for [`Domain::map`](crate::domain::Domain::map), until a commit has returned `Ok` after the unmap: the descriptor's own
-    /// ([`Ended::Flushed`]) or another. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed) until a
-    /// commit has.
+    /// 1. As for [`Domain::map`](crate::domain::Domain::map), clauses 1 and 2. The mapping lasts until a commit has returned `Ok` after the
+    ///    unmap: the descriptor's own ([`Ended::Flushed`]) or another.
+    /// 2. After [`MapListError::Unconfirmed`](crate::domain::MapListError::Unconfirmed), clause 1 holds until a commit has returned `Ok`.
     #[inline(always)]
     pub unsafe fn map_sg(
         &mut self,
@@ -202,28 +188,26 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         out: &mut [DmaSegment],
     ) -> Result<(RawMapping, usize), DmaMapError> {
         if let ([segment], [first, ..]) = (list, &mut *out)
-            // SAFETY: the caller's promise.
+            // SAFETY: clause 1 is the caller's.
             && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
             let mapping = self.mapped_fast(*segment, range);
             *first = DmaSegment { iova: mapping.iova, len: segment.len };
             return Ok((mapping, 1));
         }
-        // Word by word: where the two ways meet, the words are in registers then, and not in memory
-        // that was given to a call.
-        // SAFETY: the caller's promise.
+        // Word by word: where the two paths meet, the words are in registers, and not in memory that a call was given.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (RawMapping { iova, word, tag }, used) = unsafe { self.map_list_sg(list, direction, out) }?;
         Ok((RawMapping { iova, word, tag }, used))
     }
 
-    /// As [`map_sg`](Self::map_sg), without the device's view of the list: for one segment,
-    /// [`RawMapping::iova`] says it all.
+    /// As [`map_sg`](Self::map_sg), without the device's segments: for one segment, [`RawMapping::iova`] says it all.
     ///
     /// # Errors
     /// As [`map_sg`](Self::map_sg).
     ///
     /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
+    /// As for [`map_sg`](Self::map_sg), clauses 1 and 2.
     #[inline(always)]
     pub unsafe fn map(
         &mut self,
@@ -231,27 +215,27 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         direction: Direction,
     ) -> Result<RawMapping, DmaMapError> {
         if let [segment] = list
-            // SAFETY: the caller's promise.
+            // SAFETY: clause 1 is the caller's.
             && let Some(range) = unsafe { self.map_fast(*segment, direction) }
         {
             return Ok(self.mapped_fast(*segment, range));
         }
-        // As in `map_sg`. SAFETY: the caller's promise.
+        // As in `map_sg`. SAFETY: clauses 1 and 2 are the caller's.
         let RawMapping { iova, word, tag } = unsafe { self.map_list(list, direction) }?;
         Ok(RawMapping { iova, word, tag })
     }
 
-    /// Makes the mapping of what [`map_fast`](Self::map_fast) has mapped to the pages of `range`.
+    /// The mapping that [`map_fast`](Self::map_fast) has made in the pages of `range`.
     #[inline]
     pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RawMapping {
         let granule = self.device.domain().granule();
         RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number, granule)
     }
 
-    /// Maps one segment, if that is quickly done, and returns its pages. Else nothing is changed.
+    /// The fast path: maps one segment, and returns its pages. Otherwise nothing is changed.
     ///
     /// # Safety
-    /// As for [`map_sg`](Self::map_sg).
+    /// As for [`map_sg`](Self::map_sg), clause 1.
     // Out of line, it returns in two registers.
     #[inline(never)]
     pub(super) unsafe fn map_fast(
@@ -263,14 +247,14 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         let granule = arena.granule();
         let PhysSegment { phys, len } = segment;
         let offset = phys.page_offset(granule);
-        // A segment of no bytes, and one that wraps, are refused elsewhere.
+        // Segments of no bytes, and segments that wrap, are refused elsewhere.
         phys.checked_add(NonZeroU64::new(len)?.get() - 1)?;
         let bytes = granule.round_up(offset.checked_add(len)?)?;
         let (domain, waiting) = (self.device.domain(), &mut self.waiting);
         let page = phys.align_down(granule);
         let link = |range| {
             let torn = Torn { waiting, range };
-            // SAFETY: the caller's promise, for all of the granules that the memory touches.
+            // SAFETY: `link`'s clauses are the caller's clause 1, for all granules that the memory touches; the arena owns the range.
             let linked = unsafe { domain.link_fast(range, page, direction.permissions().into()) };
             torn.done();
             linked
@@ -280,18 +264,16 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         Some(range)
     }
 
-    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware
-    /// once, for all of them.
+    /// Ends a descriptor's mapping. The last of a batch commits it, and so waits for the hardware once, for all of them; any other takes O(1).
     ///
-    /// Otherwise O(1), without a wait. Allocates nothing. The caller holds no lock and no CPU.
+    /// If a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of the next batch,
+    /// whose commit reports both: until then all of them are [waiting](Self::waiting).
     ///
-    /// Where a whole batch waits already, as its commit failed, this commits it first. The descriptor is then the first of
-    /// the next batch, and the commit of that tells of both: until then all of them are [waiting](Self::waiting).
+    /// Context: waits for hardware when a batch is complete. Allocates nothing. The caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`NotUnmapped`]: what was not confirmed goes on waiting. The descriptor comes back as it
-    /// was in two cases: it is another ring's; or a whole batch waits already, because its commit
-    /// failed, and has now failed once more.
+    /// [`NotUnmapped`]: unconfirmed descriptors go on waiting. The descriptor comes back unchanged in two cases: it is another ring's; or a whole
+    /// batch waits, because its commit failed, and has now failed again.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         // Word by word, as in `map_sg`.
@@ -307,7 +289,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unmap_last(iova, word, tag)
     }
 
-    /// Has `range` wait for its batch.
     #[inline(never)]
     pub(super) fn wait_for_batch(&mut self, range: IovaRange, neighbours: u64) {
         match self.waiting.last_mut().and_then(|run| Some((run.joined(range)?, run))) {
@@ -318,7 +299,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         self.unmapped += 1;
     }
 
-    /// Ends a descriptor that may be the last of its batch, or that may not be of this ring.
+    /// The slow path of [`unmap`](Self::unmap), for a descriptor that may be the last of its batch, or another ring's.
     #[inline(never)]
     fn unmap_last(
         &mut self,
@@ -351,7 +332,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         }
     }
 
-    /// Counts a map of `range`. The domain is told with the next commit, or when there are as many as a batch.
+    /// Counts a map of `range`. The domain gets the counts with the next commit, or when there are as many as a batch.
     #[inline]
     fn count(&mut self, range: IovaRange, neighbours: u64) {
         let torn = Torn { waiting: &mut self.waiting, range };
@@ -368,31 +349,29 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         torn.done();
     }
 
-    /// How many descriptors are unmapped and wait for a commit. Those that one has ended which could not say so
-    /// (see [`unmap`](Self::unmap)) are among them.
+    /// The descriptors that are unmapped and wait for a commit, including ones that a commit has ended and could not report (see
+    /// [`unmap`](Self::unmap)).
     #[inline]
     pub fn waiting(&self) -> usize {
         self.unmapped + self.told.untold()
     }
 
-    /// The number by which its descriptors are told from another ring's.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// The device that the ring is for.
+    /// The ring's device.
     pub fn device(&self) -> &DmaDevice<M, P> {
         &self.device
     }
 
-    /// The addresses that the ring has; `None` where nothing is translated.
+    /// The ring's addresses; `None` without translation.
     pub fn arena(&self) -> Option<&RingArena> {
         self.arena.as_ref()
     }
 }
 
-/// Commits. Descriptors that are still mapped stay so. If there are any, or if the hardware does
-/// not confirm, the ring's addresses are given up for good.
+/// Commits. Descriptors that are still mapped stay so. If there are any, or if the hardware does not confirm, the ring's addresses leak.
 impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     fn drop(&mut self) {
         let device = self.device.clone();
@@ -401,8 +380,8 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
         let Some((arena, changing)) = self.arena.take().zip(changing) else { return };
         if ended.is_err() {
             device.domain().settle(core::mem::take(&mut self.tally));
-            // What was opened stays so, until a flush is confirmed, and its addresses are not used again. Less may be mapped than
-            // is reserved: this counts all that may be.
+            // Open memory stays so until a flush is confirmed, and its addresses leak. Reserved addresses may not all be mapped: this counts all that
+            // may be.
             let bytes = arena.in_use();
             drop(changing);
             return device.domain().leave_open(bytes);
@@ -414,8 +393,8 @@ impl<M: Mapper, P: Platform> Drop for StrictRing<M, P> {
     }
 }
 
-/// A reservation at which a map or its accounting is under way. Dropping it, where a call below
-/// panics and it is not known what is mapped there, has the next commit clear and release it.
+/// Guards a reservation during its map or accounting. Dropped, as a call below panics and the translations are unknown, it has the next commit clear
+/// and release the range.
 struct Torn<'a> {
     waiting: &'a mut Vec<IovaRange>,
     range: IovaRange,
@@ -435,11 +414,10 @@ impl Drop for Torn<'_> {
     }
 }
 
-/// Has `range` wait for the next commit, beside a batch. Where there is no memory for that, it stays reserved, and as it is: nothing
-/// is known of it but that a call has panicked.
+/// Has `range` wait for the next commit, beside a batch. Without memory for that it stays reserved, with unknown translations after a panic.
 #[cold]
 pub(super) fn hold(waiting: &mut Vec<IovaRange>, range: IovaRange) {
-    // Whatever the ring's batch has, it has room as before.
+    // Leaves as much room as before, whatever the ring's batch.
     if waiting.try_reserve(MOST_IN_BATCH + 2).is_ok() {
         waiting.push(range);
     }

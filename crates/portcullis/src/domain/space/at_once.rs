@@ -32,7 +32,6 @@ impl Default for AtOnce {
 }
 
 impl<M: Mapper, P: Platform> Domain<M, P> {
-    /// From now on no map of the domain waits for another caller.
     pub(crate) fn map_at_once(&self) {
         self.at_once.set.store(true, Ordering::Relaxed);
     }

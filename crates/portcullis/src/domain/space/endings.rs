@@ -76,7 +76,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// As [`end`](Self::end), for a range that must not wait.
     #[inline(always)]
     pub(crate) fn end_now(
         &self,
@@ -533,7 +532,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         exception.map_or(PolicyWord::NONE, AtomicPolicy::word).or(self.policy.word()).window()
     }
 
-    /// Nanoseconds until a failed invalidation is retried: the domain's window, within [`RETRY_NS`].
     pub(super) fn retry_ns(&self) -> u64 {
         let (least, most) = RETRY_NS.into_inner();
         self.window_by(None).unwrap_or(most).clamp(least, most)
@@ -550,7 +548,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         untimed.done();
     }
 
-    /// Makes the next queued range ask for a timer.
     #[cold]
     #[inline(never)]
     pub(super) fn lose_timer(&self) {

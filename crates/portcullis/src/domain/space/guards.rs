@@ -24,7 +24,6 @@ impl<M: Mapper, P: Platform> Changing<'_, M, P> {
         self.range
     }
 
-    /// Ends the guard: the state of the range is known. Returns the range.
     #[inline]
     pub(crate) fn done(self) -> IovaRange {
         let range = self.range;
@@ -44,7 +43,6 @@ impl<M: Mapper, P: Platform> Drop for Changing<'_, M, P> {
 pub(super) struct Unsure<'a>(pub &'a mut Gather);
 
 impl Unsure<'_> {
-    /// Ends the guard: the gather is complete.
     #[inline]
     pub(super) fn done(self) {
         core::mem::forget(self);

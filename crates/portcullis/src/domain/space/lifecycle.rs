@@ -31,7 +31,6 @@ use crate::mapper::Mapper;
 use crate::pgtable::{Attributes, MapError, Unmapped};
 use crate::platform::Platform;
 
-/// What a refused list leaves behind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remains {
     /// A device may still reach a part of the list: the memory is held until the hardware confirms.
@@ -40,7 +39,6 @@ pub(crate) struct Remains {
     pub occupied: bool,
 }
 
-/// What becomes of the addresses of a refused list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// They can be used again.
@@ -71,7 +69,6 @@ pub(crate) struct LinkFailed {
 }
 
 impl LinkFailed {
-    /// Makes the public token and error, for `addresses`.
     #[cold]
     pub(super) fn refuse<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> Refused<'_, M, P> {
         let Self { error, remains } = self;
@@ -79,7 +76,6 @@ impl LinkFailed {
         Refused { error, unlinked, is_confirmed: !remains.reachable }
     }
 
-    /// Ends the map for which `addresses` were taken.
     #[cold]
     #[inline(never)]
     pub(super) fn end<M: Mapper, P: Platform>(self, addresses: Changing<'_, M, P>) -> MapListError {
@@ -129,7 +125,6 @@ pub struct Refused<'d, M: Mapper, P: Platform> {
     pub is_confirmed: bool,
 }
 
-/// A token shows its addresses.
 macro_rules! debug {
     ($($token:ident),*) => {$(
         impl<M: Mapper, P: Platform> fmt::Debug for $token<'_, M, P> {

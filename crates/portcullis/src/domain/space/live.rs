@@ -84,7 +84,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// The platform's clock.
     pub(crate) fn now_ns(&self) -> u64 {
         self.platform.now_ns()
     }

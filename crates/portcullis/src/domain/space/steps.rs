@@ -49,7 +49,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         addresses
     }
 
-    /// Frees a ring's addresses.
     #[allow(clippy::result_large_err, reason = "a ring that is refused comes back in place")]
     pub(crate) fn release_ring(&self, arena: RingArena) -> Result<(), ReleaseError> {
         let changing = self.changing(arena.range());
@@ -207,7 +206,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         }
     }
 
-    /// Adds the counters of a ring.
     pub(crate) fn settle(&self, tally: Tally) {
         let Tally { maps, unmaps, opened, closed, since_ns } = tally;
         let neighbours = opened > 0 || closed > 0;

@@ -16,7 +16,6 @@ use crate::exposure::{ByteTime, Bytes, Level};
 /// The most waiting segments of a queue that are told apart.
 pub(super) const SEGMENTS: usize = 4;
 
-/// A closed segment that waits.
 #[derive(Debug, Clone, Copy)]
 struct Closed {
     /// Flushes with a higher number, and flush-alls of a higher generation, cover it.
@@ -25,17 +24,13 @@ struct Closed {
     /// All entries that were queued before it was closed, and their bytes.
     end: u64,
     queued: Bytes,
-    /// The time of its first entry.
     oldest_ns: u64,
 }
 
-/// The account of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// All bytes that flushes have covered.
     covered: Bytes,
     closed: ArrayVec<Closed, SEGMENTS>,
-    /// The time of the first entry of the open segment.
     oldest_ns: Option<u64>,
     level: Level,
     longest_ns: u64,

@@ -118,7 +118,6 @@ impl Cleared {
 /// One value is used with the CPUs of one platform.
 #[derive(Debug)]
 pub struct FlushQueue {
-    /// Per-CPU queues.
     own: TurnLocal<Ring, true>,
     /// The queue of callers without one of their own, or of all callers.
     shared: Mutex<Ring>,
@@ -138,7 +137,6 @@ pub struct Flush {
 /// Words that flushes write, and each CPU reads once per segment.
 #[derive(Debug)]
 struct Flushes {
-    /// The number of the last flush that began.
     begun: AtomicU64,
     /// The highest number and generation of a confirmed flush, and the latest time at which one was confirmed.
     confirmed: AtomicU64,
@@ -153,7 +151,6 @@ struct Announced {
     queues: AtomicUsize,
     /// Bumped to make CPUs close open segments and look at `timers_ended`.
     generation: AtomicU64,
-    /// Timers that have come, or could not be set.
     timers_ended: AtomicU64,
 }
 
@@ -475,7 +472,6 @@ impl FlushQueue {
         while platform.with_cpu(&mut slice) {}
     }
 
-    /// Takes out up to 64 safe entries. Returns whether there may be more.
     fn pop_slice(ring: &Ring, mut reclaim: impl FnMut(IovaRange)) -> bool {
         (0..SLICE).all(|_| ring.pop().map(|range| range.into_iter().for_each(&mut reclaim)).is_some())
     }

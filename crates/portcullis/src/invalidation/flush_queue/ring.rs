@@ -33,9 +33,7 @@ pub(super) struct Ring {
     timer_ns: LocalU64,
     /// The [generation](super::FlushQueue::begin_flush_of_all) of the open segment's entries.
     generation: LocalU64,
-    /// Ended timers that the queue knows of.
     ended: LocalU64,
-    /// 1 if flushes know of the queue, else 0.
     announced: LocalU64,
     /// All bytes that were ever queued, of both kinds, and the entry for which the clock is read next.
     used: LocalU64,
@@ -127,7 +125,6 @@ impl Ring {
         (tail >= last, oldest)
     }
 
-    /// Writes entry number `tail`.
     #[inline(always)]
     fn put(&self, tail: u64, range: Option<IovaRange>, bytes: Bytes) {
         let [start, len] = self.entry(tail);
@@ -139,7 +136,6 @@ impl Ring {
         self.neighbour.set(self.neighbour.get().wrapping_add(bytes.neighbour));
     }
 
-    /// The generation of the open segment's entries.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.get()
@@ -202,7 +198,6 @@ impl Ring {
         is_wanted
     }
 
-    /// Whether flushes know of the queue.
     #[inline]
     pub(super) fn is_announced(&self) -> bool {
         self.announced.get() == 1

@@ -11,7 +11,6 @@ pub(super) const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 #[derive(Debug, Clone, Default)]
 pub(super) struct Batch {
     requests: ArrayVec<Request, BATCH>,
-    /// Some request is for a whole domain.
     has_whole: bool,
 }
 

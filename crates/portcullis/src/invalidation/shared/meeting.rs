@@ -1,9 +1,10 @@
 //! The meeting place of a [`SharedQueue`](super::SharedQueue)'s callers: the CPUs of a group, or one level up the leaders of groups. At most one of
 //! them *leads* at any time: it collects the others' requests, and answers each of them once. No caller returns before it was answered.
 //!
-//! Each caller has a [`Slot`], a cache line of its own, in which it publishes its requests. The leader looks at the slots. No load of these depends
-//! on another, so their lines come at the same time ([`prefetch`]). The leader answers all callers by one store of one [word](State), which all of them
-//! poll. So a round passes each caller's line to the leader, and the word's line to each caller; only its caller ever writes a slot's line.
+//! Each caller has a [`Slot`], a cache line of its own, in which it publishes its requests. The leader looks at the slots. No load of these
+//! depends on another, so their lines come at the same time ([`prefetch`]). The leader answers all callers by one store of one
+//! [word](State), which all of them poll. So a round passes each caller's line to the leader, and the word's line to each caller; only its
+//! caller ever writes a slot's line.
 //!
 //! A slot is *asked* (it has a pending request) while the lowest bit of its `head` differs from the slot's bit in the word, one of the lowest
 //! ([`ALL`]). Its caller flips the bit in `head` to ask, and the leader flips the word's bit to answer. A caller that finds neither its answer nor a
@@ -12,13 +13,13 @@
 //!
 //! Memory ordering.
 //! - *Requests*: `head` is stored with `Release` after the slot's other words, and loaded with `Acquire` before them.
-//! - *The answer*: the word is stored with `Release`, after errors, and loaded with `Acquire`. So an answered caller sees what came before the answer:
-//!   the submission, and what all callers in it had stored before they asked.
-//! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one order, each
-//!   after the last one's loads and stores. Only the leader changes the word: so it knows the value, and stores. A caller that has got the lead looks
-//!   once more whether the leader before has answered it.
-//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its bit of the word changes only as an answer, which
-//!   the previous holder has seen: so a relaxed load of the word finds it.
+//! - *The answer*: the word is stored with `Release`, after errors, and loaded with `Acquire`. So an answered caller sees what came before
+//!   the answer: the submission, and what all callers in it had stored before they asked.
+//! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one
+//!   order, each after the last one's loads and stores. Only the leader changes the word: so it knows the value, and stores. A caller that
+//!   has got the lead looks once more whether the leader before has answered it.
+//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its bit of the word changes only as an
+//!   answer, which the previous holder has seen: so a relaxed load of the word finds it.
 //! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any other.
 
 use alloc::boxed::Box;
@@ -39,7 +40,6 @@ pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 /// [gather](crate::invalidation::Gather) with more.
 const RANGES: usize = if cfg!(loom) { 1 } else { 32 };
 
-/// The word of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State(u64);
 
@@ -53,7 +53,6 @@ const BUSY: u64 = 1 << 33;
 const QUIET: u64 = 1 << 34;
 /// Where the number of the preferred next leader is.
 const NEXT: u32 = 40;
-/// No preference.
 const ANYBODY: usize = 0xff;
 /// Where the number of ended leads is, modulo 2^16: all bits above it.
 const ROUND: u32 = 48;
@@ -111,16 +110,13 @@ fn in_turn(bits: u64, from: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The request of one caller.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Slot {
-    /// See [`Head`].
     head: AtomicU64,
     /// The range's start, and its bytes.
     start: AtomicU64,
     bytes: AtomicU64,
-    /// Several requests.
     many: AtomicPtr<Request>,
     /// On another line, as only its callers access it.
     own: Own,
@@ -129,7 +125,6 @@ struct Slot {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Own {
-    /// A caller holds the slot.
     held: AtomicBool,
     /// The error of its request. The lock has no contention: nobody looks before the word says so.
     error: Mutex<InvalidationError>,
@@ -222,8 +217,8 @@ struct Leads {
 #[derive(Debug)]
 struct Led {
     led: AtomicBool,
-    /// Somebody waits for an answer: nobody leads without a slot before a round of callers with slots. Otherwise one caller that leads alone again and
-    /// again might leave it no moment.
+    /// Somebody waits for an answer: nobody leads without a slot before a round of callers with slots. Otherwise one caller that leads
+    /// alone again and again might leave it no moment.
     wanted: AtomicBool,
 }
 
@@ -337,8 +332,8 @@ impl Meeting {
         }
     }
 
-    /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody, and counts as
-    /// the caller of slot `number`.
+    /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody,
+    /// and counts as the caller of slot `number`.
     pub fn lead_alone(&self, number: usize) -> Option<Lead<'_>> {
         // Relaxed: it orders no memory.
         let may = |state: State| state.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
@@ -416,7 +411,6 @@ pub(super) struct Lead<'a> {
     own: usize,
     /// Slots whose requests are in the batch, the leader's own among them; unless it leads without a slot: then that slot may be another caller's.
     taken: u64,
-    /// Slots whose requests did not fit.
     left: u64,
     /// The slot that is collected after the leader's own: the preferred one, else the next. So all are served in turn where not all fit, unless
     /// preferred callers have no core.
@@ -449,7 +443,6 @@ impl<'a> Lead<'a> {
         unseen != 0 && self.take(unseen)
     }
 
-    /// Collects the pending requests of `slots`.
     fn take(&mut self, slots: u64) -> bool {
         let meeting = self.meeting;
         let from = self.from;

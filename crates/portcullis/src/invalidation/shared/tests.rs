@@ -111,7 +111,6 @@ fn error(number: u64) -> InvalidationError {
 }
 
 std::thread_local! {
-    /// The thread's CPU; none in an interrupt handler.
     static CPU: Cell<Option<usize>> = const { Cell::new(Some(0)) };
 }
 
@@ -123,7 +122,6 @@ struct Told {
 }
 
 impl Told {
-    /// For 64 CPUs.
     fn queue(submission_ns: u32) -> SharedQueue<Self> {
         let (log, may_go_on) = (Mutex::new(Vec::new()), AtomicBool::new(false));
         SharedQueue::made(Self { submission_ns, log, may_go_on }, || CPU.get(), 64)
@@ -252,7 +250,6 @@ fn what_was_left_goes_before_what_came_later() {
     });
 }
 
-/// The number of pending callers.
 fn asking(queue: &SharedQueue<Told>) -> u32 {
     let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
     meetings.groups.iter().map(Meeting::asking).sum()
@@ -304,7 +301,6 @@ fn beside<'env>(queue: &'env SharedQueue<Told>, f: impl for<'scope> FnOnce(&'sco
     });
 }
 
-/// CPUs of one group.
 fn near<const N: usize>(requests: [Vec<Request>; N]) -> [(usize, Vec<Request>); N] {
     let mut cpu = 0;
     requests.map(|requests| {

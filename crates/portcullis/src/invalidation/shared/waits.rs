@@ -41,24 +41,19 @@ pub struct SharedWaits {
     alone: CachePadded<AtomicU64>,
 }
 
-/// Constants of the machine.
 #[derive(Debug)]
 struct Machine {
-    /// The meetings, if waits are shared.
     meetings: Option<Meetings>,
-    /// Threads that run at once.
     cores: u64,
 }
 
 #[derive(Debug)]
 struct Meetings {
-    /// The meeting of groups' leaders.
     top: Meeting,
     groups: Box<[Meeting]>,
 }
 
 impl Meetings {
-    /// Meetings for `cpus` CPUs.
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
         // No truncation: at most `SLOTS`.
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
@@ -66,7 +61,6 @@ impl Meetings {
     }
 }
 
-/// The two levels at which callers wait.
 #[derive(Clone, Copy)]
 enum Level<'a> {
     /// A caller in the group of this number.
@@ -99,9 +93,9 @@ impl SharedWaits {
         self.machine.0.meetings.is_some() && requests.len() <= BATCH && !requests.iter().any(is_for_device)
     }
 
-    /// Submits `requests` by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others' requests. A batch
-    /// has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests. After `Ok`, some call of a
-    /// `hardware` that began after this call, with requests that cover all of `requests`, has returned `Ok`.
+    /// Submits `requests` by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others'
+    /// requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
+    /// After `Ok`, some call of a `hardware` that began after this call, with requests that cover all of `requests`, has returned `Ok`.
     ///
     /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
     /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone. It is called where the requests
@@ -231,7 +225,6 @@ impl SharedWaits {
         self.end(lead, result, has_company);
     }
 
-    /// Answers a group.
     fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
         let callers = lead.finish(result, has_company) as usize;
         if callers as u64 > self.machine.0.cores {

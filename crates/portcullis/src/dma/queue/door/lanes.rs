@@ -1,4 +1,4 @@
-//! How queues of coherent devices are made. What they cannot be made of is an error.
+//! Making queues of coherent devices. An impossible configuration is an error.
 
 use alloc::boxed::Box;
 
@@ -27,7 +27,7 @@ impl<X: Machine> Device<X> {
         Ok(Queue::new(self.dma.clone(), lane, config)?)
     }
 
-    /// Makes a lane of a coherent device: of what [`adaptive`](Self::adaptive) has made, or, where that is `None`, of the strategy.
+    /// Makes a lane of a coherent device: from `adaptive`, or, without it, by the strategy.
     fn coherent(
         &self,
         config: &QueueConfig,
@@ -47,14 +47,14 @@ impl<X: Machine> Device<X> {
                 Lane::Swiotlb(boxed(Copies::new(pool.clone(), self.constraints()?))?)
             }
             Strategy::Auto if !translated => Lane::Direct,
-            // There is no memory to copy through.
+            // There is no bounce memory.
             Strategy::Auto => Lane::Ring(self.ring(config)?),
         })
     }
 
     fn ring_config(config: &QueueConfig) -> StrictRingConfig {
         let batch = config.batch_size();
-        // What waits for a commit has addresses, too.
+        // Unmapped buffers that wait for a commit have addresses, too.
         let descriptors = config.descriptors.saturating_add(batch as u32);
         StrictRingConfig { colour: config.colour, ..StrictRingConfig::new(descriptors, config.bytes, batch) }
     }
@@ -68,7 +68,7 @@ impl<X: Machine> Device<X> {
         BounceDevice::new(self.domain.shared_pool()?, self.profile)
     }
 
-    /// Makes and measures what copies or maps, for [`QueueConfig::auto`] where the domain has memory to copy through; otherwise `None`.
+    /// Makes and measures an adaptive ring, for [`QueueConfig::auto`] in a domain with bounce memory; otherwise `None`.
     #[inline(never)]
     pub(super) fn adaptive(&self, config: &QueueConfig) -> Result<Option<Box<AdaptiveOf<X>>>, SetupError> {
         let chooses = config.strategy == Strategy::Auto && self.maintained.is_none();

@@ -1,5 +1,4 @@
-//! How queues of devices that are not coherent are made. All of it is compiled for a machine only
-//! where [`Device::not_coherent`] is called for that machine.
+//! Making queues of non-coherent devices. It is compiled for a machine only if [`Device::not_coherent`] is called for that machine.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -18,7 +17,6 @@ use crate::setup::SetupError;
 
 /// A pool of bounce buffers, whatever its memory.
 pub(super) trait AnyPool: Any + Send + Sync {
-    /// [`BouncePool::usage`].
     fn usage(&self) -> PoolUsage;
 }
 
@@ -28,17 +26,15 @@ impl<M: Mapper, P: Platform, C: CopyMemory> AnyPool for BouncePool<M, P, C> {
     }
 }
 
-/// The pool of a machine's devices that are not coherent.
 type CleanedPool<X> = Pool<X, Cleaned<<X as Machine>::Memory>>;
 
 impl<X: Machine> Device<X> {
-    /// Makes a lane around queues as a coherent device has them: one that maps, one that copies, or
-    /// both.
+    /// Makes a lane around ordinary queues: one that maps, one that copies, or both.
     pub(super) fn maintained(&self, config: &QueueConfig) -> Result<Lane<X>, SetupError> {
         let (parts, strategy, translated) = (&*self.domain.parts, config.strategy, self.dma.is_translated());
         let cache = Arc::clone(parts.cache.as_ref().ok_or(SetupError::NoCacheMaintenance)?);
         let line = self.line;
-        // Lines of an original are lines of its copy, so a part of whole lines is synced by itself.
+        // Lines of an original are lines of its copy, so a part of whole lines can be synced.
         let offset_mask = self.profile.offset_mask | (line - 1);
         let profile = DeviceProfile { offset_mask, ..self.profile };
         let alone = Self { dma: self.dma.maintained(), maintained: None, profile, ..self.clone() };
@@ -77,23 +73,21 @@ impl<X: Machine> Device<X> {
         Ok(Lane::NotCoherent(boxed(NotCoherent::new(strategy, (cache, line), mapped, copies))?))
     }
 
-    /// Returns the domain's pool for devices that are not coherent, and makes it if there is none
-    /// yet.
+    /// The domain's pool for non-coherent devices, which the first call makes.
     fn cleaned_pool(&self, cache: &Arc<dyn CacheMaintenance>) -> Result<Shared<CleanedPool<X>>, SetupError> {
         let (domain, parts) = (&self.domain, &*self.domain.parts);
         let pool = match domain.found(&parts.cleaned) {
             Some(found) => found,
             None => {
                 let memory = |memory| Cleaned { memory, cache: Arc::clone(cache) };
-                // The pool maps nothing: no part of a mapping, as it splits none, and none as a
-                // whole (`up_to`, `most`).
+                // The pool maps nothing: no part of a mapping, as it splits none, and no whole one (`up_to`, `most`).
                 let config = PoolConfig { split: false, ..parts.pool };
                 let made = domain.new_pool(memory, config)?;
-                // SAFETY: an unsizing coercion.
+                // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
                 domain.keep(&parts.cleaned, unsafe { Shared::cast::<dyn AnyPool>(made, |counted| counted) })
             }
         };
-        // SAFETY: an upcast.
+        // SAFETY: the closure is an upcast: the same value, by the same pointer.
         let pool = unsafe { Shared::cast::<dyn Any + Send + Sync>(pool, |counted| counted) };
         Ok(pool.downcast().unwrap_or_else(|| broken("the pool is of the domain's memory, cleaned")))
     }
