@@ -237,6 +237,18 @@ mod tests {
         }
     }
 
+    /// How long anything takes is the machine's affair; that all of it is measured is not.
+    #[test]
+    fn a_machine_is_measured_whole() {
+        let all = calibrate().unwrap();
+        assert_eq!(all.cpus, Team::new(usize::MAX).unwrap().size());
+        let others = [all.line_ns, all.copy_remote_ns];
+        assert!(others.iter().all(|other| other.is_some() == (all.cpus > 1)), "{all:?}");
+        let own = [all.atomic_ns, all.pause_ns, all.copy_hot_ns, all.copy_cold_ns, all.copy_gb_per_s];
+        let mut measured = own.into_iter().chain(others.into_iter().flatten());
+        assert!(measured.all(|value| value > 0.0 && value.is_finite()), "{all:?}");
+    }
+
     /// The pages that one thread writes come back to it, and lines go there and back.
     #[test]
     fn what_passes_between_two_cpus_is_timed() {

@@ -15,6 +15,8 @@ mod faults;
 mod own;
 #[path = "../examples/port.rs"]
 mod port;
+#[path = "software/registers.rs"]
+mod registers;
 #[path = "software/stops.rs"]
 mod stops;
 #[path = "software/told.rs"]

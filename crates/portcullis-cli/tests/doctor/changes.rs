@@ -356,6 +356,18 @@ fn a_device_without_a_group_is_told_where_it_should_have_one() {
 }
 
 #[test]
+fn a_shared_group_without_its_bridge_names_the_first_device() {
+    let machine = Machine::read("amd");
+    // The bridge is in no group: which one it is that joins the cards is not known.
+    std::fs::remove_file(machine.root.join("sys/bus/pci/devices/0000:02:00.0/iommu_group")).unwrap();
+    let found = Found::look(&Tree::new(&machine.root).unwrap(), false, None);
+    let shared = found.findings.iter().find(|finding| finding.id == "shared-group").unwrap();
+    let json = serde_json::to_string(shared).unwrap();
+    assert!(json.contains("the bridge above them may pass"), "{json}");
+    assert!(json.contains("lspci -vvv -s 0000:03:00.0 | grep -i acs"), "{json}");
+}
+
+#[test]
 fn limits_matter_where_devices_are_given_away() {
     let (limits, pages) = ("proc/self/limits", "sys/kernel/mm/transparent_hugepage/enabled");
     let memlock = |kib: u64| {
