@@ -28,7 +28,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory + Clone> Machine for (M, P, C) {
     type Memory = C;
 }
 
-/// The parts of queues, of one machine.
 pub(in crate::dma) type DeviceOf<X> = DmaDevice<<X as Machine>::Mapper, <X as Machine>::Platform>;
 pub(in crate::dma) type BatchOf<X> = RawBatch<<X as Machine>::Mapper, <X as Machine>::Platform>;
 pub(in crate::dma) type RingOf<X> = StrictRing<<X as Machine>::Mapper, <X as Machine>::Platform>;

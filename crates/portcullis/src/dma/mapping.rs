@@ -24,7 +24,6 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
-    /// The choice as which a mapping of the pool counts.
     #[inline]
     pub(super) fn of(way: Way) -> Self {
         match way {
@@ -66,7 +65,6 @@ pub(super) fn number() -> u64 {
     unique() << KIND_BITS
 }
 
-/// How a mapping was made, and so how it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// In a ring. Its word has the pages.
@@ -164,7 +162,6 @@ impl RawMapping {
         Self { iova, word: bytes >> granule.shift() << Self::PAGES | beside, tag }
     }
 
-    /// A mapping without translation: it begins at the memory's own address.
     #[inline]
     pub(super) fn untranslated(iova: Iova, tag: u64) -> Self {
         Self { iova, word: 0, tag }
@@ -182,7 +179,6 @@ impl RawMapping {
         Some(IovaRange::inside(Iova::new(self.iova.get() & !granule.offset_mask()), bytes))
     }
 
-    /// Bytes of the [pages](Self::pages) that are not the buffer's.
     #[inline]
     pub(super) fn beside(&self) -> u64 {
         u64::from(self.list())
@@ -200,7 +196,6 @@ impl RawMapping {
         Self { word, tag: self.queue() | Kind::CUT, ..self }
     }
 
-    /// The mapping in the ring of which this was [cut](Self::cut). Nothing lies beside its buffer.
     pub(super) fn uncut(self) -> Self {
         Self { word: self.word >> Self::PAGES << Self::PAGES, tag: self.queue() | Kind::RING, ..self }
     }
@@ -347,7 +342,6 @@ impl NotUnmapped<RawMapping> {
         Self { mapping: Some(mapping), waits: false, error: DmaUnmapError::OtherQueue }
     }
 
-    /// A failed commit in an unmap. The mapping comes back, or waits.
     #[cold]
     pub(super) fn of_commit(mapping: Option<RawMapping>, error: DmaUnmapError) -> Self {
         Self { waits: mapping.is_none(), mapping, error }

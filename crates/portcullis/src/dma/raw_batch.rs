@@ -121,7 +121,6 @@ impl<M: Mapper, P: Platform> RawBatch<M, P> {
         &mut self.told
     }
 
-    /// Checks that a mapping of `domain` can be taken.
     pub(super) fn accepts(&self, domain: &Shared<Domain<M, P>>) -> Result<(), BatchError> {
         if !Shared::ptr_eq(&self.domain, domain) {
             return Err(BatchError::OtherDomain);

@@ -32,7 +32,6 @@ pub(super) struct Book {
     level: Mutex<Level>,
 }
 
-/// A book, and whether this CPU alone changes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CpuBook<'a> {
     book: &'a Book,
@@ -50,7 +49,6 @@ impl Books {
         Ok(unsafe { place.assume_init_mut() })
     }
 
-    /// Returns the book of `cpu`, or the one that callers without a CPU share.
     #[inline]
     pub(super) fn of(&self, cpu: Option<&LocalCpu<'_>>) -> CpuBook<'_> {
         let (book, alone) = self.0.get(cpu.map(LocalCpu::index));
@@ -76,7 +74,6 @@ impl Books {
         self.0.iter().map(|book| count(book).get()).fold(0, u64::wrapping_add)
     }
 
-    /// Byte-nanoseconds of neighbours up to now.
     pub(super) fn total(&self, now_ns: u64) -> ByteTime {
         let mut sum = ByteTime::default();
         for book in self.0.iter() {

@@ -2,9 +2,7 @@
 
 use super::{Policy, PolicyError};
 
-/// A domain of any kind, as [`Policies`](super::Policies) uses it.
 pub(super) trait Governed: Send + Sync {
-    /// Whether it may have `policy` at all.
     fn may_have(&self, policy: Policy) -> Result<(), PolicyError>;
 
     /// Stores `policy`, and returns whether a flush must follow. Does not wait.

@@ -25,7 +25,6 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 struct Note {
     whole: IovaRange,
-    /// Bytes that were removed, and confirmed.
     gone: u64,
     /// Parts to remove together with the rest: sorted, and no two touch.
     unwanted: Vec<IovaRange>,

@@ -156,7 +156,6 @@ impl Policies {
     }
 }
 
-/// The handle by which `Policies` reaches a domain of any kind while that exists.
 fn governed<M: Mapper, P: Platform>(domain: &Shared<Domain<M, P>>) -> Weak<dyn Governed> {
     // SAFETY: the closure is an unsizing coercion: the same value, by the same pointer.
     Shared::downgrade(&unsafe { Shared::cast::<dyn Governed>(domain.clone(), |counted| counted) })
@@ -167,7 +166,6 @@ impl State {
         self.exception(device).map_or(self.default, |at| self.exceptions[at].1)
     }
 
-    /// The index of the exception for `device`, or where to insert it.
     fn exception(&self, device: DeviceId) -> Result<usize, usize> {
         self.exceptions.binary_search_by_key(&device, |(device, _)| *device)
     }

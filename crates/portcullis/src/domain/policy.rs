@@ -86,7 +86,6 @@ impl From<OutOfMemory> for PolicyError {
     }
 }
 
-/// A policy, or none, that may be read and changed at any time.
 #[derive(Debug)]
 pub(crate) struct AtomicPolicy(AtomicU64);
 

@@ -434,7 +434,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
                 alloc()
             }
             Err(exhausted @ IovaError::Exhausted { .. }) => {
-                // Other CPUs' queues may hold ranges whose flush is confirmed.
                 self.reclaim_deferred(None);
                 alloc().map_err(|_| exhausted)
             }
@@ -509,7 +508,6 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
         if !self.is_due() {
             return;
         }
-        // On failure the flush below tries again.
         let _ = self.maintain();
         // If the flush fails or panics, devices may still reach what waits. Nobody learns of it here, so the timer tries again.
         let again = Guard::new(|| self.set_timer(self.retry_ns()));
@@ -537,7 +535,6 @@ impl<M: Mapper, P: Platform> PlatformEvents for Domain<M, P> {
     }
 }
 
-/// The highest address of a list, for devices without translation.
 pub(crate) fn last_byte(list: &[PhysSegment]) -> Result<PhysAddr, MapListError> {
     let mut highest = None;
     for (index, segment) in list.iter().enumerate() {

@@ -20,7 +20,6 @@ impl<'a> DeviceView<'a> {
         Self { rest: list, page: base.map(Iova::get), granule }
     }
 
-    /// The device address of `piece`, the next segment.
     #[inline]
     fn place(&self, piece: &PhysSegment) -> Option<Iova> {
         match self.page {
@@ -29,7 +28,6 @@ impl<'a> DeviceView<'a> {
         }
     }
 
-    /// Advances past `piece`.
     #[inline]
     fn pass(&mut self, piece: &PhysSegment) -> Option<()> {
         if let Some(page) = &mut self.page {

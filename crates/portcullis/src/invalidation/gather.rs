@@ -355,7 +355,6 @@ mod tests {
         assert_eq!(gather.only(), None);
         gather.add(page(1));
         assert_eq!(gather.only(), Some(page(1)));
-        // Merged ranges are one range, too.
         gather.add(page(2));
         assert_eq!(gather.only(), Some(IovaRange::new(Iova::new(PAGE), 2 * PAGE).unwrap()));
         gather.add(page(1000));

@@ -139,7 +139,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Claim<'_, M, P, C> {
     }
 }
 
-/// The mapping at `start`, which caller `number` has claimed.
 fn in_hand(map: &Map, start: Iova, number: u64) -> &Entry {
     let entry = map.get(start).filter(|entry| entry.phase.get() == Phase::Taken(number));
     entry.unwrap_or_else(|| broken("a mapping that is in hand stays there"))
@@ -192,7 +191,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// Whether any mapping waits for a confirmation, or is being made or ended.
     pub(super) fn awaits(&self) -> bool {
         let mut awaits = false;
         self.singles.visit(self.domain.platform(), &mut Bound::Unbounded, |entry| {

@@ -98,7 +98,6 @@ pub struct DeviceProfile {
 }
 
 impl Default for DeviceProfile {
-    /// A trusted device that reaches all addresses, of group 0.
     fn default() -> Self {
         Self { mask: u64::MAX, offset_mask: 0, untrusted: false, group: 0 }
     }

@@ -49,7 +49,6 @@ impl Cpu {
         }
     }
 
-    /// Takes the newest slot of `class` and `kind`, if the loaded magazine has one and it `fits`.
     #[inline]
     pub(super) fn pop_if<'a>(
         &self,
@@ -71,11 +70,9 @@ impl Cpu {
         Some((index, slot))
     }
 
-    /// Takes the newest slot of `class` and `kind`.
     pub(super) fn pop(&self, slots: &[Slot], class: usize, kind: usize) -> Option<usize> {
         let magazines = self.magazines(class, kind);
         if magazines.loaded_slots.get() == 0 {
-            // Loads the previous magazine.
             magazines.loaded.set(magazines.previous.get());
             magazines.loaded_slots.set(magazines.previous_slots.get());
             magazines.previous_slots.set(0);

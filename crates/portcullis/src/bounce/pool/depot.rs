@@ -40,7 +40,6 @@ impl Fresh {
     }
 }
 
-/// The part of a class that its lock protects.
 #[derive(Debug, Default)]
 pub(super) struct Depot {
     /// For each kind of permission, the link to the first magazine, and the slots of all magazines.

@@ -81,7 +81,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         if self.client.reaches_slots { Ok(()) } else { Err(SetupError::PoolBeyondReach { last, end }) }
     }
 
-    /// As [`BouncePool::lend`].
     #[inline]
     pub(crate) fn lend(&self, len: u64, direction: Direction) -> Result<(Iova, PhysAddr), DmaMapError> {
         self.pool.lend(&self.client, len, direction)
@@ -91,7 +90,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BounceDevice<M, P, C> {
         self.client.profile.untrusted
     }
 
-    /// As [`Client::look_at`].
     #[inline]
     pub(crate) fn look_at(&self, list: &[PhysSegment]) -> (u64, bool) {
         self.client.look_at(list)

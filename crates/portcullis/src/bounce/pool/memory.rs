@@ -9,7 +9,6 @@ use crate::platform::{CopyMemory, FRAME_SIZE, Platform};
 
 struct Cursor<'a> {
     pieces: &'a [PhysSegment],
-    /// Bytes of the first piece that were passed.
     at: u64,
 }
 

@@ -221,7 +221,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
 
     /// Calls `f` with the depot of `class`, locked, and with a CPU lent, as for every lock of this crate.
     fn with_depot<R>(&self, class: usize, f: impl FnOnce(&mut Depot) -> R) -> R {
-        // There is one for each class.
         let depot = &self.depots[class];
         self.domain.platform().with_cpu(|_| f(&mut depot.lock()))
     }

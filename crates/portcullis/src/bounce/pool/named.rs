@@ -160,7 +160,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         }
     }
 
-    /// The open mapping of the map that has the granule of `at`.
     fn single_around(&self, at: Iova) -> Option<Shared<Single>> {
         if self.singles.count() == 0 {
             return None;

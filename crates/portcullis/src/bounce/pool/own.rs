@@ -26,7 +26,6 @@ pub(super) type Taken<'a, M, P, C> = (Claim<'a, M, P, C>, Shared<Single>);
 pub(crate) enum Rule<'a> {
     /// By the policy of its device, which is read when it ends; by the domain's, if the device has none.
     Policy(Option<&'a AtomicPolicy>),
-    /// Strictly.
     Strictly,
 }
 
@@ -192,7 +191,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         found.map(|_| None)
     }
 
-    /// Ends a direct mapping, in whose granules `neighbours` bytes are not its own.
     fn end_direct(&self, rule: Rule<'_>, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {
         match rule {
             Rule::Policy(exception) => self.domain.end(range, HowItEnds { neighbours, exception }, |_| ()),

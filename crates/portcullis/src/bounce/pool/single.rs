@@ -24,16 +24,13 @@ pub(super) struct Single {
     pub range: IovaRange,
     /// Bytes from the first to the last.
     pub len: u64,
-    /// The group of its device.
     pub group: u64,
     pub terms: Terms,
-    /// The original.
     pub list: Vec<PhysSegment>,
     pub parts: Parts,
 }
 
 impl Single {
-    /// The address of the first byte.
     pub(super) fn iova(&self) -> Iova {
         // The range begins at a granule, and the offset is smaller.
         Iova::new(self.range.start().get() | self.terms.offset)
@@ -103,7 +100,6 @@ impl Place {
         Ok(Self { single: SharedPlace::new()?, entry: empty_box()? })
     }
 
-    /// Makes the mapping, and its entry in `phase`.
     pub(super) fn fill(self, single: Single, phase: Phase) -> (Shared<Single>, Box<Entry>) {
         let single = self.single.fill(single);
         let (link, phase, lost) = (RBTreeLink::new(), Cell::new(phase), Cell::new(false));
@@ -134,12 +130,10 @@ impl Map {
         self.len += 1;
     }
 
-    /// The entry of the mapping that begins at `start`.
     pub(super) fn get(&self, start: Iova) -> Option<&Entry> {
         self.tree.find(&start).get()
     }
 
-    /// The first entry that begins behind `from`.
     pub(super) fn next(&self, from: Bound<Iova>) -> Option<&Entry> {
         self.tree.lower_bound(at_of(&from)).get()
     }
@@ -151,7 +145,6 @@ impl Map {
         (entry.single.range.last() >= range.start()).then_some(entry)
     }
 
-    /// Removes the entry of the mapping that begins at `start`.
     pub(super) fn remove(&mut self, start: Iova) -> Option<Box<Entry>> {
         Self::remove_at(&mut self.tree.find_mut(&start), &mut self.len)
     }
@@ -197,9 +190,7 @@ impl Map {
 }
 
 pub(super) enum Look {
-    /// Go on with the next.
     On,
-    /// Stop.
     Enough,
     /// Remove the entry, and stop.
     Remove,

@@ -21,15 +21,12 @@ pub(super) const CPU_BYTES: u64 = 1 << 32;
 
 const NO_BUFFER: u64 = u64::MAX;
 
-/// The phase of a slot's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Phase {
-    /// Without a buffer.
     Empty = 0,
     /// With a mapped buffer, idle, or between two lists.
     Free = 1,
-    /// Lent to a mapping.
     Live = 2,
     /// With a buffer that is unmapped, but may still be reached.
     Retired = 3,
@@ -39,7 +36,6 @@ pub(super) enum Phase {
     Torn = 5,
 }
 
-/// The direction of a copy between a buffer and the original.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Toward {
     Buffer,
@@ -68,13 +64,11 @@ const LISTED: u64 = 1 << 7;
 const OFFSET_SHIFT: u32 = 8;
 
 impl Terms {
-    /// Whether a map copies the original to the buffer.
     #[inline]
     pub(super) fn copies_in(&self) -> bool {
         self.copy_in || self.copies(Toward::Buffer)
     }
 
-    /// Whether the original gets the device's bytes.
     #[inline]
     pub(super) fn copies_out(&self) -> bool {
         !matches!(self.direction, Direction::ToDevice)
@@ -133,7 +127,6 @@ pub(super) struct Slot {
     pub list: Parked<Pieces>,
 }
 
-/// An original in pieces.
 #[derive(Debug, Default)]
 pub(super) struct Pieces(pub Vec<PhysSegment>);
 

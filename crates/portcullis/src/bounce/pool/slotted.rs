@@ -235,7 +235,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> BouncePool<M, P, C> {
         Ok(())
     }
 
-    /// The memory of the slot whose mapping begins at `iova`.
     pub(crate) fn slot_memory(&self, iova: Iova) -> Option<PhysSegment> {
         let place = self.layout.find(iova)?;
         let (_, terms, at) = self.lent(place, iova).ok()?;

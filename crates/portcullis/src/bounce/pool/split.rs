@@ -61,7 +61,6 @@ pub(crate) fn cut(list: &[PhysSegment], len: u64, granule: PageSize) -> Option<C
     (shape(list, granule).touches && len > cut.head + cut.tail).then_some(cut)
 }
 
-/// The shape of a list whose sums are checked.
 pub(super) fn shape(list: &[PhysSegment], granule: PageSize) -> Shape {
     let begins = |piece: &PhysSegment| piece.phys.is_aligned(granule);
     let ends = |piece: &PhysSegment| (piece.phys.get().wrapping_add(piece.len)) & granule.offset_mask() == 0;

@@ -113,7 +113,6 @@ impl Areas {
         1 << self.area_shift
     }
 
-    /// The highest address of any area.
     #[inline]
     pub fn reach(&self) -> u64 {
         self.reach
@@ -131,7 +130,6 @@ impl Areas {
         self.heads.len()
     }
 
-    /// The slots of all areas.
     pub fn capacity(&self) -> u64 {
         (self.present() as u64) << self.bits()
     }
@@ -147,7 +145,6 @@ impl Areas {
         self.taken().0 > capacity - capacity / 4
     }
 
-    /// The metadata of the area number `area`, if the number was ever used.
     #[inline]
     fn metadata(&self, area: usize) -> Option<&[SlotMeta]> {
         let metadata = self.heads.get(area)?.metadata.load(Ordering::Acquire);
@@ -405,7 +402,6 @@ pub(super) struct Shut<'a> {
 }
 
 impl Shut<'_> {
-    /// The area's number.
     pub fn area(&self) -> usize {
         self.area
     }

@@ -31,7 +31,6 @@ pub(super) struct Bits {
     taken: usize,
 }
 
-/// The mask of `count` bits from `first` on, all in one word.
 fn mask(first: usize, count: usize) -> u64 {
     (u64::MAX >> (WORD_SLOTS - count)) << first
 }
@@ -46,12 +45,10 @@ impl Bits {
         self.words.len() * WORD_SLOTS
     }
 
-    /// The number of free slots.
     pub fn free(&self) -> usize {
         self.slots() - self.taken
     }
 
-    /// Frees all slots.
     pub fn open(&mut self) {
         self.words.fill(0);
         self.taken = 0;
@@ -126,7 +123,6 @@ impl Bits {
         self.taken -= count;
     }
 
-    /// The first taken slot among the `count` slots from `at` on.
     fn taken_in(&self, at: usize, count: usize) -> Option<usize> {
         let end = at + count;
         let mut from = at;

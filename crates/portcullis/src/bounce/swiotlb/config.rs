@@ -44,7 +44,6 @@ impl Default for SwiotlbConfig {
 }
 
 impl SwiotlbConfig {
-    /// Checks the configuration. Returns the least and the most areas.
     pub(super) fn areas(&self) -> Result<(u64, u64), SetupError> {
         let Self { slot_bytes, area_bytes, min_bytes, max_bytes, .. } = *self;
         if !slot_bytes.is_power_of_two() || !(64..=MOST_AREA_BYTES).contains(&slot_bytes) {

@@ -30,7 +30,6 @@ struct Size {
     previous: List,
     /// The most runs of each magazine; 0 until some are granted.
     granted: LocalU64,
-    /// The runs of the last visit to an area.
     batch: LocalU64,
 }
 
@@ -67,7 +66,6 @@ impl Cpu {
         room
     }
 
-    /// Makes the previous magazine the loaded one, if the loaded one is empty.
     pub fn turn(&self, order: u32) {
         let size = self.size(order);
         if size.loaded.count() == 0 {
@@ -75,7 +73,6 @@ impl Cpu {
         }
     }
 
-    /// Returns whether the loaded magazine is empty.
     pub fn is_empty(&self, order: u32) -> bool {
         self.size(order).loaded.count() == 0
     }

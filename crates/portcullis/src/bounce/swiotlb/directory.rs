@@ -61,7 +61,6 @@ fn entry(key: u64, area: usize) -> u64 {
 }
 
 impl<T> Directory<T> {
-    /// A directory for up to `areas` areas.
     pub fn new(areas: usize) -> Result<Self, OutOfMemory> {
         let places = (4 * areas).next_power_of_two();
         let place = |_| Place { entry: AtomicU64::new(NEVER), has: AtomicPtr::new(ptr::null_mut()) };
@@ -71,7 +70,6 @@ impl<T> Directory<T> {
         })
     }
 
-    /// The bytes of its places.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
@@ -100,7 +98,6 @@ impl<T> Directory<T> {
         place.leads(place.entry.load(Ordering::Acquire), key)
     }
 
-    /// The area with `key`, in any place.
     pub fn find(&self, key: u64) -> Option<Leads<T>> {
         for (place, found) in self.places(key) {
             if let Some(leads) = place.leads(found, key) {
@@ -238,7 +235,6 @@ mod tests {
     use super::support::{at, found};
     use super::*;
 
-    /// Areas come and go for long: present areas are found, removed ones are not.
     #[test]
     fn long_growing_and_shrinking() {
         let directory = Directory::new(4).unwrap();

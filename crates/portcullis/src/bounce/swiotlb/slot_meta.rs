@@ -67,18 +67,15 @@ impl Default for SlotMeta {
 }
 
 impl SlotMeta {
-    /// Records the slot's address.
     pub fn set_address(&self, address: u64) {
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// The slot's address.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Records a mapping.
     #[inline]
     pub fn map(&self, mapping: &Mapping) {
         let direction = mapping.direction.index() as u64;
@@ -91,7 +88,6 @@ impl SlotMeta {
         self.word.store(word, Ordering::Release);
     }
 
-    /// The recorded state.
     #[inline]
     pub fn read(&self) -> Says {
         let word = self.word.load(Ordering::Acquire);
@@ -111,12 +107,10 @@ impl SlotMeta {
         }
     }
 
-    /// The slots of the odd run that is mapped here.
     pub fn odd_slots(&self) -> usize {
         self.next.load(Ordering::Relaxed).addr()
     }
 
-    /// Records the slots of an odd run.
     pub fn set_odd_slots(&self, slots: usize) {
         self.next.store(ptr::without_provenance_mut(slots), Ordering::Relaxed);
     }
@@ -144,12 +138,10 @@ pub(super) struct List {
 }
 
 impl List {
-    /// An empty list.
     pub fn new() -> Self {
         Self { first: AtomicPtr::new(ptr::null_mut()), count: LocalU64::new(0) }
     }
 
-    /// The number of runs on the list.
     #[inline]
     pub fn count(&self) -> u64 {
         self.count.get()

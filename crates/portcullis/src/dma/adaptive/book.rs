@@ -33,7 +33,6 @@ pub(crate) fn class_of(len: u64, classes: usize) -> Option<usize> {
     (class < classes).then_some(class)
 }
 
-/// The most bytes of a mapping of `class`.
 pub(super) const fn most_bytes(class: usize) -> u64 {
     1 << (LEAST_SHIFT as usize + class)
 }
@@ -55,7 +54,6 @@ const PROBES_SHARE: u64 = 128;
 
 const PATIENCE: u32 = 4;
 
-/// A running mean in sixteenths of a nanosecond.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
     sixteenths: u64,
@@ -142,7 +140,6 @@ pub struct Explained {
     pub switches: u64,
 }
 
-/// Mappings of one size, direction and shape.
 #[derive(Debug)]
 pub(crate) struct Cell {
     choice: Choice,
@@ -194,7 +191,6 @@ impl Cell {
         self.copy.total().is_none_or(|copying| copying < waiting)
     }
 
-    /// Notes that half of a mapping by `way` took `ns`. Returns the choice from now on.
     pub(crate) fn note(&mut self, way: Choice, half: Half, ns: u64) -> Choice {
         let usual = self.cost(self.choice).half(half).sixteenths;
         let took = self.cost(way).half(half).add(ns);
@@ -309,7 +305,6 @@ mod tests {
         assert_eq!((cell.against, cell.turns, cell.left, cell.probing), (0, 0, 0, false));
     }
 
-    /// Also if one half has been timed often.
     #[test]
     fn a_way_of_which_one_half_is_not_known_is_not_chosen_nor_explained() {
         for (many, few) in [(Half::Map, Half::Unmap), (Half::Unmap, Half::Map)] {

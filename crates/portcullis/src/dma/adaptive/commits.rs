@@ -69,11 +69,9 @@ mod tests {
     fn a_commit_is_shared_out_among_as_many_as_there_would_be() {
         let mut commits = Commits::new(32);
         assert_eq!(commits.share(), 0);
-        // Nothing has ended yet.
         commits.idle();
         commits.note(3200);
         assert_eq!(commits.share(), 100, "as in a full batch");
-        // A queue that falls idle with every fourth descriptor.
         for n in 0..400 {
             commits.count();
             if n % 4 == 3 {

@@ -51,7 +51,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.device.pool()
     }
 
-    /// What the ring maps in place of the list that was [taken](Self::take) last.
     pub(super) fn linked(&self) -> &[PhysSegment] {
         &self.linked
     }
@@ -165,7 +164,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory> Ends<M, P, C> {
         self.free.push(number);
     }
 
-    /// A commit has succeeded: gives the waiting slots back.
     pub(super) fn committed(&mut self) {
         self.give_back(0);
     }

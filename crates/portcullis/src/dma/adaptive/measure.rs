@@ -28,7 +28,6 @@ pub(super) fn cost_of(clock: &impl Fn() -> u64) -> u64 {
     (0..64).map(|_| clock().abs_diff(clock())).min().unwrap_or(0)
 }
 
-/// Memory from a pool, as large as its threshold, on which mappings are tried.
 struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
     pool: &'a BouncePool<M, P, C>,
     start: PhysAddr,
@@ -37,7 +36,6 @@ struct Scratch<'a, M: Mapper, P: Platform, C: CopyMemory> {
 }
 
 impl<'a, M: Mapper, P: Platform, C: CopyMemory> Scratch<'a, M, P, C> {
-    /// `None` without memory.
     fn new(pool: &'a BouncePool<M, P, C>) -> Option<Self> {
         let warm = pool.usage().cached_bytes > 0;
         Some(Self { start: pool.alloc(pool.threshold())?, pool, warm })
@@ -94,7 +92,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         Ok(())
     }
 
-    /// Measures both ways for a list of a class, if such lists occur.
     fn measure_class(&mut self, list: &[PhysSegment], (class, shared): (usize, bool)) -> Result<(), Stopped> {
         let (len, whole) = self.pool.look_at(list);
         if shared == whole || class_of(len, self.classes) != Some(class) {

@@ -203,7 +203,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.place(self.direction, class, shared)
     }
 
-    /// The index in `sizes` of `class`, in any direction.
     #[inline]
     fn place(&self, direction: Direction, class: usize, shared: bool) -> usize {
         (2 * direction.index() + usize::from(shared)) * self.classes + class
@@ -357,7 +356,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         // SAFETY: clauses 1 to 3 are the caller's.
         match unsafe { self.pool.map(list, self.direction, attributes) } {
             Ok(mapping) => Ok(Some(self.of_pool(&mapping, out))),
-            // The caller must be told.
             Err(error) if error.may_be_reached() => Err(error),
             Err(_) => Ok(None),
         }
@@ -400,7 +398,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     #[cold]
     fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {
-            // A commit makes room.
             DmaMapError::Full if self.ring.waiting() > 0 => Err(error),
             DmaMapError::Full | DmaMapError::TooLong { .. } => {
                 let cell = class.map(|class| &self.sizes[class].cell);
@@ -467,7 +464,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         ended
     }
 
-    /// Ends a [cut](Kind::Cut) mapping.
     fn end_cut(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         let number = mapping.list();
         self.ends.wait(number);

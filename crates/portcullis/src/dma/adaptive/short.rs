@@ -29,7 +29,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         (size.until > 0 && size.cell.choice() == choice).then_some(Some(index))
     }
 
-    /// Counts a mapping that [went](Self::is_for) the way of `choice`.
     #[inline]
     fn count(&mut self, index: Option<usize>, choice: Choice) {
         if let Some(size) = index.and_then(|index| self.sizes.get_mut(index)) {

@@ -12,7 +12,6 @@ use crate::heap::OutOfMemory;
 use crate::iova::WordLeaf;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The words of all granules of a domain's addresses.
 #[derive(Debug)]
 pub(super) struct Book {
     words: Words,
@@ -40,7 +39,6 @@ pub(super) struct Entry {
 /// Why a mapping is not noted. It fits in a register, as a map's frame has no room for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotNoted {
-    /// No memory for its word.
     OutOfMemory,
     /// Its word has no room for its length.
     TooLong,
@@ -201,7 +199,6 @@ impl Book {
         }
     }
 
-    /// The mapping that begins in granule number `page`, if `word`, its word, says so.
     #[inline(always)]
     fn entry(&self, page: u64, word: u64) -> Option<Entry> {
         if word & LIVE == 0 {

@@ -43,7 +43,6 @@ impl OpsConfig {
         }
     }
 
-    /// The most bytes of a copied mapping; `None` where nothing is copied.
     pub(super) const fn threshold(self) -> Option<u64> {
         match self {
             Self::Bounce { threshold } | Self::Auto { threshold } => Some(threshold),
@@ -97,7 +96,6 @@ impl AtomicConfig {
         self.window_ns.load(Ordering::Relaxed) == AUTO
     }
 
-    /// The most bytes of a copied mapping; `None` where nothing is copied.
     #[inline]
     pub(super) fn threshold(&self) -> Option<u64> {
         self.copied.load(Ordering::Relaxed).checked_sub(1)

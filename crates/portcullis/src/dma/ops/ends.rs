@@ -195,7 +195,6 @@ impl<X: Machine> DmaOps<X> {
         }
     }
 
-    /// The same for reserved addresses.
     #[cold]
     #[inline(never)]
     fn close_fixed(&self, range: IovaRange, neighbours: u64) -> Result<(), UnmapError> {

@@ -421,7 +421,6 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// The error of a mapping that did not get into the book, and was `ended` therefore.
 fn undone(ended: Result<(), UnmapError>, error: DmaMapError) -> DmaMapError {
     match ended {
         Err(UnmapError::Unconfirmed { error, .. }) => MapListError::Unconfirmed { error }.into(),

@@ -70,7 +70,6 @@ type PoolOf<X> = BouncePool<<X as Machine>::Mapper, <X as Machine>::Platform, <X
 pub struct DmaOps<X: Machine> {
     domain: Shared<DomainOf<X>>,
     pool: Option<Shared<PoolOf<X>>>,
-    /// The device, without its limits, which may change.
     profile: DeviceProfile,
     mask: AtomicU64,
     offset_mask: AtomicU64,
@@ -106,7 +105,6 @@ struct Counts {
 }
 
 impl Counts {
-    /// Counts a mapping of `used` bytes and `neighbours`.
     #[inline]
     fn opened(&self, alone: bool, (used, neighbours): (u64, u64)) {
         self.maps.add(alone, 1);

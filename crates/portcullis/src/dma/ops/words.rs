@@ -28,7 +28,6 @@ struct Place {
     leaf: AtomicPtr<WordLeaf>,
 }
 
-/// The number of no leaf: there are fewer.
 const NO_LEAF: u64 = u64::MAX;
 
 impl Near {

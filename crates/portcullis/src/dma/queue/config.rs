@@ -152,7 +152,6 @@ impl QueueConfig {
         self.batch.unwrap_or(Self::RING_BATCH)
     }
 
-    /// Checks the numbers, and that each option has an effect.
     pub(super) fn check(&self) -> Result<(), SetupError> {
         let Self { strategy, descriptors, bytes, .. } = *self;
         let batch = self.batch_size();

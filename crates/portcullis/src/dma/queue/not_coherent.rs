@@ -43,7 +43,6 @@ pub(super) struct Copying {
     pub(super) units: [u64; 2],
 }
 
-/// The lane: see the [module](self).
 pub(super) struct NotCoherent {
     pub(super) strategy: Strategy,
     pub(super) cache: Arc<dyn CacheMaintenance>,
@@ -285,7 +284,6 @@ fn either<Q>(copied: bool, copies: Option<Q>, mapped: Option<Q>) -> Q {
     queue.unwrap_or_else(|| broken("a mapping is of a queue"))
 }
 
-/// The memory at a segment, for a device without an IOMMU.
 fn in_memory(segment: &DmaSegment) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(segment.iova.get()), len: segment.len }
 }

@@ -18,7 +18,6 @@ pub(super) struct Copies<X: Machine> {
     free: Vec<usize>,
 }
 
-/// A mapping: its length in bytes, or the index of its list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Copied {
     pub(super) first: Iova,

@@ -102,7 +102,6 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
             },
         };
         let base = translated.then(|| Iova::new(first.get() & !granule.offset_mask()));
-        // Its sums were checked when it was mapped.
         let view = DeviceView::new(listed, base, granule).flatten();
         one.into_iter().chain(view).chain(copies.iter().copied())
     }

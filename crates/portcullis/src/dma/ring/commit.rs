@@ -82,7 +82,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         result.map(|_| self.told.take_back())
     }
 
-    /// Ends `range`, which was reserved for a list that was refused. Returns the error.
     #[cold]
     pub(super) fn refused(&mut self, range: IovaRange, failed: LinkFailed) -> DmaMapError {
         let LinkFailed { error, remains } = failed;
@@ -92,7 +91,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             Fate::Held => self.unconfirmed.push(range),
             Fate::Free => {
                 if let Some(arena) = &mut self.arena {
-                    // It was reserved just now.
                     let freed = arena.free(range);
                     debug_assert!(freed.is_ok());
                 }

@@ -320,7 +320,6 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
                 }
                 self.wait_for_batch(range, mapping.beside());
             }
-            // Nothing is translated.
             None => self.unmapped += 1,
         }
         if self.unmapped < self.batch {

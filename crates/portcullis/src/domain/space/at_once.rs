@@ -18,7 +18,6 @@ use crate::mapper::Mapper;
 use crate::platform::Platform;
 use crate::sync::{AtomicBool, Ordering};
 
-/// Whether a domain is of this kind, and whether maps have left work.
 #[derive(Debug)]
 pub(super) struct AtOnce {
     set: AtomicBool,
@@ -36,7 +35,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.at_once.set.store(true, Ordering::Relaxed);
     }
 
-    /// Whether maps of the domain may not wait for another caller.
     pub(crate) fn is_at_once(&self) -> bool {
         self.at_once.set.load(Ordering::Relaxed)
     }

@@ -20,7 +20,6 @@ use crate::sync::Ordering;
 /// Nanoseconds until a failed invalidation is retried: the domain's window, within these limits.
 const RETRY_NS: core::ops::RangeInclusive<u64> = 1_000_000..=10_000_000;
 
-/// What is known of a mapping that ends, besides its pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ending<'a> {
     /// Neighbours of the buffer that were [counted](Domain::count_neighbours).
@@ -165,7 +164,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.end_refused(range, neighbours)
     }
 
-    /// Removes the translations of a range, waits until devices do not reach it, and frees the addresses.
     #[inline(always)]
     fn end_at_once(
         &self,
@@ -286,7 +284,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         Err(UnmapError::Unconfirmed { range, error })
     }
 
-    /// Frees the addresses of a range that devices do not reach any more.
     #[inline(always)]
     fn ended(&self, range: IovaRange, neighbours: u64, counted: impl Fn(&LocalCpu<'_>)) {
         let mut changing = Some(self.changing(range));

@@ -405,7 +405,6 @@ impl<'d, M: Mapper, P: Platform> Linked<'d, M, P> {
 }
 
 impl<'d, M: Mapper, P: Platform> Unlinked<'d, M, P> {
-    /// Makes the token. Leaked addresses are counted here.
     fn new(addresses: Changing<'d, M, P>, is_lost: bool) -> Self {
         let (domain, range) = (addresses.domain, addresses.range());
         Self { domain, range, addresses: (!is_lost).then_some(addresses) }

@@ -26,7 +26,6 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         self.change(&self.policy, Some(policy))
     }
 
-    /// Changes the policy at `place`: the domain's, or an exception from it.
     pub(crate) fn change(&self, place: &AtomicPolicy, policy: Option<Policy>) -> Result<(), PolicyError> {
         if self.store(place, policy)? { Ok(self.flush()?) } else { Ok(()) }
     }

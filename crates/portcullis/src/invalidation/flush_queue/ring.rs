@@ -165,7 +165,6 @@ impl Ring {
         }
     }
 
-    /// Whether any entry waits for a flush that is not [known](Self::confirm) to be confirmed.
     pub(super) fn waits(&self) -> bool {
         self.tail.get() != self.head.get() && self.tail.get() != self.safe.get()
     }

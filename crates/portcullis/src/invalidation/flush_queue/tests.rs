@@ -58,7 +58,6 @@ fn a_queue_takes_256_and_gives_each_back_once_in_its_turn() {
         assert_eq!(push(999), (Pushed::Full, None));
         flush(&queue, &platform);
         assert!(!queue.is_pending(&platform));
-        // Each new entry takes the oldest one's place.
         for number in 0..10 {
             assert_eq!(push(1000 + number), (Pushed::Queued, Some(range(number))));
         }

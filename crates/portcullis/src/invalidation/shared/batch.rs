@@ -15,7 +15,6 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Empties it.
     pub fn clear(&mut self) {
         self.requests.clear();
         self.has_whole = false;

@@ -222,7 +222,6 @@ struct Led {
     wanted: AtomicBool,
 }
 
-/// A meeting of up to [`SLOTS`] callers.
 #[derive(Debug)]
 pub(super) struct Meeting {
     word: CachePadded<AtomicU64>,
@@ -258,22 +257,18 @@ impl Meeting {
         })
     }
 
-    /// The word. One load.
     pub fn state(&self) -> State {
         State(self.word.0.load(Ordering::Acquire))
     }
 
-    /// The number of rounds.
     pub fn rounds(&self) -> u64 {
         self.leads.0.rounds.get()
     }
 
-    /// The number of callers in the last round.
     pub fn last(&self) -> u32 {
         self.leads.0.last.get().count_ones()
     }
 
-    /// The number of callers with pending requests.
     #[cfg(all(test, not(loom)))]
     pub fn asking(&self) -> u32 {
         let state = self.state();
@@ -282,7 +277,6 @@ impl Meeting {
         self.slots.iter().enumerate().filter(asks).count() as u32
     }
 
-    /// As after two rounds with these slots.
     #[cfg(all(test, not(loom)))]
     pub fn expect(&self, slots: u64) {
         self.leads.0.last.set(slots);
@@ -335,7 +329,6 @@ impl Meeting {
     /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody,
     /// and counts as the caller of slot `number`.
     pub fn lead_alone(&self, number: usize) -> Option<Lead<'_>> {
-        // Relaxed: it orders no memory.
         let may = |state: State| state.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
         if !may(self.state()) {
             return None;
@@ -424,7 +417,6 @@ impl<'a> Lead<'a> {
         Self { meeting, state, own, taken, left: 0, from, result: Err(InvalidationError::Abandoned) }
     }
 
-    /// The leader's batch.
     pub fn batch(&self) -> &Batch {
         // SAFETY: only the leader uses it, which this is; and it changes it by `&mut self` only (`begin`, `add`).
         unsafe { &*self.meeting.leads.0.batch.get() }

@@ -288,7 +288,6 @@ fn together(
     })
 }
 
-/// Calls `f` while a submission is under way, and lets that end.
 fn beside<'env>(queue: &'env SharedQueue<Told>, f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)) {
     queue.queue().may_go_on.store(false, Ordering::Relaxed);
     std::thread::scope(|scope| {
@@ -381,7 +380,6 @@ fn a_queue_that_panics_says_nothing_to_the_leader_and_to_the_others_that_it_was_
     let full: Vec<_> = (0..BATCH as u16).map(|domain| page(domain, 1, true)).collect();
     let told = together(&queue, &near([full, vec![whole(667)]]));
     assert_eq!(told, [Some(Ok(())), Some(Ok(())), None]);
-    // A single caller.
     assert!(catch_unwind(AssertUnwindSafe(|| queue.submit(&[whole(667)]))).is_err());
     assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
     let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
@@ -408,7 +406,6 @@ fn who_finds_no_room_submits_alone() {
     let queue = &Told::queue(1000);
     beside(queue, |scope| {
         for _ in 0..SLOTS {
-            // All with the same number.
             scope.spawn(|| queue.submit(&[page(1, 1, true)]).unwrap());
         }
         while asking(queue) < SLOTS as u32 {
