@@ -43,7 +43,7 @@ sentences::sentences! {
 
     of_domains: DomainError {
         Unit(UnitError::Shared) => "the IOMMU is in use elsewhere: the last that has it can shut it down";
-        Setup(SetupError::NoPageSize) => "the mapper states no page size";
+        Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Untranslated { range: range(), last: Iova::new(0xffff) } =>
             "firmware reserves [0x5000, 0x6fff] for a device, and the IOMMU does not translate all of it: it translates addresses up \
              to 0xffff, and none of its interrupt window";

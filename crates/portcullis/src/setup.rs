@@ -51,8 +51,8 @@ pub enum SetupError {
         "no memory: `Frames` has none for the root of a page table, or the heap has none for the library's own account"
     )]
     OutOfMemory,
-    /// The mapper of a domain has no page size.
-    #[error("the mapper states no page size")]
+    /// The mapper of a domain has no page size, or its smallest is below 4 KiB or above 2 GiB.
+    #[error("the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest")]
     NoPageSize,
     /// There are no I/O virtual addresses: the mapper's aperture cannot become an address space, or the domain's space
     /// has no room for a ring or a pool.

@@ -3,7 +3,6 @@
 
 use core::fmt;
 
-use super::RawMapping;
 use super::layout::device_view;
 use crate::addr::{Direction, DmaSegment, Iova, IovaRange, PhysAddr, PhysSegment};
 use crate::domain::{AtomicPolicy, Domain, Ending, MapListError, Policy, PolicyError, UnmapError, last_byte};
@@ -147,7 +146,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         match unsafe { self.map_fast(segment, direction) } {
             Some(range) => Ok(self.first_of(segment, range)),
             // SAFETY: clauses 1 to 3 are the caller's.
-            None => unsafe { self.map_list(&[segment], direction) }.map(|(first, ..)| first),
+            None => unsafe { self.map_list(&[segment], direction, |_, _| Ok(())) }.map(|(first, ..)| first),
         }
     }
 
@@ -199,7 +198,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return Ok(1);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
-        unsafe { self.map_list_sg(list, direction, out) }.map(|(.., count)| count)
+        unsafe { self.map_list_sg(list, direction, out, |_, _| Ok(())) }.map(|(.., count)| count)
     }
 
     /// As [`map_sg`](Self::map_sg), but also returns, before the count, the results of [`map_list`](Self::map_list), with the neighbours in place of
@@ -212,6 +211,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         list: &[PhysSegment],
         direction: Direction,
         out: &mut [DmaSegment],
+        fits: impl FnOnce(u64, u64) -> Result<(), MapListError>,
     ) -> Result<(Iova, Option<IovaRange>, u64, usize), MapListError> {
         let (needed, room) = (list.len(), out.len());
         let no_room = MapListError::NoRoom { needed, room };
@@ -219,7 +219,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
             return Err(no_room);
         }
         // SAFETY: clauses 1 to 3 are the caller's.
-        let (first, range, used) = unsafe { self.map_list(list, direction) }?;
+        let (first, range, used) = unsafe { self.map_list(list, direction, fits) }?;
         let base = range.map(IovaRange::start);
         let count = device_view(list, used, base, self.domain.granule(), out).ok_or(no_room)?;
         Ok((first, range, range.map_or(0, |range| range.len().saturating_sub(used)), count))
@@ -296,6 +296,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         &self,
         list: &[PhysSegment],
         direction: Direction,
+        fits: impl FnOnce(u64, u64) -> Result<(), MapListError>,
     ) -> Result<(Iova, Option<IovaRange>, u64), MapListError> {
         let Some(&first) = list.first() else {
             return Err(MapListError::EmptyList);
@@ -311,7 +312,7 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
         let used = bytes_of(list.iter().map(|segment| segment.len));
         let (how, limit) = (direction.permissions().into(), Iova::new(self.limit));
         let opened = self.domain.pages_of(list).and_then(|len| {
-            RawMapping::fits(len, used, self.domain.granule())?;
+            fits(len, used)?;
             // SAFETY: clauses 1 to 3 are the caller's.
             unsafe { self.domain.open::<false>(list, (len, used), how, limit, |_, _| ()) }
         });

@@ -40,14 +40,15 @@ impl Choice {
     }
 }
 
-/// A mapping of a queue by number, until it is [unmapped](super::Queue::unmap_raw).
+/// A mapping by number, until it is unmapped: by its [`Queue`](super::Queue::unmap_raw), or, with the feature `parts`, by its `StrictRing` or
+/// `AdaptiveRing`.
 ///
 /// It cannot be copied, so each is unmapped once. **If it is dropped, the memory stays open** to the device, as that of a [`Mapping`] does.
 // Store forwarding: a load that combines several stores, such as an enum's tag and its bytes, stalls for about 15 cycles. So all mappings have
 // the same words; a map stores them one by one, and an unmap loads them one by one. If an unmap passed the mapping's address to a function, the
 // compiler would first copy the mapping, two words in a load.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a mapping that is dropped stays open to the device: give it to `Queue::unmap_raw`"]
+#[must_use = "a mapping that is dropped stays open to the device: give it to `unmap_raw` of its queue"]
 pub struct RawMapping {
     pub(super) iova: Iova,
     /// By [kind](Kind): its [pages](Self::in_pages), its length, or an index.
@@ -137,17 +138,19 @@ impl Kind {
 }
 
 impl RawMapping {
-    /// Where the number of granules begins in a word with pages. Below it are the bytes of the granules that are not the buffer's.
+    /// Below this bit of a word with pages are the bytes of the granules that are not the buffer's.
     const PAGES: u32 = 32;
+    /// How far up the bytes of the pages are in a word with pages: a granule has 4 KiB at least, so their lowest bits are 0, and end below the pages.
+    const UP: u32 = Self::PAGES - PageSize::SIZE_4K.shift();
 
     /// Checks that a list whose granules have `bytes`, of which `used` are the list's, fits into a mapping.
     ///
     /// # Errors
     /// [`MapListError::TooLarge`].
-    pub(super) fn fits(bytes: u64, used: u64, granule: PageSize) -> Result<(), MapListError> {
+    #[inline]
+    pub(super) fn fits(bytes: u64, used: u64) -> Result<(), MapListError> {
         let beside = bytes.saturating_sub(used);
-        let limit = 1 << Self::PAGES;
-        if bytes >> granule.shift() < limit && beside < limit {
+        if bytes >> (u64::BITS - Self::UP) == 0 && beside >> Self::PAGES == 0 {
             return Ok(());
         }
         Err(MapListError::TooLarge { bytes, beside })
@@ -155,11 +158,10 @@ impl RawMapping {
 
     /// Makes a mapping of `used` bytes in the pages of `range`, which it [fits](Self::fits), the first byte at `iova`.
     #[inline]
-    pub(super) fn in_pages(iova: Iova, range: IovaRange, used: u64, tag: u64, granule: PageSize) -> Self {
+    pub(super) fn in_pages(iova: Iova, range: IovaRange, used: u64, tag: u64) -> Self {
         let bytes = range.len();
-        let beside = bytes.saturating_sub(used);
-        debug_assert!(Self::fits(bytes, used, granule).is_ok());
-        Self { iova, word: bytes >> granule.shift() << Self::PAGES | beside, tag }
+        debug_assert!(Self::fits(bytes, used).is_ok());
+        Self { iova, word: bytes << Self::UP | bytes.saturating_sub(used), tag }
     }
 
     #[inline]
@@ -175,7 +177,7 @@ impl RawMapping {
     /// The pages, if its word has them, in a domain of this granule; `None` without translation.
     #[inline]
     pub(super) fn pages(&self, granule: PageSize) -> Option<IovaRange> {
-        let bytes = NonZeroU64::new(self.word >> Self::PAGES << granule.shift())?;
+        let bytes = NonZeroU64::new(self.word >> Self::PAGES << PageSize::SIZE_4K.shift())?;
         Some(IovaRange::inside(Iova::new(self.iova.get() & !granule.offset_mask()), bytes))
     }
 
@@ -192,6 +194,7 @@ impl RawMapping {
 
     /// The [cut](Kind::Cut) mapping of a list, of a mapping in the ring.
     pub(super) fn cut(self, number: u32) -> Self {
+        debug_assert_eq!(self.beside(), 0);
         let word = self.word >> Self::PAGES << Self::PAGES | u64::from(number);
         Self { word, tag: self.queue() | Kind::CUT, ..self }
     }
@@ -236,8 +239,8 @@ impl RawMapping {
         self.iova
     }
 
-    /// The pages of a mapping that no pool made, in the queue of a domain of this [granule](crate::domain::Domain::granule); otherwise, and without
-    /// translation, `None`.
+    /// The pages of a mapping in a ring, or by itself, of a domain of this [granule](crate::domain::Domain::granule). `None` for what a pool or a
+    /// queue of a non-coherent device made, and without translation.
     #[cfg(feature = "parts")]
     pub fn range(&self, granule: PageSize) -> Option<IovaRange> {
         match self.kind() {
@@ -246,7 +249,7 @@ impl RawMapping {
         }
     }
 
-    /// The way of the pool of bounce buffers, if that made it.
+    /// The way of the pool of bounce buffers, if that made it; [`Way::Split`] also for one in a ring whose ends are copied.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.way_of_pool()
@@ -295,7 +298,7 @@ impl<B: DmaBuffer> Mapping<B> {
         &self.buffer
     }
 
-    /// The way of the pool of bounce buffers, if that made it.
+    /// The way of the pool of bounce buffers, if that made it; [`Way::Split`] also for one in a ring whose ends are copied.
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.raw.way_of_pool()
@@ -400,12 +403,15 @@ mod tests {
     #[test]
     fn a_mapping_knows_its_pages_and_the_bytes_beside_its_buffer() {
         let most = (1 << 32) - 1;
-        for (pages, beside) in [(1, 0), (1, 4095), (3, 8000), (most, most), (most, 0)] {
+        for (pages, beside) in [(1, 0), (1, 4095), (3, 8000), (1 << 20, most), (most, most), (most, 0)] {
             let range = IovaRange::new(Iova::new(0x7000), pages << 12).unwrap();
             let used = range.len() - beside;
-            assert_eq!(RawMapping::fits(range.len(), used, GRANULE), Ok(()));
-            let mapping = RawMapping::in_pages(Iova::new(0x7123), range, used, 1 << KIND_BITS, GRANULE);
+            assert_eq!(RawMapping::fits(range.len(), used), Ok(()));
+            let mapping = RawMapping::in_pages(Iova::new(0x7123), range, used, 1 << KIND_BITS);
             assert_eq!((mapping.pages(GRANULE), mapping.beside()), (Some(range), beside));
+            if beside > 0 {
+                continue;
+            }
             let cut = mapping.cut(77);
             assert_eq!((cut.kind(), cut.pages(GRANULE), cut.list()), (Kind::Cut, Some(range), 77));
             let uncut = cut.uncut();
@@ -419,9 +425,8 @@ mod tests {
         for (bytes, used) in [(1 << 44, 1 << 44), (1 << 33, 1 << 32)] {
             let beside = bytes - used;
             let error = Err(MapListError::TooLarge { bytes, beside });
-            assert_eq!(RawMapping::fits(bytes, used, GRANULE), error);
+            assert_eq!(RawMapping::fits(bytes, used), error);
         }
-        assert!(RawMapping::fits(1 << 44, 1 << 44, PageSize::from_shift(16).unwrap()).is_ok());
     }
 
     #[test]

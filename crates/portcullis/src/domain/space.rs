@@ -119,7 +119,9 @@ impl<M: Mapper, P: Platform> Domain<M, P> {
         let cpus = platform.cpus();
         mapper.set_cpus(cpus)?;
         let geometry = mapper.geometry();
-        let granule = geometry.page_sizes.smallest().ok_or(SetupError::NoPageSize)?;
+        // A mapping of a queue keeps the bytes of its pages in units of 4 KiB, and in 32 bits what is beside its buffer in them.
+        let granule = geometry.page_sizes.smallest().filter(|granule| (12..32).contains(&granule.shift()));
+        let granule = granule.ok_or(SetupError::NoPageSize)?;
         let last = geometry.aperture.last().min(last);
         let aperture =
             IovaRange::from_bounds(geometry.aperture.start(), last).map_err(|_| IovaError::Empty)?;

@@ -15,5 +15,6 @@ mod queues;
 mod quick;
 mod ring;
 mod strangers;
+mod tokens;
 #[cfg(not(watched))]
 mod torn;

@@ -100,7 +100,7 @@ sentences::sentences! {
             "the root of a page table lies at 0xb000, and the format holds addresses up to 0xcfff";
         OutOfMemory =>
             "no memory: `Frames` has none for the root of a page table, or the heap has none for the library's own account";
-        NoPageSize => "the mapper states no page size";
+        NoPageSize => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Space(IovaError::OutOfMemory) =>
             "there are no I/O virtual addresses: no memory to keep account of I/O virtual addresses";
         BeyondReach { last: 0xfff, first: AT } =>
@@ -184,7 +184,7 @@ sentences::sentences! {
     }
 
     of_configurations: OpsConfigError {
-        Setup(SetupError::NoPageSize) => "the mapper states no page size";
+        Setup(SetupError::NoPageSize) => "the mapper states no page size, or one below 4 KiB or above 2 GiB as its smallest";
         Policy(PolicyError::OutOfMemory) => "no memory to keep account of a policy";
     }
 }

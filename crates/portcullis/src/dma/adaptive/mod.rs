@@ -399,7 +399,9 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
         match error {
             DmaMapError::Full if self.ring.waiting() > 0 => Err(error),
-            DmaMapError::Full | DmaMapError::TooLong { .. } => {
+            DmaMapError::Full
+            | DmaMapError::TooLong { .. }
+            | DmaMapError::List(MapListError::TooLarge { .. }) => {
                 let cell = class.map(|class| &self.sizes[class].cell);
                 Ok(!cell.is_some_and(|cell| cell.copies_rather_than_wait(self.commits.ns())))
             }
@@ -427,7 +429,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// Cost and context as for [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), by a strict policy, or for [`StrictRing::unmap`].
     ///
     /// # Errors
-    /// [`NotUnmapped`]; a mapping of another ring comes back with it, unchanged.
+    /// [`NotUnmapped`]; a mapping of another ring comes back with it, unchanged. No commit of this ring ends what the pool has mapped and the
+    /// hardware has not confirmed: a flush of the domain does.
     #[inline]
     pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
         if mapping.queue() != self.number() {
@@ -447,7 +450,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         let ended = match mapping.kind() {
             Kind::Ring => self.ring.unmap(mapping),
             Kind::Cut => self.end_cut(mapping),
-            _ => {
+            Kind::Pool(_) => {
                 // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs
                 // now or later. Clause 2: `map`'s clauses 1 and 3 hold until the unmap has returned.
                 return match unsafe { self.pool.pool().unmap_by(Rule::Strictly, mapping.iova, mapping.word) }
@@ -457,6 +460,8 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
                     Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
                 };
             }
+            // None that this makes.
+            Kind::Alone | Kind::Swiotlb { .. } | Kind::NotCoherent => Err(NotUnmapped::foreign(mapping)),
         };
         if matches!(ended, Ok(Ended::Flushed(()))) {
             self.ends.committed();
@@ -540,7 +545,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// otherwise costs a fence.
     ///
     /// # Errors
-    /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu).
+    /// As [`BouncePool::sync_for_cpu`](crate::bounce::pool::BouncePool::sync_for_cpu); [`DmaUnmapError::OtherQueue`].
     pub fn sync_for_cpu(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         if mapping.queue() != self.number() {
             return Err(DmaUnmapError::OtherQueue);
@@ -565,7 +570,7 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
     /// otherwise costs a fence.
     ///
     /// # Errors
-    /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device).
+    /// As [`BouncePool::sync_for_device`](crate::bounce::pool::BouncePool::sync_for_device); [`DmaUnmapError::OtherQueue`].
     pub fn sync_for_device(&self, mapping: &RawMapping, offset: u64, len: u64) -> Result<(), DmaUnmapError> {
         if mapping.queue() != self.number() {
             return Err(DmaUnmapError::OtherQueue);

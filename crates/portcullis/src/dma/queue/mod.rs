@@ -275,11 +275,7 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         {
             let first = self.device.first_of(*segment, range);
             *place = DmaSegment { iova: first, len: segment.len };
-            let granule = self.device.domain().granule();
-            return Ok((
-                RawMapping::in_pages(first, range, segment.len, self.number | Kind::RING, granule),
-                1,
-            ));
+            return Ok((RawMapping::in_pages(first, range, segment.len, self.number | Kind::RING), 1));
         }
         // SAFETY: clauses 1 to 4 are the caller's.
         match unsafe { self.map_otherwise(list, direction, out) } {
@@ -307,9 +303,8 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
                 None => {
                     // SAFETY: `Domain::map`'s clauses are the caller's clause 1.
                     let range = unsafe { self.device.map_fast(segment, direction) };
-                    let (first, granule) =
-                        (|range| self.device.first_of(segment, range), self.device.domain().granule());
-                    range.map(|range| RawMapping::in_pages(first(range), range, segment.len, alone, granule))
+                    let first = |range| self.device.first_of(segment, range);
+                    range.map(|range| RawMapping::in_pages(first(range), range, segment.len, alone))
                 }
             },
             _ => None,
@@ -394,10 +389,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         out: &mut [DmaSegment],
     ) -> Result<(usize, RawMapping), MapListError> {
         // SAFETY: the domain's clauses are the caller's clauses 1 and 3.
-        let (first, range, beside, count) = unsafe { self.device.map_list_sg(list, direction, out) }?;
-        let (tag, granule) = (self.number | Kind::ALONE, self.device.domain().granule());
-        let in_pages =
-            |range: IovaRange| RawMapping::in_pages(first, range, range.len() - beside, tag, granule);
+        let mapped = unsafe { self.device.map_list_sg(list, direction, out, RawMapping::fits) };
+        let ((first, range, beside, count), tag) = (mapped?, self.number | Kind::ALONE);
+        let in_pages = |range: IovaRange| RawMapping::in_pages(first, range, range.len() - beside, tag);
         Ok((count, range.map_or(RawMapping::untranslated(first, tag), in_pages)))
     }
 

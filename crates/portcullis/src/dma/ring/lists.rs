@@ -57,7 +57,10 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
         };
         let domain = self.device.domain();
         let (len, used) = (domain.pages_of(list)?, bytes_of(list.iter().map(|segment| segment.len)));
-        RawMapping::fits(len, used, domain.granule())?;
+        if let Err(error) = RawMapping::fits(len, used) {
+            let most = arena.range().len();
+            return Err(if len > most { DmaMapError::TooLong { len, most } } else { error.into() });
+        }
         let waiting = &mut self.waiting;
         let link = |range| {
             let torn = Torn { waiting, range };
@@ -74,7 +77,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
             None => unsafe { self.link_slowly(list, len, direction) }?,
         };
         let first = self.device.first_of(*first, range);
-        let mapping = RawMapping::in_pages(first, range, used, self.number, self.device.domain().granule());
+        let mapping = RawMapping::in_pages(first, range, used, self.number);
         self.count(range, mapping.beside());
         Ok(mapping)
     }

@@ -228,8 +228,7 @@ impl<M: Mapper, P: Platform> StrictRing<M, P> {
     /// The mapping that [`map_fast`](Self::map_fast) has made in the pages of `range`.
     #[inline]
     pub(super) fn mapped_fast(&self, segment: PhysSegment, range: IovaRange) -> RawMapping {
-        let granule = self.device.domain().granule();
-        RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number, granule)
+        RawMapping::in_pages(self.device.first_of(segment, range), range, segment.len, self.number)
     }
 
     /// The fast path: maps one segment, and returns its pages. Otherwise nothing is changed.

@@ -231,7 +231,7 @@ fn another_ring_s_copy_comes_back_untouched() {
         let mapping = map(&mut first, &list).unwrap();
         let iova = mapping.iova();
         let sync = [second.sync_for_cpu(&mapping, 0, 1), second.sync_for_device(&mapping, 0, 1)];
-        assert!(sync.iter().all(Result::is_err));
+        assert_eq!(sync, [Err(DmaUnmapError::OtherQueue); 2]);
         let failed = second.unmap(mapping).unwrap_err();
         assert!(matches!(failed.error, DmaUnmapError::OtherQueue));
         bench.iommu.dma_write(DEVICE, iova, &[7; 100]).unwrap();

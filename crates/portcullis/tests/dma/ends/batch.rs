@@ -217,7 +217,7 @@ fn a_batch_may_outlive_every_other_handle_of_the_domain() {
 }
 
 #[test]
-fn the_error_of_a_commit_counts_what_waits() {
+fn a_commit_that_fails_leaves_all_waiting() {
     let bench = Bench::new(Policy::Strict);
     let mut batch = RawBatch::new(&bench.device, 8).unwrap();
     let buffers = [(); 3].map(|()| bench.memory.buffer(PAGE).unwrap());
