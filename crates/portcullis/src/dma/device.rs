@@ -292,6 +292,8 @@ impl<M: Mapper, P: Platform> DmaDevice<M, P> {
     ///
     /// # Safety
     /// As for [`map_single`](Self::map_single), for each segment.
+    // Out of line: the fast path of one segment stands before it.
+    #[inline(never)]
     pub(super) unsafe fn map_list(
         &self,
         list: &[PhysSegment],

@@ -75,7 +75,8 @@ impl<X: Machine> DmaOps<X> {
                 left.bytes += bytes;
                 self.count(|counts, alone| counts.unmaps.add(alone, 1));
             };
-            // SAFETY: clause 1 is `unmap_all`'s. In `drop`, no call of this handle runs, and its owner sees to the other handles of its group.
+            // SAFETY: clause 1 is `unmap_all`'s. In `drop`, no call of this handle runs, and none of another of its group, by clause 4 of their
+            // `map`.
             let copies = unsafe { pool.end_all_of(&client, ended) };
             result = result.and(copies);
         }

@@ -44,6 +44,8 @@ impl<X: Machine> DmaOps<X> {
     /// 2. They are the caller's to open to the device, as for [`Domain::map`](crate::domain::Domain::map), clauses 1 to 3; with all of their granules
     ///    where they are mapped and not copied.
     /// 3. While this, a sync or the unmap of the mapping runs, only devices and atomic accesses touch them: these calls copy as a device would.
+    /// 4. While one of these calls runs, no other handle of the device, or of a device of its [group](crate::dma::Device::in_group), is dropped
+    ///    with mappings open: the copies of the whole group end with it.
     #[inline(always)]
     pub unsafe fn map(
         &self,
@@ -67,7 +69,7 @@ impl<X: Machine> DmaOps<X> {
     /// As [`map`](Self::map).
     ///
     /// # Safety
-    /// As [`map`](Self::map), clauses 1 to 3, for each piece.
+    /// As [`map`](Self::map), clauses 1 to 4, for each piece.
     pub unsafe fn map_sg(
         &self,
         list: &[PhysSegment],
