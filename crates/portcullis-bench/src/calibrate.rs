@@ -108,11 +108,12 @@ fn line(team: &Team) -> Result<f64, Failure> {
         for line in lines.iter() {
             let start = Instant::now();
             for turn in 0..TURNS {
-                // One stores even numbers, the other odd ones.
-                while line.0.load(Ordering::Acquire) != 2 * turn + thread as u64 {
+                // One stores even numbers, the other odd ones. A load in place of the exchange would take a copy first, and the
+                // store would then wait for that to go: one and a half transfers for each turn.
+                let mine = 2 * turn + thread as u64;
+                while line.0.compare_exchange(mine, mine + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                     std::hint::spin_loop();
                 }
-                line.0.store(2 * turn + thread as u64 + 1, Ordering::Release);
             }
             times.push(start.elapsed().as_secs_f64() * 1e9 / (2 * TURNS) as f64);
         }

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
-use crate::cpus::Cpus;
+use crate::cpus::{Access, Cpus};
 use crate::lines::LINE_BITS;
 use crate::turns::{give_up, run};
 
@@ -17,13 +17,13 @@ const SEQ_CST: c_int = 5;
 
 /// `size` bytes at `address` are accessed.
 #[inline]
-fn touch(address: usize, size: usize, writes: bool, pc: u64) {
+fn touch(address: usize, size: usize, kind: Access, pc: u64) {
     if size == 0 {
         return;
     }
     let (first, last) = (address as u64 >> LINE_BITS, (address + size - 1) as u64 >> LINE_BITS);
     for number in first..=last {
-        while let Some(Some(next)) = run(|cpus, me| cpus.access(me, number, writes, pc)) {
+        while let Some(Some(next)) = run(|cpus, me| cpus.access(me, number, kind, pc)) {
             give_up(next);
         }
     }
@@ -41,7 +41,7 @@ extern "C" fn prefetch(address: usize, pc: u64) {
 /// An atomic read-modify-write, or a store that is followed by a fence.
 #[inline]
 fn update(address: usize, size: usize, pc: u64) {
-    touch(address, size, true, pc);
+    touch(address, size, Access::Update, pc);
     run(Cpus::atomic);
 }
 
@@ -86,19 +86,19 @@ macro_rules! after_5 {
 }
 
 extern "C" fn read<const SIZE: usize>(address: usize, pc: u64) {
-    touch(address, SIZE, false, pc);
+    touch(address, SIZE, Access::Read, pc);
 }
 
 extern "C" fn write<const SIZE: usize>(address: usize, pc: u64) {
-    touch(address, SIZE, true, pc);
+    touch(address, SIZE, Access::Write, pc);
 }
 
 extern "C" fn read_range(address: usize, size: usize, pc: u64) {
-    touch(address, size, false, pc);
+    touch(address, size, Access::Read, pc);
 }
 
 extern "C" fn write_range(address: usize, size: usize, pc: u64) {
-    touch(address, size, true, pc);
+    touch(address, size, Access::Write, pc);
 }
 
 after_1!(__tsan_read1, read::<1>);
@@ -126,8 +126,8 @@ after_2!(__tsan_write_range, write_range);
 /// # Safety
 /// As of `memcpy`.
 unsafe extern "C" fn copy(to: *mut c_void, from: *const c_void, size: usize, pc: u64) -> *mut c_void {
-    touch(from.addr(), size, false, pc);
-    touch(to.addr(), size, true, pc);
+    touch(from.addr(), size, Access::Read, pc);
+    touch(to.addr(), size, Access::Write, pc);
     // SAFETY: the caller's promise is passed on; what may overlap may here, too.
     unsafe { ptr::copy(from.cast::<u8>(), to.cast::<u8>(), size) };
     to
@@ -136,7 +136,7 @@ unsafe extern "C" fn copy(to: *mut c_void, from: *const c_void, size: usize, pc:
 /// # Safety
 /// As of `memset`.
 unsafe extern "C" fn fill(to: *mut c_void, value: c_int, size: usize, pc: u64) -> *mut c_void {
-    touch(to.addr(), size, true, pc);
+    touch(to.addr(), size, Access::Write, pc);
     // SAFETY: the caller's promise is passed on unchanged.
     unsafe { to.cast::<u8>().write_bytes(value as u8, size) };
     to
@@ -191,7 +191,7 @@ macro_rules! atomics {
             /// # Safety
             /// `address` is that of an atomic, as in all of these.
             unsafe extern "C" fn load(address: *mut $int, _: c_int, pc: u64) -> $int {
-                touch(address.addr(), $size, false, pc);
+                touch(address.addr(), $size, Access::Read, pc);
                 run(|cpus, me| cpus.load(me, address.addr(), pc));
                 // SAFETY: by the caller's promise.
                 unsafe { at(address) }.load(Ordering::SeqCst)
@@ -200,7 +200,7 @@ macro_rules! atomics {
             unsafe extern "C" fn store(address: *mut $int, value: $int, order: c_int, pc: u64) {
                 match order {
                     SEQ_CST => update(address.addr(), $size, pc),
-                    _ => touch(address.addr(), $size, true, pc),
+                    _ => touch(address.addr(), $size, Access::Write, pc),
                 }
                 // SAFETY: by the caller's promise.
                 unsafe { at(address) }.store(value, Ordering::SeqCst);

@@ -5,7 +5,7 @@
 //! changes of turns where little is shared, and where much is, everything happens in the order of the clocks, but for
 //! [`GRASP`]: a CPU that has a line does with it what it has at hand before others get it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use crate::interface::{FRAMES, Figures, Machine, Site};
 use crate::lines::{Lines, MOST_CPUS, Source};
@@ -22,12 +22,22 @@ const LOADS: usize = 4;
 /// Picoseconds after which there is no hope: a CPU waits for another in vain, which is still running.
 const END: u64 = 1_000_000_000_000;
 
-/// Lines that a CPU fetches at once, at the most: those that it was told to fetch before it needs them. Cores have 10 (Intel's Skylake)
-/// to 16 buffers for lines on their way (Golden Cove), and AMD's Zen 3 has 24.
+/// Lines that a CPU fetches at once, at the most, of those that it was told to fetch before it needs them, and of those to which its
+/// stores go. Cores have 10 (Intel's Skylake) to 16 buffers for lines on their way (Golden Cove), and AMD's Zen 3 has 24.
 const FETCHES: usize = 10;
 
 /// Deadlines that never come.
 pub const NEVER: u64 = u64::MAX;
+
+/// What a CPU does with a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// A plain store: the CPU goes on while its line comes.
+    Write,
+    /// An atomic read-modify-write, or a store that is followed by a fence: all stores before it are done first.
+    Update,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -51,6 +61,8 @@ struct Cpu {
     hidden: bool,
     /// Lines on their way that it was told to fetch, and when they are there.
     fetches: Vec<(u64, u64)>,
+    /// When its stores whose lines are on their way are done. They become visible in their order.
+    stores: VecDeque<u64>,
     /// The last loads of atomics since it wrote anything: address and instruction.
     loads: [(usize, u64); LOADS],
     /// Return addresses of the functions that it is in.
@@ -92,6 +104,7 @@ impl Cpus {
             counts: false,
             hidden: false,
             fetches: Vec::with_capacity(FETCHES),
+            stores: VecDeque::with_capacity(FETCHES),
             loads: [(0, 0); LOADS],
             callers: Vec::new(),
         };
@@ -177,13 +190,17 @@ impl Cpus {
 
     /// One access to line `number`, unless somebody else's turn has come: then it is tried again afterwards.
     #[inline]
-    pub fn access(&mut self, cpu: usize, number: u64, writes: bool, pc: u64) -> Turn {
+    pub fn access(&mut self, cpu: usize, number: u64, kind: Access, pc: u64) -> Turn {
+        let writes = kind != Access::Read;
         if self.cpus[cpu].hidden {
             // But for those who wait for it.
             if writes && self.watching > 0 {
                 self.written(number, self.cpus[cpu].clock);
             }
             return None;
+        }
+        if kind == Access::Update {
+            self.drain(cpu);
         }
         let look = self.lines.look(number, cpu, writes);
         if let Some(next) = self.after(cpu, if look.ordered { GRASP } else { AHEAD }) {
@@ -193,9 +210,16 @@ impl Cpus {
             self.arrives(cpu, number, look.source);
         }
         let latency = self.latency(look.source);
+        // What memory costs is its bandwidth, which nobody hides.
+        if kind == Access::Write && look.source != Source::Memory {
+            self.store(cpu, number, look.source, latency);
+        } else {
+            let this = &mut self.cpus[cpu];
+            this.clock = self.lines.access(number, cpu, writes, this.clock, latency);
+        }
         let access = self.machine.access;
         let this = &mut self.cpus[cpu];
-        this.clock = self.lines.access(number, cpu, writes, this.clock, latency) + access;
+        this.clock += access;
         this.figures.accesses += 1;
         let now = this.clock;
         if writes {
@@ -206,6 +230,35 @@ impl Cpus {
         }
         self.transferred(cpu, look.source, pc);
         None
+    }
+
+    /// `cpu` stores to line `number`, and goes on meanwhile. The store is done when the line is there and the stores before it are
+    /// done; nobody else has the line before that. Where [`FETCHES`] lines are on their way, it first waits for one of them.
+    fn store(&mut self, cpu: usize, number: u64, source: Source, latency: u64) {
+        let this = &mut self.cpus[cpu];
+        let now = this.clock;
+        while this.stores.front().is_some_and(|at| *at <= now) {
+            this.stores.pop_front();
+        }
+        let is_own = source == Source::Own;
+        if !is_own && this.stores.len() == FETCHES {
+            this.clock = this.stores.pop_front().unwrap_or(now);
+        }
+        let before = this.stores.back().copied().unwrap_or_default();
+        let done = self.lines.access(number, cpu, true, this.clock, latency).max(before);
+        if done > this.clock {
+            self.lines.keep(number, done);
+            if !is_own {
+                this.stores.push_back(done);
+            }
+        }
+    }
+
+    /// `cpu` waits until all its stores are done.
+    fn drain(&mut self, cpu: usize) {
+        let this = &mut self.cpus[cpu];
+        this.clock = this.clock.max(this.stores.back().copied().unwrap_or_default());
+        this.stores.clear();
     }
 
     /// `cpu` is told to fetch line `number`, and goes on meanwhile: an access waits for what is left of the transfer then. Where
@@ -284,8 +337,9 @@ impl Cpus {
     /// The access that follows is an atomic read-modify-write, or a fence passes.
     #[inline]
     pub fn atomic(&mut self, cpu: usize) {
-        let this = &mut self.cpus[cpu];
-        if !this.hidden {
+        if !self.cpus[cpu].hidden {
+            self.drain(cpu);
+            let this = &mut self.cpus[cpu];
             this.clock += self.machine.atomic;
             this.figures.atomics += 1;
         }
@@ -334,6 +388,7 @@ impl Cpus {
 
     /// `time` passes.
     pub fn pass(&mut self, cpu: usize, time: u64) -> Turn {
+        self.drain(cpu);
         self.cpus[cpu].clock += time;
         self.after(cpu, 0)
     }
@@ -341,6 +396,7 @@ impl Cpus {
     /// Work of `time` for `server`, which does one after the other: `Ok` when it is done, `Err` with whose turn it is
     /// before that.
     pub fn serve(&mut self, cpu: usize, server: u32, time: u64) -> Result<(), usize> {
+        self.drain(cpu);
         if let Some(next) = self.after(cpu, 0) {
             return Err(next);
         }

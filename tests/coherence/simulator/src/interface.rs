@@ -22,7 +22,8 @@ pub struct Machine {
     pub near: u64,
     /// A line of another socket.
     pub far: u64,
-    /// When several CPUs want a copy of an unchanged line, the time from one copy to the next. With 0, all get theirs at once.
+    /// When several CPUs want a copy of an unchanged line, the time from one copy to the next: one place answers for the line. With 0,
+    /// all get theirs at once.
     pub answer: u64,
     /// A turn of a loop that waits for another CPU.
     pub spin: u64,
@@ -56,7 +57,7 @@ impl Machine {
             memory: 5_000,
             near: 60_000,
             far: 120_000,
-            answer: 0,
+            answer: 60_000,
             spin: 40_000,
             clock: 20_000,
             heap: 20_000,

@@ -140,7 +140,13 @@ impl Lines {
         self.line(number).holders.has(cpu)
     }
 
-    /// The access, at `now`, where a transfer takes `latency`. Returns when the CPU has the line.
+    /// Nobody else has line `number` before `at`.
+    pub fn keep(&mut self, number: u64, at: u64) {
+        let line = self.line(number);
+        line.free_at = line.free_at.max(at);
+    }
+
+    /// The access, at `now`, where a transfer takes `latency`, or half of it where no data moves, as a CPU writes what it has a copy of. Returns when the CPU has the line.
     #[inline]
     pub fn access(&mut self, number: u64, cpu: usize, writes: bool, now: u64, latency: u64) -> u64 {
         let answer = self.answer;
@@ -153,6 +159,7 @@ impl Lines {
         if !writes && line.holders.has(cpu) {
             return now;
         }
+        let latency = if line.holders.has(cpu) { latency / 2 } else { latency };
         let mut done = now + latency;
         if !line.holders.is_empty() {
             let begin = now.max(line.free_at);
@@ -245,7 +252,8 @@ mod tests {
         line.writes(0);
         // The first copy takes the line from its writer; then each answer takes 4.
         assert_eq!((1..4).map(|cpu| line.access(cpu, false, 100).1).collect::<Vec<_>>(), [110, 120, 124]);
-        assert_eq!(line.access(0, true, 200).1, 210);
+        // It has a copy: no data moves.
+        assert_eq!(line.access(0, true, 200).1, 205);
     }
 
     #[test]
