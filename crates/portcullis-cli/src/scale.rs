@@ -490,7 +490,7 @@ mod tests {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../portcullis-trace/tests/eras/6.1-iommu-alone.trace");
         let all: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
         let tables = of(&["--workload", path, "--cpus", "2", "--policy", &all.join(",")]).unwrap();
-        let left = ["passthrough", "strict", "strict-batch", "strict-ring", "lazy"];
+        let left = ["passthrough", "strict", "strict-ecmdq", "strict-batch", "strict-ring", "lazy"];
         let old = ["lazy-2015", "tree-2008", "bitmap-2008", "smmu-2017", "vtd-2024", "smmu-2026"];
         assert_eq!(names(&tables[0]), [&left[..], &old[..]].concat());
         assert!(!tables[0].told.copies() && tables[0].told.nothing.is_none());

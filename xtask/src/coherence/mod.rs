@@ -38,7 +38,7 @@ or with what carries invalidations out before it, which is the driver of a unit 
   --per-socket N   CPUs of a socket (64)
   --near NS        a line of another CPU of the same socket (60)
   --far NS         a line of another socket (120)
-  --answer NS      between two copies of a line, where many CPUs want one (0: all have theirs at once)
+  --answer NS      between two copies of a line, where many CPUs want one (60; 0: all have theirs at once)
   --access NS      an access that hits, with the instructions around it (0.2)
   --atomic NS      an atomic read-modify-write, besides (6)
   --pause NS       a turn of a loop that waits (40); `portcullis calibrate` measures these on a machine, but for an access

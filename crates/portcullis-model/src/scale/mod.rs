@@ -25,7 +25,7 @@ pub use policy::{Copied, LINUX_STRICT, LINUX_STRICT_SMMU, POLICIES, Policy, Wait
 pub use workload::{Device, Mapping, NAMES, Request, Workload};
 
 use engine::{Engine, Iommu, Load, Setup};
-use operations::{ALONE, SHARED};
+use operations::{ALONE, QUEUES, SHARED};
 use stations::{BATCH, Commit, Serial, Sharing};
 
 /// Where CPUs spend their time, in nanoseconds.
@@ -108,7 +108,9 @@ pub fn run(
     // For each unmap: waits for the queue, and what the holder of a lock waits, of which the hardware is busy for some.
     let (every, locked, busy) = match policy.waits {
         Waits::Never => (0.0, 0.0, 0.0),
-        Waits::Shared(unmaps) | Waits::Own(unmaps) => (1.0 / f64::from(unmaps.max(1)), 0.0, 0.0),
+        Waits::Shared(unmaps) | Waits::Own(unmaps) | Waits::Queues(unmaps) => {
+            (1.0 / f64::from(unmaps.max(1)), 0.0, 0.0)
+        }
         Waits::Locked(unmaps) => {
             let wait = machine.submission_ns + machine.request_ns;
             let seen =
@@ -117,10 +119,14 @@ pub fn run(
             (0.0, seen / unmaps, wait / unmaps)
         }
     };
-    let is_shared = matches!(policy.waits, Waits::Shared(_));
-    // Who submits fills the ring that all CPUs share.
-    if let (Some(curve), true) = (&mut curve, every > 0.0 && is_shared) {
-        let ring = operations.ring(SHARED, machine)?;
+    // Who submits fills a ring: that which all CPUs share, or its own.
+    let way = match policy.waits {
+        Waits::Shared(_) => Some(SHARED),
+        Waits::Queues(_) => Some(QUEUES),
+        Waits::Never | Waits::Locked(_) | Waits::Own(_) => None,
+    };
+    if let (Some(curve), Some(way)) = (&mut curve, way) {
+        let ring = operations.ring(way, machine)?;
         ns.iter_mut().zip(&ring.ns).for_each(|(ns, ring)| *ns += every * ring);
         if every * ring.transfers > curve.transfers {
             curve.lines = ring.lines;
@@ -147,7 +153,8 @@ pub fn run(
     let memory = |cpus: u32| per_kib.max(f64::from(cpus) * 1024.0 / machine.copies.socket_gb_per_s);
     let curve_of_copies: Vec<f64> = (0..=machine.cpus).map(memory).collect();
     let stations = if policy.of_machine { 1 } else { machine.iommus.clamp(1, workload.device.count) };
-    let most = if is_shared { BATCH } else { 1 };
+    let most = if way == Some(SHARED) { BATCH } else { 1 };
+    let in_flight = if way == Some(QUEUES) { machine.cpus } else { machine.in_flight };
     let setup = Setup {
         cpus: machine.cpus as usize,
         sockets,
@@ -159,7 +166,7 @@ pub fn run(
         iommus: (0..stations)
             .map(|_| Iommu {
                 shared: Sharing::new(ns.clone()),
-                queue: Commit::new(machine.submission_ns, machine.request_ns, machine.in_flight, most),
+                queue: Commit::new(machine.submission_ns, machine.request_ns, in_flight, most),
             })
             .collect(),
         copies: (0..sockets).map(|_| Sharing::new(curve_of_copies.clone())).collect(),

@@ -11,6 +11,11 @@ const VTD: f64 = 710.0;
 
 /// CPUs share their waits for the hardware.
 pub(super) const SHARED: &str = "vtd-shared-raw@vtd";
+/// What an SMMUv3 takes there, in the same way.
+const SMMUV3: f64 = 240.0;
+
+/// Each CPU has a queue of an SMMUv3's.
+pub(super) const QUEUES: &str = "smmu-own-raw@smmuv3";
 /// A CPU submits by itself. Measured of one CPU.
 pub(super) const ALONE: &str = "vtd-raw@vtd";
 
@@ -154,9 +159,9 @@ impl Operations {
         })
     }
 
-    /// What each submission to a VT-d unit's ring costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which do so by
-    /// `way`: [`SHARED`] or [`ALONE`]. It was measured with the waits of `vtd`, of which each submission takes one, and two where others
-    /// submit meanwhile.
+    /// What each submission costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which do so by
+    /// `way`: [`SHARED`], [`ALONE`] or [`QUEUES`]. It was measured with the waits of `vtd`, of which each submission to a ring takes one, and two
+    /// where others submit meanwhile; or with one wait of `smmuv3`, where each CPU has a queue.
     ///
     /// # Errors
     /// Where it was not measured.
@@ -164,7 +169,11 @@ impl Operations {
         let (with, without) = (self.curve(way, machine)?, self.curve("raw", machine)?);
         let both = with.ns.iter().zip(&without.ns).enumerate();
         let ns = both.map(|(cpus, (with, without))| {
-            let waits = if cpus > 1 { 2.0 * VTD } else { VTD };
+            let waits = match way {
+                QUEUES => SMMUV3,
+                _ if cpus > 1 => 2.0 * VTD,
+                _ => VTD,
+            };
             (with - without - waits).max(0.0)
         });
         Ok(Curve { ns: ns.collect(), ..with })

@@ -63,16 +63,18 @@ fn plain_strict_unmaps_scale_where_cpus_share_their_waits() {
     let smmu = |iommus| {
         let machine = Machine { submission_ns: 240.0, iommus, ..machine(72, 1) };
         let per_s = |policy| simulate(&machine, "nvme-2026", policy).per_s;
-        (per_s("strict") / per_s("passthrough"), per_s("smmu-2026") / per_s("passthrough"))
+        ["strict", "strict-ecmdq", "smmu-2026"].map(|policy| per_s(policy) / per_s("passthrough"))
     };
-    let ((one, linux), (three, _)) = (smmu(1), smmu(3));
-    assert!(three >= 0.95 && one > 3.0 * linux, "{three} {one} {linux}");
+    let ([one, queues, linux], [three, ..]) = (smmu(1), smmu(3));
+    assert!(three >= 0.95 && one > 2.5 * linux, "{three} {one} {linux}");
+    assert!(queues >= 0.95, "a queue for each CPU: {queues}");
 }
 
+/// Kovvuri (2017): 69,579 of 410,392 IOPS, which is 17 %.
 #[test]
 fn a_lock_across_each_wait_costs_disks_what_ours_does_not() {
     let (old, ours) = (share(32, 2, "nvme", "smmu-2017"), share(32, 2, "nvme", "strict"));
-    assert!(old < 0.8 && ours >= 0.97, "{old} {ours}");
+    assert!((0.12..=0.25).contains(&old) && ours >= 0.97, "{old} {ours}");
 }
 
 /// A guest with a nested VT-d (2025): 43, 165 and 229 Gb/s on 1, 4 and 8 cores.

@@ -193,9 +193,12 @@ impl Cpus {
     pub fn access(&mut self, cpu: usize, number: u64, kind: Access, pc: u64) -> Turn {
         let writes = kind != Access::Read;
         if self.cpus[cpu].hidden {
-            // But for those who wait for it.
-            if writes && self.watching > 0 {
-                self.written(number, self.cpus[cpu].clock);
+            // But for those who wait for it, or are about to.
+            if writes {
+                self.lines.forget(number);
+                if self.watching > 0 {
+                    self.written(number, self.cpus[cpu].clock);
+                }
             }
             return None;
         }

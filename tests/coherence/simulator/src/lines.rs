@@ -140,6 +140,14 @@ impl Lines {
         self.line(number).holders.has(cpu)
     }
 
+    /// Nobody has line `number` any more, if CPUs pass it each other.
+    pub fn forget(&mut self, number: u64) {
+        let line = self.line(number);
+        if line.contended {
+            line.holders = Set::default();
+        }
+    }
+
     /// Nobody else has line `number` before `at`.
     pub fn keep(&mut self, number: u64, at: u64) {
         let line = self.line(number);

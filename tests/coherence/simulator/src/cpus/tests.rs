@@ -179,6 +179,18 @@ fn who_watches_a_line_goes_on_when_it_is_written() {
 }
 
 #[test]
+fn who_is_about_to_watch_a_line_sees_that_a_hidden_cpu_writes_it() {
+    let mut cpus = two();
+    cpus.others = NEVER;
+    for cpu in [0, 1, 0] {
+        assert_eq!(cpus.access(cpu, 7, Access::Write, 0), None);
+    }
+    cpus.hide(1, true);
+    assert_eq!(cpus.access(1, 7, Access::Write, 0), None);
+    assert_eq!(cpus.watch(0, 7), Some(0));
+}
+
+#[test]
 fn loads_that_repeat_are_turns_of_a_loop_unless_something_was_written() {
     let mut cpus = two();
     cpus.others = NEVER;
