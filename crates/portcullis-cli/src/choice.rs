@@ -21,9 +21,8 @@ pub trait Candidate: Copy {
     /// Other data that it leaves open, in any unit.
     fn open(&self) -> f64;
 
-    /// [`lost`](Self::lost) as the run tells it that others disturbed least. It decides, since it is the figure that changes least from
-    /// one time to the next.
-    fn least_lost(&self) -> f64 {
+    /// [`lost`](Self::lost) as the choice takes it: where that was measured, by counts, which are the same each time.
+    fn deciding(&self) -> f64 {
         self.lost()
     }
 
@@ -37,8 +36,8 @@ pub trait Candidate: Copy {
         true
     }
 
-    /// The figures do not tell it from the cheapest.
-    fn is_as_cheap(&self, _cheapest: &Self) -> bool {
+    /// What was measured does not tell which of both costs more.
+    fn may_cost_as_much(&self, _other: &Self) -> bool {
         false
     }
 }
@@ -66,15 +65,10 @@ const NOTHING: f64 = 0.001;
 pub const PREFERRED: [Mode; 5] =
     [Mode::Each(Policy::Strict), Mode::StrictBatch, Mode::StrictRing, Mode::Adaptive, Mode::Bounce];
 
-/// The policies that cost no more than the cheapest of `rows`: it, what costs hardly more, and what the figures do not tell from it.
+/// The policies that cost no more than the cheapest of `rows`: it, and what costs hardly more.
 pub fn tied<C: Candidate>(rows: impl Iterator<Item = C> + Clone) -> impl Iterator<Item = C> {
-    let cheapest = rows.clone().min_by(|a, b| a.least_lost().total_cmp(&b.least_lost()));
-    let is_equal = move |row: &C| {
-        cheapest.is_some_and(|cheapest| {
-            row.is_as_cheap(&cheapest) || row.least_lost() - cheapest.least_lost() < SMALL
-        })
-    };
-    rows.filter(is_equal)
+    let cheapest = rows.clone().map(|row| row.deciding()).min_by(f64::total_cmp).unwrap_or(f64::NAN);
+    rows.filter(move |row| row.deciding() - cheapest < SMALL)
 }
 
 /// Of the [tied](tied) policies the one that leaves the least open.
@@ -201,7 +195,7 @@ fn others<C: Candidate>(choice: C, strict: &[C]) -> Vec<String> {
     };
     let least = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()));
     if let Some(least) = least.filter(|least| choice.lost() - least.lost() >= NOTHING) {
-        add(*least, if least.is_as_cheap(&choice) { "may cost less" } else { "costs less" });
+        add(*least, if least.may_cost_as_much(&choice) { "may cost less" } else { "costs less" });
     }
     if choice.open() > 0.0 {
         let closed = choose(strict.iter().copied().filter(|row| row.open() <= 0.0));

@@ -8,6 +8,7 @@ mod bench;
 mod borders;
 mod calibration;
 mod choice;
+mod counted;
 #[cfg(unix)]
 mod doctor;
 #[cfg(not(unix))]

@@ -135,6 +135,8 @@ pub struct Summary {
     pub cpus: u64,
     /// Bytes in all mappings made.
     pub bytes_mapped: u64,
+    /// Pieces of memory in them: what touches in a list is one piece, as for Linux's `dma_map_sg`.
+    pub pieces_mapped: u64,
     /// What the machine's CPUs did meanwhile, where the recording has that.
     pub measured: Option<Measured>,
     /// Entries in the kernel's buffer, as the header has it.

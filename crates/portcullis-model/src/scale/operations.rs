@@ -113,13 +113,18 @@ impl Operations {
         rows
     }
 
+    /// What `name` takes a CPU for one page that nobody else disturbs, in nanoseconds; `None` where it was not measured.
+    pub fn alone_ns(&self, name: &str) -> Option<f64> {
+        Some(self.of(name, 1).iter().find(|row| row.cpus == 1)?.ns)
+    }
+
     /// What `name` costs for one page with 1, 2 .. CPUs of `machine` at it.
     ///
     /// # Errors
     /// Where it was not measured at all.
     pub fn curve(&self, name: &str, machine: &Machine) -> Result<Curve, String> {
         let rows = self.of(name, 1);
-        let alone = rows.iter().find(|row| row.cpus == 1).ok_or(format!("{name}: not measured"))?.ns;
+        let alone = self.alone_ns(name).ok_or_else(|| format!("{name}: not measured"))?;
         let mut points: Vec<(f64, f64)> = vec![(1.0, alone)];
         let (mut sockets, mut latencies) = (false, false);
         let mut numbers: Vec<u32> = rows.iter().map(|row| row.cpus).filter(|cpus| *cpus > 1).collect();

@@ -196,6 +196,7 @@ impl Direct {
         }
         summary.iommu_direct += 1;
         summary.bytes_mapped = summary.bytes_mapped.saturating_add(run.size);
+        summary.pieces_mapped += 1;
         summary.direct_bytes = summary.direct_bytes.saturating_add(run.size);
         true
     }

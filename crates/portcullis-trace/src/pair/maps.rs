@@ -139,8 +139,11 @@ impl Pairer {
             Source::Guessed => summary.guessed_lengths += 1,
         }
         summary.maps += 1;
+        let mut end = None;
         for piece in &self.pieces {
             summary.bytes_mapped = summary.bytes_mapped.saturating_add(piece.len);
+            summary.pieces_mapped += u64::from(end != Some(piece.phys));
+            end = piece.phys.checked_add(piece.len);
         }
         let id = self.live.insert(device, new.class, self.seq, new.dir, new.spans, new.list);
         out.map(device, id, new.dir, new.origin, &self.pieces);

@@ -42,6 +42,7 @@ const TABLE_MEMORY: u64 = 1 << 30;
 struct Startup {
     waited_ns: f64,
     invalidations: u64,
+    copied_bytes: u64,
 }
 
 /// A replay under one policy, fed chunk by chunk.

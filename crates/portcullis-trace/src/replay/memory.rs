@@ -96,6 +96,8 @@ pub struct TraceMemory {
     directory: AtomicU64,
     peak_pool_frames: AtomicU64,
     strays: AtomicU64,
+    /// Bytes that the library copied.
+    copied: AtomicU64,
     /// A bounce buffer was refused for want of room.
     refused: AtomicBool,
     /// Copies do nothing.
@@ -129,6 +131,7 @@ impl TraceMemory {
             directory: AtomicU64::new(0),
             peak_pool_frames: AtomicU64::new(0),
             strays: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
             refused: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         })
@@ -221,6 +224,11 @@ impl TraceMemory {
     /// replay.
     pub(super) fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed) + self.pool.bad_frees()
+    }
+
+    /// Bytes that were [copied](CopyMemory::copy) so far.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
     }
 
     /// The most bytes that bounce buffers took at once.
@@ -339,6 +347,8 @@ unsafe impl Frames for TraceMemory {
 unsafe impl CopyMemory for TraceMemory {
     #[inline]
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
+        // One thread replays, so nothing is lost between the load and the store.
+        self.copied.store(self.copied_bytes() + len, Ordering::Relaxed);
         let mut done = if self.broken.load(Ordering::Relaxed) { len } else { 0 };
         while done < len {
             let (from, to) = (from.get().wrapping_add(done), to.get().wrapping_add(done));

@@ -126,6 +126,7 @@ impl Registered {
             peak_iova_bytes: u64::try_from(pages).unwrap_or(u64::MAX),
             peak_table_bytes: 0,
             peak_bounce_bytes: 0,
+            copied_bytes: Some(0),
             exposure,
             exposure_counted: Some(exposure),
             faults: 0,

@@ -92,6 +92,12 @@ pub struct TraceReport {
     pub cpus: u64,
     /// Bytes of all buffers mapped.
     pub bytes_mapped: u64,
+    /// Pieces of memory in them; earlier results do not say, and have 0.
+    #[serde(default)]
+    pub pieces_mapped: u64,
+    /// From its first event to its last; earlier results do not say, and have 0.
+    #[serde(default)]
+    pub duration_ns: u64,
     /// It has events of the IOMMU alone, so nothing tells what would be copied: policies that copy copy nothing of it.
     pub iommu_only: bool,
     /// What kinds of recording it is.
@@ -145,6 +151,8 @@ impl From<&Summary> for TraceReport {
             devices: summary.devices.clone(),
             cpus: summary.cpus,
             bytes_mapped: summary.bytes_mapped,
+            pieces_mapped: summary.pieces_mapped,
+            duration_ns: summary.duration_ns(),
             iommu_only: summary.maps == 0 && summary.direct_maps > 0,
             recorded: summary.recorded(),
             without_direction: summary.direct_maps,
@@ -213,6 +221,10 @@ pub struct PolicyReport {
     pub peak_table_bytes: u64,
     /// The most memory that bounce buffers took.
     pub peak_bounce_bytes: u64,
+    /// Bytes that the library copied: into bounce buffers and out of them. The same recording has the same, under all policies but
+    /// `adaptive`. `None` in earlier results.
+    #[serde(default)]
+    pub copied_bytes: Option<u64>,
     /// What was exposed, as the software IOMMU saw it.
     pub exposure: Exposure,
     /// The domains' own account of it, kept at run time: no less, but for its sampled clock. `None` without translation.

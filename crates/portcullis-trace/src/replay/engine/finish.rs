@@ -72,6 +72,7 @@ impl Engine {
             peak_iova_bytes: drivers().map(|driver| driver.peak_iova_bytes()).sum(),
             peak_table_bytes: if translated { drivers().map(|driver| driver.table_bytes()).sum() } else { 0 },
             peak_bounce_bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.peak_pool_bytes()),
+            copied_bytes: Some(self.copied_bytes() - self.startup.copied_bytes),
             exposure: report::Exposure {
                 stale_byte_s: byte_s(exposure.stale_byte_ns),
                 neighbour_byte_s: byte_s(exposure.neighbour_byte_ns),

@@ -34,10 +34,11 @@ impl Engine {
         if self.ports[device].is_ready(direction, origin) {
             return Ok(());
         }
-        let before = (self.queue.waited_ns(), self.invalidations());
+        let before = (self.queue.waited_ns(), self.invalidations(), self.copied_bytes());
         self.ports[device].prepare(direction, origin, &mut self.colours)?;
         self.startup.waited_ns += self.queue.waited_ns() - before.0;
         self.startup.invalidations += self.invalidations() - before.1;
+        self.startup.copied_bytes += self.copied_bytes() - before.2;
         Ok(())
     }
 
@@ -45,6 +46,11 @@ impl Engine {
     pub(super) fn invalidations(&self) -> u64 {
         let stats = self.iommu.stats();
         stats.range_invalidations + stats.domain_invalidations
+    }
+
+    /// Bytes that were copied.
+    pub(super) fn copied_bytes(&self) -> u64 {
+        self.bytes.as_ref().map_or(0, |bytes| bytes.copied_bytes())
     }
 
     /// What its queues copy through, if they do.

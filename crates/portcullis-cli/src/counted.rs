@@ -1,0 +1,111 @@
+//! What a policy costs by counts: the waits and the copied bytes of a replay, each at a price, and what the library's code takes.
+//!
+//! Measured times change with whatever else a machine does, and a choice that rests on them changes, too. Counts do not: equal recordings
+//! give equal costs, on each machine. The prices are those that `portcullis scale` takes unless it is told others.
+
+use std::sync::LazyLock;
+
+use portcullis_model::scale::{Operations, POLICIES};
+use portcullis_trace::replay::{Mode, PolicyReport};
+
+use crate::calibration::Calibration;
+use crate::runs::Cost;
+
+/// Nanoseconds for each mapping, with its unmap. Results of earlier versions have no count of copied bytes: of these it is the run that
+/// others disturbed least.
+pub fn cost_ns(policy: &PolicyReport, measured: &Cost) -> f64 {
+    match policy.copied_bytes {
+        None => measured.least_ns,
+        Some(_) if policy.mode == Mode::Adaptive && !policy.choices.is_empty() => cheaper_ns(policy),
+        Some(copied) => {
+            let bytes = copied as f64 / policy.operations.max(1) as f64;
+            own_ns(policy.mode) + policy.wait_ns_per_op + copy_ns(bytes)
+        }
+    }
+}
+
+/// What `adaptive` costs where each of its choices is made by counts: its own are made by times.
+fn cheaper_ns(policy: &PolicyReport) -> f64 {
+    let rows = || policy.choices.iter().flat_map(|choices| &choices.rows);
+    let mapped: u64 = rows().map(|row| row.mapped).sum();
+    let wait_ns = policy.wait_ns_per_op * policy.operations as f64 / mapped.max(1) as f64;
+    let (mut all, mut ns) = (0.0, 0.0);
+    for row in rows() {
+        let number = (row.copied + row.mapped) as f64;
+        let bytes = row.most_bytes as f64;
+        let copied = own_ns(Mode::Bounce) + copy_ns(bytes);
+        // Ends that share a page are copied, and what has nothing between its ends is copied whole.
+        let ends = if row.shared { 2.0 * own_ns(Mode::Bounce) + copy_ns(PAGE) } else { 0.0 };
+        let other = own_ns(Mode::Adaptive) + wait_ns + ends;
+        let must_copy = row.shared && bytes < 3.0 * PAGE;
+        ns += number * if must_copy { copied } else { copied.min(other) };
+        all += number;
+    }
+    if all > 0.0 { ns / all } else { 0.0 }
+}
+
+const PAGE: f64 = 4096.0;
+
+/// What copying takes: the slot is in the CPU's cache, and the driver's buffer is not.
+fn copy_ns(bytes: f64) -> f64 {
+    let Calibration { copy_hot_ns, copy_cold_ns, .. } = Calibration::default();
+    bytes / 1024.0 * (copy_hot_ns.value + copy_cold_ns.value) / 2.0
+}
+
+/// What the library's code takes for a page, without waits and copies; nothing where nothing was measured.
+fn own_ns(mode: Mode) -> f64 {
+    static OPERATIONS: LazyLock<Option<Operations>> = LazyLock::new(|| Operations::measured().ok());
+    let policy = POLICIES.iter().find(|policy| policy.name == mode.name());
+    let operation = policy.and_then(|policy| policy.operation);
+    let ns = operation.and_then(|name| OPERATIONS.as_ref()?.alone_ns(name));
+    ns.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use portcullis::domain::Policy;
+
+    use super::*;
+    use crate::replay::short_run;
+
+    #[test]
+    fn counts_have_a_price_each() {
+        let (runs, _) = short_run();
+        let at = |name| runs.report.policies.iter().position(|policy| policy.policy == name).unwrap();
+        let (mut bounce, mut cost) =
+            (runs.report.policies[at("bounce")].clone(), runs.costs[at("bounce")].clone());
+        // 7.7 and 142 ns, and what scale has for a slot.
+        let slot = own_ns(Mode::Bounce);
+        assert!((10.0..100.0).contains(&slot), "{slot}");
+        (bounce.operations, bounce.copied_bytes, bounce.wait_ns_per_op) = (4, Some(8 << 10), 3.0);
+        assert!((cost_ns(&bounce, &cost) - (slot + 3.0 + 2.0 * 74.85)).abs() < 1e-9);
+        // Whatever was measured.
+        let counted = cost_ns(&bounce, &cost);
+        (cost.median_ns, cost.least_ns, cost.most_ns) = (1e6, 1e5, 1e7);
+        assert_eq!(cost_ns(&bounce, &cost).to_bits(), counted.to_bits());
+        bounce.copied_bytes = None;
+        assert_eq!(cost_ns(&bounce, &cost).to_bits(), 1e5_f64.to_bits());
+    }
+
+    #[test]
+    fn each_strict_policy_has_a_cost_of_its_own() {
+        for mode in Mode::ALL.into_iter().filter(|mode| mode.is_strict()) {
+            assert!(own_ns(mode) > 0.0, "{}", mode.name());
+        }
+        assert_eq!(own_ns(Mode::Registered).to_bits(), 0.0_f64.to_bits());
+        assert!(own_ns(Policy::LAZY.into()) > 0.0);
+    }
+
+    /// Two replays of one recording count the same.
+    #[test]
+    fn equal_recordings_have_equal_counts() {
+        let counts = || {
+            let (runs, _) = short_run();
+            let all = runs.report.policies.iter().zip(&runs.costs);
+            // Adaptive chooses by times.
+            let all = all.filter(|(policy, _)| policy.mode != Mode::Adaptive);
+            all.map(|(policy, cost)| (policy.policy, cost_ns(policy, cost).to_bits())).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(), counts());
+    }
+}
