@@ -145,10 +145,6 @@ pub struct Replay {
     /// recording of an NVMe disk and a network card that ships with Portcullis
     pub trace: Option<PathBuf>,
 
-    /// The recording is of this machine, as `record --replay` says.
-    #[arg(skip)]
-    pub of_here: bool,
-
     /// Policies to compare, separated by commas [default: all]. Linux without our module has strict,lazy,swiotlb,passthrough
     #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY,..")]
     pub policy: Vec<PolicyName>,
@@ -249,6 +245,11 @@ pub struct Scale {
     /// Or a TOML file that describes one (its name has a `.` or a `/`)
     #[arg(long, value_name = "NAME|FILE", default_value = "vtd", value_parser = ProfileName)]
     pub profile: String,
+
+    /// Format of the page tables, which tells whose driver Linux's strict is of, and whether our module runs there
+    /// [default: the profile's]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(FORMATS))]
+    pub format: Option<String>,
 
     /// What `portcullis calibrate` has printed, in place of a server in round figures
     #[arg(long, value_name = "FILE")]

@@ -106,10 +106,10 @@ impl Besides {
         }
     }
 
-    /// What is behind a `range` of what protection takes.
-    pub fn more(&self, range: &str) -> &'static str {
-        let is_bound = self.work == Work::Most && range != percent(0.0);
-        if is_bound { ", and more if the recording's CPUs idled at times" } else { "" }
+    /// A `range` of what protection takes: the least that it can be, where the work is the most.
+    pub fn takes(&self, range: &str) -> String {
+        let is_least = self.work == Work::Most && range.starts_with(|c: char| c.is_ascii_digit());
+        if is_least { format!("at least {range}") } else { range.to_owned() }
     }
 }
 
@@ -174,11 +174,8 @@ pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {
         "; what else lies in a buffer's pages is not known".into()
     };
     let name = mode.name();
-    let chosen = if strict.len() > 1 {
-        format!("Choose {name} ({}): {means}{open}.", percent(choice.lost()))
-    } else {
-        format!("With {name}, {means}{open}.")
-    };
+    let alone = if strict.len() > 1 { "" } else { ", the only one here that protects" };
+    let chosen = format!("Choose {name} ({}){alone}: {means}{open}.", percent(choice.lost()));
     let others = others(choice, strict);
     if others.is_empty() { chosen } else { format!("{chosen} {}.", capital(&others.join("; "))) }
 }

@@ -29,6 +29,7 @@ mod linux;
 #[cfg(not(unix))]
 #[path = "linux/elsewhere.rs"]
 mod linux;
+mod linux_own;
 mod look;
 mod machine;
 mod on_linux;

@@ -2,8 +2,6 @@
 //!
 //! Linux's own modes are those of its documents `admin-guide/kernel-parameters` and `ABI/testing/sysfs-kernel-iommu_groups`.
 
-use std::path::Path;
-
 use portcullis::domain::Policy;
 use portcullis_model::scale::{LINUX_STRICT, LINUX_STRICT_SMMU};
 use portcullis_trace::Printable;
@@ -90,42 +88,21 @@ pub fn is_x86(format: &str) -> bool {
     ["vtd", "x86", "amd"].iter().any(|name| format.starts_with(name))
 }
 
-/// The device that commands name, and its IOMMU group.
+/// The device that commands name.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
-    /// As Linux names it; `None` where the recording has none like it.
+    /// As Linux names it; `None` where there is none on a PCI bus.
     device: Option<String>,
-    /// `None` where this machine has no such device, or it is in none.
-    group: Option<String>,
 }
 
 impl Place {
-    /// The first of `devices` that is on a PCI bus, with the group that it has on this machine, of which the recording is.
-    pub fn here(devices: &[String]) -> Self {
-        Self::of(devices, Path::new("/sys"))
-    }
-
-    /// The same, of no machine.
+    /// The first of `devices` that is on a PCI bus.
     pub fn named(devices: &[String]) -> Self {
-        Self { device: devices.iter().find(|name| is_pci(name)).cloned(), group: None }
-    }
-
-    fn of(devices: &[String], sys: &Path) -> Self {
-        let Self { device, .. } = Self::named(devices);
-        let link = device.as_ref().and_then(|name| {
-            std::fs::read_link(sys.join("bus/pci/devices").join(name).join("iommu_group")).ok()
-        });
-        let group = link.and_then(|link| Some(link.file_name()?.to_str()?.to_owned()));
-        Self { device, group: group.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit())) }
+        Self { device: devices.iter().find(|name| is_pci(name)).cloned() }
     }
 
     fn device(&self) -> String {
         self.device.as_ref().map_or("DEVICE".into(), |name| Printable(name).to_string())
-    }
-
-    /// The file that says how a group is protected.
-    fn type_file(&self) -> String {
-        format!("/sys/kernel/iommu_groups/{}/type", self.group.as_deref().unwrap_or("N"))
     }
 }
 
@@ -146,50 +123,6 @@ pub fn is_pci(name: &str) -> bool {
         && slot.is_some_and(|(at, function)| hex(at, 2..=2) && hex(function, 1..=1))
 }
 
-/// How `mode` is switched on: a clause.
-pub fn how(mode: Mode, place: &Place) -> String {
-    let device = place.device();
-    let group = |word: &str, when: &str| {
-        format!(
-            "or until the next boot for one group, {when}, `echo {word} | sudo tee {}`",
-            place.type_file()
-        )
-    };
-    const UNBOUND: &str = "while no driver has any of its devices";
-    match mode {
-        Mode::Each(Policy::Strict) => format!(
-            "`iommu.strict=1 iommu.passthrough=0` on the kernel's command line (`portcullis doctor` says what this machine needs besides, \
-             and what holds now); {}",
-            group("DMA", UNBOUND)
-        ),
-        Mode::Each(Policy::Passthrough) => {
-            format!("`iommu.passthrough=1` on the kernel's command line; {}", group("identity", UNBOUND))
-        }
-        Mode::Each(_) => format!(
-            "`iommu.strict=0 iommu.passthrough=0` on the kernel's command line; {}",
-            group("DMA-FQ", "under its driver if it is strict")
-        ),
-        Mode::Bounce => format!(
-            "`sudo portcullis protect {device} --policy bounce`, and so for each other device, with the module, which takes the driver \
-             away for a moment, and has run in QEMU alone so far, on x86-64"
-        ),
-        Mode::Adaptive => {
-            "no setting: the module's policy `auto` copies or maps, too, but waits for each buffer that it maps, and no row has its cost"
-                .into()
-        }
-        Mode::Swiotlb => {
-            "`swiotlb=force` on the kernel's command line, with the IOMMU off or passed through".into()
-        }
-        Mode::Registered => {
-            "no setting: an application has it that registers its memory once, by VFIO, iommufd or io_uring"
-                .into()
-        }
-        Mode::StrictBatch | Mode::StrictRing => {
-            "no setting: a driver has it that uses the library's queues (docs/porting.md)".into()
-        }
-    }
-}
-
 /// What Linux calls `mode`, or who has it there.
 pub fn name(mode: Mode) -> &'static str {
     match mode {
@@ -206,24 +139,27 @@ pub fn name(mode: Mode) -> &'static str {
     }
 }
 
-/// How the chosen policy of `offer` is switched on, and Linux's own modes that translate, which need no module.
-pub fn of_choice(choice: &str, offer: Offer, place: &Place) -> String {
-    let strict = Mode::Each(Policy::Strict);
-    let chosen = Mode::named(choice).unwrap_or(strict);
-    let of = |mode: Mode| format!("{}: {}", mode.name(), how(mode, place));
-    let lazy = Mode::Each(Policy::LAZY);
-    if chosen == strict {
-        let module =
-            if offer == Offer::Linux { " Our module, which copies, runs on x86-64 alone." } else { "" };
-        format!("On Linux, {}. For {}.{module}", of(strict), of(lazy))
+/// How the chosen policy of `offer` is switched on, and Linux's own modes that translate, which need no module: a sentence each.
+pub fn of_choice(choice: &str, offer: Offer, place: &Place) -> Vec<String> {
+    let device = place.device();
+    let modes = "strict is `iommu.strict=1 iommu.passthrough=0` on the kernel's command line, and lazy `iommu.strict=0 iommu.passthrough=0`";
+    let now = "`portcullis doctor` says what holds now";
+    let mut said = Vec::new();
+    if choice == Mode::Bounce.name() {
+        said.push(format!(
+            "On Linux, bounce is `sudo portcullis protect {device} --policy bounce`, for each device, by our module (docs/linux.md), which has run in QEMU alone so far."
+        ));
+        said.push(format!("Without the module, {modes}; {now}."));
     } else {
-        format!(
-            "On Linux, {} (docs/linux.md). Without the module, {}. For {}.",
-            of(chosen),
-            of(strict),
-            of(lazy)
-        )
+        let module =
+            if offer == Offer::Linux { " (Our module, which copies, runs on x86-64 alone.)" } else { "" };
+        said.push(format!("On Linux, {modes}; {now}.{module}"));
     }
+    said.push(format!(
+        "For one device, with its group, and until the next boot: `echo DMA-FQ | sudo tee /sys/bus/pci/devices/{device}/iommu_group/type` is lazy, at once; `echo DMA` \
+         is strict, once no driver has it."
+    ));
+    said
 }
 
 #[cfg(test)]
@@ -259,35 +195,18 @@ mod tests {
     }
 
     #[test]
-    fn commands_name_the_device_and_its_group_where_they_are_known() {
-        let folder = tempfile::tempdir().unwrap();
-        let device = folder.path().join("bus/pci/devices/0000:01:00.0");
-        std::fs::create_dir_all(&device).unwrap();
-        std::os::unix::fs::symlink("../../../kernel/iommu_groups/17", device.join("iommu_group")).unwrap();
-        let named = |names: &[&str]| {
-            Place::of(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), folder.path())
+    fn commands_name_the_first_device_of_a_pci_bus() {
+        let said = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            of_choice("bounce", Offer::Module, &Place::named(&names)).join(" ")
         };
-        let strict = Mode::Each(Policy::Strict);
+        let named = said(&["iommu", "0000:02:00.0", "0000:03:00.0"]);
+        assert!(named.contains("`sudo portcullis protect 0000:02:00.0 --policy bounce`"), "{named}");
+        assert!(named.contains("/sys/bus/pci/devices/0000:02:00.0/iommu_group/type`"), "{named}");
         assert!(
-            how(strict, &named(&["iommu", "0000:01:00.0"]))
-                .ends_with("`echo DMA | sudo tee /sys/kernel/iommu_groups/17/type`")
-        );
-        assert!(
-            how(strict, &named(&["0000:02:00.0"]))
-                .ends_with("`echo DMA | sudo tee /sys/kernel/iommu_groups/N/type`")
-        );
-        let bounce = |names: &[&str]| how(Mode::Bounce, &named(names));
-        assert!(
-            bounce(&["0000:02:00.0"]).starts_with("`sudo portcullis protect 0000:02:00.0 --policy bounce`")
-        );
-        assert!(
-            bounce(&["iommu", "a:b:c.d.e", "0000:00:.0", "../../x"])
+            said(&["iommu", "a:b:c.d.e", "0000:00:.0", "../../x"])
                 .contains(" protect DEVICE --policy bounce")
         );
-        // What is no number is no group.
-        std::fs::remove_file(device.join("iommu_group")).unwrap();
-        std::os::unix::fs::symlink("x/1; rm", device.join("iommu_group")).unwrap();
-        assert!(how(strict, &named(&["0000:01:00.0"])).ends_with("/N/type`"));
     }
 
     #[test]
@@ -319,43 +238,25 @@ mod tests {
     }
 
     #[test]
-    fn each_policy_says_how_it_is_switched_on() {
-        let said: Vec<String> = Mode::ALL.iter().map(|mode| how(*mode, &Place::default())).collect();
-        let has = |at: usize, text: &str| assert!(said[at].contains(text), "{}", said[at]);
-        for (at, text) in [
-            "iommu.strict=1",
-            "docs/porting.md",
-            "docs/porting.md",
-            "--policy bounce",
-            "policy `auto`",
-            "DMA-FQ",
-            "registers",
-            "swiotlb=force",
-            "echo identity | sudo tee",
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            has(at, text);
-        }
-        let of = |name| of_choice(name, Offer::Module, &Place::default());
-        let alone = of_choice("strict", Offer::Linux, &Place::default());
-        assert_eq!(alone, of("strict") + " Our module, which copies, runs on x86-64 alone.");
+    fn each_choice_says_how_it_is_switched_on() {
+        let of = |name, offer| of_choice(name, offer, &Place::default());
+        let strict = of("strict", Offer::Module);
         assert!(
-            of("strict").starts_with("On Linux, strict: `iommu.strict=1 iommu.passthrough=0`")
-                && !of("strict").contains("Without")
+            strict[0].starts_with("On Linux, strict is `iommu.strict=1 iommu.passthrough=0`"),
+            "{strict:?}"
         );
+        let bounce = of("bounce", Offer::Module);
+        assert_eq!((strict.len(), bounce.len()), (2, 3));
+        assert!(bounce[1].starts_with("Without the module, strict is `iommu.strict=1"), "{bounce:?}");
         assert!(
-            of("bounce").contains(
-                "(docs/linux.md). Without the module, strict: `iommu.strict=1 iommu.passthrough=0`"
-            )
+            of("strict", Offer::Linux)[0].ends_with(" (Our module, which copies, runs on x86-64 alone.)")
         );
         // Lazy is Linux's default, and what most will compare with.
-        for choice in ["strict", "bounce"] {
+        for said in [&strict, &bounce] {
+            let said = said.join(" ");
             assert!(
-                of(choice).contains(". For lazy: `iommu.strict=0 iommu.passthrough=0`"),
-                "{}",
-                of(choice)
+                said.contains("lazy `iommu.strict=0 iommu.passthrough=0`") && said.contains("echo DMA-FQ"),
+                "{said}"
             );
         }
     }

@@ -93,12 +93,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         }
         Replay { csv: true, .. } => machine::csv(&runs),
         Replay { full, legend, sweep, on, .. } => {
-            // Another machine's device of this address is another device.
-            let place = if arguments.of_here {
-                Place::here(&summary.devices)
-            } else {
-                Place::named(&summary.devices)
-            };
+            let place = Place::named(&summary.devices);
             let (format, offer, sweep) = (&options.format, Offer::of(*on, &options.format), *sweep);
             let all_devices = arguments.device.is_none();
             let parts = short::Parts {

@@ -76,7 +76,7 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         None => Calibration::default(),
     };
     let operations = Operations::measured().map_err(CommandError::Simulation)?;
-    let format = profile.format.as_deref().unwrap_or(FORMATS[0]);
+    let format = arguments.format.as_deref().or(profile.format.as_deref()).unwrap_or(FORMATS[0]);
     let offer = Offer::of(arguments.on, format);
     let own = OwnStrict::of(format).filter(|_| offer != Offer::Library);
     let is_of_today = |policy: &&Policy| !policy.old || own.is_some_and(|own| own.name == policy.name);

@@ -7,9 +7,11 @@ use indicatif::HumanCount;
 use portcullis_trace::replay::{PolicyReport, Profile};
 use portcullis_trace::{Printable, Summary};
 
+use crate::choice::SMALL;
 use crate::exposed::Exposed;
+use crate::linux_own::Both;
 use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, columns, number_of, short_time, wrap};
-use crate::on_linux::{self, Offer, Place};
+use crate::on_linux::{Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::{self, Verdict};
 use crate::{header, legend, sweep, table};
@@ -49,32 +51,34 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         for sentence in &verdict.sentences {
             text.push_str(&wrap(sentence, ""));
         }
-        if let (true, [first, _, ..]) = (parts.all_devices, &*summary.devices) {
+        if let (true, [_, _, ..]) = (parts.all_devices, &*summary.devices) {
             let sentence = format!(
-                "The verdict is of {} together; one by itself may have another: --device {}.",
+                "The verdict is of {} together. One by itself may have another, which a replay of it alone tells: {}.",
                 number_of(summary.devices.len() as u64, "device"),
-                Printable(first)
+                each_device(&summary.devices)
             );
             text.push_str(&wrap(&sentence, ""));
         }
+        let own = Both::of(runs).filter(|_| parts.offer == Offer::Module);
         // Writing to a string cannot fail.
         let _ = if parts.full {
             table::write(&mut text, runs, parts.unicode)
         } else if columns() < WIDE {
             write_narrow(&mut text, runs, verdict.choice, parts.unicode)
         } else {
-            write_table(&mut text, runs, verdict.choice, parts.unicode)
+            write_table(&mut text, runs, verdict.choice, own.as_ref(), parts.unicode)
         };
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are assumed, those of {} ({}; --profile), page tables {} \
-             (--format). docs/strict.md models what devices lose to page walks, `portcullis scale` many CPUs.",
+             (--format). The choice rests on counted waits and copies, which no other load changes (docs/replay.md). docs/strict.md models what devices \
+             lose to page walks, `portcullis scale` many CPUs.",
             Printable(&profile.name),
             Printable(&profile.about),
             parts.format
         );
         text.push_str(&wrap(&conditions, ""));
-        if parts.offer == Offer::Module {
-            text.push_str(&wrap(on_linux::LINUX_CODE, ""));
+        if let Some(own) = own {
+            text.push_str(&wrap(&own.said(), ""));
         }
         if !parts.full && columns() >= WIDE && runs.number > 1 {
             let spread = format!(
@@ -97,6 +101,14 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         text.push_str(&legend::render(profile, parts.unicode));
     }
     text
+}
+
+/// The options that replay each of `devices` alone; of many, the first ones.
+fn each_device(devices: &[String]) -> String {
+    const SOME: usize = 4;
+    let options = devices.iter().take(SOME).map(|name| format!("`--device {}`", Printable(name)));
+    let more = if devices.len() > SOME { ", .." } else { "" };
+    options.collect::<Vec<_>>().join(", ") + more
 }
 
 /// The sign before a spread.
@@ -126,7 +138,13 @@ fn write_narrow(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: b
     write!(text, "\n{}", wrap(words, ""))
 }
 
-fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
+fn write_table(
+    text: &mut String,
+    runs: &Runs,
+    choice: Option<&str>,
+    own: Option<&Both<'_>>,
+    unicode: bool,
+) -> std::fmt::Result {
     let rule = if unicode { "─" } else { "-" };
     let rows = verdict::rows(runs);
     writeln!(text)?;
@@ -165,6 +183,20 @@ fn write_table(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bo
             },
             if cost.known { share(policy) } else { "-".into() },
             from.map_or("-".into(), short_time),
+        )?;
+    }
+    for own in own.iter().flat_map(|own| own.rows()) {
+        let [(stale, a), (neighbour, b)] = open(own.like, runs.report.trace.tells_copies());
+        let whole = |ns: f64| HumanCount(ns.round() as u64).to_string();
+        writeln!(
+            text,
+            "{:<12}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
+            own.name,
+            whole(own.ns()),
+            "est.",
+            whole(own.like.wait_ns_per_op),
+            format!("{:.1} %", own.share(runs.report.work_ns) * 100.0),
+            short_time(own.work_ns(SMALL)),
         )?;
     }
     writeln!(text)

@@ -6,6 +6,7 @@ use portcullis_trace::replay::{Mode, PolicyReport, Work};
 
 use crate::choice::{Besides, Candidate, SMALL, advice, by_waits, capital, choose, no_copies, range, tied};
 use crate::counted;
+use crate::linux_own::Both;
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
 use crate::runs::{Cost, Runs, cpu_time};
@@ -142,7 +143,8 @@ impl<'a> Verdict<'a> {
         }
         let mut verdict = Self::of(runs, offer);
         if offer != Offer::Library {
-            verdict.sentences.extend(verdict.choice.map(|choice| on_linux::of_choice(choice, offer, place)));
+            let how = verdict.choice.map(|choice| on_linux::of_choice(choice, offer, place));
+            verdict.sentences.extend(how.into_iter().flatten());
         }
         verdict
     }
@@ -164,6 +166,9 @@ impl<'a> Verdict<'a> {
         sentences.extend(chosen.and_then(|chosen| chosen.at_the_most(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.ties(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.as_measured(&strict, runs.report.work)));
+        let own = Both::of(runs).filter(|_| offer == Offer::Module);
+        sentences.extend(own.as_ref().map(|own| of_linux(own, runs.report.work_ns)));
+        sentences.extend(choice.and_then(|choice| lazy(choice, &rows, trace.duration_ns)));
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict, runs.report.work)));
         sentences.extend(rest(&rows));
@@ -190,8 +195,8 @@ pub fn nothing_told(hidden: u64, maps: u64) -> String {
 
 fn costs(strict: &[Row<'_>], besides: Besides) -> Option<String> {
     let range = range(strict)?;
-    let (clause, more) = (besides.clause(), besides.more(&range));
-    Some(format!("{clause} protection from devices takes {range} of the CPU time{more}."))
+    let (clause, range) = (besides.clause(), besides.takes(&range));
+    Some(format!("{clause} protection from devices takes {range} of the CPU time."))
 }
 
 /// The share of the time for which a recording's CPUs were busy at the least, for all that is said. Those that were busy for less
@@ -324,7 +329,10 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
         let ns = row.work_ns(SMALL);
         format!(" Strict costs less than {} from {} on ({}).", share(SMALL), short_time(ns), row.rate(ns))
     });
-    Some(format!("By the other CPU work for each mapping, choose: {}.{alone}", said.join("; ")))
+    Some(format!(
+        "Of the strict policies, by the other CPU work for each mapping: {}.{alone}",
+        said.join("; ")
+    ))
 }
 
 /// What the choice is where waits are shorter, and longer.
@@ -340,18 +348,55 @@ fn waits(choice: Row<'_>, strict: &[Row<'_>], work: Work) -> Option<String> {
     Some(by_waits(choice, chosen(0.25)?, chosen(4.0)?))
 }
 
+/// What Linux's own modes take.
+fn of_linux(own: &Both<'_>, work_ns: f64) -> String {
+    let said: Vec<String> = own
+        .rows()
+        .map(|own| {
+            let [least, most] = own.range_ns().map(|ns| count(ns.round() as u64));
+            let name = own.name.trim_start_matches("linux-");
+            format!("{name} {} ({least} to {most} ns a mapping)", percent(own.share(work_ns)))
+        })
+        .collect();
+    format!("Linux's own modes take about: {}, if nobody waits for their locks.", said.join(", "))
+}
+
+/// What lazy saves, and what that leaves open.
+fn lazy(choice: Row<'_>, rows: &[Row<'_>], duration_ns: u64) -> Option<String> {
+    let lazy = rows.iter().find(|row| row.mode() == Policy::LAZY.into())?;
+    let stale = lazy.policy.exposure.stale_byte_s;
+    let open = if stale <= 0.0 {
+        "here nothing was".to_owned()
+    } else if duration_ns == 0 {
+        format!("here, in sum, {} for one second", bytes(stale))
+    } else {
+        format!("here {} at any time, on average", bytes(stale * 1e9 / duration_ns as f64))
+    };
+    Some(format!(
+        "Lazy would save {}; where 1us of other work comes with each mapping, {}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
+         Take it if you need that time and trust these devices, their makers and their firmware; never for what can be plugged in.",
+        saved(choice, *lazy),
+        saved(choice.at(1e3), lazy.at(1e3)),
+    ))
+}
+
+/// How much less `lazy` takes.
+fn saved(choice: Row<'_>, lazy: Row<'_>) -> String {
+    let points = (choice.lost() - lazy.lost()) * 100.0;
+    if points < 0.1 {
+        return format!("nothing to speak of ({}, as {})", percent(lazy.lost()), choice.mode().name());
+    }
+    format!(
+        "{points:.1} points of the CPU time ({} instead of {}'s {})",
+        percent(lazy.lost()),
+        choice.mode().name(),
+        percent(choice.lost())
+    )
+}
+
 /// What the policies leave open that protect less.
 fn rest(rows: &[Row<'_>]) -> Option<String> {
     let find = |mode: Mode| rows.iter().find(|row| row.policy.mode == mode).copied();
-    let lazy = find(Policy::LAZY.into()).map(|row| {
-        let stale = row.policy.exposure.stale_byte_s;
-        let reached = if stale > 0.0 {
-            format!("could have reached {} of freed memory for one second, in sum", bytes(stale))
-        } else {
-            "could have reached no freed memory".into()
-        };
-        format!("with lazy ({}), a device {reached}", percent(row.lost()))
-    });
     let none = find(Mode::PASSTHROUGH).or_else(|| find(Mode::Swiotlb)).map(|row| {
         format!(
             "without protection ({}), a device reads and writes all memory at any time",
@@ -365,7 +410,7 @@ fn rest(rows: &[Row<'_>]) -> Option<String> {
             bytes(row.policy.exposure.stale_byte_s)
         )
     });
-    let parts: Vec<String> = lazy.into_iter().chain(registered).chain(none).collect();
+    let parts: Vec<String> = registered.into_iter().chain(none).collect();
     if parts.is_empty() {
         return None;
     }

@@ -41,7 +41,12 @@ pub fn run(asked: &Doctor) -> Result<ExitCode, Box<dyn Error>> {
     let tree = match tree::Tree::new(root) {
         Ok(tree) => tree,
         Err(error) => {
-            let text = format!("portcullis: cannot look below {}: {error}", root.display());
+            let archive = if root.is_file() {
+                "; --root takes a folder, into which `tar -xzf FILE -C FOLDER` puts the archive that docs/doctor.md collects"
+            } else {
+                ""
+            };
+            let text = format!("portcullis: cannot look below {}: {error}{archive}", root.display());
             crate::look::tell(&crate::look::wrap(&portcullis_trace::Printable(text).to_string(), "  "));
             return Ok(ExitCode::from(COULD_NOT));
         }

@@ -99,8 +99,7 @@ pub fn run(asked: &Record) -> Result<ExitCode, Box<dyn Error>> {
             let words = words.chain(options.iter().map(AsRef::as_ref));
             let arguments = crate::args::Arguments::try_parse_from(words)?;
             said.into_iter().for_each(tell);
-            if let Some(crate::args::Command::Replay(mut arguments)) = arguments.command {
-                arguments.of_here = true;
+            if let Some(crate::args::Command::Replay(arguments)) = arguments.command {
                 let verdict = replay::run(&arguments)?;
                 return Ok(if code == 0 { verdict } else { ExitCode::from(code) });
             }

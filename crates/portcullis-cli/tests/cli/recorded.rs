@@ -53,7 +53,10 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
         assert!(text.contains(recorded), "{text}");
         let said = verdict(&text);
         names_no_copying(&said);
-        assert!(said.contains("With strict, ") && said.contains("Policies that copy are left out"), "{said}");
+        assert!(
+            said.contains("Choose strict (") && said.contains("Policies that copy are left out"),
+            "{said}"
+        );
         for policy in COPYING {
             let row = text.lines().find(|line| line.starts_with(policy)).unwrap();
             assert!(flat(row).starts_with(&format!("{policy} not known - - - ")), "{row}");
@@ -95,7 +98,7 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
         let scaled = stdout(&portcullis(&["scale", "--workload", path.to_str().unwrap(), "--cpus", "2"]));
         names_no_copying(&scaled);
         assert!(
-            scaled.contains("With strict, ") && flat(&scaled).contains("Policies that copy are left out"),
+            scaled.contains("Choose strict (") && flat(&scaled).contains("Policies that copy are left out"),
             "{scaled}"
         );
     }

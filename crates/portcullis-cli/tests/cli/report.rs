@@ -431,7 +431,7 @@ fn scaling_is_reported_with_the_best_the_worst_and_the_hottest() {
         json["verdict"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     assert!(verdict[0].ends_with("of its throughput on 32 CPUs."), "{verdict:?}");
     let open = "; it leaves open other data in a buffer's page.";
-    assert!(verdict[1].starts_with("With strict, ") && verdict[1].ends_with(open), "{verdict:?}");
+    assert!(verdict[1].starts_with("Choose strict (") && verdict[1].ends_with(open), "{verdict:?}");
     for (begins, has) in [
         ("If the IOMMU's waits are a quarter as long as assumed, that costs ", "; if four times as long, "),
         ("With lazy (", " devices reach memory that the driver has back until the next flush."),

@@ -54,8 +54,27 @@ const ROWS: [&str; 8] = [
 const COLUMNS: std::ops::Range<usize> = 2..7;
 const LATER_COLUMNS: std::ops::Range<usize> = 8..10;
 
-const POLICIES: [&str; 7] =
-    ["strict", "strict-batch", "strict-ring", "bounce", "lazy", "swiotlb", "passthrough"];
+const POLICIES: [&str; 9] = [
+    "strict",
+    "strict-batch",
+    "strict-ring",
+    "bounce",
+    "lazy",
+    "swiotlb",
+    "passthrough",
+    "linux-strict",
+    "linux-lazy",
+];
+
+/// How sentences of a verdict begin that have measured figures, or say what would be chosen by these. They stand behind each other.
+const SAID: [&str; 6] = [
+    "By the times that were measured",
+    "Linux's own modes take",
+    "Lazy would save",
+    "Of the strict policies",
+    "The choice is the same",
+    "If the IOMMU's waits",
+];
 
 /// `line` without what is measured.
 fn masked(line: &str) -> String {
@@ -67,9 +86,7 @@ fn masked(line: &str) -> String {
         return format!("{}\"{name}\": ~{end}", &line[..line.len() - line.trim_start().len()]);
     }
     if json.is_some_and(|(name, _)| name == "verdict") {
-        let measured = ["By the other CPU work", "The choice is the same", "If the IOMMU's waits"];
-        let sentence =
-            |text| if measured.iter().any(|begin| str::starts_with(text, begin)) { "~" } else { text };
+        let sentence = |text| if SAID.iter().any(|begin| str::starts_with(text, begin)) { "~" } else { text };
         return line.split("\",\"").map(sentence).collect::<Vec<_>>().join("\",\"");
     }
     if line.starts_with("The timer's own ") {
@@ -167,16 +184,25 @@ fn typed(line: &str) -> String {
     let output = child.wait_with_output().unwrap();
     let mut text = format!("$ {line}\n");
     let lines = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    // At which rates the choice changes was measured: up to the next sentence.
-    let mut in_rates = false;
+    // What was measured, up to the next sentence that was not; and where the rows of Linux's own modes come from.
+    let (mut in_rates, mut in_linux) = (false, false);
     for line in lines(&output.stdout).lines() {
         let begins = |word: &&str| line.is_empty() || line.starts_with(word);
-        let begins_rates = line.starts_with("By the other CPU work");
+        // The others stand behind these; where they do not, as in `scale`, they are no measurement.
+        let begins_rates = SAID[..4].iter().any(|begin| line.starts_with(begin));
+        let begins_linux = line.starts_with("linux-strict and");
         in_rates &= !["With", "Policies", "On Linux"].iter().any(begins);
-        if !in_rates {
-            text += &(if begins_rates { "By the other CPU work ~".into() } else { masked(line) } + "\n");
+        in_linux &= !["± is", "+- is", "All figures", "What they mean"].iter().any(begins);
+        if !in_rates && !in_linux {
+            let line = match (begins_rates, begins_linux) {
+                (true, _) => "(measured) ~".into(),
+                (_, true) => "linux-strict and ~".into(),
+                _ => masked(line),
+            };
+            text += &(line + "\n");
         }
         in_rates |= begins_rates;
+        in_linux |= begins_linux;
     }
     lines(&output.stderr).lines().for_each(|line| text += &format!("! {line}\n"));
     if output.status.code() != Some(0) {

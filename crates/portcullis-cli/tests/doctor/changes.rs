@@ -169,6 +169,13 @@ fn an_external_device_is_safe_where_it_is_strict_or_the_module_s() {
 }
 
 #[test]
+fn a_group_without_a_driver_has_none_to_take_away() {
+    let text = changed("laptop", &[("sys/bus/pci/devices/0000:05:00.0/driver", "")]).text(400);
+    let text = anstream::adapter::strip_str(&text).to_string();
+    assert!(text.contains("while nothing uses it: make its group 15 strict:"), "{text}");
+}
+
+#[test]
 fn passthrough_is_told_with_what_asked_for_it() {
     let groups = ["0", "1", "2"].map(|n| format!("sys/kernel/iommu_groups/{n}/type"));
     let all: Vec<(&str, &str)> = groups.iter().map(|path| (path.as_str(), "identity")).collect();

@@ -40,9 +40,12 @@ fn change(facts: &Facts, finding: Finding, group: &Group, kind: &str) -> Finding
     } else {
         format!("change the mode of its group {}", group.number)
     };
-    let say = format!(
-        "until the next boot, while nothing uses it: take its driver away, {changed}, and give the driver back"
-    );
+    let change = if names.is_empty() {
+        changed
+    } else {
+        format!("take its driver away, {changed}, and give the driver back")
+    };
+    let say = format!("until the next boot, while nothing uses it: {change}");
     finding.run_all(say, unbind.chain([set]).chain(bind).collect())
 }
 

@@ -91,14 +91,34 @@ fn a_choice_that_leaves_too_little_is_said_to_and_why() {
     assert!(!words(&["--cpus", "64"]).contains("Bounce leaves"));
 }
 
+#[test]
+fn the_format_tells_whose_strict_linux_s_is() {
+    let arm = words(&["--workload", "nic", "--cpus", "2", "--format", "arm-s1-4k"]);
+    assert!(arm.contains("CMD_SYNC of its own"), "{arm}");
+    assert!(arm.contains("the only one here that protects"), "{arm}");
+    // Where drivers keep their pages mapped, and with which policies page walks set the pace.
+    assert!(arm.contains("page_pool"), "{arm}");
+    assert!(!words(&["--workload", "nvme", "--cpus", "2"]).contains("page_pool"));
+    let busy = words(&["--workload", "nic", "--cpus", "16"]);
+    assert!(
+        busy.contains(
+            "they set the pace. Their page walks are in that: up to 2.1 reads of memory for each page ("
+        ),
+        "{busy}"
+    );
+}
+
 /// The library's strict shares waits, which Linux's drivers do not.
 #[test]
 fn under_linux_the_library_s_strict_is_never_the_choice() {
     let list = ["--workload", "memcached", "--cpus", "64", "--policy", "strict,lazy,swiotlb,passthrough"];
     let text = words(&list);
     assert!(text.contains("not what Linux's strict costs: `--policy vtd-2024,..` adds that"), "{text}");
-    assert!(!text.contains("Choose") && !text.contains("On Linux, strict:"), "{text}");
-    assert!(words(&[&list[..], &["--on", "library"]].concat()).contains("With strict, no device "));
+    assert!(!text.contains("Choose") && !text.contains("On Linux, strict"), "{text}");
+    assert!(
+        words(&[&list[..], &["--on", "library"]].concat())
+            .contains("), the only one here that protects: no device ")
+    );
 }
 
 #[test]

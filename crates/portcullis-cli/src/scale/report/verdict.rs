@@ -29,9 +29,9 @@ pub fn verdict(table: &Table) -> Vec<String> {
                 format!("Protection from devices costs this workload {costs} of its throughput on {of}.")
             }
             Some(besides) => format!(
-                "{} protection from devices costs {costs} of the throughput on {of}{}.",
+                "{} protection from devices costs {} of the throughput on {of}.",
                 besides.clause(),
-                besides.more(&costs)
+                besides.takes(&costs)
             ),
         });
         said.push(advice(choice, &strict));
@@ -93,16 +93,42 @@ pub fn verdict(table: &Table) -> Vec<String> {
     if !most.is_empty() {
         said.push(format!("What takes the most of a request: {}.", most.join("; ")));
     }
-    if let Some(row) = table.rows.iter().find(|row| row.outcome.device_busy > 0.98) {
-        said.push(format!("The devices are busy all the time with {}: they set the pace.", row.policy.name));
-    }
+    said.extend(pace(table));
+    said.extend(pools(table).map(str::to_owned));
     said.extend((!table.told.copies()).then(|| no_copies(table.told.directions, table.told.syncs)));
     if table.offer != Offer::Library {
-        said.extend(
-            choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place)),
-        );
+        let how =
+            choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place));
+        said.extend(how.into_iter().flatten());
     }
     said
+}
+
+/// With which policies the devices set the pace, and how long they walk page tables then.
+fn pace(table: &Table) -> Option<String> {
+    let busy: Vec<&Row> = table.rows.iter().filter(|row| row.outcome.device_busy > 0.98).collect();
+    let names = |rows: &[&Row]| rows.iter().map(|row| row.policy.name).collect::<Vec<_>>().join(", ");
+    let walks = busy
+        .iter()
+        .filter(|row| row.policy.reads > 0.0)
+        .max_by(|a, b| a.policy.reads.total_cmp(&b.policy.reads));
+    let walks = walks.map_or(String::new(), |row| {
+        format!(
+            ". Their page walks are in that: up to {:.1} reads of memory for each page ({}; docs/strict.md)",
+            row.policy.reads, row.policy.name
+        )
+    });
+    (!busy.is_empty()).then(|| {
+        format!("The devices are busy all the time with {}: they set the pace{walks}.", names(&busy))
+    })
+}
+
+/// What is to be known of the workload `nic`, which maps each packet.
+fn pools(table: &Table) -> Option<&'static str> {
+    (table.workload.name == "nic").then_some(
+        "This card's driver maps each packet. One that takes its receive buffers from Linux's page_pool, as most drivers of fast cards do, keeps \
+         them mapped: strict and lazy cost it next to nothing for what it receives, and these pages stay open to it (docs/replay.md).",
+    )
 }
 
 /// A choice that leaves less than this share of the throughput is said to leave too little.
