@@ -121,7 +121,7 @@ fn a_report_has_the_verdict_each_policy_and_the_tables() {
         let policy = policies.iter().find(|policy| policy["policy"] == name).unwrap();
         format!("{:.1} %", (1.0 - policy["relative_to_passthrough"].as_f64().unwrap()) * 100.0)
     };
-    assert!(page.contains(&format!("ith lazy ({})", lost("lazy"))), "{}", lost("lazy"));
+    assert!(page.contains(&format!("({} instead of ", lost("lazy"))), "{}", lost("lazy"));
     for policy in policies {
         let name = policy["policy"].as_str().unwrap();
         // Two small plots have its line. What is registered takes no time that is spread.

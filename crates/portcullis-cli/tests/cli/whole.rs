@@ -190,7 +190,8 @@ fn typed(line: &str) -> String {
         let begins = |word: &&str| line.is_empty() || line.starts_with(word);
         // The others stand behind these; where they do not, as in `scale`, they are no measurement.
         let begins_rates = SAID[..4].iter().any(|begin| line.starts_with(begin));
-        let begins_linux = ["linux-strict and", "linux-strict are"].iter().any(|begin| line.starts_with(begin));
+        let begins_linux =
+            ["linux-strict and", "linux-strict are"].iter().any(|begin| line.starts_with(begin));
         in_rates &= !["With", "Policies", "On Linux"].iter().any(begins);
         in_linux &= !["± is", "+- is", "All figures", "What they mean"].iter().any(begins);
         if !in_rates && !in_linux {
