@@ -156,8 +156,8 @@ pub fn of_choice(choice: &str, offer: Offer, place: &Place) -> Vec<String> {
         said.push(format!("On Linux, {modes}; {now}.{module}"));
     }
     said.push(format!(
-        "For one device, with its group, and until the next boot: `echo DMA-FQ | sudo tee /sys/bus/pci/devices/{device}/iommu_group/type` is lazy, at once; `echo DMA` \
-         is strict, once no driver has it."
+        "For one device, with its group, and until the next boot: `echo DMA-FQ | sudo tee /sys/bus/pci/devices/{device}/iommu_group/type` is lazy, at once where it is strict (`DMA`) now; \
+         `echo DMA` is strict, once no driver has it."
     ));
     said
 }

@@ -168,7 +168,9 @@ impl<'a> Verdict<'a> {
         sentences.extend(chosen.and_then(|chosen| chosen.as_measured(&strict, runs.report.work)));
         let own = Both::of(runs).filter(|_| offer == Offer::Module);
         sentences.extend(own.as_ref().map(|own| of_linux(own, runs.report.work_ns)));
-        sentences.extend(choice.and_then(|choice| lazy(choice, &rows, trace.duration_ns)));
+        let saves =
+            |choice| lazy(choice, &rows, trace.duration_ns, own.as_ref().zip(Some(runs.report.work_ns)));
+        sentences.extend(choice.and_then(saves));
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict, runs.report.work)));
         sentences.extend(rest(&rows));
@@ -361,8 +363,13 @@ fn of_linux(own: &Both<'_>, work_ns: f64) -> String {
     format!("Linux's own modes take about: {}, if nobody waits for their locks.", said.join(", "))
 }
 
-/// What lazy saves, and what that leaves open.
-fn lazy(choice: Row<'_>, rows: &[Row<'_>], duration_ns: u64) -> Option<String> {
+/// What lazy saves, and what that leaves open: under Linux by its own code, with the recording's work, against Linux's strict.
+fn lazy(
+    choice: Row<'_>,
+    rows: &[Row<'_>],
+    duration_ns: u64,
+    linux: Option<(&Both<'_>, f64)>,
+) -> Option<String> {
     let lazy = rows.iter().find(|row| row.mode() == Policy::LAZY.into())?;
     let stale = lazy.policy.exposure.stale_byte_s;
     let open = if stale <= 0.0 {
@@ -372,26 +379,28 @@ fn lazy(choice: Row<'_>, rows: &[Row<'_>], duration_ns: u64) -> Option<String> {
     } else {
         format!("here {} at any time, on average", bytes(stale * 1e9 / duration_ns as f64))
     };
+    let of_linux = linux.and_then(|(own, work_ns)| {
+        let lazy = own.lazy?;
+        let saved = |work_ns| saved("strict", own.strict.share(work_ns), lazy.share(work_ns));
+        Some(("Linux's lazy", [saved(work_ns), saved(1e3)]))
+    });
+    let (name, [here, at_a_rate]) = of_linux.unwrap_or_else(|| {
+        let saved = |choice: Row<'_>, lazy: Row<'_>| saved(choice.mode().name(), choice.lost(), lazy.lost());
+        ("Lazy", [saved(choice, *lazy), saved(choice.at(1e3), lazy.at(1e3))])
+    });
     Some(format!(
-        "Lazy would save {}; where 1us of other work comes with each mapping, {}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
+        "{name} would save {here}; where 1us of other work comes with each mapping, {at_a_rate}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
          Take it if you need that time and trust these devices, their makers and their firmware; never for what can be plugged in.",
-        saved(choice, *lazy),
-        saved(choice.at(1e3), lazy.at(1e3)),
     ))
 }
 
-/// How much less `lazy` takes.
-fn saved(choice: Row<'_>, lazy: Row<'_>) -> String {
-    let points = (choice.lost() - lazy.lost()) * 100.0;
+/// How much less `lazy` takes than a mode of this name.
+fn saved(name: &str, other: f64, lazy: f64) -> String {
+    let points = (other - lazy) * 100.0;
     if points < 0.1 {
-        return format!("nothing to speak of ({}, as {})", percent(lazy.lost()), choice.mode().name());
+        return format!("nothing to speak of ({}, as {name})", percent(lazy));
     }
-    format!(
-        "{points:.1} points of the CPU time ({} instead of {}'s {})",
-        percent(lazy.lost()),
-        choice.mode().name(),
-        percent(choice.lost())
-    )
+    format!("{points:.1} points of the CPU time ({} instead of {name}'s {})", percent(lazy), percent(other))
 }
 
 /// What the policies leave open that protect less.

@@ -687,7 +687,7 @@ fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
         "At most 94us of other CPU work came with each mapping, if the recording's 2 CPUs never idled",
         "Choose ",
         "Linux's own modes take about: strict ",
-        "Lazy would save ",
+        "Linux's lazy would save ",
         "Of the strict policies, by the other CPU work for each mapping: ",
         "passthrough), a device reads and writes all memory",
         "On Linux, ",

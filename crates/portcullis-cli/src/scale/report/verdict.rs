@@ -132,7 +132,7 @@ fn pools(table: &Table) -> Option<&'static str> {
 }
 
 /// A choice that leaves less than this share of the throughput is said to leave too little.
-const TOO_LITTLE: f64 = 0.5;
+const TOO_LITTLE: f64 = 0.75;
 
 /// Copies that take this share of what memory can copy set the pace.
 const FULL: f64 = 0.95;
