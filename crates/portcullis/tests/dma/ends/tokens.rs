@@ -72,7 +72,7 @@ fn makers(bench: &Bench, device: &DmaDevice<Mapper, StdPlatform>) -> Vec<(&'stat
         Box::new(queue)
     };
     let ring = || -> Box<dyn Maker> {
-        Box::new(StrictRing::new(device, StrictRingConfig::new(8, PAGE, 2)).unwrap())
+        Box::new(StrictRing::new(device, StrictRingConfig::new(64, PAGE, 2)).unwrap())
     };
     vec![
         ("direct", queue(QueueConfig::direct())),
@@ -148,7 +148,7 @@ fn a_ring_says_whether_a_mapping_waits() {
 fn what_a_mapping_has_no_words_for_is_an_error_and_leaves_nothing() {
     let bench = Bench::new(Policy::Strict);
     let piece = PhysSegment { len: 1, ..page(1) };
-    let list = vec![piece; (1 << 20) + 2];
+    let list = vec![piece; (1 << 20) + 300];
     let (bytes, used) = ((list.len() as u64) * PAGE, list.len() as u64);
     let too_large = MapListError::TooLarge { bytes, beside: bytes - used };
     let mut makers = makers(&bench, &bench.device);
@@ -157,7 +157,7 @@ fn what_a_mapping_has_no_words_for_is_an_error_and_leaves_nothing() {
         assert_eq!(maker.map(&list), Err(DmaMapError::List(too_large)), "{name}");
     }
     // A ring has no room for the list either, and says that.
-    let most = 8 * PAGE;
+    let most = 64 * PAGE;
     for (name, maker) in &mut makers[6..] {
         let error = maker.map(&list).unwrap_err();
         assert!(
