@@ -1,7 +1,7 @@
 //! What a policy costs by counts: the waits and the copied bytes of a replay, each at a price, and what the library's code takes.
 //!
 //! Measured times change with whatever else a machine does, and a choice that rests on them changes, too. Counts do not: equal recordings
-//! give equal costs, on each machine. The prices are those that `portcullis scale` takes unless it is told others.
+//! give equal costs, on each machine. The prices are the defaults of `portcullis scale`.
 
 use std::sync::LazyLock;
 

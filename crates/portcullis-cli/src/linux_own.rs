@@ -29,7 +29,7 @@ impl Instructions {
         Self { page, more: (one_piece - page) / 15.0, piece: (list - page) / 15.0 }
     }
 
-    /// For each mapping, where mappings have so many pages and pieces on average.
+    /// Instructions for a mapping of this number of pages and pieces.
     fn of(self, pages: f64, pieces: f64) -> f64 {
         self.page + self.piece * (pieces - 1.0).max(0.0) + self.more * (pages - pieces).max(0.0)
     }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::replay::short_run;
 
-    /// Runs in which strict took 490 ns beside its waits, for mappings of so many pages and pieces.
+    /// Runs whose mappings have `bytes` in `pieces`, and whose strict took 490 ns besides its waits.
     fn runs(bytes: u64, pieces: u64) -> Runs {
         let (mut runs, _) = short_run();
         let trace = &mut runs.report.trace;

@@ -2,7 +2,7 @@
 //! that changes, and what it leaves open.
 
 use portcullis::domain::Policy;
-use portcullis_trace::replay::{Mode, PolicyReport, Work};
+use portcullis_trace::replay::{Mode, PolicyReport, Report, Work};
 
 use crate::choice::{Besides, Candidate, SMALL, advice, by_waits, capital, choose, no_copies, range, tied};
 use crate::counted;
@@ -168,9 +168,7 @@ impl<'a> Verdict<'a> {
         sentences.extend(chosen.and_then(|chosen| chosen.as_measured(&strict, runs.report.work)));
         let own = Both::of(runs).filter(|_| offer == Offer::Module);
         sentences.extend(own.as_ref().map(|own| of_linux(own, runs.report.work_ns)));
-        let saves =
-            |choice| lazy(choice, &rows, trace.duration_ns, own.as_ref().zip(Some(runs.report.work_ns)));
-        sentences.extend(choice.and_then(saves));
+        sentences.extend(choice.and_then(|choice| lazy(choice, &rows, own.as_ref(), &runs.report)));
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict, runs.report.work)));
         sentences.extend(rest(&rows));
@@ -201,8 +199,7 @@ fn costs(strict: &[Row<'_>], besides: Besides) -> Option<String> {
     Some(format!("{clause} protection from devices takes {range} of the CPU time."))
 }
 
-/// The share of the time for which a recording's CPUs were busy at the least, for all that is said. Those that were busy for less
-/// have time for any policy.
+/// The verdict assumes that a recording's CPUs were busy for this share of the time at least. CPUs that idle for longer have time for any policy.
 const BUSY: f64 = 0.1;
 
 /// The policy to choose.
@@ -360,16 +357,13 @@ fn of_linux(own: &Both<'_>, work_ns: f64) -> String {
             format!("{name} {} ({least} to {most} ns a mapping)", percent(own.share(work_ns)))
         })
         .collect();
-    format!("Linux's own modes take about: {}, if nobody waits for their locks.", said.join(", "))
+    format!("Linux's own modes take about: {}, if no CPU waits for a lock.", said.join(", "))
 }
 
-/// What lazy saves, and what that leaves open: under Linux by its own code, with the recording's work, against Linux's strict.
-fn lazy(
-    choice: Row<'_>,
-    rows: &[Row<'_>],
-    duration_ns: u64,
-    linux: Option<(&Both<'_>, f64)>,
-) -> Option<String> {
+/// Lazy's saving, and the bytes that it leaves open. Where Linux's own modes have a price, Linux's lazy is compared with Linux's strict;
+/// otherwise the library's lazy is compared with the choice.
+fn lazy(choice: Row<'_>, rows: &[Row<'_>], own: Option<&Both<'_>>, report: &Report) -> Option<String> {
+    let (work_ns, duration_ns) = (report.work_ns, report.trace.duration_ns);
     let lazy = rows.iter().find(|row| row.mode() == Policy::LAZY.into())?;
     let stale = lazy.policy.exposure.stale_byte_s;
     let open = if stale <= 0.0 {
@@ -379,7 +373,7 @@ fn lazy(
     } else {
         format!("here {} at any time, on average", bytes(stale * 1e9 / duration_ns as f64))
     };
-    let of_linux = linux.and_then(|(own, work_ns)| {
+    let of_linux = own.and_then(|own| {
         let lazy = own.lazy?;
         let saved = |work_ns| saved("strict", own.strict.share(work_ns), lazy.share(work_ns));
         Some(("Linux's lazy", [saved(work_ns), saved(1e3)]))

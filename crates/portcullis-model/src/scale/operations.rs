@@ -113,7 +113,7 @@ impl Operations {
         rows
     }
 
-    /// What `name` takes a CPU for one page that nobody else disturbs, in nanoseconds; `None` where it was not measured.
+    /// Nanoseconds that one CPU alone takes to map and unmap one page by `name`; `None` if that was not measured.
     pub fn alone_ns(&self, name: &str) -> Option<f64> {
         Some(self.of(name, 1).iter().find(|row| row.cpus == 1)?.ns)
     }
