@@ -128,24 +128,23 @@ pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
     })
 }
 
-/// What the choice is where hardware takes a quarter of the time that the profile assumes (`short`), and where it takes four times as long
-/// (`long`): about as far as published figures for one kind of IOMMU lie apart.
-pub fn by_waits<C: Candidate>(choice: C, short: C, long: C) -> String {
+/// What the choice is where something that is assumed takes less (`short`), and where it takes more (`long`): `what` does so, and how much less
+/// and more that is.
+pub fn by_other<C: Candidate>(choice: C, short: C, long: C, [what, less, more]: [&str; 3]) -> String {
     let named = |row: C| format!("{} ({})", row.mode().name(), percent(row.lost()));
     if [short, long].iter().all(|row| row.mode() == choice.mode()) {
         format!(
-            "The choice is the same if the IOMMU's waits are a quarter as long ({}) or four times as long ({}) as assumed.",
+            "The choice is the same if {what} {less} ({}) or {more} ({}) as assumed.",
             percent(short.lost()),
             percent(long.lost())
         )
     } else {
-        format!(
-            "If the IOMMU's waits are a quarter as long as assumed, choose {}; if four times as long, {}.",
-            named(short),
-            named(long)
-        )
+        format!("If {what} {less} as assumed, choose {}; if {more}, {}.", named(short), named(long))
     }
 }
+
+/// The waits, which published figures for one kind of IOMMU have about as far apart: [`by_other`].
+pub const OTHER_WAITS: [&str; 3] = ["the IOMMU's waits are", "a quarter as long", "four times as long"];
 
 /// One sentence names the choice and its meaning. A second one names each policy of `strict` that does something better.
 pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {

@@ -22,6 +22,7 @@ mod exposed;
 mod golden;
 mod header;
 mod help;
+mod instructions;
 mod interrupt;
 mod legend;
 #[cfg(unix)]
@@ -29,10 +30,10 @@ mod linux;
 #[cfg(not(unix))]
 #[path = "linux/elsewhere.rs"]
 mod linux;
-mod linux_own;
 mod look;
 mod machine;
 mod on_linux;
+mod price;
 #[cfg(target_os = "linux")]
 mod record;
 mod replay;

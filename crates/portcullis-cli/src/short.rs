@@ -7,11 +7,11 @@ use indicatif::HumanCount;
 use portcullis_trace::replay::{PolicyReport, Profile};
 use portcullis_trace::{Printable, Summary};
 
-use crate::choice::SMALL;
+use crate::choice::{Candidate, SMALL};
 use crate::exposed::Exposed;
-use crate::linux_own::Both;
 use crate::look::{BAD, BOLD, GOOD, NOT_KNOWN, bytes, columns, number_of, short_time, wrap};
 use crate::on_linux::{Offer, Place};
+use crate::price::{Code, Prices};
 use crate::runs::{Cost, Runs, cpu_time};
 use crate::verdict::{self, Verdict};
 use crate::{header, legend, sweep, table};
@@ -59,14 +59,13 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             );
             text.push_str(&wrap(&sentence, ""));
         }
-        let own = Both::of(runs).filter(|_| parts.offer == Offer::Module);
         // Writing to a string cannot fail.
         let _ = if parts.full {
             table::write(&mut text, runs, parts.unicode)
         } else if columns() < WIDE {
             write_narrow(&mut text, runs, verdict.choice, parts.unicode)
         } else {
-            write_table(&mut text, runs, verdict.choice, own.as_ref(), parts.unicode)
+            write_table(&mut text, runs, verdict.choice, parts.offer, parts.unicode)
         };
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are assumed, those of {} ({}; --profile), page tables {} \
@@ -77,8 +76,8 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             parts.format
         );
         text.push_str(&wrap(&conditions, ""));
-        if let Some(own) = own {
-            text.push_str(&wrap(&own.said(), ""));
+        if let Some(said) = Prices::of(runs, parts.offer).said() {
+            text.push_str(&wrap(&said, ""));
         }
         if !parts.full && columns() >= WIDE && runs.number > 1 {
             let spread = format!(
@@ -142,11 +141,10 @@ fn write_table(
     text: &mut String,
     runs: &Runs,
     choice: Option<&str>,
-    own: Option<&Both<'_>>,
+    offer: Offer,
     unicode: bool,
 ) -> std::fmt::Result {
     let rule = if unicode { "─" } else { "-" };
-    let rows = verdict::rows(runs);
     writeln!(text)?;
     writeln!(
         text,
@@ -166,37 +164,45 @@ fn write_table(
         "open for 1 s"
     )?;
     writeln!(text, "{}", rule.repeat(WIDE))?;
+    let of_kernel: Vec<_> =
+        verdict::rows(runs, offer).into_iter().filter(|row| row.price.code != Code::Library).collect();
+    let known = runs.report.trace.tells_copies();
+    let whole = |ns: f64| HumanCount(ns.round() as u64).to_string();
+    let name_of = |name: &str, policy: &str, of_kernel: bool| {
+        let is_chosen = choice == Some(policy) && of_kernel;
+        let style = if is_chosen { BOLD } else { Style::new() };
+        format!("{style}{name:<12}{style:#}")
+    };
+    for row in &of_kernel {
+        let policy = row.price.policy;
+        let [(stale, a), (neighbour, b)] = open(policy, known);
+        writeln!(
+            text,
+            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
+            name_of(row.price.row, policy.policy, true),
+            whole(row.price.ns),
+            "est.",
+            whole(policy.wait_ns_per_op),
+            format!("{:.1} %", row.lost() * 100.0),
+            short_time(row.work_ns(SMALL)),
+        )?;
+    }
+    if !of_kernel.is_empty() {
+        writeln!(text, "The library's own code, for drivers that call it:")?;
+    }
+    let rows = verdict::rows(runs, Offer::Library);
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
-        let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
-        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let [(stale, a), (neighbour, b)] = open(policy, known);
         let from = verdict::small_from(&rows, policy);
         writeln!(
             text,
-            "{name}{:<12}{name:#}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
-            policy.policy,
-            if_known(cost, || HumanCount(cost.median_ns.round() as u64).to_string()),
+            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
+            name_of(policy.policy, policy.policy, of_kernel.is_empty()),
+            if_known(cost, || whole(cost.median_ns)),
             spread_of(cost, runs.number).unwrap_or("-".into()),
-            if cost.known {
-                HumanCount(policy.wait_ns_per_op.round() as u64).to_string()
-            } else {
-                "-".into()
-            },
+            if cost.known { whole(policy.wait_ns_per_op) } else { "-".into() },
             if cost.known { share(policy) } else { "-".into() },
             from.map_or("-".into(), short_time),
-        )?;
-    }
-    for own in own.iter().flat_map(|own| own.rows()) {
-        let [(stale, a), (neighbour, b)] = open(own.like, runs.report.trace.tells_copies());
-        let whole = |ns: f64| HumanCount(ns.round() as u64).to_string();
-        writeln!(
-            text,
-            "{:<12}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
-            own.name,
-            whole(own.ns()),
-            "est.",
-            whole(own.like.wait_ns_per_op),
-            format!("{:.1} %", own.share(runs.report.work_ns) * 100.0),
-            short_time(own.work_ns(SMALL)),
         )?;
     }
     writeln!(text)

@@ -4,20 +4,19 @@
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport, Report, Work};
 
-use crate::choice::{Besides, Candidate, SMALL, advice, by_waits, capital, choose, no_copies, range, tied};
-use crate::counted;
-use crate::linux_own::Both;
+use crate::choice::{
+    Besides, Candidate, OTHER_WAITS, SMALL, advice, by_other, capital, choose, no_copies, range, tied,
+};
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
-use crate::runs::{Cost, Runs, cpu_time};
+use crate::price::{Code, Price, Prices};
+use crate::runs::{Runs, cpu_time};
 
 /// A policy at a rate of mappings.
 #[derive(Clone, Copy)]
 pub struct Row<'a> {
     policy: &'a PolicyReport,
-    cost: &'a Cost,
-    /// What it costs by [counts](counted::cost_ns), in nanoseconds: what the choice rests on.
-    counted_ns: f64,
+    pub price: Price<'a>,
     /// The recording tells what it leaves open in the pages of buffers.
     known: bool,
     /// What passthrough costs.
@@ -25,36 +24,32 @@ pub struct Row<'a> {
     /// The CPU time that comes with each mapping besides; `None` for the report's own, whose share the report has.
     work_ns: Option<f64>,
     own_ns: f64,
-    /// What waits take longer than the profile has it, for each mapping.
-    longer_ns: f64,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
     pub fn at(self, work_ns: f64) -> Self {
         Self { work_ns: Some(work_ns), ..self }
     }
 
-    /// Where each wait takes `times` what the profile has.
-    fn with_waits(self, times: f64) -> Self {
-        let longer_ns = self.policy.wait_ns_per_op * (times - 1.0);
-        Self { longer_ns, ..self.at(self.work_ns.unwrap_or(self.own_ns)) }
+    /// Where it costs something else, at the same rate.
+    fn with(self, price: impl FnOnce(Price<'a>) -> Price<'a>) -> Self {
+        Self { price: price(self.price), ..self.at(self.work_ns.unwrap_or(self.own_ns)) }
     }
 
     /// The other CPU work for each mapping, in nanoseconds, from which on it takes less than `share` of the CPU's time.
     pub fn work_ns(&self, share: f64) -> f64 {
-        ((self.cost.median_ns - self.base_ns) / share - self.cost.median_ns).max(0.0)
+        ((self.price.ns - self.base_ns) / share - self.price.ns).max(0.0)
     }
 
     /// How many mappings a CPU makes in a second that does `work_ns` of other work for each, in two digits.
     fn rate(&self, work_ns: f64) -> String {
-        let per_s = 1e9 / (work_ns + self.cost.median_ns).max(1.0);
+        let per_s = 1e9 / (work_ns + self.price.ns).max(1.0);
         let unit = 10_f64.powf(per_s.log10().floor() - 1.0).max(1.0);
         format!("up to {} mappings/s on a CPU", count(((per_s / unit).round() * unit) as u64))
     }
 
     /// The share of the CPU's time that a cost of `ns` is.
     fn share(&self, ns: f64) -> f64 {
-        let ns = ns + self.longer_ns;
         let all = self.work_ns.unwrap_or(self.own_ns) + ns;
         if all > 0.0 { ((ns - self.base_ns) / all).max(0.0) } else { 0.0 }
     }
@@ -65,15 +60,19 @@ impl Candidate for Row<'_> {
         self.policy.mode
     }
 
+    fn row(&self) -> &'static str {
+        self.price.row
+    }
+
     fn lost(&self) -> f64 {
         match self.work_ns {
-            None => cpu_time(self.policy),
-            Some(_) => self.share(self.cost.median_ns),
+            None if self.price.code == Code::Library => cpu_time(self.policy),
+            _ => self.share(self.price.ns),
         }
     }
 
     fn deciding(&self) -> f64 {
-        self.share(self.counted_ns)
+        self.share(self.price.counted.ns())
     }
 
     fn open(&self) -> f64 {
@@ -90,31 +89,28 @@ impl Candidate for Row<'_> {
     }
 
     fn may_cost_as_much(&self, other: &Self) -> bool {
-        self.cost.overlaps(other.cost)
+        self.price.may_be_as_much_as(&other.price)
     }
 }
 
-/// All policies whose cost the recording tells, with the CPU time that the report is of.
-pub fn rows(runs: &Runs) -> Vec<Row<'_>> {
+/// All policies whose cost the recording tells, at the prices of what is on `offer`, with the CPU time that the report is of.
+pub fn rows<'a>(runs: &'a Runs, offer: Offer) -> Vec<Row<'a>> {
     let known = runs.report.trace.tells_copies();
     let work_ns = runs.report.work_ns;
-    let all = || runs.report.policies.iter().zip(&runs.costs);
     // Passthrough is the yardstick where it was not asked for, too.
-    let base = all().find_map(|(policy, cost)| {
+    let base = runs.report.policies.iter().zip(&runs.costs).find_map(|(policy, cost)| {
         Some(policy.relative_to_passthrough? * (work_ns + cost.median_ns) - work_ns)
     });
     let base_ns = base.unwrap_or(0.0).max(0.0);
-    let row = |(policy, cost)| Row {
-        policy,
-        cost,
-        counted_ns: counted::cost_ns(policy, cost),
+    let row = |price: Price<'a>| Row {
+        policy: price.policy,
+        price,
         known,
         base_ns,
         work_ns: None,
         own_ns: work_ns,
-        longer_ns: 0.0,
     };
-    all().filter(|(_, cost)| cost.known).map(row).collect()
+    Prices::of(runs, offer).all.into_iter().filter(|price| price.cost.known).map(row).collect()
 }
 
 /// The other CPU work for each mapping, in nanoseconds, from which on `policy` is [`SMALL`]; `None` where it always is.
@@ -154,23 +150,23 @@ impl<'a> Verdict<'a> {
         if !trace.costs_known {
             return Self { sentences: vec![nothing_told(trace.hidden, trace.maps)], choice: None };
         }
-        let rows = rows(runs);
+        let rows = rows(runs, offer);
         let strict = strict(&rows, offer);
         let chosen = Chosen::of(&strict, runs.report.work);
         let choice = chosen.map(|chosen| chosen.row);
         let mut sentences = Vec::new();
         let besides = Besides { ns: runs.report.work_ns, work: runs.report.work, cpus: trace.cpus };
         sentences.extend(costs(&strict, besides));
-        sentences.push(SCOPE.to_owned());
+        sentences.push(scope(&rows, offer));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.at_the_most(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.ties(&strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.as_measured(&strict, runs.report.work)));
-        let own = Both::of(runs).filter(|_| offer == Offer::Module);
-        sentences.extend(own.as_ref().map(|own| of_linux(own, runs.report.work_ns)));
-        sentences.extend(choice.and_then(|choice| lazy(choice, &rows, own.as_ref(), &runs.report)));
+        sentences.extend(of_kernel(&rows));
+        sentences.extend(choice.and_then(|choice| lazy(choice, &rows, &runs.report)));
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict, runs.report.work)));
+        sentences.extend(choice.and_then(|choice| kernel(choice, &strict, runs.report.work)));
         sentences.extend(rest(&rows));
         sentences.extend(
             (rows.len() < runs.costs.len())
@@ -181,8 +177,19 @@ impl<'a> Verdict<'a> {
 }
 
 /// What the figures are of.
-const SCOPE: &str = "That is the time of one CPU in Portcullis's own code, and waits that are assumed, not measured. Not in it: latency, \
-                     throughput that devices lose while the IOMMU walks page tables, and CPUs that wait for one IOMMU together.";
+fn scope(rows: &[Row<'_>], offer: Offer) -> String {
+    let code = if rows.iter().any(|row| row.price.code != Code::Library) {
+        "in the code of Linux and of our module, estimated from counted instructions (docs/linux.md)"
+    } else if offer == Offer::Library {
+        "in Portcullis's own code"
+    } else {
+        "in Portcullis's own code, as Linux's was not counted for this (it takes more)"
+    };
+    format!(
+        "That is the time of one CPU {code}, and waits that are assumed, not measured. Not in it: latency, throughput that devices lose while the IOMMU \
+         walks page tables, and CPUs that wait for one IOMMU, or for a lock, together."
+    )
+}
 
 /// Said in place of a verdict on a recording that has some mappings, and of `hidden` others not enough.
 pub fn nothing_told(hidden: u64, maps: u64) -> String {
@@ -257,11 +264,11 @@ impl<'a> Chosen<'a> {
     /// What the choice would be by what was measured, if that is another.
     fn as_measured(&self, strict: &[Row<'a>], work: Work) -> Option<String> {
         let measured: Vec<Row<'_>> =
-            strict.iter().map(|row| Row { counted_ns: row.cost.median_ns, ..*row }).collect();
+            strict.iter().map(|row| Row { price: row.price.as_measured(), ..*row }).collect();
         let other = Self::of(&measured, work)?.row;
-        let [a, b] = [self.row, other].map(|row| (row.mode().name(), row.cost.median_ns, row.counted_ns));
+        let [a, b] = [self.row, other].map(|row| (row.mode().name(), row.price.ns, row.price.counted.ns()));
         // What counts were replaced by in `other`.
-        let counted = strict.iter().find(|row| row.mode() == other.mode())?.counted_ns;
+        let counted = strict.iter().find(|row| row.mode() == other.mode())?.price.counted.ns();
         let ns = |ns: f64| count(ns.round() as u64);
         (a.0 != b.0).then(|| {
             format!(
@@ -336,35 +343,51 @@ fn rates(strict: &[Row<'_>]) -> Option<String> {
 
 /// What the choice is where waits are shorter, and longer.
 fn waits(choice: Row<'_>, strict: &[Row<'_>], work: Work) -> Option<String> {
-    let waits = |row: &Row<'_>| row.policy.wait_ns_per_op > 0.0;
+    let waits = |row: &Row<'_>| row.price.counted.wait_ns > 0.0;
     if strict.len() < 2 || !strict.iter().any(waits) {
         return None;
     }
-    let chosen = |times| {
-        let waiting: Vec<Row<'_>> = strict.iter().map(|row| row.with_waits(times)).collect();
-        Some(Chosen::of(&waiting, work)?.row)
-    };
-    Some(by_waits(choice, chosen(0.25)?, chosen(4.0)?))
+    let [short, long] = [0.25, 4.0].map(|times| chosen(strict, work, |price| price.with_waits(times)));
+    Some(by_other(choice, short?, long?, OTHER_WAITS))
 }
 
-/// What Linux's own modes take.
-fn of_linux(own: &Both<'_>, work_ns: f64) -> String {
-    let said: Vec<String> = own
-        .rows()
-        .map(|own| {
-            let [least, most] = own.range_ns().map(|ns| count(ns.round() as u64));
-            let name = own.name.trim_start_matches("linux-");
-            format!("{name} {} ({least} to {most} ns a mapping)", percent(own.share(work_ns)))
+/// What the choice is where the kernel's instructions take less, and more.
+fn kernel(choice: Row<'_>, strict: &[Row<'_>], work: Work) -> Option<String> {
+    if strict.len() < 2 || strict.iter().all(|row| row.price.code == Code::Library) {
+        return None;
+    }
+    let [short, long] = [false, true].map(|slower| chosen(strict, work, |price| price.with_kernel(slower)));
+    let other = ["instructions of the kernel take", "half as long", "twice as long"];
+    Some(by_other(choice, short?, long?, other))
+}
+
+/// The choice among `strict` at other prices.
+fn chosen<'a>(strict: &[Row<'a>], work: Work, price: impl Fn(Price<'a>) -> Price<'a>) -> Option<Row<'a>> {
+    let others: Vec<Row<'_>> = strict.iter().map(|row| row.with(&price)).collect();
+    Some(Chosen::of(&others, work)?.row)
+}
+
+/// What the kernel's code takes.
+fn of_kernel(rows: &[Row<'_>]) -> Option<String> {
+    let said: Vec<String> = rows
+        .iter()
+        .filter(|row| row.price.code != Code::Library)
+        .map(|row| {
+            let [least, most] = row.price.range_ns.map(|ns| count(ns.round() as u64));
+            let whose = if row.price.code == Code::Module { "the module's " } else { "" };
+            format!("{whose}{} {} ({least} to {most} ns)", row.mode().name(), percent(row.lost()))
         })
         .collect();
-    format!("Linux's own modes take about: {}, if no CPU waits for a lock.", said.join(", "))
+    let said = (!said.is_empty()).then(|| said.join(", "))?;
+    Some(format!("Under Linux a mapping takes about: {said}, if no CPU waits for a lock."))
 }
 
-/// Lazy's saving, and the bytes that it leaves open. Where Linux's own modes have a price, Linux's lazy is compared with Linux's strict;
-/// otherwise the library's lazy is compared with the choice.
-fn lazy(choice: Row<'_>, rows: &[Row<'_>], own: Option<&Both<'_>>, report: &Report) -> Option<String> {
-    let (work_ns, duration_ns) = (report.work_ns, report.trace.duration_ns);
-    let lazy = rows.iter().find(|row| row.mode() == Policy::LAZY.into())?;
+/// Lazy's saving, and the bytes that it leaves open. Linux's lazy is compared with Linux's strict, which needs no module, and the library's with the
+/// choice.
+fn lazy(choice: Row<'_>, rows: &[Row<'_>], report: &Report) -> Option<String> {
+    let duration_ns = report.trace.duration_ns;
+    let find = |mode: Mode| rows.iter().find(|row| row.mode() == mode).copied();
+    let lazy = find(Policy::LAZY.into())?;
     let stale = lazy.policy.exposure.stale_byte_s;
     let open = if stale <= 0.0 {
         "here nothing was".to_owned()
@@ -373,18 +396,15 @@ fn lazy(choice: Row<'_>, rows: &[Row<'_>], own: Option<&Both<'_>>, report: &Repo
     } else {
         format!("here {} at any time, on average", bytes(stale * 1e9 / duration_ns as f64))
     };
-    let of_linux = own.and_then(|own| {
-        let lazy = own.lazy?;
-        let saved = |work_ns| saved("strict", own.strict.share(work_ns), lazy.share(work_ns));
-        Some(("Linux's lazy", [saved(work_ns), saved(1e3)]))
-    });
-    let (name, [here, at_a_rate]) = of_linux.unwrap_or_else(|| {
-        let saved = |choice: Row<'_>, lazy: Row<'_>| saved(choice.mode().name(), choice.lost(), lazy.lost());
-        ("Lazy", [saved(choice, *lazy), saved(choice.at(1e3), lazy.at(1e3))])
-    });
+    let of_linux = find(Mode::Each(Policy::Strict)).filter(|_| lazy.price.code == Code::Linux);
+    let name = if of_linux.is_some() { "Linux's lazy" } else { "Lazy" };
+    let other = of_linux.unwrap_or(choice);
+    let saved = |other: Row<'_>, lazy: Row<'_>| saved(other.mode().name(), other.lost(), lazy.lost());
     Some(format!(
-        "{name} would save {here}; where 1us of other work comes with each mapping, {at_a_rate}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
+        "{name} would save {}; where 1us of other work comes with each mapping, {}. What was unmapped then stays open to its device for up to 10 ms, to read and to write: {open}. \
          Take it if you need that time and trust these devices, their makers and their firmware; never for what can be plugged in.",
+        saved(other, lazy),
+        saved(other.at(1e3), lazy.at(1e3)),
     ))
 }
 

@@ -686,14 +686,15 @@ fn the_verdict_comes_first_and_all_of_it_fits_the_terminal() {
         "60,000 events",
         "At most 94us of other CPU work came with each mapping, if the recording's 2 CPUs never idled",
         "Choose ",
-        "Linux's own modes take about: strict ",
+        "Under Linux a mapping takes about: strict ",
         "Linux's lazy would save ",
         "Of the strict policies, by the other CPU work for each mapping: ",
         "passthrough), a device reads and writes all memory",
         "On Linux, ",
         "policy ns ",
-        "linux-lazy",
-        "linux-strict and linux-lazy are Linux's own code, estimated",
+        "linux-bounce ",
+        "The library's own code, for drivers that call it:",
+        "linux-strict, linux-bounce and linux-lazy: the code of Linux 6.12",
         "--full",
     ];
     assert!(order.map(at).is_sorted(), "{text}");

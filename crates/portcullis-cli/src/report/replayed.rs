@@ -119,7 +119,7 @@ fn policies(runs: &Runs, choice: Option<&str>) -> String {
     let all = || runs.report.policies.iter().zip(&runs.costs);
     let told = all().filter(|(_, cost)| cost.known).map(|(policy, _)| cpu_time(policy));
     let most = told.filter(|share| share.is_finite()).fold(1e-9, f64::max);
-    let rates = verdict::rows(runs);
+    let rates = verdict::rows(runs, Offer::Library);
     let ns = |ns: f64| format!("{} ns", count(ns.round() as u64));
     let row = |(policy, cost): (&PolicyReport, &Cost)| {
         let share = Cell {

@@ -54,7 +54,7 @@ const ROWS: [&str; 8] = [
 const COLUMNS: std::ops::Range<usize> = 2..7;
 const LATER_COLUMNS: std::ops::Range<usize> = 8..10;
 
-const POLICIES: [&str; 9] = [
+const POLICIES: [&str; 10] = [
     "strict",
     "strict-batch",
     "strict-ring",
@@ -63,18 +63,20 @@ const POLICIES: [&str; 9] = [
     "swiotlb",
     "passthrough",
     "linux-strict",
+    "linux-bounce",
     "linux-lazy",
 ];
 
 /// How sentences of a verdict begin that have measured figures, or say what would be chosen by these. They stand behind each other.
-const SAID: [&str; 7] = [
+const SAID: [&str; 8] = [
     "By the times that were measured",
-    "Linux's own modes take",
+    "Under Linux a mapping takes",
     "Lazy would save",
     "Linux's lazy would save",
     "Of the strict policies",
     "The choice is the same",
     "If the IOMMU's waits",
+    "If instructions of the kernel",
 ];
 
 /// `line` without what is measured.
@@ -191,14 +193,15 @@ fn typed(line: &str) -> String {
         let begins = |word: &&str| line.is_empty() || line.starts_with(word);
         // The others stand behind these; where they do not, as in `scale`, they are no measurement.
         let begins_rates = SAID[..5].iter().any(|begin| line.starts_with(begin));
-        let begins_linux =
-            ["linux-strict and", "linux-strict are"].iter().any(|begin| line.starts_with(begin));
+        let begins_linux = ["linux-strict,", "linux-strict and", "linux-strict:"]
+            .iter()
+            .any(|begin| line.starts_with(begin));
         in_rates &= !["With", "Policies", "On Linux"].iter().any(begins);
         in_linux &= !["± is", "+- is", "All figures", "What they mean"].iter().any(begins);
         if !in_rates && !in_linux {
             let line = match (begins_rates, begins_linux) {
                 (true, _) => "(measured) ~".into(),
-                (_, true) => "linux-strict and ~".into(),
+                (_, true) => "linux-strict, ~".into(),
                 _ => masked(line),
             };
             text += &(line + "\n");

@@ -4,7 +4,7 @@ use portcullis::domain;
 use portcullis_model::scale::{Machine, Outcome};
 
 use super::{Row, Strict, Table};
-use crate::choice::{Candidate, advice, by_waits, capital, choose, no_copies, range};
+use crate::choice::{Candidate, OTHER_WAITS, advice, by_other, capital, choose, no_copies, range};
 use crate::look::{count, number_of, percent};
 use crate::on_linux::{self, Offer};
 
@@ -203,7 +203,7 @@ fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
             "If the IOMMU's waits are a quarter as long as assumed, that costs {short}; if four times as long, {long}."
         ));
     }
-    Some(by_waits(choice, short, long))
+    Some(by_other(choice, short, long, OTHER_WAITS))
 }
 
 /// What takes the most of a request with this policy, and where that comes from.

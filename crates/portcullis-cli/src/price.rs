@@ -1,0 +1,328 @@
+//! What a mapping costs under each policy, by the code that would run it: the one table from which choices, rates, tables and results for
+//! machines take their prices.
+//!
+//! A driver of the library's runs the library's code, whose time is measured. Under Linux the kernel's own code runs, or the
+//! module's: its instructions were counted in a guest, and a price is their number times what one takes.
+
+use portcullis::domain::Policy;
+use portcullis_trace::replay::{Mode, PolicyReport, Report};
+
+use crate::counted::{self, INSTRUCTION_NS, Parts};
+use crate::instructions::Instructions;
+use crate::look::count;
+use crate::on_linux::Offer;
+use crate::runs::{Cost, Runs};
+
+/// Whose code a policy runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    Library,
+    Linux,
+    Module,
+}
+
+/// What a mapping costs under a policy.
+#[derive(Debug, Clone, Copy)]
+pub struct Price<'a> {
+    pub policy: &'a PolicyReport,
+    pub cost: &'a Cost,
+    pub code: Code,
+    /// Its row in tables.
+    pub row: &'static str,
+    /// Of Linux or the module for each mapping. Of the library it is the time that was measured.
+    pub instructions: Option<f64>,
+    /// Nanoseconds, by what was measured here.
+    pub ns: f64,
+    /// The least and the most that it may be.
+    pub range_ns: [f64; 2],
+    /// Nanoseconds by counts, which are the same each time: what the choice rests on.
+    pub counted: Parts,
+}
+
+/// How much longer, or shorter, an instruction of the kernel may take than one of the library.
+pub const APART: f64 = 2.0;
+
+impl Price<'_> {
+    /// Where each wait takes `times` what the profile has.
+    pub fn with_waits(mut self, times: f64) -> Self {
+        let longer_ns = self.counted.wait_ns * (times - 1.0);
+        self.ns += longer_ns;
+        self.range_ns = self.range_ns.map(|ns| ns + longer_ns);
+        self.counted.wait_ns += longer_ns;
+        self
+    }
+
+    /// Where an instruction of the kernel takes [`APART`] as long, or as short.
+    pub fn with_kernel(mut self, slower: bool) -> Self {
+        if self.code != Code::Library {
+            self.ns = self.range_ns[usize::from(slower)];
+            self.counted.code_ns *= if slower { APART } else { 1.0 / APART };
+        }
+        self
+    }
+
+    /// As if what was measured here had been counted.
+    pub fn as_measured(mut self) -> Self {
+        self.counted = Parts { code_ns: self.ns, wait_ns: 0.0, copy_ns: 0.0 };
+        self
+    }
+
+    /// What was measured does not tell which of both costs more. Prices of the kernel's code are wrong together, by the same factor.
+    pub fn may_be_as_much_as(&self, other: &Self) -> bool {
+        if [self.code, other.code].contains(&Code::Library) {
+            return self.cost.overlaps(other.cost);
+        }
+        let [less, more] = [0, 1].map(|end| self.range_ns[end] < other.range_ns[end]);
+        less != more
+    }
+}
+
+/// The prices of all policies of a report, in its order.
+#[derive(Debug)]
+pub struct Prices<'a> {
+    pub all: Vec<Price<'a>>,
+    /// How the kernel's code has its price, where it runs.
+    kernel: Option<Kernel>,
+}
+
+impl<'a> Prices<'a> {
+    /// By the code that runs where these policies are on `offer`.
+    pub fn of(runs: &'a Runs, offer: Offer) -> Self {
+        let Report { policies, .. } = &runs.report;
+        let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
+        let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
+            let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
+            of_kernel.unwrap_or_else(|| of_library(policy, cost))
+        };
+        Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
+    }
+
+    /// Those of the kernel's code whose cost the recording tells.
+    pub fn of_kernel(&self) -> impl Iterator<Item = &Price<'a>> {
+        self.all.iter().filter(|price| price.code != Code::Library && price.cost.known)
+    }
+
+    /// Where the rows of the kernel's code come from.
+    pub fn said(&self) -> Option<String> {
+        let instruction_ns = self.kernel?.instruction_ns;
+        let each = |text: fn(&Price<'_>) -> String| {
+            let mut all: Vec<String> = self.of_kernel().map(text).collect();
+            let last = all.pop()?;
+            Some(if all.is_empty() { last } else { format!("{} and {last}", all.join(", ")) })
+        };
+        Some(format!(
+            "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest), each at the \
+             {instruction_ns:.2} ns that one took in the row strict; waits and copies are those of the rows strict, bounce and lazy. An instruction of the kernel may take half or \
+             twice that: {}. Not in it: CPUs that wait for each other's locks (`portcullis scale` has them).",
+            each(|price| price.row.to_owned())?,
+            each(|price| count(price.instructions.unwrap_or_default().round() as u64))?,
+            each(|price| {
+                let [least, most] = price.range_ns.map(|ns| count(ns.round() as u64));
+                format!("{} {least} to {most} ns", price.row)
+            })?,
+        ))
+    }
+}
+
+/// The library's code, whose time was measured.
+fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost) -> Price<'a> {
+    Price {
+        policy,
+        cost,
+        code: Code::Library,
+        row: policy.policy,
+        instructions: None,
+        ns: cost.median_ns,
+        range_ns: [cost.least_ns, cost.most_ns],
+        counted: counted::parts(policy, cost),
+    }
+}
+
+/// What the kernel's code takes for a recording's mappings.
+#[derive(Debug, Clone, Copy)]
+struct Kernel {
+    /// Of a mapping, on average.
+    pages: f64,
+    pieces: f64,
+    /// What an instruction took here.
+    instruction_ns: f64,
+}
+
+impl Kernel {
+    /// `None` where strict was not replayed, or the recording does not tell what mappings are like.
+    fn of(runs: &Runs) -> Option<Self> {
+        let Report { trace, policies, .. } = &runs.report;
+        let (strict, cost) =
+            policies.iter().zip(&runs.costs).find(|(policy, _)| policy.mode == Mode::Each(Policy::Strict))?;
+        let pieces = trace.pieces_mapped as f64 / trace.maps as f64;
+        if !trace.costs_known || trace.maps == 0 || pieces <= 0.0 {
+            return None;
+        }
+        let (pieces, pages) =
+            (pieces.max(1.0), (trace.bytes_mapped as f64 / 4096.0 / trace.maps as f64).max(pieces));
+        let own_ns = (cost.median_ns - strict.wait_ns_per_op).max(0.0);
+        Some(Self { pages, pieces, instruction_ns: own_ns / Instructions::OURS.of(pages, pieces) })
+    }
+
+    /// The price of a policy that the kernel has; `None` for others.
+    fn price<'a>(&self, policy: &'a PolicyReport, cost: &'a Cost, all: &[PolicyReport]) -> Option<Price<'a>> {
+        let of = |counts: Instructions| counts.of(self.pages, self.pieces);
+        let (code, row, instructions, copy_ns) = match policy.mode {
+            Mode::Each(Policy::Strict) => (Code::Linux, "linux-strict", of(Instructions::LINUX_STRICT), 0.0),
+            Mode::Each(Policy::Lazy { .. }) => (Code::Linux, "linux-lazy", of(Instructions::LINUX_LAZY), 0.0),
+            Mode::Bounce => {
+                // Large buffers are mapped as strict maps them.
+                let strict = all.iter().find(|policy| policy.mode == Mode::Each(Policy::Strict))?;
+                let mapped = (policy.invalidations as f64 / strict.invalidations.max(1) as f64).min(1.0);
+                let mean = |copied, as_strict| of(copied) * (1.0 - mapped) + of(as_strict) * mapped;
+                let ours = mean(Instructions::OUR_BOUNCE, Instructions::OURS) * self.instruction_ns;
+                let copy_ns = (cost.median_ns - policy.wait_ns_per_op - ours).max(0.0);
+                let instructions = mean(Instructions::MODULE_BOUNCE, Instructions::MODULE_STRICT);
+                (Code::Module, "linux-bounce", instructions, copy_ns)
+            }
+            _ => return None,
+        };
+        let rest_ns = policy.wait_ns_per_op + copy_ns;
+        let code_ns = instructions * self.instruction_ns;
+        Some(Price {
+            policy,
+            cost,
+            code,
+            row,
+            instructions: Some(instructions),
+            ns: code_ns + rest_ns,
+            range_ns: [code_ns / APART, code_ns * APART].map(|ns| ns + rest_ns),
+            counted: Parts {
+                code_ns: instructions * INSTRUCTION_NS,
+                wait_ns: policy.wait_ns_per_op,
+                copy_ns: counted::copies_ns(policy).unwrap_or(copy_ns),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::short_run;
+
+    /// Runs whose mappings have `bytes` in `pieces`, and whose strict took 490 ns besides its waits.
+    fn runs(bytes: u64, pieces: u64) -> Runs {
+        let (mut runs, _) = short_run();
+        let trace = &mut runs.report.trace;
+        (trace.maps, trace.bytes_mapped, trace.pieces_mapped) = (10, bytes * 10, pieces * 10);
+        for (policy, cost) in runs.report.policies.iter_mut().zip(&mut runs.costs) {
+            policy.wait_ns_per_op = if policy.policy == "strict" { 700.0 } else { 5.0 };
+            let copied = if policy.mode == Mode::Bounce { 20_480 } else { 0 };
+            (policy.operations, policy.copied_bytes) = (10, Some(copied));
+            policy.invalidations = if policy.policy == "strict" { 10 } else { 0 };
+            cost.median_ns = 490.0 + policy.wait_ns_per_op;
+        }
+        runs
+    }
+
+    fn of<'a>(prices: &'a Prices<'a>, row: &str) -> Price<'a> {
+        *prices.all.iter().find(|price| price.row == row).unwrap()
+    }
+
+    #[test]
+    fn the_kernel_s_code_has_the_price_of_an_instruction_here() {
+        let runs = runs(4096, 1);
+        let prices = Prices::of(&runs, Offer::Module);
+        let [strict, lazy, bounce] =
+            ["linux-strict", "linux-lazy", "linux-bounce"].map(|row| of(&prices, row));
+        assert!((strict.ns - 3_304.0).abs() < 1e-6 && (lazy.ns - 2_110.0).abs() < 1e-6);
+        assert_eq!(lazy.range_ns.map(f64::round), [1_058.0, 4_215.0]);
+        // The module's instructions in place of the library's 214; copies and waits stay.
+        assert!((bounce.ns - (1_206.0 + 490.0 - 214.0 + 5.0)).abs() < 1e-6, "{bounce:?}");
+        assert_eq!(
+            [strict.code, lazy.code, bounce.code].map(|code| code == Code::Module),
+            [false, false, true]
+        );
+        let said = prices.said().unwrap();
+        assert!(
+            said.starts_with("linux-strict, linux-bounce and linux-lazy: the code of Linux 6.12"),
+            "{said}"
+        );
+        assert!(said.contains("takes it 2,604, 1,206 and 2,105 instructions"), "{said}");
+        assert!(said.contains("linux-strict 2,002 to 5,908 ns, linux-bounce"), "{said}");
+        assert!(said.contains(" and linux-lazy 1,058 to 4,215 ns."), "{said}");
+    }
+
+    #[test]
+    fn the_choice_s_counts_are_the_kernel_s_instructions_and_no_times() {
+        let mut runs = runs(4096, 1);
+        let counted = |runs: &Runs| {
+            let prices = Prices::of(runs, Offer::Module);
+            ["linux-strict", "linux-lazy", "linux-bounce"].map(|row| of(&prices, row).counted.ns())
+        };
+        let [strict, lazy, bounce] = counted(&runs);
+        let one = INSTRUCTION_NS;
+        assert!((strict - (2_604.0 * one + 700.0)).abs() < 1e-9);
+        assert!((lazy - (2_105.0 * one + 5.0)).abs() < 1e-9);
+        // Two KiB for each.
+        assert!((bounce - (1_206.0 * one + 5.0 + 2.0 * 74.85)).abs() < 1e-9);
+        runs.costs.iter_mut().for_each(|cost| cost.median_ns *= 3.0);
+        assert_eq!(counted(&runs).map(f64::to_bits), [strict, lazy, bounce].map(f64::to_bits));
+    }
+
+    #[test]
+    fn the_library_s_code_is_what_its_drivers_run() {
+        let runs = runs(4096, 1);
+        for offer in [Offer::Library, Offer::Linux] {
+            let prices = Prices::of(&runs, offer);
+            assert!(
+                prices
+                    .all
+                    .iter()
+                    .all(|price| price.code == Code::Library && price.row == price.policy.policy)
+            );
+            assert_eq!(prices.said(), None);
+        }
+        let prices = Prices::of(&runs, Offer::Module);
+        assert_eq!(of(&prices, "strict-ring").ns, 495.0);
+    }
+
+    #[test]
+    fn large_buffers_under_bounce_take_the_module_s_strict() {
+        let mut runs = runs(4096, 1);
+        let bounce = runs.report.policies.iter_mut().find(|policy| policy.mode == Mode::Bounce).unwrap();
+        bounce.invalidations = 5;
+        let price = of(&Prices::of(&runs, Offer::Module), "linux-bounce").instructions.unwrap();
+        assert!((price - (1_206.0 + 2_829.0) / 2.0).abs() < 1e-6, "{price}");
+    }
+
+    #[test]
+    fn lists_take_more_for_each_piece() {
+        let runs = runs(65_536, 16);
+        let prices = Prices::of(&runs, Offer::Module);
+        let strict = of(&prices, "linux-strict");
+        assert_eq!(strict.instructions.map(f64::round), Some(11_433.0));
+        // The library's time was for 2,110 instructions.
+        assert!((strict.ns - (11_433.0 * 490.0 / 2_110.0 + 700.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_the_recording_does_not_tell_is_not_estimated() {
+        let mut runs = runs(4096, 1);
+        runs.report.trace.pieces_mapped = 0;
+        assert_eq!(Prices::of(&runs, Offer::Module).of_kernel().count(), 0);
+        runs.report.trace.pieces_mapped = 10;
+        runs.report.trace.costs_known = false;
+        assert_eq!(Prices::of(&runs, Offer::Module).of_kernel().count(), 0);
+    }
+
+    #[test]
+    fn prices_of_the_kernel_s_code_are_wrong_by_the_same_factor() {
+        let runs = runs(4096, 1);
+        let prices = Prices::of(&runs, Offer::Module);
+        let [strict, lazy] = ["linux-strict", "linux-lazy"].map(|row| of(&prices, row));
+        // Their ranges overlap, and yet the one costs more at either end.
+        assert!(lazy.range_ns[1] > strict.range_ns[0] && !lazy.may_be_as_much_as(&strict));
+        let slow = lazy.with_kernel(true);
+        assert_eq!((slow.ns, slow.counted.code_ns), (lazy.range_ns[1], 2.0 * lazy.counted.code_ns));
+        let mut other = lazy;
+        other.range_ns = [lazy.range_ns[0] - 1.0, lazy.range_ns[1] + 1.0];
+        assert!(other.may_be_as_much_as(&lazy));
+    }
+}
