@@ -26,6 +26,11 @@ const MAIN_PROD: usize = 0x98;
 
 type Unit = smmuv3::Unit<Behind<SmmuV3>, 12>;
 
+/// Errors, where those that are acknowledged are alike; and queues of CPUs have stopped (section 6.3.18).
+const GERROR: usize = 0x60;
+const GERRORN: usize = 0x64;
+const OWN_STOPPED: u32 = 1 << 9;
+
 /// What a unit is shown.
 type Watch = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
 
@@ -207,8 +212,11 @@ fn a_queue_that_stops_stops_no_other() {
         assert_eq!(unit.submit(&[page(5)]), Err(InvalidationError::Rejected { code: 1 }), "{round}");
         assert_eq!((software.get(at(cpu) + PROD) ^ software.get(at(cpu) + CONS)) & (ON | ERR), 0);
         unit.submit(&[page(5)]).unwrap();
-        // By a command of its own.
+        // By a command of its own. GERROR tells of the first, and of each after what it told of was acknowledged.
+        software.set(GERRORN, software.get(GERROR));
+        let errors = software.get(GERROR);
         assert_eq!(unit.submit(&[page(0x77)]), Err(InvalidationError::Rejected { code: 1 }), "{round}");
+        assert_eq!(software.get(GERROR) ^ errors, OWN_STOPPED, "{round}");
         refused.store(NONE, Ordering::Relaxed);
         unit.submit(&[page(0x77)]).unwrap();
         CPU.set(None);

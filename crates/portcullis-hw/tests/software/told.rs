@@ -333,3 +333,25 @@ fn a_queue_is_not_turned_off_while_commands_are_in_it() {
     assert_eq!(last & 0xf, 5, "a wait: {told:x?}");
     assert_eq!(host.frames().frames_in_use(), before);
 }
+
+/// IQT and IQH (sections 11.4.8.1 and 2) have more bits than a queue of 256 descriptors needs: these are of no account.
+#[test]
+fn a_queue_s_places_are_told_modulo_its_length() {
+    let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
+    let watcher = move |_| {
+        assert!(count.fetch_add(1, Ordering::Relaxed) < 1000, "it never gets there");
+        true
+    };
+    // SAFETY: nobody else has these frames.
+    let unit = unsafe { Software::<VtD, _>::watched(memory, Box::new(watcher)) };
+    unit.write64(0x90, 1 << 20);
+    unit.write32(0x18, 1 << 26);
+    for (tail, more) in [(0, 0), (256, 0), (3, 3), (256 + 5, 2), (255, 250), (512, 1), (4, 4)] {
+        let before = taken.load(Ordering::Relaxed);
+        unit.write64(0x88, tail << 4);
+        assert_eq!(taken.load(Ordering::Relaxed) - before, more, "{tail}");
+        assert_eq!(unit.read64(0x80) >> 4, tail % 256);
+    }
+}

@@ -180,6 +180,37 @@ fn what_the_unit_cannot_tell_apart_has_all_regions() {
     assert_eq!([0xff07, 0xff08].map(|device| ivrs.alias(0, device)), [0xa5, 0xa0]);
 }
 
+/// A run of devices that the unit sees as 0xa0, and a run with a region: the region is of 0xa0 where a device is in both.
+#[test]
+fn regions_of_one_device_of_an_alias_are_of_the_alias() {
+    let run: &[&[u8]] = &[&[0x43, 0x10, 1, 0, 0, 0xa0, 0, 0], &[4, 0x20, 1, 0]];
+    for (first, last, is_met) in [
+        (0x100, 0x10f, false),
+        (0x100, 0x110, true),
+        (0x110, 0x110, true),
+        (0x114, 0x115, true),
+        (0x120, 0x120, true),
+        (0x120, 0x130, true),
+        (0x121, 0x130, false),
+        (0x100, 0x130, true),
+    ] {
+        for (of_unit, of_memory) in [(0, 0), (2, 2), (0, 2), (2, 0)] {
+            let (ivrs, flaws) = told(&[
+                in_segment(unit(0x11, 2, REGISTERS, run), of_unit),
+                in_segment(memory(0x22, 7, first, last, (0x10_0000, 0x1000)), of_memory),
+            ]);
+            assert_eq!(flaws, []);
+            let counts = [0xa0, 0xa1].map(|device| ivrs.reserved_for(of_memory.into(), device).count());
+            let is_of = usize::from(is_met && of_unit == of_memory);
+            assert_eq!(
+                counts,
+                [is_of, 0],
+                "{first:#x} to {last:#x} of segment {of_memory}, unit of {of_unit}"
+            );
+        }
+    }
+}
+
 #[test]
 fn the_newest_block_that_can_be_read_is_the_units() {
     let entry = |kind: u8, device: u8| [kind, device, 0, 0];

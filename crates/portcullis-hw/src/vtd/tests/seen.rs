@@ -166,6 +166,8 @@ fn records_are_read_in_the_order_in_which_the_unit_writes_them() {
     // Of a ring: behind the last that was read, and then from the beginning.
     assert_eq!(records([2, 0, 0, 1]), read(&[1, 2]));
     assert_eq!(records([4, 1, 2, 3]), read(&[1, 2, 3, 4]));
+    // The last that was read is record 0, and so is the next.
+    assert_eq!(records([5, 0, 0, 0]), read(&[5]));
     assert_eq!(records([0; 4]), read(&[]));
 }
 
