@@ -337,6 +337,10 @@ fn stages_that_are_not_there_are_refused() {
     assert_eq!(entries(&unit, 0x28).1[0], 1 | 1 << 6);
     assert_eq!(stage.shut_down(), Err(UnitError::Shared));
 
+    // Nor where legacy mode would have them.
+    let unit = Unit::start_in(self::host::<true>(CAP, BOTH & !ecap::SSTS).0, Mode::Scalable).unwrap();
+    assert!(matches!(unit.layout(), Err(UnitError::Lacks { .. })));
+    assert_eq!(attach(&unit, 0x28, second(1)), Err(UnitError::NoSuchTables { levels: 4 }));
     for (ecap, mode) in [(BOTH & !ecap::FSTS, Mode::Scalable), (BOTH, Mode::Legacy)] {
         let unit = Unit::start_in(self::host::<true>(CAP, ecap).0, mode).unwrap();
         assert!(matches!(FirstStage::of(Arc::new(unit)), Err(UnitError::Lacks { .. })), "{mode:?}");

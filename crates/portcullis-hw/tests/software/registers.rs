@@ -348,6 +348,13 @@ fn waits_are_confirmed_around_the_ring() {
         assert_eq!(rig.get(STATUS + 0x100), 0);
         rig.unit.write32(0x18, ON | QUEUE);
         assert_eq!((rig.unit.read64(0x80), rig.unit.read32(0x1c)), (0, ON | TAKE_ROOT | QUEUE));
+        // No status of what it does not have.
+        for (command, status) in
+            [(u32::MAX, ON | TAKE_ROOT | QUEUE), (!ON, TAKE_ROOT | QUEUE), (0, TAKE_ROOT)]
+        {
+            rig.unit.write32(0x18, command);
+            assert_eq!(rig.unit.read32(0x1c), status, "{command:#x}");
+        }
     }
 }
 

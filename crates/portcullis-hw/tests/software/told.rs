@@ -354,4 +354,16 @@ fn a_queue_s_places_are_told_modulo_its_length() {
         assert_eq!(taken.load(Ordering::Relaxed) - before, more, "{tail}");
         assert_eq!(unit.read64(0x80) >> 4, tail % 256);
     }
+    // IQH begins anew when the queue is turned on (section 11.4.4.1, QIE), and with nothing else.
+    for (command, status, head) in [
+        (1 << 26 | 1 << 30, 1 << 26 | 1 << 30, 4),
+        (1 << 26 | 1 << 31, 3 << 30 | 1 << 26, 4),
+        (1 << 31, 3 << 30, 4),
+        (u32::MAX, 3 << 30 | 1 << 26, 0),
+        (1 << 31, 3 << 30, 0),
+        (0, 1 << 30, 0),
+    ] {
+        unit.write32(0x18, command);
+        assert_eq!((unit.read32(0x1c), unit.read64(0x80) >> 4), (status, head), "{command:#x}");
+    }
 }

@@ -17,6 +17,7 @@ use portcullis_model::Memory;
 mod domains;
 #[path = "../../../portcullis/tests/transcript/heard.rs"]
 mod heard;
+mod registers;
 #[path = "../../../portcullis/tests/transcript/text.rs"]
 mod text;
 mod units;

@@ -315,6 +315,24 @@ fn an_attach_that_is_refused_leaves_nothing_attached() {
     assert_eq!(bench.mapped(), [bounds(16, 1)]);
 }
 
+/// A domain with an endpoint stays as it is when the next is refused: the device is asked to map what comes then.
+#[test]
+fn an_attach_that_is_refused_leaves_the_domain_s_other_endpoint_as_it_was() {
+    let bench = Bench::new();
+    bench.map(16, &[1]);
+    bench.fake.device().refuses = Some((1, 0, answer::INVAL));
+    let refused = bench.mapper.attach(DeviceId(OTHER)).unwrap_err();
+    assert!(matches!(refused, UnitError::Refused { code: 4, .. }), "{refused}");
+    bench.fake.device().refuses = None;
+    bench.map(32, &[2]);
+    assert_eq!(bench.mapped(), [bounds(16, 1), bounds(32, 1)]);
+    // The first is detached, and with it all that is mapped: it was the last.
+    bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
+    assert_eq!(bench.mapped(), []);
+    bench.mapper.attach(DeviceId(OTHER)).unwrap();
+    assert_eq!(bench.mapped(), [bounds(16, 1), bounds(32, 1)]);
+}
+
 #[test]
 fn a_device_passes_through_and_does_not_without_the_feature() {
     let bench = Bench::detached();
