@@ -123,26 +123,28 @@ fn count(kind: &str, rounds: u64) -> Option<u64> {
     Some(collected.expect("callgrind says how many").1.trim().parse().unwrap())
 }
 
-/// Counts each kind, and holds it against the most that it may take.
-pub fn hold(bars: &[(&str, u64)]) {
+/// Counts each kind, and holds it against the most that it may take. What each takes; nothing where it cannot be counted.
+pub fn hold(bars: &[(&str, u64)]) -> Vec<u64> {
     if cfg!(debug_assertions) {
         println!("skipped: this counts optimised code");
-        return;
+        return Vec::new();
     }
     const WARM: u64 = 1_000;
     const ROUNDS: u64 = 4_000;
-    let mut over = Vec::new();
+    let (mut over, mut counts) = (Vec::new(), Vec::new());
     for (kind, most) in bars {
         let (Some(warm), Some(all)) = (count(kind, WARM), count(kind, WARM + ROUNDS)) else {
             println!("skipped: there is no valgrind");
-            return;
+            return Vec::new();
         };
         assert!(all > warm, "callgrind did not count the work: {warm}, then {all}");
         let each = (all - warm).div_ceil(ROUNDS);
         println!("{kind}: {each} instructions a pair");
+        counts.push(each);
         if each > *most {
             over.push(format!("{kind}: {each} instructions a pair, and {most} at most"));
         }
     }
     assert!(over.is_empty(), "{}", over.join("; "));
+    counts
 }
