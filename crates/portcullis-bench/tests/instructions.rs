@@ -18,7 +18,7 @@ use counted::Heap;
 /// the time of an instruction from them, so they are no further from today's than [`NEAR`].
 /// These only go down; but one rose by 4 when a device's limits became such as change (26 November 2026: 211).
 const BARS: [(&str, u64); 6] =
-    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 550), ("pool-1", 214), ("swiotlb-1", 170)];
+    [("raw-1", 490), ("raw-4", 635), ("sg-16", 2110), ("lazy-1", 528), ("pool-1", 214), ("swiotlb-1", 170)];
 
 const NEAR: f64 = 0.96;
 
