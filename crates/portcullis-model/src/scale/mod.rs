@@ -286,6 +286,10 @@ impl<'a> Ways<'a> {
     }
 
     fn cost(&self, name: &str, mapping: &Mapping) -> Cost {
+        if mapping.pages == 0 {
+            let copies = !matches!(self.policy.copied, Copied::Nothing | Copied::Cheaper);
+            return Cost { copy_kib: if copies { kib(mapping.bytes) } else { 0.0 }, ..Cost::default() };
+        }
         match self.policy.copied {
             Copied::Cheaper => self.cheaper(mapping),
             Copied::Nothing => self.by_itself(name, mapping, false),
@@ -300,11 +304,15 @@ fn kib(bytes: u64) -> f64 {
 
 fn load(machine: &Machine, workload: &Workload, ways: &Ways<'_>, request: &Request) -> Load {
     let (device, bytes) = (&workload.device, request.bytes());
-    let walk = device.page_ns + ways.policy.reads * machine.walk_read_ns;
+    let walk = |reads: f64| device.page_ns + reads * machine.walk_read_ns;
+    // What stays mapped misses where the buffers are more pages than the IOTLB has, as bounce's do.
+    let kept: u64 =
+        request.mappings.iter().filter(|mapping| mapping.pages == 0).map(|mapping| mapping.bytes).sum();
+    let reads = ways.policy.reads;
+    let walks = (bytes - kept).div_ceil(4096) as f64 * walk(reads)
+        + kept.div_ceil(4096) as f64 * walk(reads.min(1.0));
     // Walks overlap with what the link moves.
-    let device_ns = (1e9 / device.requests_per_s)
-        .max(bytes as f64 / device.gb_per_s)
-        .max(bytes.div_ceil(4096) as f64 * walk);
+    let device_ns = (1e9 / device.requests_per_s).max(bytes as f64 / device.gb_per_s).max(walks);
     let mut load = Load { work_ns: request.work_ns, device_ns, ..Load::default() };
     let Some(name) = ways.policy.operation else { return load };
     for mapping in &request.mappings {

@@ -3,7 +3,7 @@
 /// One mapping of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mapping {
-    /// Its pages of 4 KiB.
+    /// Its pages of 4 KiB; 0 of a buffer that stays mapped between requests, so that it is copied, at the most.
     pub pages: u64,
     /// Bytes that the device moves, and that bounce buffers copy.
     pub bytes: u64,
@@ -23,6 +23,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// What it maps and unmaps.
+    pub fn mapped(&self) -> impl Iterator<Item = &Mapping> {
+        self.mappings.iter().filter(|mapping| mapping.pages > 0)
+    }
+
     /// Bytes of all its mappings.
     pub fn bytes(&self) -> u64 {
         self.mappings.iter().map(|mapping| mapping.bytes).sum()
@@ -60,7 +65,8 @@ pub struct Workload {
 }
 
 /// The built-in workloads.
-pub const NAMES: [&str; 7] = ["memcached", "nvme", "nvme-2026", "nic", "swiotlb", "disk-2008", "nested"];
+pub const NAMES: [&str; 8] =
+    ["memcached", "nvme", "nvme-2026", "nic", "nic-page-pool", "swiotlb", "disk-2008", "nested"];
 
 /// Whole pages, which are received.
 fn pages(pages: u64) -> Vec<Mapping> {
@@ -120,6 +126,18 @@ impl Workload {
                     .into(),
                 requests: vec![Request { work_ns: 1_600.0, mappings: pages(1) }],
                 depth: 256,
+                device: Device { count: cpus.div_ceil(5), ..nic },
+            },
+            "nic-page-pool" => Self {
+                name: name.into(),
+                about: "as nic, with receive buffers from Linux's page_pool, which stay mapped: what is sent alone is mapped, a part of a page of 66 bytes \
+                        for each 2 packets (assumed). Where a policy copies, received bytes are copied once"
+                    .into(),
+                requests: vec![Request {
+                    work_ns: 3_200.0,
+                    mappings: vec![Mapping { pages: 0, bytes: 8_192, shared: false, received: true }, part(66, false)],
+                }],
+                depth: 128,
                 device: Device { count: cpus.div_ceil(5), ..nic },
             },
             "swiotlb" => Self {
