@@ -205,7 +205,7 @@ pub struct Replay {
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub legend: bool,
 
-    /// Say what was cheaper for the policy `adaptive`, to copy or to map, and what it chose
+    /// Say on which counts and prices the choice rests, and what `adaptive` chose: to copy or to map
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub explain: bool,
 
@@ -219,7 +219,7 @@ pub struct Replay {
 
 #[derive(Debug, Args, Serialize)]
 pub struct Scale {
-    /// What the CPUs do: memcached, nvme, nvme-2026, nic, swiotlb, disk-2008, nested, or the file of a trace
+    /// What the CPUs do: memcached, nvme, nvme-2026, nic, nic-page-pool, swiotlb, disk-2008, nested, or the file of a trace
     #[arg(long, value_name = "NAME|TRACE", default_value = "memcached")]
     pub workload: String,
 

@@ -1,6 +1,6 @@
 //! What is said on either side of each border, and of what is missing.
 
-use portcullis_trace::replay::{Mode, Profile, Report};
+use portcullis_trace::replay::{Mode, Profile, Report, Work};
 use portcullis_trace::{Recorded, Warning};
 use serde_json::{Value, json};
 
@@ -41,19 +41,21 @@ fn figures_change_their_form_at_these_borders() {
 
 #[test]
 fn few_mappings_and_close_costs_are_warned_of() {
-    let (mut runs, summary) = (runs(), portcullis_trace::Summary::default());
-    let mut few = |operations| {
-        runs.report.policies[0].operations = operations;
-        runs.report.policies[3].operations = 0;
-        warnings::of(&runs, &summary).into_iter().find(|text| text.contains("few"))
+    let few = |operations| {
+        let mut report = runs().report;
+        report.policies.iter_mut().for_each(|policy| policy.operations = operations);
+        Verdict::of(&Runs::of(vec![report]).unwrap(), Offer::Module)
+            .sentences
+            .into_iter()
+            .find(|text| text.contains("few"))
     };
-    let said = |what| {
-        Some(format!("{what} few: what they cost is what first calls cost, and says little of a longer run."))
+    let said = |number| {
+        Some(format!(
+            "Too few mappings to time: {number}; 1,000 are needed, as first calls take several times what later ones do. So costs in this \
+             verdict are counted, and not measured."
+        ))
     };
-    assert_eq!(
-        [0, 1, 2, 999, 1000].map(&mut few),
-        [None, said("1 mapping is"), said("2 mappings are"), said("999 mappings are"), None]
-    );
+    assert_eq!([0, 1, 999, 1000].map(few), [None, said(1), said(999), None]);
     let noise = |number, spreads: [f64; 4]| {
         let mut runs = self::runs();
         runs.number = number;
@@ -112,7 +114,7 @@ fn what_is_open_is_the_same_in_each_form() {
             let (policy, cost) = (&runs.report.policies[at], &runs.costs[at]);
             let full = table::LINES.iter().filter(|line| line.label.ends_with("byte-s"));
             let full: Vec<String> = full.map(|line| (line.value)(policy, cost, tells)).collect();
-            let csv = machine::csv(&runs);
+            let csv = machine::csv(&runs, Offer::Module);
             let csv: Vec<String> =
                 csv.lines().nth(at + 1).unwrap().split(',').skip(11).take(2).map(str::to_owned).collect();
             let json = serde_json::to_value(crate::exposed::for_json(&runs.report)).unwrap();
@@ -392,7 +394,7 @@ fn columns_are_of_what_their_names_say() {
         (line.value)(&runs.report.policies[0], &runs.costs[0], true)
     };
     assert_eq!((of("faults"), of("violations")), ("3".into(), "5".into()));
-    let csv = machine::csv(&runs);
+    let csv = machine::csv(&runs, Offer::Module);
     let (names, figures) = (csv.lines().next().unwrap().split(','), csv.lines().nth(1).unwrap().split(','));
     let of = |name: &str| names.clone().zip(figures.clone()).find(|(named, _)| *named == name).unwrap().1;
     assert_eq!(["faults", "violations", "relative_to_passthrough"].map(of), ["3", "5", "0.0000"]);
@@ -407,4 +409,67 @@ fn what_a_terminal_has_not_is_written_otherwise() {
     // One beyond 16 bits is a pair of surrogates (RFC 8259, 7).
     let text = machine::document(7, json!({}), &[], json!({"tag": "a\u{e0041}"})).unwrap();
     assert!(text.contains(r#""tag": "a\udb40\udc41""#), "{text}");
+}
+
+/// No form prints what first calls took.
+#[test]
+fn what_was_timed_of_a_few_mappings_is_nowhere() {
+    let mut report = runs().report;
+    for policy in &mut report.policies {
+        (policy.operations, policy.copied_bytes) = (999, Some(0));
+        policy.choices.clear();
+        policy.ops_per_s = 1e9 / (report.work_ns + 18_902.0);
+        policy.relative_to_passthrough = Some(report.work_ns / (report.work_ns + 18_902.0));
+    }
+    let runs = Runs::of(vec![report]).unwrap();
+    let profile = Profile::load("vtd").unwrap();
+    for offer in [Offer::Module, Offer::Library] {
+        let parts = short::Parts { offer, sweep: true, ..crate::golden::parts("vtd-ss") };
+        let full = short::Parts { full: true, ..parts.clone() };
+        for parts in [parts, full] {
+            let text =
+                anstream::adapter::strip_str(&short::render(&runs, &profile, &summary(), parts)).to_string();
+            assert!(
+                text.contains("too few") && !text.contains("18,9") && !text.contains(" 93.9 %"),
+                "{text}"
+            );
+            assert!(!text.contains("est."), "{text}");
+        }
+    }
+    assert!(
+        machine::csv(&runs, Offer::Module).lines().nth(1).unwrap().starts_with("strict,999,,,,,,,,,"),
+        "{}",
+        machine::csv(&runs, Offer::Module)
+    );
+    let with = |name: &str| {
+        warnings::of(&runs, &portcullis_trace::Summary::default()).iter().any(|text| text.contains(name))
+    };
+    assert!(!with("noisy") && !with("few"));
+}
+
+#[test]
+fn missing_events_are_in_the_verdict() {
+    let said = |missing, work| {
+        let mut runs = runs();
+        (runs.report.trace.events, runs.report.trace.missing) = (9_000, missing);
+        runs.report.work = work;
+        let Verdict { sentences, choice } = Verdict::of(&runs, Offer::Library);
+        (choice.is_some(), sentences.into_iter().find(|text| text.contains("missing")))
+    };
+    assert_eq!(said(90, Work::Most), (true, None));
+    let (chosen, text) = said(1_000, Work::Most);
+    let text = text.unwrap();
+    assert!(chosen && text.starts_with("Of the recording's events 10.0 % are missing (1,000 of 10,000): what the device did meanwhile"), "{text}");
+    // Of 1,234 ns a tenth less.
+    assert!(text.contains(" If mappings are missing in the same part, 1.1us of other work came with each, and protection takes "), "{text}");
+    let (_, text) = said(1_000, Work::Asked);
+    assert!(text.unwrap().ends_with("is not in these figures."));
+    assert!(said(9_000, Work::Most).0);
+    let (chosen, text) = said(9_002, Work::Most);
+    assert!(
+        !chosen
+            && text
+                .unwrap()
+                .starts_with("No verdict: 50.0 % of the recording's events are missing (9,002 of 18,002)")
+    );
 }

@@ -1,11 +1,82 @@
-//! What `replay --explain` says: what was chosen between copying and mapping, and by what costs.
+//! What `replay --explain` says: on which counts and prices the verdict's choice rests; and what was chosen between copying and mapping, and by what
+//! costs.
 
 use std::fmt::Write;
 
 use portcullis_trace::Printable;
-use portcullis_trace::replay::{Choice, Report};
+use portcullis_trace::replay::{Choice, Mode, Report};
 
-use crate::look::{count, number_of, size, wrap};
+use crate::calibration::Calibration;
+use crate::counted::{INSTRUCTION_NS, Parts};
+use crate::look::{COLUMNS, columns, count, number_of, size, wrap};
+use crate::on_linux::Offer;
+use crate::price::Prices;
+use crate::runs::Runs;
+
+/// What the choice rests on: what was counted of each policy, its price, and where prices come from.
+pub fn counts(runs: &Runs, offer: Offer) -> String {
+    let mut text = wrap("\nWhat the choice rests on: counts for each mapping, and their prices", "");
+    let is_wide = columns() >= COLUMNS;
+    let head = ["policy", "code", "instr.", "code, ns", "wait, ns", "copied, B", "copy, ns", "sum, ns"];
+    if is_wide {
+        text.push_str(&columns_of(&head.map(String::from)));
+    }
+    for price in Prices::of(runs, offer).all.iter().filter(|price| price.cost.known) {
+        let Parts { code_ns, wait_ns, copy_ns } = price.counted;
+        // The counts of `adaptive` are of its choices, one by one.
+        let part = |ns: f64| if price.policy.mode == Mode::Adaptive { "-".into() } else { whole(ns) };
+        let operations = price.policy.operations.max(1) as f64;
+        let cells = [
+            price.row.to_owned(),
+            price.code.name().to_owned(),
+            price.instructions.map_or("-".into(), whole),
+            part(code_ns),
+            part(wait_ns),
+            price.policy.copied_bytes.map_or("-".into(), |bytes| whole(bytes as f64 / operations)),
+            part(copy_ns),
+            whole(price.counted.ns()),
+        ];
+        if is_wide {
+            text.push_str(&columns_of(&cells));
+        } else {
+            let said: Vec<String> =
+                head.iter().zip(&cells).skip(1).map(|(head, cell)| format!("{head} {cell}")).collect();
+            text.push_str(&wrap(&format!("{}: {}", price.row, said.join("; ")), "  "));
+        }
+    }
+    text.push_str(&wrap(&sources(), ""));
+    text
+}
+
+fn columns_of([row, code, rest @ ..]: &[String; 8]) -> String {
+    let rest: String =
+        rest.iter().zip([8, 10, 10, 11, 10, 10]).map(|(cell, wide)| format!("{cell:>wide$}")).collect();
+    format!("{row:<13}{code:>8}{rest}\n")
+}
+
+fn whole(figure: f64) -> String {
+    count(figure.round() as u64)
+}
+
+/// Where the prices come from.
+fn sources() -> String {
+    let Calibration { copy_hot_ns, copy_cold_ns, .. } = Calibration::default();
+    let copies = if copy_hot_ns.source == copy_cold_ns.source {
+        copy_cold_ns.source
+    } else {
+        format!("{}; {}", copy_hot_ns.source, copy_cold_ns.source)
+    };
+    format!(
+        "Waits are counted, at the profile's prices: --legend says where these come from, and --profile takes others. A copied KiB takes {:.0} ns, the mean of {} in a cache and {} in \
+         memory ({copies}). An instruction of the kernel takes {INSTRUCTION_NS} ns: what one of the library took in the row strict of the recording that ships, \
+         on 2 virtual CPUs of an AMD EPYC (family 26), 30 November 2026. Code of the library is what it takes for a page on simulated CPUs (docs/scaling.md). These prices \
+         are the same on each machine, so that a recording has one verdict. `portcullis calibrate` measures what copies take on yours, and `portcullis scale \
+         --calibration` simulates with that.",
+        (copy_hot_ns.value + copy_cold_ns.value) / 2.0,
+        copy_hot_ns.value,
+        copy_cold_ns.value,
+    )
+}
 
 /// A table for each device and policy that had a choice.
 pub fn render(report: &Report) -> String {

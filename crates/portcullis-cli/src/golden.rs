@@ -242,8 +242,9 @@ fn what_replay_prints_is_as_it_was() {
     ] {
         text += &short::render(&runs, &profile, &summary, parts);
     }
+    text += &explain::counts(&runs, Offer::Module);
     text += &explain::render(&runs.report);
-    text += &machine::csv(&runs);
+    text += &machine::csv(&runs, Offer::Module);
     text += &(warnings::of(&runs, &summary).join("\n") + "\n");
     is_golden("replay.txt", &anstream::adapter::strip_str(&text).to_string());
 }
@@ -265,7 +266,7 @@ fn what_is_read_of_a_result_is_what_is_printed_of_it() {
     });
     assert_eq!(printed["options"], options);
     // The verdict is of what was asked for, in the result and on its page.
-    assert_eq!((&printed["choice"], replayed_choice(&printed)), (&"strict".into(), "strict".into()));
+    assert_eq!((&printed["choice"], replayed_choice(&printed)), (&"strict".into(), "linux-strict".into()));
     let arguments = Arguments::replay(&["--on", "library"]);
     let printed = machine::json(&runs, &summary(), &arguments, "vtd-ss", &Profile::load("vtd").unwrap());
     let printed: Value = serde_json::from_str(&printed.unwrap()).unwrap();

@@ -1,5 +1,7 @@
 //! Instructions of a map and its unmap, as they were counted: of Linux and of the module in a guest, of the library by callgrind.
 
+use portcullis_model::scale::LINUX_STRICT;
+
 /// Without waits and copies.
 #[derive(Debug, Clone, Copy)]
 pub struct Instructions {
@@ -19,12 +21,25 @@ impl Instructions {
     pub const MODULE_BOUNCE: Self = Self::from_rows(1_206.0, 1_205.0, 2_528.0);
     /// The library's strict, as callgrind counts raw-1, raw-4 and sg-16.
     pub const OURS: Self = Self { page: 490.0, more: (635.0 - 490.0) / 3.0, piece: (2_110.0 - 490.0) / 15.0 };
+    /// The library's lazy: lazy-1.
+    const OUR_LAZY: Self = Self { page: 528.0, more: 0.0, piece: 0.0 };
     /// The library's bounce: pool-1. It copies a page, or several pieces, through one slot.
     pub const OUR_BOUNCE: Self = Self { page: 214.0, more: 0.0, piece: 0.0 };
 
     /// From counts for a page, for 16 pages in one piece, and for a list of 16.
     const fn from_rows(page: f64, one_piece: f64, list: f64) -> Self {
         Self { page, more: (one_piece - page) / 15.0, piece: (list - page) / 15.0 }
+    }
+
+    /// For a mapping of a page, those of the kernel and those of the library whose time `scale` has in the row of this name.
+    pub fn in_scale(row: &str) -> Option<[f64; 2]> {
+        let (kernel, ours) = match row {
+            LINUX_STRICT => (Self::LINUX_STRICT, Self::OURS),
+            "lazy" => (Self::LINUX_LAZY, Self::OUR_LAZY),
+            "bounce" => (Self::MODULE_BOUNCE, Self::OUR_BOUNCE),
+            _ => return None,
+        };
+        Some([kernel.page, ours.page])
     }
 
     /// Instructions for a mapping of this number of pages and pieces.
@@ -61,7 +76,13 @@ mod tests {
             assert_eq!(said.map(f64::round), [page[at], one[at], list[at]]);
         }
         let bench = include_str!("../../portcullis-bench/tests/instructions.rs");
-        for bar in ["(\"raw-1\", 490)", "(\"raw-4\", 635)", "(\"sg-16\", 2110)", "(\"pool-1\", 214)"] {
+        for bar in [
+            "(\"raw-1\", 490)",
+            "(\"raw-4\", 635)",
+            "(\"sg-16\", 2110)",
+            "(\"pool-1\", 214)",
+            "(\"lazy-1\", 528)",
+        ] {
             assert!(bench.contains(bar), "{bar}");
         }
     }

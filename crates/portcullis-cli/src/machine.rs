@@ -12,10 +12,12 @@ use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
 use crate::args::{On, Replay};
+use crate::choice::Candidate;
 use crate::exposed::{self, Exposed};
 use crate::on_linux::{Offer, Place};
+use crate::price::Code;
 use crate::runs::{Cost, Runs};
-use crate::verdict::Verdict;
+use crate::verdict::{self, Verdict};
 use crate::{header, look, warnings};
 
 /// The version of each command's form: fields are added without a new one, and never changed.
@@ -116,10 +118,53 @@ struct Replayed<'a> {
     #[serde(flatten)]
     report: &'a Report,
     costs: &'a [Cost],
+    prices: Vec<Priced>,
     verdict: Vec<String>,
     choice: Option<&'a str>,
     notes: Vec<String>,
     warnings: Vec<String>,
+}
+
+/// What a mapping costs by the code that would run it.
+#[derive(Serialize)]
+struct Priced {
+    policy: &'static str,
+    row: &'static str,
+    code: &'static str,
+    instructions: Option<f64>,
+    /// What was measured and estimated; none of what was not timed.
+    ns: Option<f64>,
+    least_ns: Option<f64>,
+    most_ns: Option<f64>,
+    cpu_time: Option<f64>,
+    /// What the choice rests on.
+    copied_bytes: Option<f64>,
+    counted_wait_ns: f64,
+    counted_ns: f64,
+}
+
+fn prices(runs: &Runs, offer: Offer) -> Vec<Priced> {
+    let row = |row: verdict::Row<'_>| {
+        let price = row.price;
+        let told = |figure: f64| price.cost.is_told().then_some(figure);
+        Priced {
+            policy: price.policy.policy,
+            row: price.row,
+            code: price.code.name(),
+            instructions: price.instructions,
+            ns: told(price.ns),
+            least_ns: told(price.range_ns[0]),
+            most_ns: told(price.range_ns[1]),
+            cpu_time: told(row.lost()),
+            copied_bytes: price
+                .policy
+                .copied_bytes
+                .map(|bytes| bytes as f64 / price.policy.operations.max(1) as f64),
+            counted_wait_ns: price.counted.wait_ns,
+            counted_ns: price.counted.ns(),
+        }
+    };
+    verdict::rows(runs, offer).into_iter().map(row).collect()
 }
 
 /// The report as the JSON that docs/replay.md describes.
@@ -140,11 +185,12 @@ pub fn json(
         strict_parse: arguments.strict_parse,
         on: arguments.on,
     };
-    let verdict =
-        Verdict::told(runs, Offer::of(arguments.on, format), &Place::named(&runs.report.trace.devices));
+    let offer = Offer::of(arguments.on, format);
+    let verdict = Verdict::told(runs, offer, &Place::named(&runs.report.trace.devices));
     let replayed = Replayed {
         report: &exposed::for_json(&runs.report),
         costs: &runs.costs,
+        prices: prices(runs, offer),
         verdict: verdict.sentences,
         choice: verdict.choice,
         notes: header::notes(summary),
@@ -230,13 +276,13 @@ pub fn cpu() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// A line of figures for each policy, after one with their names.
-pub fn csv(runs: &Runs) -> String {
+/// A line of figures for each policy, after one with their names; then one for each row of the kernel's code.
+pub fn csv(runs: &Runs, offer: Offer) -> String {
     let mut text = "policy,operations,cost_median_ns,cost_least_ns,cost_most_ns,map_ns,unmap_ns,wait_ns_per_op,ops_per_s,\
                     relative_to_passthrough,invalidations,stale_byte_s,neighbour_byte_s,faults,violations\n"
         .to_owned();
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
-        let costs = if cost.known {
+        let costs = if cost.is_told() {
             format!(
                 "{:.2},{:.2},{:.2},{:.2},{:.2},{:.2},{:.0},{:.4}",
                 cost.median_ns,
@@ -257,6 +303,27 @@ pub fn csv(runs: &Runs) -> String {
             text,
             "{},{},{costs},{},{freed},{other},{},{}",
             policy.policy, policy.operations, policy.invalidations, policy.faults, policy.violations,
+        );
+    }
+    for row in verdict::rows(runs, offer) {
+        let (price, policy) = (row.price, row.price.policy);
+        if price.code == Code::Library || !price.cost.is_told() {
+            continue;
+        }
+        let [freed, other] = Exposed::of(policy, runs.report.trace.tells_copies()).map(Exposed::csv);
+        let [least_ns, most_ns] = price.range_ns;
+        let _ = writeln!(
+            text,
+            "{},{},{:.2},{least_ns:.2},{most_ns:.2},,,{:.2},{:.0},{:.4},{},{freed},{other},{},{}",
+            price.row,
+            policy.operations,
+            price.ns,
+            policy.wait_ns_per_op,
+            1e9 / (runs.report.work_ns + price.ns),
+            1.0 - row.lost(),
+            policy.invalidations,
+            policy.faults,
+            policy.violations,
         );
     }
     text

@@ -21,6 +21,16 @@ pub enum Code {
     Module,
 }
 
+impl Code {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Library => "library",
+            Self::Linux => "Linux",
+            Self::Module => "module",
+        }
+    }
+}
+
 /// What a mapping costs under a policy.
 #[derive(Debug, Clone, Copy)]
 pub struct Price<'a> {
@@ -67,10 +77,19 @@ impl Price<'_> {
         self
     }
 
+    /// As if what was counted had been measured.
+    fn as_counted(mut self) -> Self {
+        let Parts { code_ns, wait_ns, copy_ns } = self.counted;
+        let apart = if self.code == Code::Library { 1.0 } else { APART };
+        self.ns = self.counted.ns();
+        self.range_ns = [code_ns / apart, code_ns * apart].map(|ns| ns + wait_ns + copy_ns);
+        self
+    }
+
     /// What was measured does not tell which of both costs more. Prices of the kernel's code are wrong together, by the same factor.
     pub fn may_be_as_much_as(&self, other: &Self) -> bool {
         if [self.code, other.code].contains(&Code::Library) {
-            return self.cost.overlaps(other.cost);
+            return self.cost.is_told() && self.cost.overlaps(other.cost);
         }
         let [less, more] = [0, 1].map(|end| self.range_ns[end] < other.range_ns[end]);
         less != more
@@ -92,19 +111,25 @@ impl<'a> Prices<'a> {
         let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
         let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
             let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
-            of_kernel.unwrap_or_else(|| of_library(policy, cost))
+            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost));
+            if cost.timed { price } else { price.as_counted() }
         };
         Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
     }
 
     /// Those of the kernel's code whose cost the recording tells.
     pub fn of_kernel(&self) -> impl Iterator<Item = &Price<'a>> {
-        self.all.iter().filter(|price| price.code != Code::Library && price.cost.known)
+        self.all.iter().filter(|price| price.code != Code::Library && price.cost.is_told())
     }
 
     /// Where the rows of the kernel's code come from.
     pub fn said(&self) -> Option<String> {
-        let instruction_ns = self.kernel?.instruction_ns;
+        let Kernel { instruction_ns, is_measured, .. } = self.kernel?;
+        let of = if is_measured {
+            "that one took in the row strict"
+        } else {
+            "that one took elsewhere, as strict was not replayed (docs/replay.md)"
+        };
         let each = |text: fn(&Price<'_>) -> String| {
             let mut all: Vec<String> = self.of_kernel().map(text).collect();
             let last = all.pop()?;
@@ -112,7 +137,7 @@ impl<'a> Prices<'a> {
         };
         Some(format!(
             "{}: the code of Linux 6.12 and of our module, estimated. Such a mapping takes it {} instructions (docs/linux.md; counted in a guest), each at the \
-             {instruction_ns:.2} ns that one took in the row strict; waits and copies are those of the rows strict, bounce and lazy. An instruction of the kernel may take half or \
+             {instruction_ns:.2} ns {of}; waits and copies are those of the rows strict, bounce and lazy. An instruction of the kernel may take half or \
              twice that: {}. Not in it: CPUs that wait for each other's locks (`portcullis scale` has them).",
             each(|price| price.row.to_owned())?,
             each(|price| count(price.instructions.unwrap_or_default().round() as u64))?,
@@ -144,24 +169,33 @@ struct Kernel {
     /// Of a mapping, on average.
     pages: f64,
     pieces: f64,
-    /// What an instruction took here.
+    /// What an instruction took here, if it was measured.
     instruction_ns: f64,
+    is_measured: bool,
 }
 
 impl Kernel {
-    /// `None` where strict was not replayed, or the recording does not tell what mappings are like.
+    /// `None` where the recording does not tell what mappings are like.
     fn of(runs: &Runs) -> Option<Self> {
         let Report { trace, policies, .. } = &runs.report;
-        let (strict, cost) =
-            policies.iter().zip(&runs.costs).find(|(policy, _)| policy.mode == Mode::Each(Policy::Strict))?;
         let pieces = trace.pieces_mapped as f64 / trace.maps as f64;
         if !trace.costs_known || trace.maps == 0 || pieces <= 0.0 {
             return None;
         }
         let (pieces, pages) =
             (pieces.max(1.0), (trace.bytes_mapped as f64 / 4096.0 / trace.maps as f64).max(pieces));
-        let own_ns = (cost.median_ns - strict.wait_ns_per_op).max(0.0);
-        Some(Self { pages, pieces, instruction_ns: own_ns / Instructions::OURS.of(pages, pieces) })
+        let is_strict =
+            |(policy, cost): &(&PolicyReport, &Cost)| policy.mode == Mode::Each(Policy::Strict) && cost.timed;
+        let strict = policies.iter().zip(&runs.costs).find(is_strict);
+        let measured = strict.map(|(strict, cost)| {
+            (cost.median_ns - strict.wait_ns_per_op).max(0.0) / Instructions::OURS.of(pages, pieces)
+        });
+        Some(Self {
+            pages,
+            pieces,
+            instruction_ns: measured.unwrap_or(INSTRUCTION_NS),
+            is_measured: measured.is_some(),
+        })
     }
 
     /// The price of a policy that the kernel has; `None` for others.
@@ -172,8 +206,9 @@ impl Kernel {
             Mode::Each(Policy::Lazy { .. }) => (Code::Linux, "linux-lazy", of(Instructions::LINUX_LAZY), 0.0),
             Mode::Bounce => {
                 // Large buffers are mapped as strict maps them.
-                let strict = all.iter().find(|policy| policy.mode == Mode::Each(Policy::Strict))?;
-                let mapped = (policy.invalidations as f64 / strict.invalidations.max(1) as f64).min(1.0);
+                let strict = all.iter().find(|policy| policy.mode == Mode::Each(Policy::Strict));
+                let of_all = strict.map_or(policy.operations, |strict| strict.invalidations);
+                let mapped = (policy.invalidations as f64 / of_all.max(1) as f64).min(1.0);
                 let mean = |copied, as_strict| of(copied) * (1.0 - mapped) + of(as_strict) * mapped;
                 let ours = mean(Instructions::OUR_BOUNCE, Instructions::OURS) * self.instruction_ns;
                 let copy_ns = (cost.median_ns - policy.wait_ns_per_op - ours).max(0.0);

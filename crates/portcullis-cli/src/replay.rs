@@ -91,7 +91,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
             machine::json(&runs, &summary, arguments, &options.format, &options.profile)
                 .map_err(std::io::Error::from)?
         }
-        Replay { csv: true, .. } => machine::csv(&runs),
+        Replay { csv: true, .. } => machine::csv(&runs, Offer::of(arguments.on, &options.format)),
         Replay { full, legend, sweep, on, .. } => {
             let place = Place::named(&summary.devices);
             let (format, offer, sweep) = (&options.format, Offer::of(*on, &options.format), *sweep);
@@ -110,6 +110,7 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
         }
     };
     if arguments.explain {
+        text.push_str(&explain::counts(&runs, Offer::of(arguments.on, &options.format)));
         text.push_str(&explain::render(&runs.report));
     }
     print(&if arguments.json { text } else { look::shown(&text) })?;
@@ -150,7 +151,7 @@ const PATIENCE_MS: libc::c_int = 1_000;
 /// A run of the beginning of the trace that ships.
 #[cfg(test)]
 pub fn short_run() -> (Runs, Summary) {
-    let limited = ReadOptions { limit: Some(2_000), ..ReadOptions::default() };
+    let limited = ReadOptions { limit: Some(6_000), ..ReadOptions::default() };
     let mut trace = Trace::from_bytes(SHIPPED_NAME, SHIPPED, limited).unwrap();
     let options = Options::new(Profile::load("vtd").unwrap());
     let report = replay(&mut trace, &options, |_| {}).unwrap();

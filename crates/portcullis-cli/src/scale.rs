@@ -19,7 +19,7 @@ use crate::args::{On, Scale};
 use crate::calibration::{Calibration, CalibrationError};
 use crate::choice::Besides;
 use crate::on_linux::{Offer, OwnStrict, Place};
-use crate::verdict::nothing_told;
+use crate::verdict::{nothing_told, too_much_missing};
 use crate::{look, print};
 use report::{Row, Table};
 
@@ -127,10 +127,11 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             _ => on(&Machine { iommus: 1, ..machine.clone() }, &each)?,
         };
         let has_one_lock = is_last && machine.iommus < workload.device.count;
-        let unlocked = own
+        let unlocked_policy = own
             .filter(|own| has_one_lock && policies.iter().any(|policy| policy.name == own.name))
             .and_then(|own| Policy::named(own.unlocked?));
-        let unlocked = on(&machine, unlocked.as_slice())?.pop();
+        let unlocked = on(&machine, unlocked_policy.as_slice())?.pop();
+        let strict: Vec<_> = strict.into_iter().chain(unlocked_policy).collect();
         let waits = |times: f64| {
             let (submission_ns, request_ns) = (machine.submission_ns * times, machine.request_ns * times);
             on(&Machine { submission_ns, request_ns, ..machine.clone() }, &strict)
@@ -243,11 +244,12 @@ fn recording(path: &Path, asked: Option<u64>) -> Result<(Workload, Told), Comman
     );
     let requests =
         mappings.into_iter().map(|mapping| Request { work_ns: ns, mappings: vec![mapping] }).collect();
-    let nothing = || nothing_told(summary.hidden(), summary.mappings());
+    let missing = summary.lost_events.saturating_add(summary.cut().unwrap_or(0));
+    let hidden = || (!summary.costs_known()).then(|| nothing_told(summary.hidden(), summary.mappings()));
     let told = Told {
         directions: summary.directions_known(),
         syncs: summary.syncs_known(),
-        nothing: (!summary.costs_known()).then(nothing),
+        nothing: hidden().or_else(|| too_much_missing(missing, summary.events)),
         besides: Some(Besides { ns, work, cpus: summary.cpus }),
         place: Place::named(&summary.devices),
     };

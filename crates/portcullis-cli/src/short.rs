@@ -63,13 +63,13 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         let _ = if parts.full {
             table::write(&mut text, runs, parts.unicode)
         } else if columns() < WIDE {
-            write_narrow(&mut text, runs, verdict.choice, parts.unicode)
+            write_narrow(&mut text, runs, verdict.choice, parts.offer, parts.unicode)
         } else {
             write_table(&mut text, runs, verdict.choice, parts.offer, parts.unicode)
         };
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are assumed, those of {} ({}; --profile), page tables {} \
-             (--format). The choice rests on counted waits and copies, which no other load changes (docs/replay.md). docs/strict.md models what devices \
+             (--format). The choice rests on counts, which no other load changes; --explain has them, and their prices. docs/strict.md models what devices \
              lose to page walks, `portcullis scale` many CPUs.",
             Printable(&profile.name),
             Printable(&profile.about),
@@ -79,7 +79,7 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         if let Some(said) = Prices::of(runs, parts.offer).said() {
             text.push_str(&wrap(&said, ""));
         }
-        if !parts.full && columns() >= WIDE && runs.number > 1 {
+        if !parts.full && columns() >= WIDE && runs.number > 1 && runs.costs.iter().all(|cost| cost.timed) {
             let spread = format!(
                 "{} is half of the spread of {} in a row on this machine: at another time, or elsewhere, costs may differ by more.",
                 spread_sign(parts.unicode),
@@ -118,13 +118,38 @@ pub fn spread_sign(unicode: bool) -> &'static str {
 /// How wide the short table is.
 const WIDE: usize = 79;
 
+/// The rows of the kernel's code.
+fn of_kernel(runs: &Runs, offer: Offer) -> Vec<verdict::Row<'_>> {
+    let is_kernel = |row: &verdict::Row<'_>| row.price.code != Code::Library && row.price.cost.is_told();
+    verdict::rows(runs, offer).into_iter().filter(is_kernel).collect()
+}
+
 /// What there is room for in 40 columns: the share of the CPU's time, and what is open.
-fn write_narrow(text: &mut String, runs: &Runs, choice: Option<&str>, unicode: bool) -> std::fmt::Result {
+fn write_narrow(
+    text: &mut String,
+    runs: &Runs,
+    choice: Option<&str>,
+    offer: Offer,
+    unicode: bool,
+) -> std::fmt::Result {
     writeln!(text, "\n{:<12}{:>9}{:>9}{:>10}", "", "CPU", "freed", "other")?;
     writeln!(text, "{BOLD}{:<12}{:>9}{:>9}{:>10}{BOLD:#}", "policy", "time", "memory", "data")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(40))?;
-    for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
+    let of_kernel = of_kernel(runs, offer);
+    for row in &of_kernel {
+        let policy = row.price.policy;
         let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
+        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let share = format!("{:.1} %", row.lost() * 100.0);
+        writeln!(
+            text,
+            "{name}{:<12}{name:#}{share:>9}{a}{stale:>9}{a:#}{b}{neighbour:>10}{b:#}",
+            row.price.row
+        )?;
+    }
+    for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
+        let is_chosen = choice == Some(policy.policy) && of_kernel.is_empty();
+        let name = if is_chosen { BOLD } else { Style::new() };
         let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
         let share = if_known(cost, || share(policy));
         writeln!(
@@ -164,8 +189,7 @@ fn write_table(
         "open for 1 s"
     )?;
     writeln!(text, "{}", rule.repeat(WIDE))?;
-    let of_kernel: Vec<_> =
-        verdict::rows(runs, offer).into_iter().filter(|row| row.price.code != Code::Library).collect();
+    let of_kernel = of_kernel(runs, offer);
     let known = runs.report.trace.tells_copies();
     let whole = |ns: f64| HumanCount(ns.round() as u64).to_string();
     let name_of = |name: &str, policy: &str, of_kernel: bool| {
@@ -201,7 +225,7 @@ fn write_table(
             if_known(cost, || whole(cost.median_ns)),
             spread_of(cost, runs.number).unwrap_or("-".into()),
             if cost.known { whole(policy.wait_ns_per_op) } else { "-".into() },
-            if cost.known { share(policy) } else { "-".into() },
+            if cost.is_told() { share(policy) } else { "-".into() },
             from.map_or("-".into(), short_time),
         )?;
     }
@@ -210,8 +234,22 @@ fn write_table(
 
 /// A figure that depends on what `cost` is, in words.
 pub fn if_known(cost: &Cost, figure: impl FnOnce() -> String) -> String {
-    if cost.known { figure() } else { NOT_KNOWN.into() }
+    if !cost.known {
+        NOT_KNOWN.into()
+    } else if cost.timed {
+        figure()
+    } else {
+        TOO_FEW.into()
+    }
 }
+
+/// A figure of calls that were replayed, whether or not they copied what the recording's did.
+pub fn if_timed(cost: &Cost, figure: impl FnOnce() -> String) -> String {
+    if cost.timed { figure() } else { TOO_FEW.into() }
+}
+
+/// In place of what was measured of too few mappings.
+const TOO_FEW: &str = "too few";
 
 /// The share of the CPU's time that protection takes; a dash where nothing is mapped.
 pub fn share(policy: &PolicyReport) -> String {
@@ -220,7 +258,7 @@ pub fn share(policy: &PolicyReport) -> String {
 
 /// Half of how far the runs lie apart, as a share of the median, where that is more than the timer's own error.
 pub fn spread_of(cost: &Cost, runs: usize) -> Option<String> {
-    let is_told = runs >= 2 && cost.median_ns >= 5.0 && cost.known;
+    let is_told = runs >= 2 && cost.median_ns >= 5.0 && cost.is_told();
     is_told.then(|| format!("{:.0} %", (cost.most_ns - cost.least_ns) / 2.0 / cost.median_ns * 100.0))
 }
 

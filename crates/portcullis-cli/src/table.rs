@@ -9,7 +9,7 @@ use portcullis_trace::replay::PolicyReport;
 use crate::exposed::Exposed;
 use crate::look::{self, NOT_KNOWN, count};
 use crate::runs::{Cost, Runs};
-use crate::short::{if_known, share};
+use crate::short::{if_known, if_timed, share};
 
 /// One line of the table: what it is called, what it means, and how to print it.
 pub struct Line {
@@ -33,47 +33,47 @@ pub const LINES: [Line; 26] = [
     Line {
         label: "  of which wait, ns",
         meaning: "modelled by the profile: waiting for the IOMMU, spread over the mappings",
-        value: |p, cost, _| if_known(cost, || ns(p.wait_ns_per_op)),
+        value: |p, cost, _| if cost.known { ns(p.wait_ns_per_op) } else { NOT_KNOWN.into() },
     },
     Line {
         label: "map, mean ns",
         meaning: "measured: one call of the library to map a buffer or a list, the timer's cost taken off",
-        value: |p, _, _| ns(p.map_ns.mean),
+        value: |p, cost, _| if_timed(cost, || ns(p.map_ns.mean)),
     },
     Line {
         label: "  p50",
         meaning: "half of the maps took no longer",
-        value: |p, _, _| count(p.map_ns.p50.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.map_ns.p50.round() as u64)),
     },
     Line {
         label: "  p99",
         meaning: "99 % of the maps took no longer",
-        value: |p, _, _| count(p.map_ns.p99.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.map_ns.p99.round() as u64)),
     },
     Line {
         label: "  p99.99",
         meaning: "99.99 % of the maps took no longer",
-        value: |p, _, _| count(p.map_ns.p99_99.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.map_ns.p99_99.round() as u64)),
     },
     Line {
         label: "unmap, mean ns",
         meaning: "measured: one call to unmap, without the time that the software IOMMU took in it",
-        value: |p, _, _| ns(p.unmap_ns.mean),
+        value: |p, cost, _| if_timed(cost, || ns(p.unmap_ns.mean)),
     },
     Line {
         label: "  p50",
         meaning: "half of the unmaps took no longer",
-        value: |p, _, _| count(p.unmap_ns.p50.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.unmap_ns.p50.round() as u64)),
     },
     Line {
         label: "  p99",
         meaning: "99 % of the unmaps took no longer",
-        value: |p, _, _| count(p.unmap_ns.p99.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.unmap_ns.p99.round() as u64)),
     },
     Line {
         label: "  p99.99",
         meaning: "99.99 % of the unmaps took no longer",
-        value: |p, _, _| count(p.unmap_ns.p99_99.round() as u64),
+        value: |p, cost, _| if_timed(cost, || count(p.unmap_ns.p99_99.round() as u64)),
     },
     Line {
         label: "calls interrupted",

@@ -10,7 +10,7 @@ use crate::choice::{
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
 use crate::price::{Code, Price, Prices};
-use crate::runs::{Runs, cpu_time};
+use crate::runs::{Runs, cpu_time, too_few};
 
 /// A policy at a rate of mappings.
 #[derive(Clone, Copy)]
@@ -66,7 +66,7 @@ impl Candidate for Row<'_> {
 
     fn lost(&self) -> f64 {
         match self.work_ns {
-            None if self.price.code == Code::Library => cpu_time(self.policy),
+            None if self.price.code == Code::Library && self.price.cost.timed => cpu_time(self.policy),
             _ => self.share(self.price.ns),
         }
     }
@@ -101,7 +101,8 @@ pub fn rows<'a>(runs: &'a Runs, offer: Offer) -> Vec<Row<'a>> {
     let base = runs.report.policies.iter().zip(&runs.costs).find_map(|(policy, cost)| {
         Some(policy.relative_to_passthrough? * (work_ns + cost.median_ns) - work_ns)
     });
-    let base_ns = base.unwrap_or(0.0).max(0.0);
+    let timed = runs.costs.iter().all(|cost| cost.timed);
+    let base_ns = base.filter(|_| timed).unwrap_or(0.0).max(0.0);
     let row = |price: Price<'a>| Row {
         policy: price.policy,
         price,
@@ -116,7 +117,7 @@ pub fn rows<'a>(runs: &'a Runs, offer: Offer) -> Vec<Row<'a>> {
 /// The other CPU work for each mapping, in nanoseconds, from which on `policy` is [`SMALL`]; `None` where it always is.
 pub fn small_from(rows: &[Row<'_>], policy: &PolicyReport) -> Option<f64> {
     let row = rows.iter().find(|row| row.mode() == policy.mode && row.mode() != Mode::PASSTHROUGH)?;
-    Some(row.work_ns(SMALL)).filter(|ns| *ns >= 1.0)
+    Some(row.work_ns(SMALL)).filter(|ns| *ns >= 1.0 && row.price.cost.timed)
 }
 
 /// The strict ones of `rows` that are on `offer`.
@@ -150,6 +151,9 @@ impl<'a> Verdict<'a> {
         if !trace.costs_known {
             return Self { sentences: vec![nothing_told(trace.hidden, trace.maps)], choice: None };
         }
+        if let Some(why) = too_much_missing(trace.missing, trace.events) {
+            return Self { sentences: vec![why], choice: None };
+        }
         let rows = rows(runs, offer);
         let strict = strict(&rows, offer);
         let chosen = Chosen::of(&strict, runs.report.work);
@@ -157,6 +161,9 @@ impl<'a> Verdict<'a> {
         let mut sentences = Vec::new();
         let besides = Besides { ns: runs.report.work_ns, work: runs.report.work, cpus: trace.cpus };
         sentences.extend(costs(&strict, besides));
+        let operations = runs.report.policies.first().map_or(0, |policy| policy.operations);
+        sentences.extend(too_few(&runs.costs, operations));
+        sentences.extend(missing(runs, &strict));
         sentences.push(scope(&rows, offer));
         sentences.extend(choice.map(|choice| advice(choice, &strict)));
         sentences.extend(chosen.and_then(|chosen| chosen.at_the_most(&strict)));
@@ -198,6 +205,49 @@ pub fn nothing_told(hidden: u64, maps: u64) -> String {
         number_of(maps, "mapping"),
         count(hidden)
     )
+}
+
+/// The share of a recording's events that are missing.
+fn missing_share(missing: u64, events: u64) -> f64 {
+    missing as f64 / missing.saturating_add(events).max(1) as f64
+}
+
+/// Said in place of a verdict where more than half of a recording is missing.
+pub fn too_much_missing(missing: u64, events: u64) -> Option<String> {
+    let share = missing_share(missing, events);
+    (share > 0.5).then(|| {
+        format!(
+            "No verdict: {} of the recording's events are missing ({} of {}), and what is left may be any part of the work. Record again: `portcullis record` \
+             takes buffers that fit the rate, and says what it loses.",
+            percent(share),
+            count(missing),
+            count(missing.saturating_add(events))
+        )
+    })
+}
+
+/// What missing events make uncertain, where they are more than one in a hundred.
+fn missing(runs: &Runs, strict: &[Row<'_>]) -> Option<String> {
+    let Report { trace, work, work_ns, .. } = &runs.report;
+    let share = missing_share(trace.missing, trace.events);
+    if share <= 0.01 {
+        return None;
+    }
+    let less_ns = work_ns * (1.0 - share);
+    let at: Vec<Row<'_>> = strict.iter().map(|row| row.at(less_ns)).collect();
+    let work = match (work, range(&at)) {
+        (Work::Most | Work::Measured, Some(range)) => format!(
+            " If mappings are missing in the same part, {} of other work came with each, and protection takes {range}.",
+            short_time(less_ns)
+        ),
+        _ => String::new(),
+    };
+    Some(format!(
+        "Of the recording's events {} are missing ({} of {}): what the device did meanwhile, and what was open then, is not in these figures.{work}",
+        percent(share),
+        count(trace.missing),
+        count(trace.missing.saturating_add(trace.events))
+    ))
 }
 
 fn costs(strict: &[Row<'_>], besides: Besides) -> Option<String> {
@@ -263,6 +313,9 @@ impl<'a> Chosen<'a> {
 
     /// What the choice would be by what was measured, if that is another.
     fn as_measured(&self, strict: &[Row<'a>], work: Work) -> Option<String> {
+        if !self.row.price.cost.timed {
+            return None;
+        }
         let measured: Vec<Row<'_>> =
             strict.iter().map(|row| Row { price: row.price.as_measured(), ..*row }).collect();
         let other = Self::of(&measured, work)?.row;

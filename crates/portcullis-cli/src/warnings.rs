@@ -7,9 +7,6 @@ use portcullis_trace::{Printable, Summary};
 use crate::look::number_of;
 use crate::runs::{Cost, Runs};
 
-/// Fewer mappings say little of what a policy costs.
-const FEW: u64 = 1_000;
-
 /// How many names of events a warning lists.
 const NAMES: usize = 4;
 
@@ -39,14 +36,6 @@ pub fn of(runs: &Runs, summary: &Summary) -> Vec<String> {
         }
     }
     all.extend(unused(summary));
-    let few = runs.report.policies.first().map(|policy| policy.operations).filter(|n| (1..FEW).contains(n));
-    all.extend(few.map(|few| {
-        let are = if few == 1 { "is" } else { "are" };
-        format!(
-            "{} {are} few: what they cost is what first calls cost, and says little of a longer run.",
-            number_of(few, "mapping")
-        )
-    }));
     all.extend(noise(runs));
     all.extend(runs.too_long.then(|| {
         "One run does not tell how far its costs vary: this took too long for more. `--repeat 3` makes three.".into()
@@ -99,7 +88,7 @@ fn unused(summary: &Summary) -> Option<String> {
 
 /// Names the policies that the runs do not rank by cost; nothing where there was one run.
 fn noise(runs: &Runs) -> Option<String> {
-    let mut costs: Vec<&Cost> = runs.costs.iter().filter(|cost| cost.known).collect();
+    let mut costs: Vec<&Cost> = runs.costs.iter().filter(|cost| cost.is_told()).collect();
     costs.sort_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
     let same = costs.windows(2).filter(|pair| runs.number > 1 && pair[0].overlaps(pair[1]));
     let pairs: Vec<String> = same.map(|pair| format!("{} and {}", pair[0].policy, pair[1].policy)).collect();

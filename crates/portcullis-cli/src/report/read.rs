@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::args::On;
 use crate::machine::schema;
-use crate::runs::{Cost, Runs};
+use crate::runs::{Cost, Runs, TIMED_FROM};
 
 /// The largest result that is read: 16 MiB, of which ours have less than one.
 const MOST_BYTES: u64 = 16 << 20;
@@ -277,6 +277,7 @@ impl ReplayJson {
             least_ns: cost.least_ns,
             most_ns: cost.most_ns,
             known: report.trace.tells_cost_of(policy.mode),
+            timed: policy.operations >= TIMED_FROM,
         });
         let runs = Runs { costs: costs.collect(), number: options.repeat, too_long: false, report };
         Ok(Replayed { origin, runs, format: options.format, on: options.on, notes, warnings })

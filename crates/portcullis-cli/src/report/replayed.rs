@@ -10,11 +10,13 @@ use super::plot::{Axis, Mark, Names, Plot, Point, side_by_side};
 use super::policies::{self, Cell, Open, Row};
 use super::read::Replayed;
 use super::{machine, made, said, warning};
+use crate::choice::{Candidate, SMALL};
 use crate::exposed::Exposed;
 use crate::header;
 use crate::look::{NOT_KNOWN, bytes, count, number_of, short_time};
 use crate::on_linux::{Offer, Place};
-use crate::runs::{Cost, Runs, cpu_time};
+use crate::price::Code;
+use crate::runs::{Cost, Runs, TIMED_FROM, cpu_time};
 use crate::short::{self, if_known};
 use crate::table::LINES;
 use crate::verdict::{self, Verdict};
@@ -42,8 +44,8 @@ pub fn section(replayed: &Replayed) -> String {
         return html + &about(replayed);
     }
     // A page is not of the machine that shows it: no group of its.
-    let verdict =
-        Verdict::told(runs, Offer::of(replayed.on, &replayed.format), &Place::named(&trace.devices));
+    let offer = Offer::of(replayed.on, &replayed.format);
+    let verdict = Verdict::told(runs, offer, &Place::named(&trace.devices));
     html += &said(verdict.sentences.iter());
     for hidden in trace.recorded.iter().filter_map(|recorded| Some(header::hidden(recorded)? + ".")) {
         html += &warning(&hidden);
@@ -51,20 +53,24 @@ pub fn section(replayed: &Replayed) -> String {
     for sentence in &replayed.warnings {
         html += &warning(sentence);
     }
-    html += &policies(runs, verdict.choice);
+    html += &policies(runs, verdict.choice, offer);
     let calls = [("An unmap", unmaps as Latency, "unmap"), ("A map", maps, "map")];
     for (what, latency, call) in calls {
         // Of a policy whose cost is not known, the calls that were replayed copied too little.
-        let is_told = |policy: &&PolicyReport| runs.report.trace.tells_cost_of(policy.mode);
+        let is_told = |policy: &&PolicyReport| {
+            runs.report.trace.tells_cost_of(policy.mode) && policy.operations >= TIMED_FROM
+        };
         let policies = runs.report.policies.iter().filter(is_told);
         let lines: Vec<_> = policies.filter(|policy| !latency(policy).is_empty()).collect();
         if lines.is_empty() {
-            html += &element(
-                "p",
-                &format!(
+            let why = if runs.costs.iter().any(|cost| !cost.timed) {
+                format!("Too few mappings for a distribution of {call}s.")
+            } else {
+                format!(
                     "This result has no distribution of {call}s: `portcullis replay --json` of this version writes it."
-                ),
-            );
+                )
+            };
+            html += &element("p", &why);
             continue;
         }
         let marks: Vec<Mark> =
@@ -106,7 +112,7 @@ pub fn said_open(policy: &PolicyReport, runs: &Runs) -> [String; 2] {
 }
 
 /// What each policy costs and leaves open.
-fn policies(runs: &Runs, choice: Option<&str>) -> String {
+fn policies(runs: &Runs, choice: Option<&str>, offer: Offer) -> String {
     let head = [
         "CPU time",
         "cost of a mapping",
@@ -117,26 +123,34 @@ fn policies(runs: &Runs, choice: Option<&str>) -> String {
     ];
     let known = runs.report.trace.tells_copies();
     let all = || runs.report.policies.iter().zip(&runs.costs);
-    let told = all().filter(|(_, cost)| cost.known).map(|(policy, _)| cpu_time(policy));
+    let told = all().filter(|(_, cost)| cost.is_told()).map(|(policy, _)| cpu_time(policy));
+    let of_kernel: Vec<verdict::Row<'_>> = verdict::rows(runs, offer)
+        .into_iter()
+        .filter(|row| row.price.code != Code::Library && row.price.cost.is_told())
+        .collect();
+    let told = told.chain(of_kernel.iter().map(Candidate::lost));
     let most = told.filter(|share| share.is_finite()).fold(1e-9, f64::max);
+    let opened = |policy: &PolicyReport| {
+        said_open(policy, runs).map(|text| {
+            let is_open = text != "none" && text != NOT_KNOWN;
+            Cell { is_open, ..Cell::from(text) }
+        })
+    };
     let rates = verdict::rows(runs, Offer::Library);
     let ns = |ns: f64| format!("{} ns", count(ns.round() as u64));
     let row = |(policy, cost): (&PolicyReport, &Cost)| {
         let share = Cell {
-            bar: cost.known.then(|| cpu_time(policy) / most),
+            bar: cost.is_told().then(|| cpu_time(policy) / most),
             ..Cell::from(if_known(cost, || short::share(policy)))
         };
         let spread =
             short::spread_of(cost, runs.number).map_or(String::new(), |spread| format!(" ± {spread}"));
         let costs = [
             if_known(cost, || ns(cost.median_ns) + &spread),
-            if_known(cost, || ns(policy.wait_ns_per_op)),
+            if cost.known { ns(policy.wait_ns_per_op) } else { NOT_KNOWN.into() },
             verdict::small_from(&rates, policy).map_or("-".into(), short_time),
         ];
-        let open = said_open(policy, runs).map(|text| {
-            let is_open = text != "none" && text != NOT_KNOWN;
-            Cell { is_open, ..Cell::from(text) }
-        });
+        let open = opened(policy);
         Row {
             policy: policy.policy.into(),
             about: policies::about(policy.policy),
@@ -145,20 +159,42 @@ fn policies(runs: &Runs, choice: Option<&str>) -> String {
             cells: std::iter::once(share).chain(costs.map(Cell::from)).chain(open).collect(),
         }
     };
+    let kernel = |row: &verdict::Row<'_>| {
+        let (price, policy) = (row.price, row.price.policy);
+        let share = format!("{:.1} %", row.lost() * 100.0);
+        let share = Cell { bar: Some(row.lost() / most), ..Cell::from(share) };
+        let [least, most] = price.range_ns.map(|ns| count(ns.round() as u64));
+        let costs = [
+            format!("{}, estimated ({least} to {most})", ns(price.ns)),
+            ns(policy.wait_ns_per_op),
+            short_time(row.work_ns(SMALL)),
+        ];
+        let whose = if price.code == Code::Module { "our module's" } else { "Linux's" };
+        Row {
+            policy: price.row.into(),
+            about: format!(
+                "{whose} own code for {}: {} instructions a mapping",
+                policy.policy,
+                count(price.instructions.unwrap_or_default().round() as u64)
+            ),
+            open: Open::counted(policy, known),
+            cost: price.ns,
+            cells: std::iter::once(share).chain(costs.map(Cell::from)).chain(opened(policy)).collect(),
+        }
+    };
+    let chosen = of_kernel.iter().find(|row| Some(row.price.policy.policy) == choice);
+    let choice = chosen.map(|row| row.price.row).or(choice);
+    let rows = of_kernel.iter().map(kernel).chain(all().map(row)).collect();
     let work = short_time(runs.report.work_ns);
-    policies::table(
-        "What each policy costs, and what it leaves open",
-        &head.map(String::from),
-        all().map(row).collect(),
-        choice,
-    ) + &format!(
-        "<p class=\"note\">{}</p>\n",
-        escape(&format!(
-            "CPU time is the share that protection takes where {work} of other work comes with each mapping; less than 1 % \
+    policies::table("What each policy costs, and what it leaves open", &head.map(String::from), rows, choice)
+        + &format!(
+            "<p class=\"note\">{}</p>\n",
+            escape(&format!(
+                "CPU time is the share that protection takes where {work} of other work comes with each mapping; less than 1 % \
                  where more comes with each than the fourth figure says. Open for 1 s: bytes times seconds that a device reached, over the \
                  whole recording. Red is what is open."
-        ))
-    )
+            ))
+        )
 }
 
 type Latency = fn(&PolicyReport) -> &[(f64, u64)];

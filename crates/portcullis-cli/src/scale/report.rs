@@ -14,9 +14,11 @@ use serde::Serialize;
 use crate::args::Scale;
 use crate::calibration::Calibration;
 use crate::choice::Candidate;
-use crate::look::{BOLD, COLUMNS, columns, count, number_of, wrap};
+use crate::counted::INSTRUCTION_NS;
+use crate::instructions::Instructions;
+use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
 use crate::machine;
-use crate::on_linux::{self, Offer, OwnStrict};
+use crate::on_linux::{Offer, OwnStrict};
 use crate::scale::Told;
 use verdict::{choice, verdict};
 
@@ -37,6 +39,20 @@ impl Row {
     /// The share of the throughput that it costs.
     fn lost(&self) -> f64 {
         (1.0 - self.share).max(0.0)
+    }
+
+    /// How much longer the kernel's code takes for a mapping than the library's, whose time this row has; and what it would leave of the throughput
+    /// without protection on `table`'s machine: CPUs that have nothing to do have time for it.
+    fn with_kernel(&self, table: &Table) -> Option<(f64, f64)> {
+        let [kernel, ours] = Instructions::in_scale(self.policy.name)?;
+        let more_ns = (kernel - ours) * INSTRUCTION_NS;
+        let Workload { requests, .. } = &table.workload;
+        let mappings = requests.iter().map(|request| request.mapped().count() as f64).sum::<f64>()
+            / requests.len().max(1) as f64;
+        let Outcome { per_s, spent, .. } = &self.outcome;
+        let request_ns = f64::from(table.machine.cpus) * 1e9 / per_s.max(f64::MIN_POSITIVE);
+        let longer_ns = (mappings * more_ns - spent.idle_ns).max(0.0);
+        Some((more_ns, self.share * request_ns / (request_ns + longer_ns)))
     }
 
     /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
@@ -95,7 +111,8 @@ pub struct Table {
     /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not. Of the table with the most CPUs alone,
     /// as the next one.
     pub behind_one: Vec<Row>,
-    /// The strict ones, if waits took a quarter of what is assumed, and four times as long; none where no row waits for each unmap.
+    /// The strict ones, with the one of `unlocked`, if waits took a quarter of what is assumed, and four times as long; none where no row waits
+    /// for each unmap.
     pub by_waits: [Vec<Row>; 2],
     /// Linux's strict mode with a lock for each CPU, where it has one for several devices. Of the table with the most CPUs.
     pub unlocked: Option<Row>,
@@ -118,10 +135,15 @@ impl Table {
         self.strict_of(&self.rows, self.offer)
     }
 
-    /// Those of `rows` that are on `offer`.
+    /// Those of `rows` that are on `offer`, with Linux's strict mode as the table has it.
     fn strict_of<'a>(&self, rows: &'a [Row], offer: Offer) -> Vec<Strict<'a>> {
-        let strict = Mode::Each(domain::Policy::Strict);
         let own = self.strict_of_linux().map(|(own, _)| own.name);
+        self.strict_where(rows, offer, own)
+    }
+
+    /// The same, where Linux's strict mode is the row `own`.
+    fn strict_where<'a>(&self, rows: &'a [Row], offer: Offer, own: Option<&str>) -> Vec<Strict<'a>> {
+        let strict = Mode::Each(domain::Policy::Strict);
         let shares =
             self.workload.requests.iter().flat_map(|request| &request.mappings).any(|mapping| mapping.shared);
         let strict = rows.iter().filter(|row| row.policy.strict).filter_map(|row| {
@@ -172,7 +194,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
         "",
     ));
     if table.offer == Offer::Module && table.told.copies() {
-        text.push_str(&wrap(on_linux::LINUX_CODE, ""));
+        text.extend(kernel(table).map(|said| wrap(&said, "")));
     }
     let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
     inferred.sort();
@@ -182,14 +204,44 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     }
     text.push_str(&wrap(
         &format!(
-            "Waits are those of {} ({}; --profile). Lines and copies: {}.",
+            "Waits are those of {} ({}; --profile). Lines and copies: {}. A KiB takes {} ns to copy in a cache, and {} in memory ({}); a socket copies {} GB/s ({}). `portcullis \
+             calibrate` measures these here.",
             Printable(&profile.name),
             Printable(&profile.about),
-            Printable(&calibration.machine)
+            Printable(&calibration.machine),
+            calibration.copy_hot_ns.value,
+            calibration.copy_cold_ns.value,
+            Printable(&calibration.copy_cold_ns.source),
+            calibration.socket_copy_gb_per_s.value,
+            Printable(&calibration.socket_copy_gb_per_s.source)
         ),
         "",
     ));
     text
+}
+
+/// What the kernel's code takes besides, which is not in the table.
+fn kernel(table: &Table) -> Option<String> {
+    let mut said = Vec::new();
+    for row in &table.rows {
+        let Some(((more_ns, share), [kernel, _])) =
+            row.with_kernel(table).zip(Instructions::in_scale(row.policy.name))
+        else {
+            continue;
+        };
+        said.push(format!(
+            "{} {} ns more for {} instructions, which leaves about {}",
+            row.policy.name,
+            count(more_ns.round() as u64),
+            count(kernel as u64),
+            percent(share)
+        ));
+    }
+    let said = (!said.is_empty()).then(|| said.join("; "))?;
+    Some(format!(
+        "The table has the library's code. That of Linux and of our module takes longer for each mapping of a page ({INSTRUCTION_NS} ns an instruction, without waits and copies; \
+         docs/linux.md): {said} of the throughput."
+    ))
 }
 
 /// What the CPUs and the devices do, in figures.
@@ -197,7 +249,7 @@ fn setting(workload: &Workload) -> [String; 2] {
     let Workload { requests, depth, device, .. } = workload;
     let mean = |of: fn(&Request) -> f64| requests.iter().map(of).sum::<f64>() / requests.len().max(1) as f64;
     let work = count(mean(|request| request.work_ns).round() as u64);
-    let mappings = number_of(mean(|request| request.mappings.len() as f64).round() as u64, "mapping");
+    let mappings = number_of(mean(|request| request.mapped().count() as f64).round() as u64, "mapping");
     let bytes = number_of(mean(|request| request.bytes() as f64).round() as u64, "byte");
     let under_way = number_of(u64::from(*depth), "request");
     let mut limits = Vec::new();

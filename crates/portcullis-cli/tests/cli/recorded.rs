@@ -72,8 +72,8 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
         }
         let csv = replay(name, &["--csv"]);
         let empty = csv.lines().filter(|line| line.contains(",,,,,,,,"));
-        let empty: Vec<_> = empty.map(|line| line.split(',').next().unwrap()).collect();
-        assert_eq!(empty, COPYING, "{csv}");
+        // Of so few mappings no policy was timed, either.
+        assert_eq!(empty.count(), csv.lines().count() - 1, "{csv}");
         let json = json(name);
         assert_eq!(
             (&json["trace"]["copies_known"], &json["trace"]["costs_known"]),
@@ -89,10 +89,7 @@ fn a_policy_whose_cost_a_recording_does_not_tell_is_in_no_verdict() {
         names_no_copying(verdict);
         let first = hides.split(':').next().unwrap();
         assert!(rest.contains(first.split('`').next().unwrap()), "{hides} is not on the page");
-        // Its marks: none of a policy that copies.
-        let plot = rest.split("<figure").nth(1).unwrap().split("</figure>").next().unwrap();
-        assert!(plot.contains("strict-ring"), "{plot}");
-        names_no_copying(plot.split("<figcaption").next().unwrap());
+        assert!(rest.contains("Too few mappings for a distribution of unmaps."), "{rest}");
         // And the simulation of more CPUs.
         let path = recording(name);
         let scaled = stdout(&portcullis(&["scale", "--workload", path.to_str().unwrap(), "--cpus", "2"]));

@@ -109,6 +109,9 @@ pub struct TraceReport {
     /// Mappings that are not in it, but their ends are, or, where one device was asked for, may be of another.
     #[serde(default)]
     pub hidden: u64,
+    /// Events that were lost while it was recorded, or that its header promises and the file has not.
+    #[serde(default)]
+    pub missing: u64,
     /// It tells what policies that copy would copy, but for one mapping, and one byte, in a hundred.
     #[serde(default = "yes")]
     pub copies_known: bool,
@@ -157,6 +160,7 @@ impl From<&Summary> for TraceReport {
             recorded: summary.recorded(),
             without_direction: summary.direct_maps,
             hidden: summary.hidden(),
+            missing: summary.lost_events.saturating_add(summary.cut().unwrap_or(0)),
             copies_known: summary.copies_known(),
             directions_known: summary.directions_known(),
             syncs_known: summary.syncs_known(),

@@ -2,6 +2,7 @@
 
 use portcullis::domain;
 use portcullis_model::scale::{Machine, Outcome};
+use portcullis_trace::replay::Mode;
 
 use super::{Row, Strict, Table};
 use crate::choice::{Candidate, OTHER_WAITS, advice, by_other, capital, choose, no_copies, range};
@@ -127,7 +128,7 @@ fn pace(table: &Table) -> Option<String> {
 fn pools(table: &Table) -> Option<&'static str> {
     (table.workload.name == "nic").then_some(
         "This card's driver maps each packet. One that takes its receive buffers from Linux's page_pool, as most drivers of fast cards do, keeps \
-         them mapped: strict and lazy cost it next to nothing for what it receives, and these pages stay open to it (docs/replay.md).",
+         them mapped: strict and lazy cost it next to nothing for what it receives, and these pages stay open to it (docs/replay.md). `--workload nic-page-pool` has one.",
     )
 }
 
@@ -170,7 +171,8 @@ fn without_module(table: &Table, choice: Strict<'_>, strict: &Row) -> Option<Str
     }
     let said = leaves_too_little("Without the module, Linux's strict", strict)?;
     let lazy = lazy(table).map_or(String::new(), |row| {
-        format!("; lazy leaves {}, but for Linux's own code in it", percent(row.share))
+        let share = row.with_kernel(table).map_or(row.share, |(_, share)| share);
+        format!("; lazy leaves about {}, with Linux's own code in it", percent(share))
     });
     Some(format!("{said}{lazy}."))
 }
@@ -203,7 +205,29 @@ fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
             "If the IOMMU's waits are a quarter as long as assumed, that costs {short}; if four times as long, {long}."
         ));
     }
-    Some(by_other(choice, short, long, OTHER_WAITS))
+    let said = by_other(choice, short, long, OTHER_WAITS);
+    Some(said + &unlocked(table, [short, choice, long].map(|row| row.mode)).unwrap_or_default())
+}
+
+/// The same where Linux's strict mode has a lock for each CPU, as where each has a device of its own. `locked` is what is chosen otherwise.
+fn unlocked(table: &Table, locked: [Mode; 3]) -> Option<String> {
+    let name = table.unlocked.as_ref()?.policy.name;
+    let chosen = |rows| choose(table.strict_where(rows, table.offer, Some(name)).into_iter());
+    let [short, long] = table.by_waits.each_ref().map(|rows| chosen(rows.as_slice()));
+    let now: Vec<Strict<'_>> = table
+        .strict()
+        .into_iter()
+        .filter(|row| row.mode != Mode::Each(domain::Policy::Strict))
+        .chain(table.strict_where(table.unlocked.as_slice(), table.offer, Some(name)))
+        .collect();
+    let all = [short?, choose(now.into_iter())?, long?];
+    if all.map(|row| row.mode) == locked {
+        return Some(" That holds with a lock for each CPU, too.".into());
+    }
+    let [short, now, long] = all.map(|row| format!("{} ({})", row.mode.name(), percent(row.lost())));
+    Some(format!(
+        " With a lock for each CPU in Linux's strict, choose {now}; where waits are a quarter as long, {short}; where four times as long, {long}."
+    ))
 }
 
 /// What takes the most of a request with this policy, and where that comes from.
