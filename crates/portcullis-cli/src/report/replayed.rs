@@ -169,11 +169,11 @@ fn policies(runs: &Runs, choice: Option<&str>, offer: Offer) -> String {
             ns(policy.wait_ns_per_op),
             short_time(row.work_ns(SMALL)),
         ];
-        let whose = if price.code == Code::Module { "our module's" } else { "Linux's" };
+        let whose = if price.code == Code::Module { "Our module's" } else { "Linux's" };
         Row {
             policy: price.row.into(),
             about: format!(
-                "{whose} own code for {}: {} instructions a mapping",
+                "{whose} own code for {}, estimated: {} instructions a mapping.",
                 policy.policy,
                 count(price.instructions.unwrap_or_default().round() as u64)
             ),
