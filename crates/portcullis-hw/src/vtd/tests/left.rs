@@ -61,10 +61,11 @@ impl Registers for Left {
                 state.fsts | u64::from(is_recorded) << 1
             }
             reg::IQERCD => state.iqercd,
-            RECORDS.. => state
-                .records
-                .get((offset - RECORDS) / 16)
-                .map_or(0, |record| record[(offset - RECORDS) / 8 % 2]),
+            RECORDS.. => {
+                let (index, word) = ((offset - RECORDS) / 16, (offset - RECORDS) / 8 % 2);
+                assert!(index <= (state.cap >> 40 & 0xff) as usize, "{offset:#x} is of no record");
+                state.records.get(index).map_or(0, |record| record[word])
+            }
             reg::IQH => {
                 let runs = state.status & QIE != 0 && state.fsts & IQE == 0 && !state.is_stuck;
                 if !state.is_ours && runs && state.head != state.tail {
