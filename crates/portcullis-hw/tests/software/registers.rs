@@ -358,6 +358,27 @@ fn waits_are_confirmed_around_the_ring() {
     }
 }
 
+/// RTADDR (section 11.4.5) is taken with GCMD.SRTP, and with no other command.
+#[test]
+fn the_root_is_taken_with_the_command_for_it() {
+    for stage in [Legacy, Second] {
+        let mut rig = Rig::new(stage);
+        // No root there.
+        rig.unit.write64(0x20, STATUS | if stage == Legacy { 0 } else { 1 << 10 });
+        for (command, is_taken) in [(ON | QUEUE, false), (QUEUE, false), (QUEUE | TAKE_ROOT, true)] {
+            rig.unit.write32(0x18, command);
+            rig.unit.write32(0x18, ON | QUEUE);
+            // Contexts, PASIDs where there are any, translations.
+            rig.tell_and_wait(1 | 1 << 4, 0);
+            if stage != Legacy {
+                rig.tell_and_wait(7 | 3 << 4, 0);
+            }
+            rig.tell_and_wait(2 | 1 << 4, 0);
+            assert_eq!(rig.reads(MAPPED).is_none(), is_taken, "{stage:?} {command:#x}");
+        }
+    }
+}
+
 #[test]
 fn the_registers_say_what_the_unit_has() {
     for (manners, cap, ecap) in [
