@@ -143,6 +143,38 @@ mod tests {
         assert_eq!((fault.pasid, fault.reason), (Some(0x5_1234), Reason::NotMapped));
     }
 
+    /// IO_PAGE_FAULT (section 2.5.3): PE says that permissions were the reason, of a page that is present, and RZ that they were not.
+    #[test]
+    fn the_flags_of_a_page_fault_say_why() {
+        use event::{I, PE, PR, RZ};
+        const OF_7: u64 = 7 << 32;
+        for (flags, reason) in [
+            (OF_7, Reason::NotMapped),
+            (OF_7 | PE, Reason::NotMapped),
+            (OF_7 | RZ, Reason::NotMapped),
+            (OF_7 | PE | RZ, Reason::NotMapped),
+            (OF_7 | PR, Reason::BadEntry),
+            (OF_7 | PR | RZ, Reason::BadEntry),
+            (OF_7 | PR | PE | RZ, Reason::BadEntry),
+            (OF_7 | PR | PE, Reason::Permission),
+            (PR | PE, Reason::NotAttached),
+            (0, Reason::NotAttached),
+            (event::GN, Reason::NotMapped),
+            (event::GN | PR | PE, Reason::Permission),
+            (OF_7 | I, Reason::Other),
+            (OF_7 | I | PR | PE, Reason::Other),
+            (I, Reason::Other),
+        ] {
+            for of_any in [0, event::RW, event::TR] {
+                let fault = decode(FAULT | flags | of_any, 0x5000).unwrap();
+                assert_eq!(fault.reason, reason, "{flags:#x} {of_any:#x}");
+                let says = flags & (I | PR) == PR && of_any != event::TR;
+                let access = if of_any == event::RW { Access::Write } else { Access::Read };
+                assert_eq!(fault.access, says.then_some(access), "{flags:#x} {of_any:#x}");
+            }
+        }
+    }
+
     /// The table of event codes of section 2.5 (Rev. 3.10); `None` is passed over.
     const EVENTS: [(&str, Option<Reason>); 16] = [
         ("reserved", Some(Reason::Other)),

@@ -19,6 +19,20 @@ fn the_second_stage_is_as_wide_as_addresses_are() {
     }
 }
 
+/// IDR5.GRAN4K, GRAN16K and GRAN64K (section 6.3.6): each says of its own granule, and of no other.
+#[test]
+fn a_granule_that_the_unit_has_not_is_refused_whatever_others_it_has() {
+    fn walks<const GRANULE: u32>(has: u32) -> bool {
+        let ids = [IDR0, IDR1, IDR3, IDR5 & !(7 << 4) | has << 4];
+        let unit = Fake::<GRANULE>::start(host_with(&Memory::new(64), ids, |_| {}));
+        unit.is_ok_and(|unit| unit.layout().is_ok())
+    }
+    for has in 0..8 {
+        let walked = [walks::<12>(has), walks::<14>(has), walks::<16>(has)];
+        assert_eq!(walked, [1, 2, 4].map(|granule| has & granule != 0), "{has:#b}");
+    }
+}
+
 /// Either width alone is too much.
 #[test]
 fn tables_that_are_wider_than_the_unit_are_refused() {
