@@ -443,8 +443,14 @@ fn queues_that_are_not_where_they_could_be_are_left_alone() {
         assert_eq!(unit.own_queues(), 0, "case {case}");
         assert!((0..4).all(|queue| software.get64(OWN + queue * 0x4000 + BASE) == 0), "case {case}");
     }
-    // Of four, three answer.
+    // What the manual reserves of IDR6 says nothing.
     let memory = memory();
+    let host = odd(&memory);
+    let unit = &host.registers.unit;
+    unit.set(0x190, unit.get(0x190) | 0xf0f0_ffff);
+    assert_eq!(OddUnit::start(host).unwrap().own_queues(), 4);
+    // Of four, three answer.
+    let memory = self::memory();
     let mut host = odd(&memory);
     host.registers.end = OWN + 3 * 0x4000;
     assert_eq!(OddUnit::start(host).unwrap().own_queues(), 2, "two CPUs for each");

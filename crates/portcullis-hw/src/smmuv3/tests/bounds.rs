@@ -19,6 +19,28 @@ fn the_second_stage_is_as_wide_as_addresses_are() {
     }
 }
 
+/// IDR5.VAX and IDR5.OAS (section 6.3.6): the first stage translates 48 bits, and 52 of pages of 64 KiB where VAX says so. Its pages lie where the unit
+/// has addresses, of 48 bits at most but for those of 64 KiB.
+#[test]
+fn the_first_stage_is_as_wide_as_the_unit_says_of_its_granule() {
+    fn bits<const GRANULE: u32>(idr5: u32) -> (u32, u64) {
+        let unit = Fake::<GRANULE>::start(host_with(&Memory::new(64), [IDR0, IDR1, IDR3, idr5], |_| {}));
+        let layout = unit.unwrap().capabilities().layout::<GRANULE>(Stage::One).unwrap();
+        (layout.input_bits(), layout.last_phys().get())
+    }
+    for (code, output) in [(0, 32), (1, 36), (2, 40), (3, 42), (4, 44), (5, 48), (6, 52)] {
+        for (vax, input) in [(0, 48), (1, 52)] {
+            let idr5 = IDR5 & !(7 | 3 << 10) | code | vax << 10;
+            let last = |most: u32| (1 << output.min(most)) - 1;
+            let usual = (48, last(48));
+            assert_eq!(
+                [bits::<12>(idr5), bits::<14>(idr5), bits::<16>(idr5)],
+                [usual, usual, (input, last(52))]
+            );
+        }
+    }
+}
+
 /// IDR5.GRAN4K, GRAN16K and GRAN64K (section 6.3.6): each says of its own granule, and of no other.
 #[test]
 fn a_granule_that_the_unit_has_not_is_refused_whatever_others_it_has() {
