@@ -83,8 +83,11 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     if !arguments.policy.is_empty() {
         options.policies = policies(&arguments.policy);
     }
-    let (runs, summary) = replay_some(arguments, &options)?;
+    let (mut runs, mut summary) = replay_some(arguments, &options)?;
     check_device(arguments, &summary)?;
+    if let Some(device) = &arguments.device {
+        narrow(&mut runs.report, &mut summary, device);
+    }
     let unicode = look::is_unicode();
     let mut text = match arguments {
         Replay { json: true, .. } => {
@@ -287,6 +290,16 @@ fn check_device(arguments: &Replay, summary: &Summary) -> Result<(), CommandErro
         }
         0 | 1 => Ok(()),
         _ => Err(CommandError::SeveralDevices { name, device, devices: meant }),
+    }
+}
+
+/// Leaves the device that was asked for, as `asked` names it: all that is printed is of it, commands too.
+fn narrow(report: &mut Report, summary: &mut Summary, asked: &str) {
+    let Some(at) = summary.devices.iter().position(|known| is_named(asked, known)) else { return };
+    summary.devices = vec![summary.devices.swap_remove(at)];
+    report.trace.devices.clone_from(&summary.devices);
+    for choices in report.policies.iter_mut().flat_map(|policy| &mut policy.choices) {
+        choices.device = 0;
     }
 }
 

@@ -362,6 +362,34 @@ fn policies_come_in_the_order_asked_for_and_once() {
 }
 
 #[test]
+fn no_other_device_than_the_chosen_one_is_named() {
+    let [nvme, nic] = ["0000:00:03.0", "0000:00:05.0"];
+    for (asked, device, other) in [("03.0", nvme, nic), ("05.0", nic, nvme)] {
+        let replayed = |more: &[&str]| {
+            let output = portcullis(&[&["replay", "--device", asked], more].concat());
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let text = replayed(&["--explain"]);
+        assert!(text.contains(&format!("\ndevices: {device}\n")), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in
+            [format!("/devices/{device}/iommu_group/type"), format!("{device}, adaptive: what is cheaper")]
+        {
+            assert!(words.replace("/ ", "/").contains(&part), "{part}: {text}");
+        }
+        assert!(!text.contains(other), "{text}");
+        let json = replayed(&["--json", "--policy", "bounce", "--policy", "adaptive"]);
+        assert!(
+            json.contains(&format!("sudo portcullis protect {device} ")) && !json.contains(other),
+            "{json}"
+        );
+        let value: Value = serde_json::from_str(&json).unwrap();
+        let choices = &value["policies"].as_array().unwrap()[1]["choices"];
+        assert_eq!(choices[0]["device"], 0, "{choices}");
+    }
+}
+
+#[test]
 fn one_device_can_be_chosen() {
     let whole: Value = serde_json::from_slice(&portcullis(&["replay", "--json"]).stdout).unwrap();
     let nvme = portcullis(&["replay", "--json", "--device", "0000:00:03.0"]);
