@@ -52,13 +52,21 @@ pub fn pause_among(looks: u32) {
 /// A hint to the core that the caller waits for another one.
 #[inline]
 pub fn spin() {
+    #[cfg(coherence)]
+    {
+        unsafe extern "C" {
+            /// Of the simulator that replaces ThreadSanitizer's library.
+            safe fn coherence_spin();
+        }
+        coherence_spin();
+    }
     if cfg!(loom) { pause() } else { core::hint::spin_loop() }
 }
 
 /// As [`spin()`], for a caller that has polled `looks` times, as [`pause_among`].
 #[inline]
 pub fn spin_among(looks: u32) {
-    if cfg!(loom) { pause_among(looks) } else { core::hint::spin_loop() }
+    if cfg!(loom) { pause_among(looks) } else { spin() }
 }
 
 /// Prefetches the cache line of `place`, which the caller soon reads, so that lines of several places come at the same

@@ -69,6 +69,12 @@ extern "C" fn coherence_wait(ns: u64) {
     step(|cpus, me| cpus.pass(me, ns * PS));
 }
 
+/// A turn of a loop that waits: the code's `spin_loop`, which the compiler's pass does not see.
+#[unsafe(no_mangle)]
+extern "C" fn coherence_spin() {
+    run(Cpus::spin);
+}
+
 /// Waits for `server`, which works `ns` nanoseconds on this, and does one after the other.
 #[unsafe(no_mangle)]
 extern "C" fn coherence_serve(server: u32, ns: u64) {

@@ -354,13 +354,18 @@ impl Cpus {
     pub fn load(&mut self, cpu: usize, address: usize, pc: u64) {
         let (turn, this) = (self.cpus[cpu].loads.contains(&(address, pc)), &self.cpus[cpu]);
         if turn && !this.hidden {
-            let time = self.about(self.machine.spin);
-            self.cpus[cpu].clock += time;
-            self.cpus[cpu].loads = [(0, 0); LOADS];
+            self.spin(cpu);
         }
         let this = &mut self.cpus[cpu];
         this.loads.rotate_right(1);
         this.loads[0] = (address, pc);
+    }
+
+    /// A turn of a loop that waits for another CPU: the code says so, or [`load`](Self::load) has seen it.
+    pub fn spin(&mut self, cpu: usize) {
+        let time = self.about(self.machine.spin);
+        self.cpus[cpu].clock += time;
+        self.cpus[cpu].loads = [(0, 0); LOADS];
     }
 
     /// A function is entered by the call before `caller`.
