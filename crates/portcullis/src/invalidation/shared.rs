@@ -4,7 +4,7 @@
 //! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels. CPUs 0 to 15 are a
 //! group, then 16 to 31, and so on. A CPU that needs an invalidation publishes its requests on a cache line of its own, and waits. One of the
 //! waiting CPUs of a group is its *leader*, and collects the group's requests. Leaders of groups meet in the same way (`shared/meeting.rs`), and
-//! one of them submits for all, with one wait. A leader answers its callers by one store to a word that all of them poll. If only one group is
+//! one of them submits for all, with one wait. A leader answers each caller on the caller's own line, so that no two of them wait for one line. If only one group is
 //! active, its leader submits at once. A CPU that finds no other caller submits without a slot.
 //!
 //! **Linger.** CPUs that were just answered have their next requests ready a moment later. A leader that submits at once misses them, and they

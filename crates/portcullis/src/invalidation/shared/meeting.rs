@@ -2,24 +2,24 @@
 //! them *leads* at any time: it collects the others' requests, and answers each of them once. No caller returns before it was answered.
 //!
 //! Each caller has a [`Slot`], a cache line of its own, in which it publishes its requests. The leader looks at the slots. No load of these
-//! depends on another, so their lines come at the same time ([`prefetch`]). The leader answers all callers by one store of one
-//! [word](State), which all of them poll. So a round passes each caller's line to the leader, and the word's line to each caller; only its
-//! caller ever writes a slot's line.
+//! depends on another, so their lines come at the same time ([`prefetch`]). The leader answers each caller on the caller's own line, which the
+//! caller polls. So a round passes each caller's line to the leader and back, and no two callers wait for one line: with one line for all answers,
+//! callers would get their copies of it one after the other.
 //!
-//! A slot is *asked* (it has a pending request) while the lowest bit of its `head` differs from the slot's bit in the word, one of the lowest
-//! ([`ALL`]). Its caller flips the bit in `head` to ask, and the leader flips the word's bit to answer. A caller that finds neither its answer nor a
-//! leader takes the lead. The word names a preferred leader, as several that try at once take the line from each other; others leave it the lead
-//! for a few looks.
+//! A slot is *asked* (it has a pending request) while the lowest bits of its `head` and its `answer` differ. Its caller flips the bit in `head`
+//! to ask, and the leader flips the bit in `answer` to answer. A caller that finds neither its answer nor a leader takes the lead. The meeting's
+//! [word](State) names a preferred leader, as several that try at once take the line from each other; others leave it the lead for a few looks,
+//! in which they do not look at the word. Each answer has a copy of the word.
 //!
 //! Memory ordering.
 //! - *Requests*: `head` is stored with `Release` after the slot's other words, and loaded with `Acquire` before them.
-//! - *The answer*: the word is stored with `Release`, after errors, and loaded with `Acquire`. So an answered caller sees what came before
+//! - *The answer*: `answer` is stored with `Release`, after the error, and loaded with `Acquire`. So an answered caller sees what came before
 //!   the answer: the submission, and what all callers in it had stored before they asked.
 //! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one
-//!   order, each after the last one's loads and stores. Only the leader changes the word: so it knows the value, and stores. A caller that
-//!   has got the lead looks once more whether the leader before has answered it.
-//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its bit of the word changes only as an
-//!   answer, which the previous holder has seen: so a relaxed load of the word finds it.
+//!   order, each after the last one's loads and stores. Only the leader changes the word, answers and whether it is quiet: so it knows the
+//!   values, and stores. A caller that has got the lead looks once more whether the leader before has answered it.
+//! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its `answer` changes only as an answer,
+//!   which the previous holder has seen: so a relaxed load finds it.
 //! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any other.
 
 use alloc::boxed::Box;
@@ -43,14 +43,13 @@ const RANGES: usize = if cfg!(loom) { 1 } else { 32 };
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State(u64);
 
-/// The answer bits of all slots, from bit 0 on.
-const ALL: u64 = (1 << SLOTS) - 1;
-/// The first error bit: whether the last answer of each slot was an error.
-const FAILED: u32 = 16;
+/// Of an answer, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
+const FLIP: u64 = 1;
+const FAILED: u64 = 2;
 /// The leader has submitted: later requests are in the next round.
 const BUSY: u64 = 1 << 33;
-/// The last two rounds had one and the same caller, none was left out, and no other group submitted beside them.
-const QUIET: u64 = 1 << 34;
+/// The last round had several callers.
+const COMPANY: u64 = 1 << 34;
 /// Where the number of the preferred next leader is.
 const NEXT: u32 = 40;
 const ANYBODY: usize = 0xff;
@@ -62,13 +61,8 @@ impl State {
         self.0 & BUSY != 0
     }
 
-    pub fn is_quiet(self) -> bool {
-        self.0 & QUIET != 0
-    }
-
-    /// Whether slot `number`, whose first word is `head`, has a pending request.
-    fn is_asked(self, number: usize, head: u64) -> bool {
-        (self.0 >> number ^ head) & 1 != 0
+    pub fn had_company(self) -> bool {
+        self.0 & COMPANY != 0
     }
 
     /// Whether no lead has ended between this and `other`, or 2^16 of them.
@@ -118,6 +112,8 @@ struct Slot {
     start: AtomicU64,
     bytes: AtomicU64,
     many: AtomicPtr<Request>,
+    /// The last answer. Only leaders store it.
+    answer: AtomicU64,
     /// On another line, as only its callers access it.
     own: Own,
 }
@@ -126,7 +122,7 @@ struct Slot {
 #[repr(align(64))]
 struct Own {
     held: AtomicBool,
-    /// The error of its request. The lock has no contention: nobody looks before the word says so.
+    /// The error of its request. The lock has no contention: nobody looks before the answer says so.
     error: Mutex<InvalidationError>,
 }
 
@@ -164,7 +160,16 @@ impl Slot {
         let own = Own { held: AtomicBool::new(false), error: Mutex::new(InvalidationError::Abandoned) };
         let word = || AtomicU64::new(0);
         let many = AtomicPtr::new(core::ptr::null_mut());
-        Self { head: word(), start: word(), bytes: word(), many, own }
+        let answer = AtomicU64::new((ANYBODY as u64) << NEXT);
+        Self { head: word(), start: word(), bytes: word(), many, answer, own }
+    }
+
+    /// Its pending request, for the leader.
+    fn asked(&self) -> Option<Head> {
+        let head = self.head.load(Ordering::Acquire);
+        // Relaxed: leaders alone store it, and each comes after the one before.
+        let is_asked = (head ^ self.answer.load(Ordering::Relaxed)) & FLIP != 0;
+        is_asked.then_some(Head(head))
     }
 
     /// Its several requests, where `head` says so.
@@ -201,6 +206,15 @@ impl Slot {
     }
 }
 
+/// What callers look at before they ask. It seldom changes, so that each CPU has a copy.
+#[derive(Debug)]
+struct Known {
+    /// Slots that were ever used: a leader looks at no others.
+    members: AtomicU64,
+    /// The last two rounds had one and the same caller, none was left out, and no other group submitted beside them. Only leaders store it.
+    is_quiet: AtomicBool,
+}
+
 /// What leaders pass on to each other.
 #[derive(Debug)]
 struct Leads {
@@ -225,8 +239,7 @@ struct Led {
 #[derive(Debug)]
 pub(super) struct Meeting {
     word: CachePadded<AtomicU64>,
-    /// Slots that were ever used: a leader looks at no others.
-    members: CachePadded<AtomicU64>,
+    known: CachePadded<Known>,
     led: CachePadded<Led>,
     leads: CachePadded<Leads>,
     slots: Box<[Slot]>,
@@ -249,9 +262,9 @@ impl Meeting {
             batch: UnsafeCell::new(batch),
         };
         Ok(Self {
-            word: CachePadded(AtomicU64::new(QUIET | (ANYBODY as u64) << NEXT)),
+            word: CachePadded(AtomicU64::new((ANYBODY as u64) << NEXT)),
+            known: CachePadded(Known { members: AtomicU64::new(0), is_quiet: AtomicBool::new(true) }),
             led: CachePadded(Led { led: AtomicBool::new(false), wanted: AtomicBool::new(false) }),
-            members: CachePadded(AtomicU64::new(0)),
             leads: CachePadded(leads),
             slots: heap::slice(SLOTS, |_| Ok(Slot::new()))?,
         })
@@ -261,37 +274,40 @@ impl Meeting {
         State(self.word.0.load(Ordering::Acquire))
     }
 
+    /// Whether the last two rounds had one and the same caller.
+    pub fn is_quiet(&self) -> bool {
+        self.known.0.is_quiet.load(Ordering::Relaxed)
+    }
+
     pub fn rounds(&self) -> u64 {
         self.leads.0.rounds.get()
     }
 
-    pub fn last(&self) -> u32 {
-        self.leads.0.last.get().count_ones()
+    /// Fetches the line of the [word](State) in the background.
+    pub fn fetch_state(&self) {
+        prefetch(&raw const self.word.0);
+    }
+
+    /// Whether somebody leads.
+    pub fn is_led(&self) -> bool {
+        self.led.0.led.load(Ordering::Relaxed)
     }
 
     #[cfg(all(test, not(loom)))]
     pub fn asking(&self) -> u32 {
-        let state = self.state();
-        let asks =
-            |(number, slot): &(usize, &Slot)| state.is_asked(*number, slot.head.load(Ordering::Acquire));
-        self.slots.iter().enumerate().filter(asks).count() as u32
+        self.slots.iter().filter(|slot| slot.asked().is_some()).count() as u32
     }
 
     #[cfg(all(test, not(loom)))]
     pub fn expect(&self, slots: u64) {
         self.leads.0.last.set(slots);
         self.leads.0.before.set(slots);
-        self.word.0.fetch_and(!QUIET, Ordering::Relaxed);
+        self.known.0.is_quiet.store(false, Ordering::Relaxed);
     }
 
     #[cfg(all(test, not(loom)))]
     pub fn linger(&self) -> u64 {
         self.leads.0.linger.get()
-    }
-
-    #[cfg(all(test, not(loom)))]
-    pub fn is_led(&self) -> bool {
-        self.led.0.led.load(Ordering::Relaxed)
     }
 
     /// A slot for a caller: number `first`, or another one where that is held. `None` where all are held.
@@ -300,22 +316,21 @@ impl Meeting {
             let held = &self.slots[number].own.held;
             let is_free = take(held);
             // Not `then_some`: it would make a `Held` and drop it, and free somebody else's slot.
-            is_free.then(|| Held { meeting: self, number, answered: None })
+            is_free.then(|| Held { meeting: self, number, asked: None })
         })
     }
 
     /// Takes the lead, where nobody has it, and returns the word then; gives it up at once if `may` returns `false`.
-    fn take_lead(&self, may: impl Fn(State) -> bool) -> Option<State> {
+    fn take_lead(&self, may: impl Fn() -> bool) -> Option<State> {
         if !take(&self.led.0.led) {
             return None;
         }
-        // Relaxed: the exchange has acquired what the last leader stored, and nobody else stores.
-        let state = State(self.word.0.load(Ordering::Relaxed));
-        if !may(state) {
+        if !may() {
             self.led.0.led.store(false, Ordering::Release);
             return None;
         }
-        Some(state)
+        // Relaxed: the exchange has acquired what the last leader stored, and nobody else stores.
+        Some(State(self.word.0.load(Ordering::Relaxed)))
     }
 
     /// Nobody leads without a slot before the next round of callers with slots.
@@ -329,8 +344,8 @@ impl Meeting {
     /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody,
     /// and counts as the caller of slot `number`.
     pub fn lead_alone(&self, number: usize) -> Option<Lead<'_>> {
-        let may = |state: State| state.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
-        if !may(self.state()) {
+        let may = || self.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
+        if !may() {
             return None;
         }
         // Others may have led meanwhile, and named a preferred leader.
@@ -345,38 +360,46 @@ impl Meeting {
 pub(super) struct Held<'a> {
     meeting: &'a Meeting,
     pub number: usize,
-    /// The answered value of its bit, once it has asked.
-    answered: Option<u64>,
+    /// The answer before, once it has asked.
+    asked: Option<u64>,
 }
 
 impl<'a> Held<'a> {
     /// Publishes `requests`, and calls `f`, which waits for the answer. When this returns, or unwinds, the requests were answered.
     pub fn ask<R>(mut self, requests: &[Request], f: impl FnOnce(&Self) -> R) -> R {
-        let (meeting, bit) = (self.meeting, 1 << self.number);
-        // Relaxed: see the module's documentation.
-        if meeting.members.0.load(Ordering::Relaxed) & bit == 0 {
-            meeting.members.0.fetch_or(bit, Ordering::Relaxed);
+        let (members, bit) = (&self.meeting.known.0.members, 1 << self.number);
+        // Relaxed: a leader that does not see it misses the slot, and its caller leads later.
+        if members.load(Ordering::Relaxed) & bit == 0 {
+            members.fetch_or(bit, Ordering::Relaxed);
         }
-        let done = meeting.word.0.load(Ordering::Relaxed) >> self.number & 1;
+        let slot = &self.meeting.slots[self.number];
+        // Relaxed: see the module's documentation.
+        let before = slot.answer.load(Ordering::Relaxed);
         // A leader may use them until it has answered, which `drop` waits for.
-        meeting.slots[self.number].ask(requests, done ^ 1);
-        self.answered = Some(done ^ 1);
+        slot.ask(requests, before & FLIP ^ FLIP);
+        self.asked = Some(before);
         f(&self)
     }
 
-    /// The answer, if `state` has it.
-    pub fn answer(&self, state: State) -> Option<Result<(), InvalidationError>> {
-        if self.answered.is_some_and(|answered| state.0 >> self.number & 1 != answered) {
+    /// The meeting's word at the end of the round that last answered this slot.
+    pub fn last(&self) -> State {
+        State(self.meeting.slots[self.number].answer.load(Ordering::Relaxed) & !(FLIP | FAILED))
+    }
+
+    /// The answer, if there is one.
+    pub fn answer(&self) -> Option<Result<(), InvalidationError>> {
+        let Some(before) = self.asked else { return Some(Ok(())) };
+        let slot = &self.meeting.slots[self.number];
+        let answer = slot.answer.load(Ordering::Acquire);
+        if (answer ^ before) & FLIP == 0 {
             return None;
         }
-        let failed = state.0 >> FAILED >> self.number & 1 != 0;
-        let error = || *self.meeting.slots[self.number].own.error.lock();
-        Some(if failed { Err(error()) } else { Ok(()) })
+        Some(if answer & FAILED != 0 { Err(*slot.own.error.lock()) } else { Ok(()) })
     }
 
     /// Takes the lead, where nobody has it and this slot was not answered.
     pub fn lead(&self) -> Option<Lead<'a>> {
-        let state = self.meeting.take_lead(|state| self.answer(state).is_none())?;
+        let state = self.meeting.take_lead(|| self.answer().is_none())?;
         let mut lead = Lead::new(self.meeting, state, self.number, 0);
         lead.taken = 1 << self.number;
         Some(lead)
@@ -386,7 +409,7 @@ impl<'a> Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut looks = 0;
-        while self.answer(self.meeting.state()).is_none() {
+        while self.answer().is_none() {
             // It unwinds, and takes its own request out.
             if self.lead().is_none() {
                 pause_among(looks);
@@ -431,7 +454,7 @@ impl<'a> Lead<'a> {
 
     /// Collects further pending requests while there is room. Returns whether it found any.
     pub fn take_more(&mut self) -> bool {
-        let unseen = self.meeting.members.0.load(Ordering::Relaxed) & !self.taken & !self.left;
+        let unseen = self.meeting.known.0.members.load(Ordering::Relaxed) & !self.taken & !self.left;
         unseen != 0 && self.take(unseen)
     }
 
@@ -445,12 +468,11 @@ impl<'a> Lead<'a> {
         let mut heads = [Head(0); SLOTS];
         let (mut asking, mut manys, mut count) = (0_u64, 0_u64, self.batch().requests().len());
         for number in numbers(slots) {
-            let head = meeting.slots[number].head.load(Ordering::Acquire);
-            if self.state.is_asked(number, head) {
+            if let Some(head) = meeting.slots[number].asked() {
                 asking |= 1 << number;
-                manys |= u64::from(Head(head).kind() <= MANY_OF_ONE) << number;
-                heads[number] = Head(head);
-                count += Head(head).count();
+                manys |= u64::from(head.kind() <= MANY_OF_ONE) << number;
+                heads[number] = head;
+                count += head.count();
             }
         }
         let is_full = count > RANGES;
@@ -498,8 +520,7 @@ impl<'a> Lead<'a> {
     /// Whether the first of [these](Self::missing) asks now. Looks at its line only, as each look takes a line from its caller.
     pub fn has_come(&self) -> bool {
         let number = self.missing().trailing_zeros() as usize;
-        let slot = self.meeting.slots.get(number);
-        slot.is_some_and(|slot| self.state.is_asked(number, slot.head.load(Ordering::Relaxed)))
+        self.meeting.slots.get(number).is_some_and(|slot| slot.asked().is_some())
     }
 
     /// Whether not all pending requests fit.
@@ -524,7 +545,6 @@ impl<'a> Lead<'a> {
     /// From now on requests are in the next round.
     pub fn submits(&mut self) {
         self.state.0 |= BUSY;
-        // Release: a caller may find its answer of the last round here.
         self.meeting.word.0.store(self.state.0, Ordering::Release);
     }
 
@@ -538,12 +558,17 @@ impl<'a> Lead<'a> {
         before.set(last.get());
         last.set(round);
         rounds.set(rounds.get() + 1);
+        let company = if round & round.wrapping_sub(1) != 0 { COMPANY } else { 0 };
+        self.state.0 = self.state.0 & !COMPANY | company;
         let next = match in_turn(self.left, self.from).next() {
             Some(first) => first,
             None if all_came => self.own,
             None => ANYBODY,
         };
-        self.state.0 = self.state.0 & !QUIET | if is_quiet { QUIET } else { 0 };
+        let known = &self.meeting.known.0.is_quiet;
+        if known.load(Ordering::Relaxed) != is_quiet {
+            known.store(is_quiet, Ordering::Relaxed);
+        }
         self.state = self.state.with_next(if is_quiet { ANYBODY } else { next });
         self.result = result;
         round.count_ones()
@@ -552,16 +577,21 @@ impl<'a> Lead<'a> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        let mut failed = self.state.0 >> FAILED & ALL & !self.taken;
-        if let Err(error) = self.result {
-            failed |= self.taken;
-            let slots = self.meeting.slots.iter().enumerate();
-            slots
-                .filter(|(number, _)| self.taken >> number & 1 != 0)
-                .for_each(|(_, slot)| *slot.own.error.lock() = error);
+        let Self { meeting, taken, result, .. } = *self;
+        let state = self.state.0.wrapping_add(1 << ROUND) & !BUSY;
+        for number in in_turn(taken, self.own) {
+            let slot = &meeting.slots[number];
+            let failed = if let Err(error) = result {
+                *slot.own.error.lock() = error;
+                FAILED
+            } else {
+                0
+            };
+            // Relaxed: only the leader stores it.
+            let flip = slot.answer.load(Ordering::Relaxed) & FLIP ^ FLIP;
+            slot.answer.store(state | failed | flip, Ordering::Release);
         }
-        let rest = self.state.0.wrapping_add(1 << ROUND) & !BUSY & !(ALL << FAILED);
-        self.meeting.word.0.store((rest | failed << FAILED) ^ self.taken, Ordering::Release);
+        meeting.word.0.store(state, Ordering::Release);
         let led = &self.meeting.led.0;
         if self.taken != 0 {
             led.wanted.store(false, Ordering::Relaxed);

@@ -210,7 +210,7 @@ fn a_leader_looks_less_after_looks_in_vain_and_looks_again_once_in_some_rounds()
     // All callers of the last round are in this one: so it pays.
     group.expect(0b1);
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
-    assert_eq!((group.linger(), group.last()), (LINGER, 1));
+    assert_eq!((group.linger(), group.state().had_company()), (LINGER, false));
 }
 
 /// Where not all fit, callers are served in turn: the first slot that was left out leads next, and collects those behind it first.
@@ -230,19 +230,24 @@ fn what_was_left_goes_before_what_came_later() {
         lead.take_more();
         lead.finish(Ok(()), false)
     };
-    let is_there = |held: &Held<'_>| held.answer(meeting.state()).is_some();
+    let is_there = |held: &Held<'_>| held.answer().is_some();
     hold(1).ask(&asked[1], |first| {
         hold(2).ask(&asked[2], |second| {
             hold(3).ask(&asked[3], |third| {
                 hold(4).ask(&asked[4], |fourth| {
                     assert_eq!(round(first), 2);
                     assert_eq!([first, second, third, fourth].map(is_there), [true, true, false, false]);
+                    // The answers say who leads next, and that there were two.
+                    assert_eq!(first.last(), meeting.state());
+                    assert_eq!(second.last(), meeting.state());
+                    assert!(first.last().is_turn_of(third.number) && first.last().had_company());
                     // A caller with a lower number comes late, as one does that was just answered.
                     hold(0).ask(&asked[0], |late| {
                         assert!(!meeting.state().is_turn_of(late.number));
                         assert_eq!(round(third), 2);
                         assert_eq!([third, fourth, late].map(is_there), [true, true, false]);
                         assert_eq!(round(late), 1);
+                        assert!(!late.last().had_company() && third.last().had_company());
                     });
                 });
             });

@@ -118,7 +118,7 @@ impl SharedWaits {
         let number = cpu / SLOTS % meetings.groups.len();
         let group = &meetings.groups[number];
         // Nobody else seems to be there.
-        if group.state().is_quiet()
+        if group.is_quiet()
             && let Some(lead) = meetings.top.lead_alone(number)
         {
             let result = hardware(requests);
@@ -154,28 +154,31 @@ impl SharedWaits {
             Level::Group(_, group) => (group, PATIENCE),
             Level::Top => (&meetings.top, TOP_PATIENCE),
         };
-        let (mut looks, mut last, mut since) = (0_u32, meeting.state(), 0_u32);
+        let (mut looks, mut last) = (0_u32, held.last());
+        // Looks for which it leaves the lead to the preferred caller, and does not look at lines that all callers want.
+        let mut patient = if last.is_turn_of(held.number) { 0 } else { patience };
         loop {
-            let state = meeting.state();
-            if let Some(answer) = held.answer(state) {
+            if let Some(answer) = held.answer() {
                 return answer;
             }
             let crowded = self.crowded.0.load(Ordering::Relaxed);
-            since = if state == last { since.saturating_add(1) } else { 0 };
-            last = state;
-            if state.is_quiet() && matches!(level, Level::Top) {
+            if (crowded || patient == 0) && !meeting.is_led() {
+                let state = meeting.state();
+                let may_lead = crowded || state.is_turn_of(held.number) || state == last;
+                (last, patient) = (state, patience);
+                if may_lead && let Some(lead) = held.lead() {
+                    match level {
+                        Level::Group(number, _) => self.lead_group(meetings, number, lead, hardware),
+                        Level::Top => self.lead(lead, hardware),
+                    }
+                    continue;
+                }
+            }
+            if matches!(level, Level::Top) && meeting.is_quiet() {
                 meeting.want();
             }
-            let may_lead =
-                !state.is_busy() && (state.is_turn_of(held.number) || since >= patience || crowded);
-            if may_lead && let Some(lead) = held.lead() {
-                match level {
-                    Level::Group(number, _) => self.lead_group(meetings, number, lead, hardware),
-                    Level::Top => self.lead(lead, hardware),
-                }
-            } else {
-                looks = self.rest(looks);
-            }
+            looks = self.rest(looks);
+            patient = patient.saturating_sub(1);
         }
     }
 
@@ -197,6 +200,7 @@ impl SharedWaits {
         mut lead: Lead<'_>,
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) {
+        meetings.top.fetch_state();
         lead.begin();
         self.linger(&mut lead, LINGER);
         let (before, mut looks) = (meetings.top.state(), 0_u32);
@@ -220,8 +224,11 @@ impl SharedWaits {
             return self.end(lead, result, true);
         };
         let requests = lead.batch().requests();
-        let result = held.ask(requests, |held| self.wait(meetings, Level::Top, held, hardware));
-        has_company |= meetings.top.last() > 1;
+        let (result, had_company) = held.ask(requests, |held| {
+            let result = self.wait(meetings, Level::Top, held, hardware);
+            (result, held.last().had_company())
+        });
+        has_company |= had_company;
         self.end(lead, result, has_company);
     }
 
