@@ -86,7 +86,8 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
         self.queue
     }
 
-    /// The number of hardware waits: batches and single submissions, however many callers waited for each. 0 where nothing is shared.
+    /// The number of hardware waits that have ended: batches and single submissions, however many callers waited for each. Two at the same time
+    /// may count as one. 0 where nothing is shared.
     pub fn submissions(&self) -> u64 {
         self.waits.submissions()
     }

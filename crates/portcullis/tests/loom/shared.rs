@@ -30,6 +30,8 @@ struct Hardware {
     cached: [AtomicU64; 3],
     failed: [AtomicU64; 3],
     submissions: Plain,
+    /// Clause 3 of an invalidation queue: calls are in one order.
+    order: ::loom::sync::Mutex<()>,
     /// Which submission fails, counting from 1; 0 for none.
     fails: usize,
     /// Which one panics.
@@ -44,6 +46,7 @@ impl Hardware {
             cached: words(1),
             failed: words(0),
             submissions: Plain::new(0),
+            order: ::loom::sync::Mutex::new(()),
             fails,
             panics,
         }
@@ -77,6 +80,7 @@ unsafe impl InvalidationQueue for Hardware {
             // As a panic does, without its message.
             std::panic::resume_unwind(Box::new("a driver's bug"));
         }
+        let _order = self.order.lock().unwrap();
         for cpu in requests.iter().flat_map(whose) {
             if number == self.fails {
                 self.failed[cpu].store(1, Ordering::Relaxed);

@@ -46,8 +46,6 @@ pub(super) struct State(u64);
 /// Of an answer, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
 const FLIP: u64 = 1;
 const FAILED: u64 = 2;
-/// The leader has submitted: later requests are in the next round.
-const BUSY: u64 = 1 << 33;
 /// The last round had several callers.
 const COMPANY: u64 = 1 << 34;
 /// Where the number of the preferred next leader is.
@@ -57,17 +55,8 @@ const ANYBODY: usize = 0xff;
 const ROUND: u32 = 48;
 
 impl State {
-    pub fn is_busy(self) -> bool {
-        self.0 & BUSY != 0
-    }
-
     pub fn had_company(self) -> bool {
         self.0 & COMPANY != 0
-    }
-
-    /// Whether no lead has ended between this and `other`, or 2^16 of them.
-    pub fn is_same_round(self, other: Self) -> bool {
-        self.0 >> ROUND == other.0 >> ROUND
     }
 
     /// Whether slot `number` may lead at once: nobody else is preferred.
@@ -227,20 +216,14 @@ struct Leads {
     batch: UnsafeCell<Box<Batch>>,
 }
 
-/// The lead. Not in the word, as callers that try to lead take its line from all; nor in [`Leads`], as waiting callers look at it.
-#[derive(Debug)]
-struct Led {
-    led: AtomicBool,
-    /// Somebody waits for an answer: nobody leads without a slot before a round of callers with slots. Otherwise one caller that leads
-    /// alone again and again might leave it no moment.
-    wanted: AtomicBool,
-}
-
 #[derive(Debug)]
 pub(super) struct Meeting {
     word: CachePadded<AtomicU64>,
     known: CachePadded<Known>,
-    led: CachePadded<Led>,
+    /// Not in the word, as callers that try to lead take its line from all; nor in [`Leads`], as waiting callers look at it.
+    led: CachePadded<AtomicBool>,
+    /// Odd while a submission is under way, as far as its callers know of each other: see [`submits`](Self::submits).
+    submissions: CachePadded<AtomicU64>,
     leads: CachePadded<Leads>,
     slots: Box<[Slot]>,
 }
@@ -264,7 +247,8 @@ impl Meeting {
         Ok(Self {
             word: CachePadded(AtomicU64::new((ANYBODY as u64) << NEXT)),
             known: CachePadded(Known { members: AtomicU64::new(0), is_quiet: AtomicBool::new(true) }),
-            led: CachePadded(Led { led: AtomicBool::new(false), wanted: AtomicBool::new(false) }),
+            led: CachePadded(AtomicBool::new(false)),
+            submissions: CachePadded(AtomicU64::new(0)),
             leads: CachePadded(leads),
             slots: heap::slice(SLOTS, |_| Ok(Slot::new()))?,
         })
@@ -279,18 +263,37 @@ impl Meeting {
         self.known.0.is_quiet.load(Ordering::Relaxed)
     }
 
-    pub fn rounds(&self) -> u64 {
-        self.leads.0.rounds.get()
+    /// Ended submissions. Two at the same time may count as one.
+    pub fn submissions(&self) -> u64 {
+        self.submissions.0.load(Ordering::Relaxed) / 2
     }
 
-    /// Fetches the line of the [word](State) in the background.
-    pub fn fetch_state(&self) {
-        prefetch(&raw const self.word.0);
+    /// Fetches in the background what [`under_way`](Self::under_way) looks at.
+    pub fn fetch_under_way(&self) {
+        prefetch(&raw const self.submissions.0);
+    }
+
+    /// The submission that is under way, a number that no later one has.
+    pub fn under_way(&self) -> Option<u64> {
+        Some(self.submissions.0.load(Ordering::Relaxed)).filter(|number| number & 1 != 0)
+    }
+
+    /// Others see a submission under way until the guard is dropped. This is a hint, and orders nothing: submissions may always go beside each
+    /// other. So plain stores do, although of two that come at the same time one hides the other.
+    pub fn submits(&self) -> Submits<'_> {
+        let number = self.submissions.0.load(Ordering::Relaxed) | 1;
+        self.submissions.0.store(number, Ordering::Relaxed);
+        Submits { meeting: self, number }
+    }
+
+    /// The same for a caller without a slot, where the last rounds had one caller, and no submission is under way.
+    pub fn submits_alone(&self) -> Option<Submits<'_>> {
+        (self.is_quiet() && self.under_way().is_none()).then(|| self.submits())
     }
 
     /// Whether somebody leads.
     pub fn is_led(&self) -> bool {
-        self.led.0.led.load(Ordering::Relaxed)
+        self.led.0.load(Ordering::Relaxed)
     }
 
     #[cfg(all(test, not(loom)))]
@@ -319,40 +322,22 @@ impl Meeting {
             is_free.then(|| Held { meeting: self, number, asked: None })
         })
     }
+}
 
-    /// Takes the lead, where nobody has it, and returns the word then; gives it up at once if `may` returns `false`.
-    fn take_lead(&self, may: impl Fn() -> bool) -> Option<State> {
-        if !take(&self.led.0.led) {
-            return None;
-        }
-        if !may() {
-            self.led.0.led.store(false, Ordering::Release);
-            return None;
-        }
-        // Relaxed: the exchange has acquired what the last leader stored, and nobody else stores.
-        Some(State(self.word.0.load(Ordering::Relaxed)))
-    }
+/// A submission under way.
+pub(super) struct Submits<'a> {
+    meeting: &'a Meeting,
+    number: u64,
+}
 
-    /// Nobody leads without a slot before the next round of callers with slots.
-    pub fn want(&self) {
-        let wanted = &self.led.0.wanted;
-        if !wanted.load(Ordering::Relaxed) {
-            wanted.store(true, Ordering::Relaxed);
+impl Drop for Submits<'_> {
+    fn drop(&mut self) {
+        let submissions = &self.meeting.submissions.0;
+        // Another one may have begun or ended meanwhile: then its number stays. The word's last store is an end: a caller that was the last to
+        // store a beginning finds it here.
+        if submissions.load(Ordering::Relaxed) == self.number {
+            submissions.store(self.number + 1, Ordering::Relaxed);
         }
-    }
-
-    /// Takes the lead without a slot, where the last rounds had one caller, and nobody [wants](Self::want) it. The leader answers nobody,
-    /// and counts as the caller of slot `number`.
-    pub fn lead_alone(&self, number: usize) -> Option<Lead<'_>> {
-        let may = || self.is_quiet() && !self.led.0.wanted.load(Ordering::Relaxed);
-        if !may() {
-            return None;
-        }
-        // Others may have led meanwhile, and named a preferred leader.
-        let state = self.take_lead(may)?;
-        let mut lead = Lead::new(self, state, number, 0);
-        lead.submits();
-        Some(lead)
     }
 }
 
@@ -399,10 +384,19 @@ impl<'a> Held<'a> {
 
     /// Takes the lead, where nobody has it and this slot was not answered.
     pub fn lead(&self) -> Option<Lead<'a>> {
-        let state = self.meeting.take_lead(|| self.answer().is_none())?;
-        let mut lead = Lead::new(self.meeting, state, self.number, 0);
-        lead.taken = 1 << self.number;
-        Some(lead)
+        let meeting = self.meeting;
+        if !take(&meeting.led.0) {
+            return None;
+        }
+        if self.answer().is_some() {
+            meeting.led.0.store(false, Ordering::Release);
+            return None;
+        }
+        // Relaxed: the exchange has acquired what the last leader stored, and nobody else stores.
+        let state = State(meeting.word.0.load(Ordering::Relaxed));
+        let from = state.next().unwrap_or(self.number + 1) % SLOTS;
+        let (own, result) = (self.number, Err(InvalidationError::Abandoned));
+        Some(Lead { meeting, state, own, taken: 1 << own, left: 0, from, result })
     }
 }
 
@@ -425,7 +419,7 @@ pub(super) struct Lead<'a> {
     meeting: &'a Meeting,
     state: State,
     own: usize,
-    /// Slots whose requests are in the batch, the leader's own among them; unless it leads without a slot: then that slot may be another caller's.
+    /// Slots whose requests are in the batch, the leader's own among them.
     taken: u64,
     left: u64,
     /// The slot that is collected after the leader's own: the preferred one, else the next. So all are served in turn where not all fit, unless
@@ -434,12 +428,7 @@ pub(super) struct Lead<'a> {
     result: Result<(), InvalidationError>,
 }
 
-impl<'a> Lead<'a> {
-    fn new(meeting: &'a Meeting, state: State, own: usize, taken: u64) -> Self {
-        let from = state.next().unwrap_or(own + 1) % SLOTS;
-        Self { meeting, state, own, taken, left: 0, from, result: Err(InvalidationError::Abandoned) }
-    }
-
+impl Lead<'_> {
     pub fn batch(&self) -> &Batch {
         // SAFETY: only the leader uses it, which this is; and it changes it by `&mut self` only (`begin`, `add`).
         unsafe { &*self.meeting.leads.0.batch.get() }
@@ -542,16 +531,10 @@ impl<'a> Lead<'a> {
         linger.set(if most_came { most } else { looks / 2 });
     }
 
-    /// From now on requests are in the next round.
-    pub fn submits(&mut self) {
-        self.state.0 |= BUSY;
-        self.meeting.word.0.store(self.state.0, Ordering::Release);
-    }
-
     /// Answers all collected callers, and gives the lead up. `has_company` says that others submit at the same time. Returns the number of callers.
     pub fn finish(mut self, result: Result<(), InvalidationError>, has_company: bool) -> u32 {
         let (own, Leads { last, before, rounds, .. }) = (1 << self.own, &self.meeting.leads.0);
-        let round = self.taken | own;
+        let round = self.taken;
         let all_came = self.missing() == 0;
         let recent = round | last.get();
         let is_quiet = recent == own && self.left == 0 && !has_company;
@@ -578,7 +561,7 @@ impl<'a> Lead<'a> {
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         let Self { meeting, taken, result, .. } = *self;
-        let state = self.state.0.wrapping_add(1 << ROUND) & !BUSY;
+        let state = self.state.0.wrapping_add(1 << ROUND);
         for number in in_turn(taken, self.own) {
             let slot = &meeting.slots[number];
             let failed = if let Err(error) = result {
@@ -592,11 +575,7 @@ impl Drop for Lead<'_> {
             slot.answer.store(state | failed | flip, Ordering::Release);
         }
         meeting.word.0.store(state, Ordering::Release);
-        let led = &self.meeting.led.0;
-        if self.taken != 0 {
-            led.wanted.store(false, Ordering::Relaxed);
-        }
-        led.led.store(false, Ordering::Release);
+        meeting.led.0.store(false, Ordering::Release);
     }
 }
 

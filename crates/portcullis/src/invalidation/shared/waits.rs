@@ -19,6 +19,10 @@ const PROBE: u64 = 8;
 /// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware mostly takes.
 const SPINS: u32 = 256;
 
+/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker may read a word as it was before the
+/// reader's own store of it, if others stored it meanwhile, and would look for ever.
+const UNDER_WAY: u32 = if cfg!(loom) { 2 } else { u32::MAX };
+
 /// Looks for which others leave the lead to the preferred caller.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 4 };
 const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
@@ -65,8 +69,8 @@ impl Meetings {
 enum Level<'a> {
     /// A caller in the group of this number.
     Group(usize, &'a Meeting),
-    /// A group's leader among the leaders.
-    Top,
+    /// A group's leader among the leaders, and whether it has met another submission.
+    Top { has_company: bool },
 }
 
 impl SharedWaits {
@@ -79,14 +83,16 @@ impl SharedWaits {
         Self { machine, crowded: CachePadded(AtomicBool::new(false)), alone: CachePadded(AtomicU64::new(0)) }
     }
 
-    /// The number of hardware waits: batches and single submissions, however many callers waited for each. 0 where nothing is shared.
+    /// The number of hardware waits that have ended: batches and single submissions, however many callers waited for each. Two at the same time
+    /// may count as one. 0 where nothing is shared.
     pub fn submissions(&self) -> u64 {
         let Some(meetings) = &self.machine.0.meetings else { return 0 };
-        meetings.top.rounds() + self.alone.0.load(Ordering::Relaxed)
+        meetings.top.submissions() + self.alone.0.load(Ordering::Relaxed)
     }
 
     /// Whether these requests may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
     /// one is a device-TLB invalidation, which may take long.
+    #[inline]
     pub fn may_share(&self, requests: &[Request]) -> bool {
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
@@ -119,11 +125,9 @@ impl SharedWaits {
         let group = &meetings.groups[number];
         // Nobody else seems to be there.
         if group.is_quiet()
-            && let Some(lead) = meetings.top.lead_alone(number)
+            && let Some(_submits) = meetings.top.submits_alone()
         {
-            let result = hardware(requests);
-            lead.finish(result, false);
-            return result;
+            return hardware(requests);
         }
         // More callers than CPUs: some of them submit alone.
         let Some(held) = group.hold(cpu % SLOTS) else {
@@ -152,7 +156,7 @@ impl SharedWaits {
     ) -> Result<(), InvalidationError> {
         let (meeting, patience) = match level {
             Level::Group(_, group) => (group, PATIENCE),
-            Level::Top => (&meetings.top, TOP_PATIENCE),
+            Level::Top { .. } => (&meetings.top, TOP_PATIENCE),
         };
         let (mut looks, mut last) = (0_u32, held.last());
         // Looks for which it leaves the lead to the preferred caller, and does not look at lines that all callers want.
@@ -169,13 +173,10 @@ impl SharedWaits {
                 if may_lead && let Some(lead) = held.lead() {
                     match level {
                         Level::Group(number, _) => self.lead_group(meetings, number, lead, hardware),
-                        Level::Top => self.lead(lead, hardware),
+                        Level::Top { has_company } => self.lead(meetings, lead, has_company, hardware),
                     }
                     continue;
                 }
-            }
-            if matches!(level, Level::Top) && meeting.is_quiet() {
-                meeting.want();
             }
             looks = self.rest(looks);
             patient = patient.saturating_sub(1);
@@ -200,36 +201,38 @@ impl SharedWaits {
         mut lead: Lead<'_>,
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) {
-        meetings.top.fetch_state();
+        let top = &meetings.top;
+        top.fetch_under_way();
         lead.begin();
         self.linger(&mut lead, LINGER);
-        let (before, mut looks) = (meetings.top.state(), 0_u32);
-        let mut has_company = before.is_busy();
+        let before = top.under_way();
         // Callers that come while the hardware works join the next submission: the one after this, as later ones' beginnings might be missed, too.
-        let mut now = before;
-        while now.is_busy() && now.is_same_round(before) {
-            looks = self.rest(looks);
+        for looks in 0..UNDER_WAY {
+            if before.is_none() || top.under_way() != before {
+                break;
+            }
+            self.rest(looks);
             lead.take_more();
-            now = meetings.top.state();
         }
         // No other group submits.
-        if let Some(top) = meetings.top.lead_alone(number) {
+        if before.is_none()
+            && let Some(submits) = top.submits_alone()
+        {
             let result = hardware(lead.batch().requests());
-            top.finish(result, false);
-            return self.end(lead, result, has_company);
+            drop(submits);
+            return self.end(lead, result, false);
         }
         // There is a slot, as only a group's leader takes one here.
-        let Some(held) = meetings.top.hold(number) else {
+        let Some(held) = top.hold(number) else {
             let result = self.alone(lead.batch().requests(), hardware);
             return self.end(lead, result, true);
         };
         let requests = lead.batch().requests();
         let (result, had_company) = held.ask(requests, |held| {
-            let result = self.wait(meetings, Level::Top, held, hardware);
-            (result, held.last().had_company())
+            let level = Level::Top { has_company: before.is_some() };
+            (self.wait(meetings, level, held, hardware), held.last().had_company())
         });
-        has_company |= had_company;
-        self.end(lead, result, has_company);
+        self.end(lead, result, before.is_some() || had_company);
     }
 
     fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
@@ -250,12 +253,19 @@ impl SharedWaits {
     }
 
     /// Leads the leaders: collects the groups' requests, and submits them.
-    fn lead(&self, mut lead: Lead<'_>, hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>) {
+    fn lead(
+        &self,
+        meetings: &Meetings,
+        mut lead: Lead<'_>,
+        has_company: bool,
+        hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) {
         lead.begin();
         self.linger(&mut lead, TOP_LINGER);
-        lead.submits();
+        let submits = meetings.top.submits();
         let result = hardware(lead.batch().requests());
-        lead.finish(result, false);
+        drop(submits);
+        lead.finish(result, has_company);
     }
 
     /// Gives callers that were just answered time to come again, and collects their requests.
