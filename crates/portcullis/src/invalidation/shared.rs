@@ -27,7 +27,10 @@
 //! the first caller that runs takes the lead, and waiting callers yield their cores. A caller that finds no free slot in its group submits alone.
 
 mod batch;
+mod lead;
 mod meeting;
+mod slot;
+mod under_way;
 mod waits;
 
 use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};

@@ -3,7 +3,9 @@
 use alloc::boxed::Box;
 
 use super::batch::BATCH;
-use super::meeting::{Held, Lead, Meeting, SLOTS};
+use super::lead::Lead;
+use super::meeting::{Held, Meeting, SLOTS};
+use super::under_way::{Submission, UnderWay};
 use crate::heap::{self, OutOfMemory};
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::CachePadded;
@@ -54,6 +56,7 @@ struct Machine {
 #[derive(Debug)]
 struct Meetings {
     top: Meeting,
+    under_way: UnderWay,
     groups: Box<[Meeting]>,
 }
 
@@ -61,7 +64,16 @@ impl Meetings {
     fn new(cpus: u64) -> Result<Self, OutOfMemory> {
         // No truncation: at most `SLOTS`.
         let groups = cpus.div_ceil(SLOTS as u64).clamp(1, SLOTS as u64) as usize;
-        Ok(Self { top: Meeting::new()?, groups: heap::slice(groups, |_| Meeting::new())? })
+        Ok(Self {
+            top: Meeting::new()?,
+            under_way: UnderWay::new(),
+            groups: heap::slice(groups, |_| Meeting::new())?,
+        })
+    }
+
+    /// For a submission beside no other: where the last rounds had one caller, and none is under way.
+    fn alone(&self) -> Option<Submission<'_>> {
+        (self.top.is_quiet() && self.under_way.now().is_none()).then(|| self.under_way.begin())
     }
 }
 
@@ -87,7 +99,7 @@ impl SharedWaits {
     /// may count as one. 0 where nothing is shared.
     pub fn submissions(&self) -> u64 {
         let Some(meetings) = &self.machine.0.meetings else { return 0 };
-        meetings.top.submissions() + self.alone.0.load(Ordering::Relaxed)
+        meetings.under_way.ended() + self.alone.0.load(Ordering::Relaxed)
     }
 
     /// Whether these requests may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
@@ -125,7 +137,7 @@ impl SharedWaits {
         let group = &meetings.groups[number];
         // Nobody else seems to be there.
         if group.is_quiet()
-            && let Some(_submits) = meetings.top.submits_alone()
+            && let Some(_submission) = meetings.alone()
         {
             return hardware(requests);
         }
@@ -202,13 +214,13 @@ impl SharedWaits {
         hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) {
         let top = &meetings.top;
-        top.fetch_under_way();
+        meetings.under_way.fetch();
         lead.begin();
         self.linger(&mut lead, LINGER);
-        let before = top.under_way();
+        let before = meetings.under_way.now();
         // Callers that come while the hardware works join the next submission: the one after this, as later ones' beginnings might be missed, too.
         for looks in 0..UNDER_WAY {
-            if before.is_none() || top.under_way() != before {
+            if before.is_none() || meetings.under_way.now() != before {
                 break;
             }
             self.rest(looks);
@@ -216,10 +228,10 @@ impl SharedWaits {
         }
         // No other group submits.
         if before.is_none()
-            && let Some(submits) = top.submits_alone()
+            && let Some(submission) = meetings.alone()
         {
             let result = hardware(lead.batch().requests());
-            drop(submits);
+            drop(submission);
             return self.end(lead, result, false);
         }
         // There is a slot, as only a group's leader takes one here.
@@ -262,9 +274,9 @@ impl SharedWaits {
     ) {
         lead.begin();
         self.linger(&mut lead, TOP_LINGER);
-        let submits = meetings.top.submits();
+        let submission = meetings.under_way.begin();
         let result = hardware(lead.batch().requests());
-        drop(submits);
+        drop(submission);
         lead.finish(result, has_company);
     }
 
