@@ -219,12 +219,16 @@ impl SharedWaits {
         self.linger(&mut lead, LINGER);
         let before = meetings.under_way.now();
         // Callers that come while the hardware works join the next submission: the one after this, as later ones' beginnings might be missed, too.
-        for looks in 0..UNDER_WAY {
-            if before.is_none() || meetings.under_way.now() != before {
-                break;
+        if before.is_some() {
+            for looks in 0..UNDER_WAY {
+                // Who asked before the end is found after it.
+                let is_over = meetings.under_way.now() != before;
+                lead.take_more();
+                if is_over {
+                    break;
+                }
+                self.rest(looks);
             }
-            self.rest(looks);
-            lead.take_more();
         }
         // No other group submits.
         if before.is_none()
