@@ -4,16 +4,17 @@
 //! This is group commit, as databases do it for their logs, by flat combining (Hendler and others, SPAA 2010), in two levels. CPUs 0 to 15 are a
 //! group, then 16 to 31, and so on. A CPU that needs an invalidation publishes its requests on a cache line of its own, and waits. One of the
 //! waiting CPUs of a group is its *leader*, and collects the group's requests. Leaders of groups meet in the same way (`shared/meeting.rs`), and
-//! one of them submits for all, with one wait. A leader answers each caller on the caller's own line, so that no two of them wait for one line. If only one group is
-//! active, its leader submits at once. A CPU that finds no other caller submits without a slot.
+//! one of them submits for all, with one wait. A leader answers each caller on the caller's own line, so that no two of them wait for
+//! one line. A CPU that finds no other caller submits without a slot, and so does the leader of a group that finds no other group.
 //!
 //! **Linger.** CPUs that were just answered have their next requests ready a moment later. A leader that submits at once misses them, and they
 //! wait twice as long. So a leader with company looks again, until all callers of the last two rounds are there, or none came for up to [`LINGER`]
 //! looks. Where that was in vain lately, it looks less.
 //!
 //! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader may close its list just before
-//! a submission begins, and miss it; the leader after it may miss another one. So a request waits for five submissions at the most, however many
-//! CPUs there are. If the requests exceed one submission ([`BATCH`]), several follow one another, and serve all callers in turn: where callers have
+//! a submission begins, and miss it; the leader after it may miss another one. So where leaders are prompt, a request waits for five submissions,
+//! however many CPUs there are. Those that end while a leader lingers or has no core come on top, and callers that begin before they see
+//! each other submit one each. If the requests exceed one submission ([`BATCH`]), several follow one another, and serve all callers in turn: where callers have
 //! more than 64 requests of different domains, each waits for twice as many submissions as these requests need. Where all together have more than
 //! 32, several ranges of one domain in one call become the whole domain.
 //!
@@ -87,12 +88,6 @@ impl<Q: InvalidationQueue> SharedQueue<Q> {
     /// Gives the queue back.
     pub fn into_inner(self) -> Q {
         self.queue
-    }
-
-    /// The number of hardware waits that have ended: batches and single submissions, however many callers waited for each. Two at the same time
-    /// may count as one. 0 where nothing is shared.
-    pub fn submissions(&self) -> u64 {
-        self.waits.submissions()
     }
 }
 

@@ -193,7 +193,7 @@ impl Drop for Lead<'_> {
             let flip = slot.answer.load(Ordering::Relaxed) & FLIP ^ FLIP;
             slot.answer.store(state | failed | flip, Ordering::Release);
         }
-        meeting.word.0.store(state, Ordering::Release);
+        meeting.word.0.store(state, Ordering::Relaxed);
         meeting.led.0.store(false, Ordering::Release);
     }
 }

@@ -16,10 +16,11 @@
 //! - *The answer*: `answer` is stored with `Release`, after the error, and loaded with `Acquire`. So an answered caller sees what came before
 //!   the answer: the submission, and what all callers in it had stored before they asked.
 //! - *The lead*: `led` is set by an exchange that acquires, where it was clear, and cleared by a store that releases. So leaders are in one
-//!   order, each after the last one's loads and stores. Only the leader changes the word, answers and whether it is quiet: so it knows the
+//!   order, each after the last one's loads and stores. Only the leader changes the word and answers: so it knows the
 //!   values, and stores. A caller that has got the lead looks once more whether the leader before has answered it.
 //! - *The slot*: `held` is set by an exchange that acquires, and cleared by a store that releases. Its `answer` changes only as an answer,
 //!   which the previous holder has seen: so a relaxed load finds it.
+//! - *The word, and whether it is quiet*: hints for callers, so relaxed loads will do.
 //! - *No caller starves*: a caller without an answer looks until nobody leads, and then takes the lead. It serves its own slot before any other.
 
 use alloc::boxed::Box;
@@ -81,7 +82,8 @@ fn take(flag: &AtomicBool) -> bool {
 pub(super) struct Known {
     /// Slots that were ever used: a leader looks at no others.
     pub members: AtomicU64,
-    /// The last two rounds had one and the same caller, none was left out, and no other group submitted beside them. Only leaders store it.
+    /// The last two rounds had one and the same caller, none was left out, and the leader of the last one met no other submission. Leaders store
+    /// it, and a caller without a slot that has met another one.
     pub is_quiet: AtomicBool,
 }
 
@@ -123,17 +125,23 @@ impl Meeting {
             linger: LocalU64::new(u64::MAX),
             batch: UnsafeCell::new(batch),
         };
+        // The model checker's few callers would never meet if the first one submitted without a slot.
         Ok(Self {
             word: CachePadded(AtomicU64::new((ANYBODY as u64) << NEXT)),
-            known: CachePadded(Known { members: AtomicU64::new(0), is_quiet: AtomicBool::new(true) }),
+            known: CachePadded(Known { members: AtomicU64::new(0), is_quiet: AtomicBool::new(!cfg!(loom)) }),
             led: CachePadded(AtomicBool::new(false)),
             leads: CachePadded(leads),
             slots: heap::slice(SLOTS, |_| Ok(Slot::new()))?,
         })
     }
 
+    /// Somebody has met another submission: no caller submits without a slot for some rounds.
+    pub fn expects_company(&self) {
+        self.known.0.is_quiet.store(false, Ordering::Relaxed);
+    }
+
     pub fn state(&self) -> State {
-        State(self.word.0.load(Ordering::Acquire))
+        State(self.word.0.load(Ordering::Relaxed))
     }
 
     /// Whether the last two rounds had one and the same caller.
@@ -144,6 +152,11 @@ impl Meeting {
     /// Whether somebody leads.
     pub fn is_led(&self) -> bool {
         self.led.0.load(Ordering::Relaxed)
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub fn rounds(&self) -> u64 {
+        self.leads.0.rounds.get()
     }
 
     #[cfg(all(test, not(loom)))]

@@ -17,7 +17,7 @@ pub(super) struct Slot {
     pub many: AtomicPtr<Request>,
     /// The last answer. Only leaders store it.
     pub answer: AtomicU64,
-    /// On another line, as only its callers access it.
+    /// On another line, as only its callers access it, and a leader that has an error for them.
     pub own: Own,
 }
 
@@ -67,7 +67,7 @@ impl Slot {
         Self { head: word(), start: word(), bytes: word(), many, answer, own }
     }
 
-    /// Its pending request, for the leader.
+    /// Its pending request. True for the leader; for others it may be answered at once.
     pub fn asked(&self) -> Option<Head> {
         let head = self.head.load(Ordering::Acquire);
         // Relaxed: leaders alone store it, and each comes after the one before.
@@ -109,6 +109,6 @@ impl Slot {
     }
 }
 
-/// A leader fetches one line of each slot; only the slot's callers access its other line.
+/// A leader fetches one line of each slot, and the other one only for an error.
 #[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Slot, own) == 64 && size_of::<Slot>() == 128 && SLOTS <= 16);

@@ -164,7 +164,6 @@ fn what_asks_a_device_is_in_no_batch() {
     // The same without the device-TLB invalidation is in a batch.
     assert_eq!(together(&queue, &[(1, requests[..3].to_vec())]), [Some(Ok(())); 2]);
     assert_eq!(queue.queue().take(), [[whole(668)], [whole(1)]]);
-    assert_eq!(queue.submissions(), 4);
 }
 
 #[test]
@@ -174,7 +173,6 @@ fn what_costs_next_to_nothing_is_not_shared() {
         assert_eq!(queue.waits.machine.0.meetings.is_some(), shared);
         assert_eq!(queue.submit(&[whole(1), page(1, 1, true)]), Ok(()));
         assert_eq!(queue.queue().take(), [[whole(1), page(1, 1, true)]], "as it was: it is alone");
-        assert_eq!(queue.submissions(), u64::from(shared), "waits that CPUs may share");
     }
 }
 
@@ -187,7 +185,7 @@ fn more_than_a_batch_holds_goes_by_itself_and_its_failure_is_told() {
             requests[bad] = whole(666);
         }
         assert_eq!(queue.submit(&requests).err(), bad.map(|_| error(666)));
-        assert_eq!((queue.submissions(), queue.queue().take()), (1, vec![requests]));
+        assert_eq!(queue.queue().take(), vec![requests]);
     }
 }
 
@@ -329,7 +327,6 @@ fn callers_that_come_while_hardware_works_share_the_next_submission() {
         let log = queue.queue().take();
         assert_eq!(log[0], [whole(668)]);
         assert!(log.len() <= 1 + others.iter().map(|other| other.0 / SLOTS).max().unwrap().max(1), "{log:?}");
-        assert_eq!(log.len() as u64, queue.submissions());
         let all = log[1..].concat();
         assert!(asked(&others).iter().all(|asked| covers(&all, asked)));
         assert_eq!(domains(&all), 2);
@@ -348,7 +345,6 @@ fn each_caller_is_told_of_its_own_submission() {
         others.iter_mut().enumerate().for_each(|(at, other)| other.0 += SLOTS * (at % groups));
         let told = together(&queue, &others);
         let log = queue.queue().take();
-        assert_eq!(log.len() as u64, queue.submissions());
         assert!(log.len() == 3 || groups > 1 && log.len() == 4, "{}", log.len());
         assert_eq!(told[0], Some(Ok(())));
         for ((_, asked), told) in others.iter().zip(&told[1..]) {
@@ -399,10 +395,10 @@ fn an_interrupt_handler_waits_for_nobody() {
         CPU.set(None);
         assert_eq!(queue.submit(&[page(1, 1, true)]), Ok(()));
         assert_eq!(queue.submit(&[whole(666)]), Err(error(666)));
-        assert_eq!((queue.submissions(), queue.queue().take().len()), (2, 3), "the first is under way");
+        assert_eq!(queue.queue().take().len(), 3, "the first is under way");
     });
     CPU.set(Some(0));
-    assert_eq!(queue.submissions(), 3);
+    assert_eq!(queue.queue().take().len(), 0);
 }
 
 /// More callers than a group has slots: those without one submit alone.
@@ -435,4 +431,106 @@ fn a_lead_is_taken_by_whoever_runs() {
     queue.waits.machine.0.cores = 100;
     assert_eq!(queue.submit(&[whole(1)]), Ok(()));
     assert!(!queue.waits.crowded.0.load(Ordering::Relaxed));
+}
+
+/// Two groups that meet do not submit without slots for some rounds, and do again when one has left.
+#[test]
+fn company_is_expected_while_it_is_there_and_not_for_long_after() {
+    let queue = Told::queue(1000);
+    let meetings = queue.waits.machine.0.meetings.as_ref().unwrap();
+    let are_quiet = || (meetings.top.is_quiet(), meetings.groups[1].is_quiet());
+    assert_eq!(are_quiet(), (true, true));
+    assert_eq!(together(&queue, &[(SLOTS, vec![whole(1)])]), [Some(Ok(())); 2]);
+    assert_eq!(are_quiet(), (false, false), "its leader has met the first one's submission");
+    CPU.set(Some(SLOTS));
+    let rounds =
+        (0..8).take_while(|_| are_quiet() != (true, true)).map(|_| queue.submit(&[whole(1)]).unwrap());
+    assert!((1..=4).contains(&rounds.count()));
+    // Without a slot nobody leads.
+    let rounds = || (meetings.top.rounds(), meetings.groups[1].rounds());
+    let before = rounds();
+    assert_eq!(queue.submit(&[whole(1)]), Ok(()));
+    assert_eq!(rounds(), before);
+    // With company, both do.
+    meetings.top.expects_company();
+    assert_eq!(queue.submit(&[whole(1)]), Ok(()));
+    assert_eq!(rounds(), (before.0 + 1, before.1 + 1));
+}
+
+/// Others see each kind of submission under way: of a caller alone, of a group's leader, and of the leaders'.
+#[test]
+fn each_submission_says_that_it_is_under_way() {
+    let waits = SharedWaits::new(64);
+    let meetings = waits.machine.0.meetings.as_ref().unwrap();
+    for (group, top) in [(1, 1), (0b11, 1), (0b11, 0b11)] {
+        let seen = Cell::new(false);
+        if group > 1 {
+            meetings.groups[0].expect(group);
+        }
+        if top > 1 {
+            meetings.top.expect(top);
+        }
+        let told = waits.submit(
+            || Some(0),
+            &[whole(1)],
+            |_| {
+                seen.set(meetings.under_way.now().is_some());
+                Ok(())
+            },
+        );
+        assert!(told.is_ok() && seen.get(), "{group:b} {top:b}");
+        assert_eq!(meetings.under_way.now(), None);
+    }
+}
+
+/// A caller that has met another submission on the way leads no longer without a slot.
+#[test]
+fn who_submits_beside_another_expects_company() {
+    let waits = SharedWaits::new(64);
+    let meetings = waits.machine.0.meetings.as_ref().unwrap();
+    let told = waits.submit(
+        || Some(0),
+        &[whole(1)],
+        |_| {
+            drop(meetings.under_way.begin());
+            Ok(())
+        },
+    );
+    assert!(told.is_ok() && !meetings.top.is_quiet());
+}
+
+/// One that unwinds while it waits has its request answered first: a leader reads it until then.
+#[test]
+fn a_caller_that_unwinds_waits_for_its_answer() {
+    let meeting = Meeting::new().unwrap();
+    let asked = [page(1, 1, true), page(2, 1, true)];
+    let held = meeting.hold(1).unwrap();
+    let told = catch_unwind(AssertUnwindSafe(|| held.ask(&asked, |_| -> () { panic!("a bug") })));
+    assert!(told.is_err() && meeting.asking() == 0 && !meeting.is_led());
+    // Another leader has collected it.
+    let (has_panicked, is_answered) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        meeting.hold(1).unwrap().ask(&asked[..1], |first| {
+            let mut lead = first.lead().unwrap();
+            let other = meeting.hold(2).unwrap();
+            scope.spawn(|| {
+                let call = || {
+                    other.ask(&asked, |_| -> () {
+                        has_panicked.store(true, Ordering::Release);
+                        panic!("a bug")
+                    })
+                };
+                assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
+                assert!(is_answered.load(Ordering::Acquire));
+            });
+            while !has_panicked.load(Ordering::Acquire) {
+                pause();
+            }
+            lead.begin();
+            assert!(lead.take_more());
+            is_answered.store(true, Ordering::Release);
+            assert_eq!(lead.finish(Ok(()), false), 2);
+        });
+    });
+    assert!(meeting.asking() == 0 && !meeting.is_led());
 }

@@ -1,11 +1,11 @@
 //! Whether a submission is under way: what callers without company, and leaders, tell each other by plain stores.
 //!
-//! It is a hint, and orders nothing: submissions may always go beside each other. Of two that begin at the same time, one hides the other.
+//! It is a hint, and orders nothing: submissions may always go beside each other. Of two that overlap, the first end may hide the other.
 
 use crate::percpu::CachePadded;
 use crate::sync::{AtomicU64, Ordering, prefetch};
 
-/// Odd while a submission is under way; the half is how many have ended.
+/// Odd while a submission is under way.
 #[derive(Debug)]
 pub(super) struct UnderWay(CachePadded<AtomicU64>);
 
@@ -14,17 +14,12 @@ impl UnderWay {
         Self(CachePadded(AtomicU64::new(0)))
     }
 
-    /// Ended submissions. Two at the same time may count as one.
-    pub fn ended(&self) -> u64 {
-        self.0.0.load(Ordering::Relaxed) / 2
-    }
-
     /// Fetches the word's line in the background.
     pub fn fetch(&self) {
         prefetch(&raw const self.0.0);
     }
 
-    /// The submission that is under way, a number that no later one has.
+    /// The submission that is under way. One that begins beside it may have the same number, and after a race a later one, too.
     pub fn now(&self) -> Option<u64> {
         Some(self.0.0.load(Ordering::Relaxed)).filter(|number| number & 1 != 0)
     }
@@ -43,12 +38,51 @@ pub(super) struct Submission<'a> {
     number: u64,
 }
 
+impl Submission<'_> {
+    /// Whether another one has begun or ended since, as far as the word tells.
+    pub fn had_company(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != self.number
+    }
+}
+
 impl Drop for Submission<'_> {
     fn drop(&mut self) {
-        // Another one may have begun or ended meanwhile: then its number stays. The word's last store is an end: the caller that was the last to
-        // store a beginning finds it here.
-        if self.word.load(Ordering::Relaxed) == self.number {
+        // The word's last store is an end: the caller that was the last to store a beginning finds it here. Others leave the word as it is.
+        if !self.had_company() {
             self.word.store(self.number.wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_end_of_two_that_overlap_hides_the_other_and_no_end_hides_a_later_one() {
+        let word = UnderWay::new();
+        assert_eq!(word.now(), None);
+        let (first, second) = (word.begin(), word.begin());
+        assert!(!first.had_company(), "they cannot tell each other apart");
+        drop(first);
+        assert!(second.had_company() && word.now().is_none());
+        let third = word.begin();
+        drop(second);
+        assert!(word.now().is_some() && !third.had_company());
+        drop(third);
+        assert_eq!(word.now(), None);
+    }
+
+    #[test]
+    fn when_all_have_ended_nothing_is_under_way() {
+        let word = UnderWay::new();
+        for _ in 0..if cfg!(miri) { 3 } else { 50 } {
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| (0..20).for_each(|_| drop(word.begin())));
+                }
+            });
+            assert_eq!(word.now(), None);
         }
     }
 }

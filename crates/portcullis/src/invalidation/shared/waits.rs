@@ -9,7 +9,7 @@ use super::under_way::{Submission, UnderWay};
 use crate::heap::{self, OutOfMemory};
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::percpu::CachePadded;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, pause, spin, spin_among};
+use crate::sync::{AtomicBool, Ordering, pause, spin, spin_among};
 
 /// Fruitless looks for more callers, counted again after each that came: in a group, and among groups, which take longer.
 const LINGER: u64 = if cfg!(loom) { 1 } else { 16 };
@@ -21,8 +21,8 @@ const PROBE: u64 = 8;
 /// Looks of a CPU for its answer before it yields to the scheduler: some microseconds, longer than hardware mostly takes.
 const SPINS: u32 = 256;
 
-/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker may read a word as it was before the
-/// reader's own store of it, if others stored it meanwhile, and would look for ever.
+/// Looks of a group's leader for the end of a submission under way: it ends long before. The model checker leaves plain stores of two threads
+/// unordered, may read either of them for ever, and so would look for ever.
 const UNDER_WAY: u32 = if cfg!(loom) { 2 } else { u32::MAX };
 
 /// Looks for which others leave the lead to the preferred caller.
@@ -32,8 +32,9 @@ const TOP_PATIENCE: u32 = if cfg!(loom) { 1 } else { 16 };
 /// Shared waits of CPUs for one hardware queue: one wait for all callers that wait at the same time. A driver keeps it beside its queue; a
 /// [`SharedQueue`](super::SharedQueue) is this and a queue.
 ///
-/// - As a rule a request is in the submission after the one under way. It waits for five submissions at the most, however many CPUs there are; where
-///   callers have more than 64 requests of different domains, for twice as many as these need. A caller waits for others as long as their
+/// - As a rule a request is in the submission after the one under way. It waits for five submissions where leaders are prompt, however many CPUs there
+///   are; those that end while a leader lingers or has no core come on top. Where
+///   callers have more than 64 requests of different domains, it waits for twice as many as these need. A caller waits for others as long as their
 ///   submissions take, without a limit of its own: one that never goes on, as its CPU has stopped, keeps the others for ever.
 /// - Each caller gets the result of the submission with its own requests.
 /// - Device-TLB invalidations, and more than 64 requests at once, go alone.
@@ -43,8 +44,6 @@ pub struct SharedWaits {
     machine: CachePadded<Machine>,
     /// In the last round of a group there were more callers than cores, or than slots.
     crowded: CachePadded<AtomicBool>,
-    /// Submissions of a single caller beside those of the leaders.
-    alone: CachePadded<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -92,14 +91,7 @@ impl SharedWaits {
     pub fn new(cpus: usize) -> Self {
         let meetings = if cpus == 0 { None } else { Meetings::new(cpus as u64).ok() };
         let machine = CachePadded(Machine { meetings, cores: cpus as u64 });
-        Self { machine, crowded: CachePadded(AtomicBool::new(false)), alone: CachePadded(AtomicU64::new(0)) }
-    }
-
-    /// The number of hardware waits that have ended: batches and single submissions, however many callers waited for each. Two at the same time
-    /// may count as one. 0 where nothing is shared.
-    pub fn submissions(&self) -> u64 {
-        let Some(meetings) = &self.machine.0.meetings else { return 0 };
-        meetings.under_way.ended() + self.alone.0.load(Ordering::Relaxed)
+        Self { machine, crowded: CachePadded(AtomicBool::new(false)) }
     }
 
     /// Whether these requests may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
@@ -131,31 +123,26 @@ impl SharedWaits {
     ) -> Result<(), InvalidationError> {
         let Some(meetings) = &self.machine.0.meetings else { return hardware(requests) };
         let Some(cpu) = (if self.may_share(requests) { cpu() } else { None }) else {
-            return self.alone(requests, &hardware);
+            return hardware(requests);
         };
         let number = cpu / SLOTS % meetings.groups.len();
         let group = &meetings.groups[number];
         // Nobody else seems to be there.
         if group.is_quiet()
-            && let Some(_submission) = meetings.alone()
+            && let Some(submission) = meetings.alone()
         {
-            return hardware(requests);
+            let result = hardware(requests);
+            if submission.had_company() {
+                meetings.top.expects_company();
+            }
+            return result;
         }
         // More callers than CPUs: some of them submit alone.
         let Some(held) = group.hold(cpu % SLOTS) else {
             self.crowds(true);
-            return self.alone(requests, &hardware);
+            return hardware(requests);
         };
         held.ask(requests, |held| self.wait(meetings, Level::Group(number, group), held, &hardware))
-    }
-
-    fn alone(
-        &self,
-        requests: &[Request],
-        hardware: &impl Fn(&[Request]) -> Result<(), InvalidationError>,
-    ) -> Result<(), InvalidationError> {
-        self.alone.0.fetch_add(1, Ordering::Relaxed);
-        hardware(requests)
     }
 
     /// Waits for the answer, and takes the lead where nobody has it.
@@ -218,19 +205,20 @@ impl SharedWaits {
         lead.begin();
         self.linger(&mut lead, LINGER);
         let before = meetings.under_way.now();
-        // Callers that come while the hardware works join the next submission: the one after this, as later ones' beginnings might be missed, too.
+        // Callers that come while the hardware works join the next submission. The leader waits for the end of this one only.
         if before.is_some() {
-            for looks in 0..UNDER_WAY {
-                // Who asked before the end is found after it.
+            let mut looks = 0;
+            for _ in 0..UNDER_WAY {
+                // Who asked before the end is mostly found after it.
                 let is_over = meetings.under_way.now() != before;
                 lead.take_more();
                 if is_over {
                     break;
                 }
-                self.rest(looks);
+                looks = self.rest(looks);
             }
         }
-        // No other group submits.
+        // No other seems to submit.
         if before.is_none()
             && let Some(submission) = meetings.alone()
         {
@@ -238,17 +226,19 @@ impl SharedWaits {
             drop(submission);
             return self.end(lead, result, false);
         }
+        // Another one may have begun since.
+        let has_company = before.is_some() || meetings.under_way.now().is_some();
         // There is a slot, as only a group's leader takes one here.
         let Some(held) = top.hold(number) else {
-            let result = self.alone(lead.batch().requests(), hardware);
+            let result = hardware(lead.batch().requests());
             return self.end(lead, result, true);
         };
         let requests = lead.batch().requests();
         let (result, had_company) = held.ask(requests, |held| {
-            let level = Level::Top { has_company: before.is_some() };
+            let level = Level::Top { has_company };
             (self.wait(meetings, level, held, hardware), held.last().had_company())
         });
-        self.end(lead, result, before.is_some() || had_company);
+        self.end(lead, result, has_company || had_company);
     }
 
     fn end(&self, lead: Lead<'_>, result: Result<(), InvalidationError>, has_company: bool) {
