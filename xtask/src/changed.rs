@@ -34,7 +34,7 @@ const ROWS: [(&str, &[Tests]); 32] = [
     ),
     ("crates/portcullis/src/iova/", &[UNITS, unoptimised(&["iova", "dma", "no_alloc"])]),
     ("crates/portcullis/src/pgtable/", &[UNITS, unoptimised(&["pgtable", "dma"])]),
-    ("crates/portcullis/src/invalidation/", &[UNITS, unoptimised(&["domain", "dma"])]),
+    ("crates/portcullis/src/invalidation/", &[UNITS, UNITS_OF_HW, unoptimised(&["domain", "dma"])]),
     ("crates/portcullis/src/domain/", &[UNITS, unoptimised(&["domain", "dma", "registration"])]),
     ("crates/portcullis/src/std_platform/", &[UNITS, unoptimised(&["std_platform"])]),
     ("crates/portcullis/", &[UNITS, unoptimised(&["dma", "domain", "iova", "pgtable", "no_alloc"])]),
