@@ -153,7 +153,10 @@ pub fn short_time(ns: f64) -> String {
         _ if ns < 9_950.0 => format!("{}us", (ns / 1e2).round() / 10.0),
         _ if ns < 999_500.0 => format!("{:.0}us", ns / 1e3),
         _ if ns < 9.95e6 => format!("{}ms", (ns / 1e5).round() / 10.0),
-        _ => format!("{:.0}ms", ns / 1e6),
+        // No more can be asked for.
+        _ if ns < 1.0005e9 => format!("{:.0}ms", ns / 1e6),
+        _ if ns < 9.95e9 => format!("{}s", (ns / 1e8).round() / 10.0),
+        _ => format!("{:.0}s", ns / 1e9),
     }
 }
 
@@ -254,6 +257,7 @@ mod tests {
             assert!((work - ns).abs() <= ns * 0.05, "{ns}: {work}");
         }
         assert_eq!([93_333.0, 2_000.0, 0.4].map(short_time), ["93us", "2us", "0ns"]);
+        assert_eq!([1e9, 1.24e9, 9.96e9, 21.207e9].map(short_time), ["1000ms", "1.2s", "10s", "21s"]);
     }
 
     #[test]

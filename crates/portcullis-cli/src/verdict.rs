@@ -287,10 +287,15 @@ impl<'a> Chosen<'a> {
         let other = self.at_most?;
         let from = parts(strict)?.into_iter().find(|(_, row)| row.mode() == other.mode())?.0;
         let (chosen, name) = (self.row.mode().name(), other.mode().name());
+        let busy = if from < other.own_ns {
+            format!("From {} of other work on", short_time(from))
+        } else {
+            "If they never idled,".into()
+        };
         Some(format!(
-            "How long those CPUs idled, the recording does not tell: {chosen} is right even if they were busy for a tenth of the time. From {} of other work on it \
-             would be {name} ({} there). `portcullis record` measures that work, and --work names it.",
-            short_time(from),
+            "How long those CPUs idled, the recording does not tell: {chosen} is right even if they were busy for a tenth of the time. {busy} it would be {name} \
+             ({} there): by counts it is then within one percentage point of the cheapest, and leaves the least open. `portcullis record` measures \
+             that work, and --work names it.",
             percent(other.at(from).lost())
         ))
     }

@@ -264,7 +264,8 @@ fn a_choice_that_holds_at_the_end_of_a_range_alone_is_none() {
         border.as_deref(),
         Some(
             "How long those CPUs idled, the recording does not tell: strict is right even if they were busy for a tenth of the time. \
-             From 950us of other work on it would be bounce (1.0 % there). `portcullis record` measures that work, and --work names it."
+             If they never idled, it would be bounce (1.0 % there): by counts it is then within one percentage point of the cheapest, and \
+             leaves the least open. `portcullis record` measures that work, and --work names it."
         )
     );
     let (choice, border, tied) = said(9_637.0, Work::Measured);
