@@ -77,7 +77,7 @@ fn a_choice_that_leaves_too_little_is_said_to_and_why() {
     for said in [
         "Bounce leaves 21.2 % of the throughput: too little where the CPUs are busy.",
         " Memory sets the pace: its copies take 100.0 % of the 68 GB/s that 1 socket can copy (--calibration).",
-        " Strict-ring leaves 99.7 %: a driver that uses the library's queues has it (--on library).",
+        " Strict-ring leaves 99.8 %: a driver that uses the library's queues has it (--on library).",
         " Without the module, Linux's strict leaves 5.0 % of the throughput: too little where the CPUs are busy; lazy leaves about ",
     ] {
         assert!(text.contains(said), "{said}: {text}");
