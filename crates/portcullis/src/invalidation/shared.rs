@@ -28,9 +28,11 @@
 //! the first caller that runs takes the lead, and waiting callers yield their cores. A caller that finds no free slot in its group submits alone.
 
 mod batch;
+mod held;
 mod lead;
 mod meeting;
 mod slot;
+mod state;
 mod under_way;
 mod waits;
 

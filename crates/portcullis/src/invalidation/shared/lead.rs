@@ -1,8 +1,9 @@
 //! The lead of a meeting: who has it collects the requests of the callers, and answers them.
 
 use super::batch::Batch;
-use super::meeting::{ANYBODY, COMPANY, FAILED, FLIP, Leads, Meeting, ROUND, SLOTS, State};
+use super::meeting::{Leads, Meeting};
 use super::slot::{DOMAIN, Head, LEAVES, MANY_OF_ONE};
+use super::state::{ANYBODY, COMPANY, FAILED, FLIP, ROUND, SLOTS, State};
 use crate::addr::{Iova, IovaRange};
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::sync::{Ordering, prefetch};

@@ -27,55 +27,11 @@ use alloc::boxed::Box;
 use core::cell::UnsafeCell;
 
 use super::batch::Batch;
-use super::lead::Lead;
 use super::slot::Slot;
+use super::state::{ANYBODY, NEXT, SLOTS, State};
 use crate::heap::{self, OutOfMemory};
-use crate::invalidation::{InvalidationError, Request};
 use crate::percpu::{CachePadded, LocalU64};
-use crate::sync::{AtomicBool, AtomicU64, Ordering, pause_among};
-
-/// Callers of one meeting that can wait at a time.
-pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State(pub u64);
-
-/// Of an answer, which is a copy of the word besides: the bit that flips, and whether it is an error. 0 in the word.
-pub(super) const FLIP: u64 = 1;
-pub(super) const FAILED: u64 = 2;
-/// The last round had several callers.
-pub(super) const COMPANY: u64 = 1 << 34;
-/// Where the number of the preferred next leader is.
-pub(super) const NEXT: u32 = 40;
-pub(super) const ANYBODY: usize = 0xff;
-/// Where the number of ended leads is, modulo 2^16: all bits above it.
-pub(super) const ROUND: u32 = 48;
-
-impl State {
-    pub fn had_company(self) -> bool {
-        self.0 & COMPANY != 0
-    }
-
-    /// Whether slot `number` may lead at once: nobody else is preferred.
-    pub fn is_turn_of(self, number: usize) -> bool {
-        self.next().is_none_or(|next| next == number)
-    }
-
-    pub fn next(self) -> Option<usize> {
-        Some((self.0 >> NEXT) as usize & ANYBODY).filter(|next| *next != ANYBODY)
-    }
-
-    pub fn with_next(self, next: usize) -> Self {
-        Self(self.0 & !((ANYBODY as u64) << NEXT) | (next as u64) << NEXT)
-    }
-}
-
-/// Sets `flag` where it is clear, and acquires what its last holder stored. Returns whether it was clear.
-fn take(flag: &AtomicBool) -> bool {
-    // Looks first: a failing exchange takes the line, too.
-    !flag.load(Ordering::Relaxed)
-        && flag.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-}
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// What callers look at before they ask. It seldom changes, so that each CPU has a copy.
 #[derive(Debug)]
@@ -174,84 +130,5 @@ impl Meeting {
     #[cfg(all(test, not(loom)))]
     pub fn linger(&self) -> u64 {
         self.leads.0.linger.get()
-    }
-
-    /// A slot for a caller: number `first`, or another one where that is held. `None` where all are held.
-    pub fn hold(&self, first: usize) -> Option<Held<'_>> {
-        (0..SLOTS).map(|more| (first + more) % SLOTS).find_map(|number| {
-            let held = &self.slots[number].own.held;
-            let is_free = take(held);
-            // Not `then_some`: it would make a `Held` and drop it, and free somebody else's slot.
-            is_free.then(|| Held { meeting: self, number, asked: None })
-        })
-    }
-}
-
-/// A caller's slot. Dropping it waits for the answer, and takes the lead where nobody has it.
-pub(super) struct Held<'a> {
-    meeting: &'a Meeting,
-    pub number: usize,
-    /// The answer before, once it has asked.
-    asked: Option<u64>,
-}
-
-impl<'a> Held<'a> {
-    /// Publishes `requests`, and calls `f`, which waits for the answer. When this returns, or unwinds, the requests were answered.
-    pub fn ask<R>(mut self, requests: &[Request], f: impl FnOnce(&Self) -> R) -> R {
-        let (members, bit) = (&self.meeting.known.0.members, 1 << self.number);
-        // Relaxed: a leader that does not see it misses the slot, and its caller leads later.
-        if members.load(Ordering::Relaxed) & bit == 0 {
-            members.fetch_or(bit, Ordering::Relaxed);
-        }
-        let slot = &self.meeting.slots[self.number];
-        // Relaxed: see the module's documentation.
-        let before = slot.answer.load(Ordering::Relaxed);
-        // A leader may use them until it has answered, which `drop` waits for.
-        slot.ask(requests, before & FLIP ^ FLIP);
-        self.asked = Some(before);
-        f(&self)
-    }
-
-    /// The meeting's word at the end of the round that last answered this slot.
-    pub fn last(&self) -> State {
-        State(self.meeting.slots[self.number].answer.load(Ordering::Relaxed) & !(FLIP | FAILED))
-    }
-
-    /// The answer, if there is one.
-    pub fn answer(&self) -> Option<Result<(), InvalidationError>> {
-        let Some(before) = self.asked else { return Some(Ok(())) };
-        let slot = &self.meeting.slots[self.number];
-        let answer = slot.answer.load(Ordering::Acquire);
-        if (answer ^ before) & FLIP == 0 {
-            return None;
-        }
-        Some(if answer & FAILED != 0 { Err(*slot.own.error.lock()) } else { Ok(()) })
-    }
-
-    /// Takes the lead, where nobody has it and this slot was not answered.
-    pub fn lead(&self) -> Option<Lead<'a>> {
-        let meeting = self.meeting;
-        if !take(&meeting.led.0) {
-            return None;
-        }
-        if self.answer().is_some() {
-            meeting.led.0.store(false, Ordering::Release);
-            return None;
-        }
-        Some(Lead::new(meeting, self.number))
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        let mut looks = 0;
-        while self.answer().is_none() {
-            // It unwinds, and takes its own request out.
-            if self.lead().is_none() {
-                pause_among(looks);
-                looks = looks.saturating_add(1);
-            }
-        }
-        self.meeting.slots[self.number].own.held.store(false, Ordering::Release);
     }
 }

@@ -2,7 +2,7 @@
 
 use core::slice;
 
-use super::meeting::{ANYBODY, FLIP, NEXT, SLOTS};
+use super::state::{ANYBODY, FLIP, NEXT, SLOTS};
 use crate::addr::DomainId;
 use crate::invalidation::{Invalidation, InvalidationError, Request};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering};

@@ -220,7 +220,7 @@ fn what_was_left_goes_before_what_came_later() {
     let other =
         |number: u16| half.iter().map(move |request| whole(request.domain.0 + 1000 * number)).collect();
     let asked: [Vec<_>; 5] = [1, 2, 3, 4, 5].map(other);
-    let hold = |number: usize| meeting.hold(number).unwrap();
+    let hold = |number: usize| Held::new(&meeting, number).unwrap();
     let round = |held: &Held<'_>| {
         assert!(meeting.state().is_turn_of(held.number));
         let mut lead = held.lead().unwrap();
@@ -504,15 +504,15 @@ fn who_submits_beside_another_expects_company() {
 fn a_caller_that_unwinds_waits_for_its_answer() {
     let meeting = Meeting::new().unwrap();
     let asked = [page(1, 1, true), page(2, 1, true)];
-    let held = meeting.hold(1).unwrap();
+    let held = Held::new(&meeting, 1).unwrap();
     let told = catch_unwind(AssertUnwindSafe(|| held.ask(&asked, |_| -> () { panic!("a bug") })));
     assert!(told.is_err() && meeting.asking() == 0 && !meeting.is_led());
     // Another leader has collected it.
     let (has_panicked, is_answered) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        meeting.hold(1).unwrap().ask(&asked[..1], |first| {
+        Held::new(&meeting, 1).unwrap().ask(&asked[..1], |first| {
             let mut lead = first.lead().unwrap();
-            let other = meeting.hold(2).unwrap();
+            let other = Held::new(&meeting, 2).unwrap();
             scope.spawn(|| {
                 let call = || {
                     other.ask(&asked, |_| -> () {

@@ -3,8 +3,10 @@
 use alloc::boxed::Box;
 
 use super::batch::BATCH;
+use super::held::Held;
 use super::lead::Lead;
-use super::meeting::{Held, Meeting, SLOTS};
+use super::meeting::Meeting;
+use super::state::SLOTS;
 use super::under_way::{Submission, UnderWay};
 use crate::heap::{self, OutOfMemory};
 use crate::invalidation::{Invalidation, InvalidationError, Request};
@@ -138,7 +140,7 @@ impl SharedWaits {
             return result;
         }
         // More callers than CPUs: some of them submit alone.
-        let Some(held) = group.hold(cpu % SLOTS) else {
+        let Some(held) = Held::new(group, cpu % SLOTS) else {
             self.crowds(true);
             return hardware(requests);
         };
@@ -229,7 +231,7 @@ impl SharedWaits {
         // Another one may have begun since.
         let has_company = before.is_some() || meetings.under_way.now().is_some();
         // There is a slot, as only a group's leader takes one here.
-        let Some(held) = top.hold(number) else {
+        let Some(held) = Held::new(top, number) else {
             let result = hardware(lead.batch().requests());
             return self.end(lead, result, true);
         };
