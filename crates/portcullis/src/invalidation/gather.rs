@@ -271,6 +271,20 @@ mod tests {
         assert_eq!(ranges(&gather, &Costs::BARE_METAL).map(|ranges| ranges.len()), Some(5));
     }
 
+    /// Where it is full, neighbours that were not found before make room.
+    #[test]
+    fn a_full_gather_makes_room_of_neighbours() {
+        let mut gather = Gather::new();
+        let half = GATHER_RANGES as u64 / 2;
+        (0..2).for_each(|step| (0..half).for_each(|n| gather.add(page(n * 1000 + step))));
+        assert_eq!(gather.ranges.len(), GATHER_RANGES);
+        (half..2 * half).for_each(|n| gather.add(page(n * 1000)));
+        let expected =
+            |n: u64| IovaRange::new(page(n * 1000).start(), if n < half { 2 } else { 1 } * PAGE).unwrap();
+        let expected = Some((0..2 * half).map(expected).collect());
+        assert_eq!(ranges(&gather, &Costs { refill_ns: u32::MAX, ..Costs::BARE_METAL }), expected);
+    }
+
     /// Against a plain list of the added ranges; `None` is everything.
     #[test]
     fn requests_cover_all_that_was_added() {

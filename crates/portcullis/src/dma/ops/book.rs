@@ -312,6 +312,7 @@ mod tests {
                     let found = book.find(Iova::new(page * 4096 + 150));
                     assert_eq!(found, inside.then_some(noted), "{page} of {pages} from {first}");
                 }
+                assert_eq!(book.find(noted.range.last()), Some(noted));
                 assert_eq!(book.take(noted.iova, noted.len), Ok(noted));
                 assert_eq!(
                     book.take(noted.iova, noted.len),
@@ -367,7 +368,9 @@ mod tests {
         assert_eq!(taken, all);
         book.take_all(|entry| panic!("{entry:?}"));
         let most = book.most;
+        assert_eq!(most, u64::MAX >> 5 >> 12, "five flags and an offset in a page are beside it");
         assert_eq!(book.note(entry(0, most + 1, 0)), Err(NotNoted::TooLong));
+        assert_ne!(book.note(entry(0, most, 0)), Err(NotNoted::TooLong));
         assert_eq!(book.error(NotNoted::TooLong, most + 1), DmaMapError::TooLong { len: most + 1, most });
     }
 }

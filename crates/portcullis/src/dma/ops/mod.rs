@@ -151,7 +151,7 @@ impl<X: Machine> DmaOps<X> {
             return Err(SetupError::NotTranslated);
         }
         // All that may fail comes first, so that nothing needs a drop in the place.
-        allows(domain, pool.as_deref(), config)?;
+        allows(pool.as_deref(), config)?;
         check(domain, pool.as_deref(), profile)?;
         let last = domain.mapper().geometry().aperture.last();
         let chooser = match &pool {
@@ -202,7 +202,7 @@ impl<X: Machine> DmaOps<X> {
     /// [`OpsConfigError`]: after [`Setup`](OpsConfigError::Setup) nothing has changed; after [`Policy`](OpsConfigError::Policy) the change holds, but devices
     /// may still reach what was unmapped before.
     pub fn set_config(&self, config: OpsConfig) -> Result<(), OpsConfigError> {
-        allows(&self.domain, self.pool.as_deref(), config)?;
+        allows(self.pool.as_deref(), config)?;
         self.config.set(config);
         Ok(self.domain.change(&self.policy, Some(config.policy()))?)
     }
@@ -293,13 +293,11 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// Checks that handles of a domain with this pool may have the configuration.
+/// Checks that handles of a translated domain with this pool may have the configuration.
 fn allows<M: Mapper, P: Platform, C: CopyMemory>(
-    domain: &Domain<M, P>,
     pool: Option<&BouncePool<M, P, C>>,
     config: OpsConfig,
 ) -> Result<(), SetupError> {
-    domain.allows(config.policy()).map_err(|_| SetupError::NotTranslated)?;
     let Some(threshold) = config.threshold() else { return Ok(()) };
     let most = pool.ok_or(SetupError::NoCopyMemory)?.threshold();
     if threshold > most { Err(SetupError::Threshold { threshold, most }) } else { Ok(()) }
