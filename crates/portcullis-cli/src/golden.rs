@@ -439,6 +439,8 @@ fn what_scale_prints_is_as_it_was() {
     tables[1].told =
         Told { besides: Some(besides), place: Place::named(&["0000:03:00.0".into()]), ..Told::default() };
     tables[1].offer = Offer::Module;
+    let Table { rows, machine, workload, .. } = &mut tables[1];
+    rows.iter_mut().for_each(|row| row.price(machine, workload));
     text += &scaled::render(&tables[1..], &profile, &calibration, false);
     let json: Value =
         serde_json::from_str(&scaled::json(&tables[1..], &profile, &calibration, &options).unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Instructions of a map and its unmap, as they were counted: of Linux and of the module in a guest, of the library by callgrind.
 
-use portcullis_model::scale::LINUX_STRICT;
+use portcullis_model::scale::{LINUX_STRICT, LINUX_STRICT_SMMU};
 
 /// Without waits and copies.
 #[derive(Debug, Clone, Copy)]
@@ -31,15 +31,18 @@ impl Instructions {
         Self { page, more: (one_piece - page) / 15.0, piece: (list - page) / 15.0 }
     }
 
-    /// For a mapping of a page, those of the kernel and those of the library whose time `scale` has in the row of this name.
-    pub fn in_scale(row: &str) -> Option<[f64; 2]> {
-        let (kernel, ours) = match row {
-            LINUX_STRICT => (Self::LINUX_STRICT, Self::OURS),
-            "lazy" => (Self::LINUX_LAZY, Self::OUR_LAZY),
-            "bounce" => (Self::MODULE_BOUNCE, Self::OUR_BOUNCE),
+    /// For a mapping of a page, those of the kernel and those of the library whose time `scale` has in the row of this name; and how tables
+    /// call the row of the kernel's.
+    pub fn in_scale(row: &str) -> Option<(&'static str, [f64; 2])> {
+        let (name, kernel, ours) = match row {
+            LINUX_STRICT => ("linux-strict", Self::LINUX_STRICT, Self::OURS),
+            // The same without a lock that CPUs share.
+            LINUX_STRICT_SMMU => (LINUX_STRICT_SMMU, Self::LINUX_STRICT, Self::OURS),
+            "lazy" => ("linux-lazy", Self::LINUX_LAZY, Self::OUR_LAZY),
+            "bounce" => ("linux-bounce", Self::MODULE_BOUNCE, Self::OUR_BOUNCE),
             _ => return None,
         };
-        Some([kernel.page, ours.page])
+        Some((name, [kernel.page, ours.page]))
     }
 
     /// Instructions for a mapping of this number of pages and pieces.

@@ -113,7 +113,11 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             let row = |policy: &&'static Policy| {
                 let outcome =
                     run(machine, &workload, policy, &operations).map_err(CommandError::Simulation)?;
-                Ok(Row::new(policy, outcome, &all))
+                let mut row = Row::new(policy, outcome, &all);
+                if offer == Offer::Module && told.copies() {
+                    row.price(machine, &workload);
+                }
+                Ok(row)
             };
             policies.iter().map(row).collect()
         };

@@ -172,6 +172,9 @@ pub struct Scale {
     pub policy: String,
     pub cpus: u64,
     pub relative_to_passthrough: f64,
+    /// The same with the kernel's code, where that would run.
+    #[serde(default)]
+    pub relative_with_kernel: Option<f64>,
     pub requests_per_s: f64,
     #[serde(flatten)]
     pub spent: Spent,

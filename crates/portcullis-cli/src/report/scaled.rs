@@ -31,9 +31,9 @@ pub fn section(scaled: &Scaled) -> String {
     html + &element("h3", "How it was made") + &pairs(&rows) + &machine(&scaled.origin)
 }
 
-/// The share of the throughput that protection takes.
+/// The share of the throughput that protection takes with the code that would run, as in the verdict.
 fn lost(result: &Scale) -> f64 {
-    (1.0 - result.relative_to_passthrough).max(0.0)
+    (1.0 - result.relative_with_kernel.unwrap_or(result.relative_to_passthrough)).max(0.0)
 }
 
 fn percent(share: f64) -> String {
@@ -72,14 +72,21 @@ fn policies(results: &[Scale], choice: Option<&str>) -> String {
 /// What a policy is. Strict of the library shares waits, and Linux's does not: where both are rows, one is not called by the other's name.
 fn about(policy: &str, results: &[Scale]) -> String {
     let of_linux = results.iter().find_map(|result| OwnStrict::named(&result.policy));
-    match of_linux.filter(|_| policy == domain::Policy::Strict.name()) {
+    let has_kernel = |result: &Scale| result.policy == policy && result.relative_with_kernel.is_some();
+    let code = if results.iter().any(has_kernel) {
+        " Estimated with the code of Linux or of our module; the table of all figures has the library's."
+    } else {
+        ""
+    };
+    let about = match of_linux.filter(|_| policy == domain::Policy::Strict.name()) {
         Some(own) => format!(
             "Each unmap waits, and CPUs that wait at the same time share one wait: the library's own, for drivers that use its queues. \
              Linux: no setting; its own strict mode is the row {}.",
             own.name
         ),
         None => policies::about(policy),
-    }
+    };
+    about + code
 }
 
 /// The same as a plot: its logarithm, so that a percent is told from two, beside what takes all.

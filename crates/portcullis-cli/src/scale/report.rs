@@ -16,7 +16,7 @@ use crate::calibration::Calibration;
 use crate::choice::Candidate;
 use crate::counted::INSTRUCTION_NS;
 use crate::instructions::Instructions;
-use crate::look::{BOLD, COLUMNS, columns, count, number_of, percent, wrap};
+use crate::look::{BOLD, COLUMNS, columns, count, number_of, wrap};
 use crate::machine;
 use crate::on_linux::{Offer, OwnStrict};
 use crate::scale::Told;
@@ -25,15 +25,29 @@ use verdict::{choice, verdict};
 /// A policy and what it came to.
 pub struct Row {
     pub policy: &'static Policy,
+    /// As tables and sentences call it.
+    pub name: &'static str,
     pub outcome: Outcome,
     /// Of what there is without protection.
     pub share: f64,
+    /// The same with the code of Linux or of the module in place of the library's, where that would run.
+    pub of_kernel: Option<Box<Row>>,
 }
 
 impl Row {
     pub fn new(policy: &'static Policy, outcome: Outcome, all: &Outcome) -> Self {
         let share = if all.per_s > 0.0 { outcome.per_s / all.per_s } else { 0.0 };
-        Self { policy, outcome, share }
+        Self { policy, name: policy.name, outcome, share, of_kernel: None }
+    }
+
+    /// Estimates what the row comes to with the kernel's code.
+    pub fn price(&mut self, machine: &Machine, workload: &Workload) {
+        self.of_kernel = self.with_kernel(machine, workload).map(Box::new);
+    }
+
+    /// The row with the code that would run.
+    fn run(&self) -> &Self {
+        self.of_kernel.as_deref().unwrap_or(self)
     }
 
     /// The share of the throughput that it costs.
@@ -41,18 +55,22 @@ impl Row {
         (1.0 - self.share).max(0.0)
     }
 
-    /// How much longer the kernel's code takes for a mapping than the library's, whose time this row has; and what it would leave of the throughput
-    /// without protection on `table`'s machine: CPUs that have nothing to do have time for it.
-    fn with_kernel(&self, table: &Table) -> Option<(f64, f64)> {
-        let [kernel, ours] = Instructions::in_scale(self.policy.name)?;
-        let more_ns = (kernel - ours) * INSTRUCTION_NS;
-        let Workload { requests, .. } = &table.workload;
+    /// The kernel's code takes longer for each mapping than the library's, whose time this row has. CPUs that have nothing to do have time for it.
+    fn with_kernel(&self, machine: &Machine, workload: &Workload) -> Option<Self> {
+        let (name, [kernel, ours]) = Instructions::in_scale(self.policy.name)?;
+        let requests = &workload.requests;
         let mappings = requests.iter().map(|request| request.mapped().count() as f64).sum::<f64>()
             / requests.len().max(1) as f64;
-        let Outcome { per_s, spent, .. } = &self.outcome;
-        let request_ns = f64::from(table.machine.cpus) * 1e9 / per_s.max(f64::MIN_POSITIVE);
-        let longer_ns = (mappings * more_ns - spent.idle_ns).max(0.0);
-        Some((more_ns, self.share * request_ns / (request_ns + longer_ns)))
+        let more_ns = mappings * (kernel - ours) * INSTRUCTION_NS;
+        let mut outcome = self.outcome.clone();
+        let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, .. } = &mut outcome;
+        let request_ns = f64::from(machine.cpus) * 1e9 / (*per_s).max(f64::MIN_POSITIVE);
+        let spare_ns = spent.idle_ns.min(more_ns);
+        let slower = request_ns / (request_ns + more_ns - spare_ns);
+        spent.own_ns += more_ns;
+        spent.idle_ns -= spare_ns;
+        [per_s, queue_busy, device_busy, copy_busy].into_iter().for_each(|rate| *rate *= slower);
+        Some(Self { policy: self.policy, name, outcome, share: self.share * slower, of_kernel: None })
     }
 
     /// What takes the most of a request besides the workload's own work and time with nothing to do; nanoseconds.
@@ -85,7 +103,7 @@ impl Candidate for Strict<'_> {
     }
 
     fn row(&self) -> &'static str {
-        self.row.policy.name
+        self.row.name
     }
 
     fn lost(&self) -> f64 {
@@ -124,10 +142,21 @@ pub struct Table {
 }
 
 impl Table {
+    /// The rows that are printed, and how many of them have the kernel's code: these come first.
+    fn printed(&self) -> (Vec<&Row>, usize) {
+        let mut rows: Vec<&Row> = self.rows.iter().filter_map(|row| row.of_kernel.as_deref()).collect();
+        // Linux's strict, as in a replay's table.
+        rows.sort_by_key(|row| !row.policy.old);
+        let of_kernel = rows.len();
+        // Linux's own designs are no code of the library's.
+        rows.extend(self.rows.iter().filter(|row| row.of_kernel.is_none() || !row.policy.old));
+        (rows, of_kernel)
+    }
+
     /// Linux's own strict mode, and its row, if it is what strict is where this is asked for.
     fn strict_of_linux(&self) -> Option<(OwnStrict, &Row)> {
         let own = self.own?;
-        self.rows.iter().find(|row| row.policy.name == own.name).map(|row| (own, row))
+        self.rows.iter().find(|row| row.policy.name == own.name).map(|row| (own, row.run()))
     }
 
     /// The strict policies on offer.
@@ -152,6 +181,7 @@ impl Table {
             let of_linux = (own == Some(row.policy.name)).then_some(strict);
             let mode = named.or(of_linux).filter(|mode| offer.has(*mode))?;
             let open = shares && !mode.protects_bytes();
+            let row = if offer == Offer::Library { row } else { row.run() };
             Some(Strict { row, mode, open, open_is_known: self.told.copies() })
         });
         strict.collect()
@@ -193,9 +223,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
          walks. docs/scaling.md says how far to trust this.",
         "",
     ));
-    if table.offer == Offer::Module && table.told.copies() {
-        text.extend(kernel(table).map(|said| wrap(&said, "")));
-    }
+    text.extend(kernel(table).map(|said| wrap(&said, "")));
     let mut inferred: Vec<&String> = rows.iter().flat_map(|row| &row.outcome.inferred).collect();
     inferred.sort();
     inferred.dedup();
@@ -220,28 +248,20 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     text
 }
 
-/// What the kernel's code takes besides, which is not in the table.
+/// Where the rows of the kernel's code come from.
 fn kernel(table: &Table) -> Option<String> {
-    let mut said = Vec::new();
-    for row in &table.rows {
-        let Some(((more_ns, share), [kernel, _])) =
-            row.with_kernel(table).zip(Instructions::in_scale(row.policy.name))
-        else {
-            continue;
-        };
-        said.push(format!(
-            "{} {} ns more for {} instructions, which leaves about {}",
-            row.policy.name,
-            count(more_ns.round() as u64),
-            count(kernel as u64),
-            percent(share)
-        ));
-    }
-    let said = (!said.is_empty()).then(|| said.join("; "))?;
-    Some(format!(
-        "The table has the library's code. That of Linux and of our module takes longer for each mapping of a page ({INSTRUCTION_NS} ns an instruction, without waits and copies; \
-         docs/linux.md): {said} of the throughput."
-    ))
+    let (rows, of_kernel) = table.printed();
+    let each = rows[..of_kernel].iter().filter_map(|row| {
+        let (name, [kernel, _]) = Instructions::in_scale(row.policy.name)?;
+        Some(format!("{name} {}", count(kernel as u64)))
+    });
+    let each = each.collect::<Vec<_>>().join(", ");
+    (of_kernel > 0).then(|| {
+        format!(
+            "The first rows estimate the code of Linux 6.12 and of our module. Its instructions for a mapping of a page were counted in a guest \
+             (docs/linux.md): {each}. Each takes {INSTRUCTION_NS} ns. Waits and copies are simulated, as for the library's code."
+        )
+    })
 }
 
 /// What the CPUs and the devices do, in figures.
@@ -275,7 +295,7 @@ fn setting(workload: &Workload) -> [String; 2] {
 }
 
 fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Result {
-    let best = choice(table).map(|choice| choice.row.policy.name);
+    let best = choice(table).map(|choice| choice.row.name);
     let figures = |row: &Row| {
         let Outcome { per_s, spent, .. } = &row.outcome;
         let ns = [spent.own_ns, spent.shared_ns, spent.wait_ns, spent.copy_ns, spent.idle_ns];
@@ -283,9 +303,10 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
         let ends = [count(*per_s), format!("{:.1} %", row.share * 100.0)];
         ends.into_iter().chain(ns.map(count)).collect::<Vec<_>>()
     };
-    let heads = ["in a second", "throughput", "library", "lines", "queue", "copies", "devices"];
+    let heads = ["in a second", "throughput", "code", "lines", "queue", "copies", "devices"];
     let least = [11, 11, 9, 9, 9, 9, 9];
-    let rows: Vec<(&Row, Vec<String>)> = table.rows.iter().map(|row| (row, figures(row))).collect();
+    let (rows, of_kernel) = table.printed();
+    let rows: Vec<(&Row, Vec<String>)> = rows.into_iter().map(|row| (row, figures(row))).collect();
     // A figure that fills its column makes that wider, and takes the room from the others where there is no more.
     let widths = |least: [usize; 7]| -> Vec<usize> {
         let widest = |at: usize| rows.iter().map(|(_, figures)| figures[at].len() + 1).max().unwrap_or(0);
@@ -305,13 +326,19 @@ fn write_rows(text: &mut String, table: &Table, unicode: bool) -> std::fmt::Resu
     heads.iter().zip(widths).try_for_each(|(head, width)| write!(text, "{head:>width$}"))?;
     writeln!(text, "{BOLD:#}")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(13 + widths.iter().sum::<usize>()))?;
-    for (row, figures) in &rows {
-        let style = if best == Some(row.policy.name) { BOLD } else { Style::new() };
-        write!(text, "{style}{:<13}{style:#}", row.policy.name)?;
+    for (at, (row, figures)) in rows.iter().enumerate() {
+        write_heading(text, at, of_kernel)?;
+        let style = if best == Some(row.name) { BOLD } else { Style::new() };
+        write!(text, "{style}{:<13}{style:#}", row.name)?;
         figures.iter().zip(widths).try_for_each(|(figure, width)| write!(text, "{figure:>width$}"))?;
         writeln!(text)?;
     }
     writeln!(text)
+}
+
+/// What separates the rows of the library's code from those of the kernel's, if there are any.
+fn write_heading(text: &mut String, at: usize, of_kernel: usize) -> std::fmt::Result {
+    if at > 0 && at == of_kernel { writeln!(text, "The library's own code:") } else { Ok(()) }
 }
 
 /// The share of the throughput without protection, by number of CPUs.
@@ -325,10 +352,13 @@ fn write_curves(text: &mut String, tables: &[Table], unicode: bool) -> std::fmt:
     }
     writeln!(text, " CPUs{BOLD:#}")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(wide))?;
-    for at in 0..tables.first().map_or(0, |table| table.rows.len()) {
-        for (index, row) in shown.clone().filter_map(|table| table.rows.get(at)).enumerate() {
+    let all: Vec<(Vec<&Row>, usize)> = shown.clone().map(Table::printed).collect();
+    let (rows, of_kernel) = all.first().map_or((0, 0), |(rows, of_kernel)| (rows.len(), *of_kernel));
+    for at in 0..rows {
+        write_heading(text, at, of_kernel)?;
+        for (index, row) in all.iter().filter_map(|(rows, _)| rows.get(at)).enumerate() {
             if index == 0 {
-                write!(text, "{:<13}", row.policy.name)?;
+                write!(text, "{:<13}", row.name)?;
             }
             write!(text, "{:>8.1}", row.share * 100.0)?;
         }
@@ -381,6 +411,8 @@ struct Result<'a> {
     units: u32,
     requests_per_s: f64,
     relative_to_passthrough: f64,
+    /// The same with the kernel's code, where that would run.
+    relative_with_kernel: Option<f64>,
     work_ns: f64,
     library_ns: f64,
     shared_ns: f64,
@@ -410,6 +442,7 @@ fn of<'a>(table: &Table, row: &'a Row) -> Result<'a> {
         units: table.machine.iommus,
         requests_per_s: *per_s,
         relative_to_passthrough: row.share,
+        relative_with_kernel: row.of_kernel.as_ref().map(|row| row.share),
         work_ns: spent.work_ns,
         library_ns: spent.own_ns,
         shared_ns: spent.shared_ns,

@@ -456,13 +456,20 @@ fn linux_s_own_strict_is_not_taken_for_the_library_s() {
         json["verdict"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     let has = |text: &str| verdict.iter().any(|said| said.contains(text));
     assert!(
-        has("the row vtd-2024: ") && has("The row strict is the library's, for drivers that use its queues"),
+        has("the row linux-strict (the design vtd-2024): ")
+            && has("The row strict is the library's, for drivers that use its queues"),
         "{verdict:?}"
     );
     assert!(has("it would cost: the library's strict "), "{verdict:?}");
     assert!(page.contains("Without the module, strict is <code>iommu.strict=1"), "what to type is code");
     let about = |text: &str| page.matches(text).count();
     assert_eq!(about("Linux: no setting; its own strict mode is the row vtd-2024."), 1);
+    // The page has the verdict's figures.
+    assert_eq!(about("Estimated with the code of Linux or of our module"), 2);
+    let bounce = json["results"].as_array().unwrap().iter().find(|result| result["policy"] == "bounce");
+    let lost = 100.0 - 100.0 * bounce.unwrap()["relative_with_kernel"].as_f64().unwrap();
+    assert!(has(&format!("Choose bounce ({lost:.1} %)")), "{verdict:?}");
+    assert!(page.contains(&format!(">{lost:.1} %</td>")), "{lost}");
     assert_eq!(about("<code>iommu.strict=1</code>, a group"), 0, "no row of the library's has Linux's name");
 }
 

@@ -193,7 +193,7 @@ fn typed(line: &str) -> String {
         let begins = |word: &&str| line.is_empty() || line.starts_with(word);
         // The others stand behind these; where they do not, as in `scale`, they are no measurement.
         let begins_rates = SAID[..5].iter().any(|begin| line.starts_with(begin));
-        let begins_linux = ["linux-strict,", "linux-strict and", "linux-strict:"]
+        let begins_linux = ["linux-strict, linux-", "linux-strict and", "linux-strict:"]
             .iter()
             .any(|begin| line.starts_with(begin));
         in_rates &= !["With", "Policies", "On Linux"].iter().any(begins);

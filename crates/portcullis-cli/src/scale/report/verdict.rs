@@ -25,6 +25,7 @@ pub fn verdict(table: &Table) -> Vec<String> {
     let choice = choice(table);
     if let (Some(costs), Some(choice)) = (range(&strict), choice) {
         let of = number_of(cpus.into(), "CPU");
+        said.extend(too_little(&strict));
         said.push(match table.told.besides {
             None => {
                 format!("Protection from devices costs this workload {costs} of its throughput on {of}.")
@@ -36,7 +37,7 @@ pub fn verdict(table: &Table) -> Vec<String> {
             ),
         });
         said.push(advice(choice, &strict));
-        said.extend(too_little(table, choice));
+        said.extend(short_of(table, choice));
     }
     match (table.strict_of_linux(), table.own) {
         (Some((own, row)), _) => {
@@ -50,12 +51,14 @@ pub fn verdict(table: &Table) -> Vec<String> {
                 format!(
                     " Its lock is for all devices behind an IOMMU, as where CPUs use the queues of one device. Linux has a lock for each device: \
                      with one for each CPU it would cost {}.",
-                    percent(row.lost())
+                    percent(row.run().lost())
                 )
             });
+            let design =
+                if row.name == own.name { String::new() } else { format!(" (the design {})", own.name) };
             said.push(format!(
-                "Strict is Linux's own ({lost}), the row {}: {}.{unlocked}{ours}",
-                own.name, own.differs
+                "Strict is Linux's own ({lost}), the row {}{design}: {}.{unlocked}{ours}",
+                row.name, own.differs
             ));
             said.extend(choice.and_then(|choice| without_module(table, choice, row)));
         }
@@ -77,7 +80,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
     if !table.behind_one.is_empty() {
         let cost = |row: &Row| {
             let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
-            format!("{whose}{} {}", row.policy.name, percent(row.lost()))
+            let row = row.run();
+            format!("{whose}{} {}", row.name, percent(row.lost()))
         };
         let all: Vec<String> = table.behind_one.iter().map(cost).collect();
         said.push(format!(
@@ -86,7 +90,7 @@ pub fn verdict(table: &Table) -> Vec<String> {
         ));
     }
     let chosen = choice.map(|choice| choice.row);
-    let dear = table.rows.iter().filter(|row| row.policy.operation.is_some());
+    let dear = table.rows.iter().map(Row::run).filter(|row| row.policy.operation.is_some());
     let slowest = dear.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s));
     let chosen =
         chosen.filter(|chosen| slowest.is_none_or(|slowest| slowest.policy.name != chosen.policy.name));
@@ -107,8 +111,9 @@ pub fn verdict(table: &Table) -> Vec<String> {
 
 /// With which policies the devices set the pace, and how long they walk page tables then.
 fn pace(table: &Table) -> Option<String> {
-    let busy: Vec<&Row> = table.rows.iter().filter(|row| row.outcome.device_busy > 0.98).collect();
-    let names = |rows: &[&Row]| rows.iter().map(|row| row.policy.name).collect::<Vec<_>>().join(", ");
+    let busy: Vec<&Row> =
+        table.rows.iter().map(Row::run).filter(|row| row.outcome.device_busy > 0.98).collect();
+    let names = |rows: &[&Row]| rows.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
     let walks = busy
         .iter()
         .filter(|row| row.policy.reads > 0.0)
@@ -116,7 +121,7 @@ fn pace(table: &Table) -> Option<String> {
     let walks = walks.map_or(String::new(), |row| {
         format!(
             ". Their page walks are in that: up to {:.1} reads of memory for each page ({}; docs/strict.md)",
-            row.policy.reads, row.policy.name
+            row.policy.reads, row.name
         )
     });
     (!busy.is_empty()).then(|| {
@@ -138,55 +143,61 @@ const TOO_LITTLE: f64 = 0.75;
 /// Copies that take this share of what memory can copy set the pace.
 const FULL: f64 = 0.95;
 
-/// That a choice leaves too little of the work, what a driver of the library's would leave, and whether memory's bandwidth is why.
-fn too_little(table: &Table, choice: Strict<'_>) -> Option<String> {
+/// That the best of `strict` leaves too little, if so.
+fn too_little(strict: &[Strict<'_>]) -> Option<String> {
+    let best = strict.iter().max_by(|a, b| a.row.share.total_cmp(&b.row.share))?;
+    (best.row.share < TOO_LITTLE).then(|| {
+        format!(
+            "No policy here that protects leaves enough of the throughput on this server: the best, {}, leaves {}.",
+            best.row(),
+            percent(best.row.share)
+        )
+    })
+}
+
+/// Of a choice that leaves too little, whether memory's bandwidth is why, and what a driver of the library's would leave.
+fn short_of(table: &Table, choice: Strict<'_>) -> Option<String> {
+    if choice.row.share >= TOO_LITTLE {
+        return None;
+    }
     let Outcome { copy_busy, .. } = choice.row.outcome;
-    let name = choice.row();
-    let mut said = format!("{}.", leaves_too_little(&capital(name), choice.row)?);
+    let mut said = Vec::new();
     if copy_busy >= FULL {
         let Machine { sockets, copies, .. } = &table.machine;
-        said += &format!(
-            " Memory sets the pace: its copies take {} of the {} GB/s that {} can copy (--calibration).",
+        said.push(format!(
+            "Memory sets the pace: its copies take {} of the {} GB/s that {} can copy (--calibration).",
             percent(copy_busy.min(1.0)),
             count((copies.socket_gb_per_s * f64::from(*sockets)).round() as u64),
             number_of((*sockets).into(), "socket")
-        );
+        ));
     }
     let better = choose(table.strict_of(&table.rows, Offer::Library).into_iter())
-        .filter(|better| better.row() != name && better.row.share >= TOO_LITTLE);
+        .filter(|better| better.mode() != choice.mode() && better.row.share >= TOO_LITTLE);
     if let (Some(better), true) = (better, table.offer != Offer::Library) {
-        said += &format!(
-            " {} leaves {}: a driver that uses the library's queues has it (--on library).",
+        said.push(format!(
+            "{} leaves {}: a driver that uses the library's queues has it (--on library).",
             capital(better.row()),
             percent(better.row.share)
-        );
+        ));
     }
-    Some(said)
+    (!said.is_empty()).then(|| said.join(" "))
 }
 
 /// What Linux has without the module that is chosen, where its strict mode leaves too little.
 fn without_module(table: &Table, choice: Strict<'_>, strict: &Row) -> Option<String> {
-    if choice.row() == strict.policy.name {
+    if choice.row() == strict.name || strict.share >= TOO_LITTLE {
         return None;
     }
-    let said = leaves_too_little("Without the module, Linux's strict", strict)?;
-    let lazy = lazy(table).map_or(String::new(), |row| {
-        let share = row.with_kernel(table).map_or(row.share, |(_, share)| share);
-        format!("; lazy leaves about {}, with Linux's own code in it", percent(share))
-    });
-    Some(format!("{said}{lazy}."))
+    let lazy = lazy(table).map_or(String::new(), |row| format!("; lazy leaves {}", percent(row.share)));
+    Some(format!(
+        "Without the module, Linux's strict leaves {} of the throughput: too little where the CPUs are busy{lazy}.",
+        percent(strict.share)
+    ))
 }
 
-/// That a policy of this name leaves too little, if it does.
-fn leaves_too_little(name: &str, row: &Row) -> Option<String> {
-    (row.share < TOO_LITTLE).then(|| {
-        format!("{name} leaves {} of the throughput: too little where the CPUs are busy", percent(row.share))
-    })
-}
-
-/// The row of the library's lazy.
+/// The row of lazy.
 fn lazy(table: &Table) -> Option<&Row> {
-    table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name())
+    table.rows.iter().find(|row| row.policy.name == domain::Policy::LAZY.name()).map(Row::run)
 }
 
 /// Whether a row is of the library's strict, which shares waits, and not of Linux's.
@@ -240,7 +251,7 @@ fn most(row: &Row) -> String {
     } else {
         String::new()
     };
-    format!("with {}, {what} ({} ns{from})", row.policy.name, count(ns.round() as u64))
+    format!("with {}, {what} ({} ns{from})", row.name, count(ns.round() as u64))
 }
 
 /// What the line of memory is a part of that CPUs take from each other, by the places in the library's sources that touch it.
