@@ -124,6 +124,18 @@ fn of_kernel(runs: &Runs, offer: Offer) -> Vec<verdict::Row<'_>> {
     verdict::rows(runs, offer).into_iter().filter(is_kernel).collect()
 }
 
+/// A row's name; bold where it is the choice.
+fn named(name: &str, is_chosen: bool) -> String {
+    let style = if is_chosen { BOLD } else { Style::new() };
+    format!("{style}{name:<12}{style:#}")
+}
+
+/// Freed memory and other data that are [open](open), in columns this wide.
+fn columns_of_open(policy: &PolicyReport, known: bool, [freed, other]: [usize; 2]) -> String {
+    let [(stale, a), (neighbour, b)] = open(policy, known);
+    format!("{a}{stale:>freed$}{a:#}{b}{neighbour:>other$}{b:#}")
+}
+
 /// What there is room for in 40 columns: the share of the CPU's time, and what is open.
 fn write_narrow(
     text: &mut String,
@@ -136,27 +148,17 @@ fn write_narrow(
     writeln!(text, "{BOLD}{:<12}{:>9}{:>9}{:>10}{BOLD:#}", "policy", "time", "memory", "data")?;
     writeln!(text, "{}", if unicode { "─" } else { "-" }.repeat(40))?;
     let of_kernel = of_kernel(runs, offer);
+    let known = runs.report.trace.tells_copies();
     for row in &of_kernel {
         let policy = row.price.policy;
-        let name = if choice == Some(policy.policy) { BOLD } else { Style::new() };
-        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let name = named(row.price.row, choice == Some(policy.policy));
         let share = format!("{:.1} %", row.lost() * 100.0);
-        writeln!(
-            text,
-            "{name}{:<12}{name:#}{share:>9}{a}{stale:>9}{a:#}{b}{neighbour:>10}{b:#}",
-            row.price.row
-        )?;
+        writeln!(text, "{name}{share:>9}{}", columns_of_open(policy, known, [9, 10]))?;
     }
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
-        let is_chosen = choice == Some(policy.policy) && of_kernel.is_empty();
-        let name = if is_chosen { BOLD } else { Style::new() };
-        let [(stale, a), (neighbour, b)] = open(policy, runs.report.trace.tells_copies());
+        let name = named(policy.policy, choice == Some(policy.policy) && of_kernel.is_empty());
         let share = if_known(cost, || share(policy));
-        writeln!(
-            text,
-            "{name}{:<12}{name:#}{share:>9}{a}{stale:>9}{a:#}{b}{neighbour:>10}{b:#}",
-            policy.policy
-        )?;
+        writeln!(text, "{name}{share:>9}{}", columns_of_open(policy, known, [9, 10]))?;
     }
     let words = "Freed memory and other data: how much is open for 1 s. A terminal of 79 columns shows costs in nanoseconds, too.";
     write!(text, "\n{}", wrap(words, ""))
@@ -192,23 +194,18 @@ fn write_table(
     let of_kernel = of_kernel(runs, offer);
     let known = runs.report.trace.tells_copies();
     let whole = |ns: f64| HumanCount(ns.round() as u64).to_string();
-    let name_of = |name: &str, policy: &str, of_kernel: bool| {
-        let is_chosen = choice == Some(policy) && of_kernel;
-        let style = if is_chosen { BOLD } else { Style::new() };
-        format!("{style}{name:<12}{style:#}")
-    };
     for row in &of_kernel {
         let policy = row.price.policy;
-        let [(stale, a), (neighbour, b)] = open(policy, known);
         writeln!(
             text,
-            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
-            name_of(row.price.row, policy.policy, true),
+            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{}",
+            named(row.price.row, choice == Some(policy.policy)),
             whole(row.price.ns),
             "est.",
             whole(policy.wait_ns_per_op),
             format!("{:.1} %", row.lost() * 100.0),
             short_time(row.work_ns(SMALL)),
+            columns_of_open(policy, known, [13, 13]),
         )?;
     }
     if !of_kernel.is_empty() {
@@ -216,17 +213,17 @@ fn write_table(
     }
     let rows = verdict::rows(runs, Offer::Library);
     for (policy, cost) in runs.report.policies.iter().zip(&runs.costs) {
-        let [(stale, a), (neighbour, b)] = open(policy, known);
         let from = verdict::small_from(&rows, policy);
         writeln!(
             text,
-            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{a}{stale:>13}{a:#}{b}{neighbour:>13}{b:#}",
-            name_of(policy.policy, policy.policy, of_kernel.is_empty()),
+            "{}{:>10}{:>6}{:>9}{:>8}{:>8}{}",
+            named(policy.policy, choice == Some(policy.policy) && of_kernel.is_empty()),
             if_known(cost, || whole(cost.median_ns)),
             spread_of(cost, runs.number).unwrap_or("-".into()),
             if cost.known { whole(policy.wait_ns_per_op) } else { "-".into() },
             if cost.is_told() { share(policy) } else { "-".into() },
             from.map_or("-".into(), short_time),
+            columns_of_open(policy, known, [13, 13]),
         )?;
     }
     writeln!(text)
