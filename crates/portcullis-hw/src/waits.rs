@@ -24,7 +24,7 @@ impl Waits {
         Self(SharedWaits::new(0))
     }
 
-    /// Has `requests` carried out by `submit`, or by that of another CPU, with its own: [`SharedWaits::submit`]. Where they may be shared, nothing
+    /// Has `requests` carried out by `submit`, or by that of another CPU, with its own: [`Shareable::submit`](portcullis::invalidation::Shareable::submit). Where they may be shared, nothing
     /// that uses the unit interrupts this CPU meanwhile ([`Host::undisturbed`]): so no caller waits for another one on its own CPU.
     pub fn share<H: Host>(
         &self,
@@ -32,9 +32,9 @@ impl Waits {
         requests: &[Request],
         submit: impl Fn(&[Request]) -> Result<(), InvalidationError>,
     ) -> Result<(), InvalidationError> {
-        if !self.0.may_share(requests) {
-            return submit(requests);
+        match self.0.share(requests) {
+            Some(shareable) => host.undisturbed(|| shareable.submit(|| host.cpu(), submit)),
+            None => submit(requests),
         }
-        host.undisturbed(|| self.0.submit(|| host.cpu(), requests, submit))
     }
 }

@@ -28,7 +28,7 @@ pub(crate) use flush_queue::{
     Cleared, Flush, FlushQueue, Pushed, QUEUE_ENTRIES, SHARED_ENTRIES, SLICE, Waiting,
 };
 pub use gather::{GATHER_RANGES, Gather};
-pub use shared::{SharedQueue, SharedWaits};
+pub use shared::{Shareable, SharedQueue, SharedWaits};
 
 use crate::addr::{DeviceId, DomainId, IovaRange};
 

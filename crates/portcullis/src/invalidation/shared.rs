@@ -12,11 +12,11 @@
 //! looks. Where that was in vain lately, it looks less.
 //!
 //! **Bound.** As a rule, a request is in the submission after the one under way, so it waits for two. A group's leader may close its list just before
-//! a submission begins, and miss it; the leader after it may miss another one. So where leaders are prompt, a request waits for five submissions,
-//! however many CPUs there are. Those that end while a leader lingers or has no core come on top, and callers that begin before they see
-//! each other submit one each. If the requests exceed one submission ([`BATCH`]), several follow one another, and serve all callers in turn: where callers have
-//! more than 64 requests of different domains, each waits for twice as many submissions as these requests need. Where all together have more than
-//! 32, several ranges of one domain in one call become the whole domain.
+//! a submission begins, and miss it; the leader after it may miss another one. So if leaders are prompt, a request waits for five submissions at the
+//! most, however many CPUs there are. A leader that lingers, or has no core, adds the submissions that end meanwhile. Callers that begin at the same
+//! moment do not see each other, and each of them submits. If the requests exceed one submission ([`BATCH`]), several follow one another, and serve
+//! all callers in turn: where callers have more than 64 requests of different domains, each waits for twice as many submissions as these requests
+//! need. Where all together have more than 32, several ranges of one domain in one call become the whole domain.
 //!
 //! **Failure.** Every CPU gets the result of the submission with its own requests.
 //!
@@ -40,7 +40,7 @@ use super::{Costs, Invalidation, InvalidationError, InvalidationQueue, Request};
 use crate::addr::DomainId;
 use crate::sync::{cores, thread_number};
 
-pub use waits::SharedWaits;
+pub use waits::{Shareable, SharedWaits};
 
 /// A submission cheaper than this, in nanoseconds, costs less than sharing it.
 const SHARED_FROM_NS: u32 = 100;
@@ -112,6 +112,9 @@ unsafe impl<Q: InvalidationQueue> InvalidationQueue for SharedQueue<Q> {
 
     /// Waits for the batch with the requests; requests for device TLBs, and more than a batch holds, go alone.
     fn submit(&self, requests: &[Request]) -> Result<(), InvalidationError> {
-        self.waits.submit(self.cpu, requests, |requests| self.queue.submit(requests))
+        match self.waits.share(requests) {
+            Some(shareable) => shareable.submit(self.cpu, |requests| self.queue.submit(requests)),
+            None => self.queue.submit(requests),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A caller in a slot: it asks there, waits for its answer, and takes the lead where nobody has it.
+//! A caller that holds a slot. It publishes its requests in the slot and waits for the answer. If the meeting has no leader, it becomes the leader.
 
 use super::lead::Lead;
 use super::meeting::Meeting;

@@ -124,7 +124,7 @@ impl Meeting {
     pub fn expect(&self, slots: u64) {
         self.leads.0.last.set(slots);
         self.leads.0.before.set(slots);
-        self.known.0.is_quiet.store(false, Ordering::Relaxed);
+        self.expects_company();
     }
 
     #[cfg(all(test, not(loom)))]

@@ -470,9 +470,8 @@ fn each_submission_says_that_it_is_under_way() {
         if top > 1 {
             meetings.top.expect(top);
         }
-        let told = waits.submit(
+        let told = waits.share(&[whole(1)]).unwrap().submit(
             || Some(0),
-            &[whole(1)],
             |_| {
                 seen.set(meetings.under_way.now().is_some());
                 Ok(())
@@ -488,9 +487,8 @@ fn each_submission_says_that_it_is_under_way() {
 fn who_submits_beside_another_expects_company() {
     let waits = SharedWaits::new(64);
     let meetings = waits.machine.0.meetings.as_ref().unwrap();
-    let told = waits.submit(
+    let told = waits.share(&[whole(1)]).unwrap().submit(
         || Some(0),
-        &[whole(1)],
         |_| {
             drop(meetings.under_way.begin());
             Ok(())

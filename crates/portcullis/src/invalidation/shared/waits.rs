@@ -96,55 +96,15 @@ impl SharedWaits {
         Self { machine, crowded: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// Whether these requests may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
+    /// These requests, if they may go with those of other callers: not where waits are not shared, nor if they are more than a batch holds, nor if
     /// one is a device-TLB invalidation, which may take long.
     #[inline]
-    pub fn may_share(&self, requests: &[Request]) -> bool {
+    pub fn share<'a>(&'a self, requests: &'a [Request]) -> Option<Shareable<'a>> {
+        let meetings = self.machine.0.meetings.as_ref()?;
         let is_for_device =
             |request: &Request| matches!(request.invalidation, Invalidation::DeviceTlb { .. });
-        self.machine.0.meetings.is_some() && requests.len() <= BATCH && !requests.iter().any(is_for_device)
-    }
-
-    /// Submits `requests` by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others'
-    /// requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
-    /// After `Ok`, some call of a `hardware` that began after this call, with requests that cover all of `requests`, has returned `Ok`.
-    ///
-    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
-    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone. It is called where the requests
-    /// [may be shared](Self::may_share).
-    ///
-    /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
-    ///
-    /// # Errors
-    /// The result of the submission; [`InvalidationError::Abandoned`] where the caller that made it panicked.
-    pub fn submit(
-        &self,
-        cpu: impl FnOnce() -> Option<usize>,
-        requests: &[Request],
-        hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
-    ) -> Result<(), InvalidationError> {
-        let Some(meetings) = &self.machine.0.meetings else { return hardware(requests) };
-        let Some(cpu) = (if self.may_share(requests) { cpu() } else { None }) else {
-            return hardware(requests);
-        };
-        let number = cpu / SLOTS % meetings.groups.len();
-        let group = &meetings.groups[number];
-        // Nobody else seems to be there.
-        if group.is_quiet()
-            && let Some(submission) = meetings.alone()
-        {
-            let result = hardware(requests);
-            if submission.had_company() {
-                meetings.top.expects_company();
-            }
-            return result;
-        }
-        // More callers than CPUs: some of them submit alone.
-        let Some(held) = Held::new(group, cpu % SLOTS) else {
-            self.crowds(true);
-            return hardware(requests);
-        };
-        held.ask(requests, |held| self.wait(meetings, Level::Group(number, group), held, &hardware))
+        let may = requests.len() <= BATCH && !requests.iter().any(is_for_device);
+        may.then_some(Shareable { waits: self, meetings, requests })
     }
 
     /// Waits for the answer, and takes the lead where nobody has it.
@@ -292,6 +252,54 @@ impl SharedWaits {
         }
         lead.take_more();
         lead.lingered(may, most);
+    }
+}
+
+/// Requests that may go with those of other callers: [`SharedWaits::share`].
+#[derive(Debug)]
+pub struct Shareable<'a> {
+    waits: &'a SharedWaits,
+    meetings: &'a Meetings,
+    requests: &'a [Request],
+}
+
+impl Shareable<'_> {
+    /// Submits the requests by `hardware`, which waits for their end; or by the `hardware` of another caller, in one batch with others'
+    /// requests. A batch has requests, and nothing else of a caller. So every caller's `hardware` must do the same for the same requests.
+    /// After `Ok`, some call of a `hardware` that began after this call, with requests that cover all of these, has returned `Ok`.
+    ///
+    /// `cpu` returns the calling CPU, a hint that may be out of date at once; or `None` where the caller must not wait for other callers
+    /// ([`SharedQueue::with_cpus`](super::SharedQueue::with_cpus)): then it submits alone.
+    ///
+    /// Context: waits for hardware and, unless `cpu` returns `None`, for other callers. Allocates nothing.
+    ///
+    /// # Errors
+    /// The result of the submission; [`InvalidationError::Abandoned`] where the caller that made it panicked.
+    pub fn submit(
+        self,
+        cpu: impl FnOnce() -> Option<usize>,
+        hardware: impl Fn(&[Request]) -> Result<(), InvalidationError>,
+    ) -> Result<(), InvalidationError> {
+        let Self { waits, meetings, requests } = self;
+        let Some(cpu) = cpu() else { return hardware(requests) };
+        let number = cpu / SLOTS % meetings.groups.len();
+        let group = &meetings.groups[number];
+        // Nobody else seems to be there.
+        if group.is_quiet()
+            && let Some(submission) = meetings.alone()
+        {
+            let result = hardware(requests);
+            if submission.had_company() {
+                meetings.top.expects_company();
+            }
+            return result;
+        }
+        // More callers than CPUs: some of them submit alone.
+        let Some(held) = Held::new(group, cpu % SLOTS) else {
+            waits.crowds(true);
+            return hardware(requests);
+        };
+        held.ask(requests, |held| waits.wait(meetings, Level::Group(number, group), held, &hardware))
     }
 }
 
