@@ -93,7 +93,8 @@ impl Candidate for Row<'_> {
     }
 }
 
-/// All policies whose cost the recording tells, at the prices of what is on `offer`, with the CPU time that the report is of.
+/// A row for each policy whose cost the recording tells. Each row has the price of the code that runs where these policies are on `offer`, and the
+/// other CPU time that the report assumes for a mapping.
 pub fn rows<'a>(runs: &'a Runs, offer: Offer) -> Vec<Row<'a>> {
     let known = runs.report.trace.tells_copies();
     let work_ns = runs.report.work_ns;

@@ -26,7 +26,8 @@ const MAIN_PROD: usize = 0x98;
 
 type Unit = smmuv3::Unit<Behind<SmmuV3>, 12>;
 
-/// Errors, where those that are acknowledged are alike; and queues of CPUs have stopped (section 6.3.18).
+/// SMMU_GERROR and SMMU_GERRORN (sections 6.3.18 and 19): an error is active where their bits differ, and the driver acknowledges it by making them equal.
+/// Bit 9 says that a CPU's command queue has stopped.
 const GERROR: usize = 0x60;
 const GERRORN: usize = 0x64;
 const OWN_STOPPED: u32 = 1 << 9;

@@ -344,7 +344,7 @@ fn a_queue_s_places_are_told_modulo_its_length() {
         assert!(count.fetch_add(1, Ordering::Relaxed) < 1000, "it never gets there");
         true
     };
-    // SAFETY: nobody else has these frames.
+    // SAFETY: the test alone uses these frames, and only through the unit.
     let unit = unsafe { Software::<VtD, _>::watched(memory, Box::new(watcher)) };
     unit.write64(0x90, 1 << 20);
     unit.write32(0x18, 1 << 26);

@@ -3,7 +3,7 @@
 /// One mapping of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mapping {
-    /// Its pages of 4 KiB; 0 of a buffer that stays mapped between requests, so that it is copied, at the most.
+    /// How many pages of 4 KiB a request maps and unmaps for it. 0: the buffer stays mapped from request to request, and a policy at most copies it.
     pub pages: u64,
     /// Bytes that the device moves, and that bounce buffers copy.
     pub bytes: u64,

@@ -293,7 +293,7 @@ impl<X: Machine> DmaOps<X> {
     }
 }
 
-/// Checks that handles of a translated domain with this pool may have the configuration.
+/// Returns an error if `config` needs a bounce pool that is not there, or a higher threshold than the pool's. The domain translates.
 fn allows<M: Mapper, P: Platform, C: CopyMemory>(
     pool: Option<&BouncePool<M, P, C>>,
     config: OpsConfig,
