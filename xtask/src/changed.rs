@@ -1,7 +1,7 @@
 //! `cargo xtask test --changed`: what a change of some files needs, and `--quick`: the tests that take no longer than a look at mail.
 //!
 //! CI runs everything. These two are for the minutes before: the table says which tests see a mistake in which files first. How long a step
-//! took is kept below `target`, and said before it runs again.
+//! took is kept below `target`, and said before it runs again; with `--list` nothing runs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -173,27 +173,48 @@ fn files(revision: &str) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
+/// The revision of `--changed [REVISION] [--list]`, and whether the steps are only listed; `None` for other words.
+pub fn request<'a>(arguments: &[&'a str]) -> Option<(&'a str, bool)> {
+    let (revision, lists) = match *arguments {
+        [] => ("HEAD", false),
+        [LIST] => ("HEAD", true),
+        [revision] => (revision, false),
+        [revision, LIST] | [LIST, revision] => (revision, true),
+        _ => return None,
+    };
+    (!revision.starts_with('-')).then_some((revision, lists))
+}
+
+/// Says what would run, in the place of running it.
+pub const LIST: &str = "--list";
+
 /// Runs what the difference from a revision needs.
 pub fn command(arguments: &[&str]) -> Result<(), String> {
-    let revision = match arguments {
-        [] => "HEAD",
-        [revision] if !revision.starts_with('-') => revision,
-        _ => return Err("`--changed [REVISION]`: what differs from it (HEAD) is tested".into()),
-    };
+    let usage = "`--changed [REVISION] [--list]`: what differs from it (HEAD) is tested";
+    let (revision, lists) = request(arguments).ok_or(usage)?;
     let files = files(revision)?;
     let (tests, by_hand, without) = needed(files.iter().map(String::as_str));
     println!("{} from {revision}", counted(files.len()));
     by_hand.iter().for_each(|what| println!("to be run besides: {what}"));
     if !without.is_empty() {
-        println!("this command has no tests of {}; `cargo xtask test` runs everything", without.join(", "));
+        println!("this command has no tests of {}; `cargo xtask test` runs everything", some_of(&without));
     }
     if tests.is_empty() {
         println!("nothing was run");
         return Ok(());
     }
-    run(&tests.iter().map(|test| test.arguments()).collect::<Vec<_>>())?;
-    println!("passed; `cargo xtask check` has the lints, and `cargo xtask test` runs everything");
+    run(&tests.iter().map(|test| test.arguments()).collect::<Vec<_>>(), lists)?;
+    if !lists {
+        println!("passed; `cargo xtask check` has the lints, and `cargo xtask test` runs everything");
+    }
     Ok(())
+}
+
+/// The first few of them, and how many more there are.
+fn some_of(files: &[&str]) -> String {
+    let (shown, others) = files.split_at(files.len().min(3));
+    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    shown.join(", ") + &more
 }
 
 /// How many files differ.
@@ -215,9 +236,9 @@ const QUICK: [&str; 10] = [
     "transcripts",
 ];
 
-/// Runs the tests that see the most in the least time.
-pub fn quick() -> Result<(), String> {
-    run(&quick_commands())
+/// Runs the tests that see the most in the least time, or lists them.
+pub fn quick(lists: bool) -> Result<(), String> {
+    run(&quick_commands(), lists)
 }
 
 fn quick_commands() -> [Vec<&'static str>; 2] {
@@ -232,8 +253,8 @@ fn times_file() -> PathBuf {
     root().join("target/xtask-times")
 }
 
-/// Runs commands of Cargo, one after another, and says before how long each took the last time.
-fn run(commands: &[Vec<&str>]) -> Result<(), String> {
+/// Says how long commands of Cargo took the last time, each and all, and unless it `lists` only, runs one after another.
+fn run(commands: &[Vec<&str>], lists: bool) -> Result<(), String> {
     let text = std::fs::read_to_string(times_file()).unwrap_or_default();
     let mut times: BTreeMap<String, u64> = text.lines().filter_map(timed).collect();
     let name = |command: &[&str]| format!("cargo {}", command.join(" "));
@@ -244,6 +265,14 @@ fn run(commands: &[Vec<&str>]) -> Result<(), String> {
             name(command),
             last.map_or("not run here yet".into(), |s| format!("{s} s the last time"))
         );
+    }
+    if let Some(all) = commands.iter().map(|command| times.get(&name(command))).sum::<Option<u64>>()
+        && commands.len() > 1
+    {
+        println!("in all {all} s the last time");
+    }
+    if lists {
+        return Ok(());
     }
     for command in commands {
         let began = Instant::now();
@@ -363,6 +392,25 @@ mod tests {
         assert!(missing.is_empty(), "CONTRIBUTING.md lacks\n{}", missing.join("\n"));
         let rows = text.lines().filter(|line| line.starts_with("| `")).count();
         assert_eq!(rows, ROWS.len(), "rows in CONTRIBUTING.md");
+    }
+
+    #[test]
+    fn a_request_names_a_revision_or_asks_for_a_list_or_both() {
+        assert_eq!(request(&[]), Some(("HEAD", false)));
+        assert_eq!(request(&["--list"]), Some(("HEAD", true)));
+        assert_eq!(request(&["main"]), Some(("main", false)));
+        assert_eq!(request(&["main", "--list"]), Some(("main", true)));
+        assert_eq!(request(&["--list", "main"]), Some(("main", true)));
+        for wrong in [&["--all"][..], &["--list", "--list"], &["--list", "--all"], &["a", "b"]] {
+            assert_eq!(request(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn of_many_files_the_first_are_named() {
+        assert_eq!(some_of(&["a"]), "a");
+        assert_eq!(some_of(&["a", "b", "c"]), "a, b, c");
+        assert_eq!(some_of(&["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
     }
 
     #[test]

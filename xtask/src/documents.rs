@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codes::{Document, documents};
-use crate::{borrowed, coherence, guest, nightly, root};
+use crate::{borrowed, changed, coherence, guest, nightly, root};
 
 /// What `wrong` finds in any document, each with the document's name.
 fn all_wrong(wrong: impl Fn(&Document) -> Vec<String>) -> Vec<String> {
@@ -101,8 +101,8 @@ fn wrong_with(words: &[&str]) -> Option<String> {
         ["xtask", "guest", ref rest @ ..] => guest::is_request(rest),
         ["xtask", "c-library", ref rest @ ..] => rest.len() <= 1,
         ["xtask", "limited", ref rest @ ..] => return wrong_with(&[&["cargo"], rest].concat()),
-        ["xtask", "test", "--quick"] => true,
-        ["xtask", "test", "--changed", ref rest @ ..] => rest.len() <= 1,
+        ["xtask", "test", "--quick"] | ["xtask", "test", "--quick", changed::LIST] => true,
+        ["xtask", "test", "--changed", ref rest @ ..] => changed::request(rest).is_some(),
         ["xtask", ref rest @ ..] => {
             matches!(rest, ["test" | "nightly" | "conformance" | "check" | "picture"])
         }

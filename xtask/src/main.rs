@@ -32,9 +32,10 @@ use self::lane::{Lane, Summary};
 const USAGE: &str = "\
 cargo xtask test      run every test: units, properties, documentation, model checker, without std; `conformance` and `guest`,
                       and `nightly`, beside each other
-cargo xtask test --changed [REVISION]
-                      the tests that see mistakes in the files that differ from a revision (HEAD), and how long they took here
-cargo xtask test --quick
+cargo xtask test --changed [REVISION] [--list]
+                      the tests that see mistakes in the files that differ from a revision (HEAD), and how long they took here;
+                      with --list nothing runs
+cargo xtask test --quick [--list]
                       the tests that see the most in the least time
 cargo xtask nightly   run tests under Miri, ThreadSanitizer and AddressSanitizer, and the bounds on what CPUs share, where
                       rustup has nightly Rust
@@ -66,7 +67,8 @@ fn main() -> ExitCode {
         }
         ["test"] => return report(test()),
         ["test", "--changed", ref rest @ ..] => return done(changed::command(rest)),
-        ["test", "--quick"] => return done(changed::quick()),
+        ["test", "--quick"] => return done(changed::quick(false)),
+        ["test", "--quick", changed::LIST] => return done(changed::quick(true)),
         [lane::BESIDE] => beside(),
         [limit::COMMAND, ref program @ ..] => return limit::run(program),
         ["limited", ref rest @ ..] => return done(limited(rest)),
