@@ -14,14 +14,17 @@ const POSTED: usize = 32;
 
 /// The driver: generic in one parameter, whatever the machine, its IOMMU and the strategy.
 struct Nic<X: Machine, B: DmaBuffer> {
-    rx: Queue<X, B>,
+    rx: Queue<X, Packet<B>>,
     tx: Queue<X, B>,
-    posted: VecDeque<Mapping<B>>,
+    posted: VecDeque<Mapping<Packet<B>>>,
     sending: VecDeque<Mapping<B>>,
     /// Buffers that are the driver's.
     free: Vec<B>,
-    received: Vec<B>,
+    received: Vec<Packet<B>>,
 }
+
+/// A buffer with the length of the packet in it, which the card tells when it has written the packet.
+type Packet<B> = Tagged<B, usize>;
 
 impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     fn new(device: &Device<X>, config: QueueConfig, free: Vec<B>) -> Result<Self, Box<dyn Error>> {
@@ -34,10 +37,10 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     fn refill(&mut self, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
         while self.posted.len() < POSTED {
             let Some(buffer) = self.free.pop() else { break };
-            let mapping = match self.rx.map(buffer, Direction::FromDevice) {
+            let mapping = match self.rx.map(Packet::new(buffer, 0), Direction::FromDevice) {
                 Ok(mapping) => mapping,
                 Err(refused) => {
-                    self.free.extend(refused.buffer);
+                    self.free.extend(refused.buffer.map(|packet| packet.into_parts().0));
                     return Err(refused.error.into());
                 }
             };
@@ -47,9 +50,10 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
         Ok(())
     }
 
-    /// The card has filled the oldest buffer.
-    fn on_received(&mut self) -> Result<(), Box<dyn Error>> {
-        let mapping = self.posted.pop_front().ok_or("nothing is posted")?;
+    /// The card has written `len` bytes to the oldest buffer.
+    fn on_received(&mut self, len: usize) -> Result<(), Box<dyn Error>> {
+        let mut mapping = self.posted.pop_front().ok_or("nothing is posted")?;
+        *mapping.cookie_mut() = len;
         match self.rx.unmap(mapping) {
             Ok(Ended::Done(buffer)) => self.received.push(buffer),
             // The card can still write to it, so the queue keeps it.
@@ -65,7 +69,13 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
     }
 
     fn send(&mut self, buffer: B, hardware: &mut Hardware) -> Result<(), Box<dyn Error>> {
-        let mapping = self.tx.map(buffer, Direction::ToDevice)?;
+        let mapping = match self.tx.map(buffer, Direction::ToDevice) {
+            Ok(mapping) => mapping,
+            Err(refused) => {
+                self.free.extend(refused.buffer);
+                return Err(refused.error.into());
+            }
+        };
         hardware.tx.push_back((mapping.iova(), mapping.len()));
         self.sending.push_back(mapping);
         Ok(())
@@ -89,6 +99,15 @@ impl<X: Machine, B: DmaBuffer> Nic<X, B> {
         self.received.extend(self.rx.commit()?);
         self.free.extend(self.tx.commit()?);
         Ok(())
+    }
+
+    /// The card receives no more.
+    fn on_stopped(&mut self) -> Result<(), DmaUnmapError> {
+        let back = |packet: Packet<B>| self.free.push(packet.into_parts().0);
+        self.rx.unmap_all(self.posted.drain(..), back).map_err(|failed| {
+            self.posted.extend(failed.mappings);
+            failed.error
+        })
     }
 }
 
@@ -143,16 +162,17 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
     let (mut echoed, mut refused, mut copies) = (0_usize, 0_u32, 0_u32);
     for round in 0..200_u32 {
         nic.refill(&mut hardware)?;
-        hardware.receive(format!("packet {round:4}").as_bytes())?;
-        nic.on_received()?;
+        let packet = format!("packet {round}");
+        hardware.receive(packet.as_bytes())?;
+        nic.on_received(packet.len())?;
         if round % 50 == 49 {
             nic.on_idle()?;
         }
         // Each packet that has come is sent back.
-        for buffer in std::mem::take(&mut nic.received) {
-            let mut packet = [0; 11];
+        for (buffer, len) in std::mem::take(&mut nic.received).into_iter().map(Packet::into_parts) {
+            let mut packet = vec![0; len];
             buffer.read(0, &mut packet)?;
-            assert_eq!(packet, format!("packet {echoed:4}").as_bytes());
+            assert_eq!(packet, format!("packet {echoed}").as_bytes());
             // The card tries to change the packet that was read.
             for iova in hardware.seen.iter().filter(|iova| !hardware.rx.iter().any(|(live, _)| live == *iova))
             {
@@ -161,11 +181,11 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
                     Err(_) => refused += 1,
                 }
             }
-            let before = packet;
+            let before = packet.clone();
             buffer.read(0, &mut packet)?;
             assert_eq!(packet, before, "what was received stays as it was");
             nic.send(buffer, &mut hardware)?;
-            hardware.transmit(11)?;
+            hardware.transmit(len)?;
             assert_eq!(hardware.sent[echoed], packet);
             nic.on_sent()?;
             echoed += 1;
@@ -173,11 +193,9 @@ fn run(name: &str, config: QueueConfig) -> Result<(), Box<dyn Error>> {
     }
     assert_eq!(echoed, 200);
     // The link goes down.
-    while !nic.posted.is_empty() {
-        nic.on_received()?;
-    }
+    nic.on_stopped()?;
     nic.on_idle()?;
-    assert_eq!(nic.free.len() + nic.received.len(), all, "every buffer came back");
+    assert_eq!(nic.free.len(), all, "every buffer came back");
     println!("{name:<8} {:>20} {refused:>20} {copies:>23}", iommu.stats().waits);
     Ok(())
 }

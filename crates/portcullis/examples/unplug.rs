@@ -31,7 +31,7 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
             let Some(buffer) = self.free.pop() else { break };
             match self.queue.map(buffer, Direction::FromDevice) {
                 Ok(mapping) => self.posted.push(mapping),
-                // The buffer comes back, but where the device may reach it.
+                // The buffer comes back, unless the device may reach it.
                 Err(NotMapped { buffer, error }) => {
                     match buffer {
                         Some(buffer) => self.free.push(buffer),
@@ -51,10 +51,7 @@ impl<X: Machine, B: DmaBuffer> Driver<X, B> {
             return Ok(());
         }
         match self.queue.unmap(self.posted.remove(0)) {
-            Ok(ended @ Ended::Pending) => {
-                self.waiting += 1;
-                ended.for_each(|_| ());
-            }
+            Ok(Ended::Pending) => self.waiting += 1,
             Ok(Ended::Done(buffer)) => self.free.push(buffer),
             Ok(Ended::Flushed(buffers)) => {
                 self.waiting = 0;

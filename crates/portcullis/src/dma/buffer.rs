@@ -137,7 +137,8 @@ pub struct NotListed<B: DmaBuffer> {
 error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 
 /// A buffer with a cookie, the driver's own word for it: the index of a descriptor, or the request to complete. The cookie is in the mapping
-/// ([`Mapping::buffer`](super::Mapping::buffer)), and comes back with the buffer, also from a batch.
+/// ([`Mapping::buffer`](super::Mapping::buffer), [`Mapping::cookie_mut`](super::Mapping::cookie_mut)), and comes back with the buffer, also
+/// from a batch.
 ///
 /// ```
 /// # #[cfg(feature = "std")]
@@ -153,15 +154,17 @@ error_by_its_reason!([B: DmaBuffer] NotListed<B>);
 ///
 /// let mut rx = nic.queue(QueueConfig::batched(64))?;
 /// let buffer = memory.buffer(2048).ok_or("out of memory")?;
-/// let descriptor = 17;
-/// let mapping = rx.map(Tagged::new(buffer, descriptor), Direction::FromDevice)?;
-/// assert_eq!(*mapping.buffer().cookie(), 17);
+/// let (descriptor, len) = (17, 0);
+/// let mut mapping = rx.map(Tagged::new(buffer, (descriptor, len)), Direction::FromDevice)?;
+/// assert_eq!(mapping.buffer().cookie().0, 17);
+/// // The card has written a packet of 60 bytes.
+/// mapping.cookie_mut().1 = 60;
 /// # let mut back = Vec::new();
 /// rx.unmap(mapping)?.for_each(|ended| back.push(ended));
 /// back.extend(rx.commit()?);
-/// for (buffer, descriptor) in back.into_iter().map(Tagged::into_parts) {
-/// #   assert_eq!((buffer.len(), descriptor), (2048, 17));
-///     // .. the buffer of this descriptor is the driver's again ..
+/// for (buffer, (descriptor, len)) in back.into_iter().map(Tagged::into_parts) {
+/// #   assert_eq!((buffer.len(), descriptor, len), (2048, 17, 60));
+///     // .. the buffer of this descriptor is the driver's again, and has a packet of this length ..
 /// }
 /// # Ok(())
 /// # }
@@ -185,6 +188,11 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
         &self.cookie
     }
 
+    /// The driver's word, to be changed: that of a mapping by [`Mapping::cookie_mut`](super::Mapping::cookie_mut).
+    pub fn cookie_mut(&mut self) -> &mut T {
+        &mut self.cookie
+    }
+
     /// The buffer, which a device may be changing.
     pub fn buffer(&self) -> &B {
         &self.buffer
@@ -196,7 +204,8 @@ impl<B: DmaBuffer, T> Tagged<B, T> {
     }
 }
 
-// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device is given the cookie.
+// SAFETY: clauses 1 to 4 are the buffer's, which safe code reaches by value or by shared reference only; no device is given the cookie,
+// which changes nothing of the buffer.
 unsafe impl<B: DmaBuffer, T> DmaBuffer for Tagged<B, T> {
     #[inline]
     fn segments(&self) -> &[PhysSegment] {

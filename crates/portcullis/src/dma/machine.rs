@@ -13,6 +13,52 @@ use crate::platform::{CopyMemory, Frames, Platform, Table};
 ///
 /// A kernel names its own once (`enum Kernel {}`, with [`build_as`](super::DomainBuilder::build_as)). Others use the tuple of the three, which
 /// [`build`](super::DomainBuilder::build) returns.
+///
+/// A driver in a `static` has a concrete type, so all three are named. Over an IOMMU that walks tables the mapper is a
+/// [`TableMapper<F, Q, X>`](crate::mapper::TableMapper): of the kernel's frames, the unit's queue, and the tables' layout. (The units of
+/// `portcullis-hw` have a name for theirs, `UnitTables<X, U>`.)
+///
+/// ```
+/// # #[cfg(feature = "std")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::convert::Infallible;
+/// use std::sync::{Arc, Mutex};
+///
+/// use portcullis::mapper::TableMapper;
+/// use portcullis::prelude::*;
+/// use portcullis_model::{Buffer, Iommu, IommuConfig, Memory};
+///
+/// enum Kernel {}
+///
+/// impl Machine for Kernel {
+///     type Mapper = TableMapper<Arc<Memory>, portcullis_model::Queue, VtdSecondStage>;
+///     type Platform = StdPlatform;
+///     type Memory = Infallible; // Where queues copy: the memory of `bounce(..)`.
+/// }
+///
+/// struct Nic {
+///     rx: Queue<Kernel, Buffer>,
+///     posted: Vec<Mapping<Buffer>>,
+/// }
+///
+/// static NIC: Mutex<Option<Nic>> = Mutex::new(None);
+///
+/// # let memory = Memory::new(16 << 20);
+/// # let iommu = Iommu::new(IommuConfig::new(Arc::clone(&memory)));
+/// # let table = PageTable::new(Arc::clone(&memory), VtdSecondStage::four_level())?;
+/// let domain = Domain::builder(table, iommu.queue(), DomainId(1)).build_as::<Kernel>(StdPlatform::new())?;
+/// let device = domain.attach(DeviceId(0), DmaMask::BITS_64)?;
+/// *NIC.lock()? = Some(Nic { rx: device.queue(QueueConfig::ring(512, 4096))?, posted: Vec::new() });
+/// # let buffer = memory.buffer(2048).ok_or("no memory")?;
+/// # let mut nic = NIC.lock()?;
+/// # let nic = nic.as_mut().ok_or("no card")?;
+/// # nic.posted.push(nic.rx.map(buffer, Direction::FromDevice)?);
+/// # nic.rx.unmap_all(nic.posted.drain(..), |_| ())?;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "std"))]
+/// # fn main() {}
+/// ```
 pub trait Machine: 'static {
     /// Changes translations.
     type Mapper: Mapper;

@@ -6,7 +6,7 @@ use core::convert::Infallible;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
 
-use super::DmaBuffer;
+use super::{DmaBuffer, Tagged};
 use crate::addr::{Iova, IovaRange, PageSize, PhysSegment};
 use crate::bounce::error::DmaUnmapError;
 use crate::bounce::pool::{PoolMapping, Way};
@@ -302,6 +302,14 @@ impl<B: DmaBuffer> Mapping<B> {
     #[cfg(feature = "parts")]
     pub fn way(&self) -> Option<Way> {
         self.raw.way_of_pool()
+    }
+}
+
+impl<B: DmaBuffer, T> Mapping<Tagged<B, T>> {
+    /// The cookie, to be changed: for a packet's length, say, which the driver learns when the device has written.
+    #[doc(alias = "set_cookie")]
+    pub fn cookie_mut(&mut self) -> &mut T {
+        self.buffer.cookie_mut()
     }
 }
 

@@ -205,9 +205,9 @@ impl<X: Machine, B: DmaBuffer> Queue<X, B> {
         self.lane.strategy()
     }
 
-    /// The number of unmapped mappings that wait for a [commit](Self::commit). If a whole batch waits because its commit failed, the next
-    /// unmap commits it, and can report only its own mapping: then all of them wait for the next
-    /// [`Ended::Flushed`](super::Ended::Flushed) or commit, which reports them.
+    /// The number of mappings that were unmapped, and whose buffers have not come back: the next [commit](Self::commit) gives back all of
+    /// them, and until then the device may reach them. After a commit that failed, an unmap that finds its batch full commits again; its result
+    /// has no place for the earlier buffers, so they count here until the next [`Ended::Flushed`](super::Ended::Flushed) or commit has them.
     #[inline]
     pub fn waiting(&self) -> usize {
         let waiting = match &self.lane {
