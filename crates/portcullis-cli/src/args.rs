@@ -168,6 +168,11 @@ pub struct Replay {
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = nanoseconds)]
     pub work: Option<u64>,
 
+    /// What `portcullis calibrate` has printed: the choice then rests on what this machine takes for a copied KiB, and not
+    /// on a server in round figures
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+
     /// Print what each policy costs at other rates, too: from 500 ns to 10 ms of other CPU time for each mapping
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub sweep: bool,
@@ -265,6 +270,11 @@ pub struct Scale {
     /// Choose among what can be had there
     #[arg(long, value_enum, value_name = "WHERE", default_value = "linux")]
     pub on: On,
+
+    /// Say on which counts and prices the choice rests, and where each price comes from
+    #[arg(long, conflicts_with = "json")]
+    #[serde(skip)]
+    pub explain: bool,
 
     /// Print JSON for machines (docs/scaling.md describes it) instead of a table
     #[arg(long)]

@@ -40,6 +40,36 @@ fn figures_change_their_form_at_these_borders() {
 }
 
 #[test]
+fn a_border_in_the_price_of_a_copy_has_two_digits() {
+    let strict = Mode::Each(portcullis::domain::Policy::Strict);
+    let said = |assumed: f64, borders: [f64; 2]| {
+        let at = |ns: f64| {
+            let mode = if ns < borders[0] {
+                Mode::Adaptive
+            } else if ns < borders[1] {
+                Mode::Bounce
+            } else {
+                strict
+            };
+            Some((mode, ns / 1e4))
+        };
+        let said = choice::by_copies(assumed, at, |_| None).unwrap();
+        let said = said.strip_prefix("A copied KiB is assumed to take ").unwrap();
+        let (price, said) = said.split_once(" (--calibration): ").unwrap();
+        (price.to_owned(), said.to_owned())
+    };
+    let both = "from 140 ns on, choose strict (1.4 %); up to 7.6 ns, choose adaptive (0.1 %).";
+    assert_eq!(said(74.85, [7.65, 135.0]), ("75 ns".into(), both.into()));
+    assert_eq!(said(8.0, [0.0, 99.1]).1, "from 100 ns on, choose strict (1.0 %).");
+    assert_eq!(said(9.94, [9.9, 1e9]), ("9.9 ns".into(), "up to 9.8 ns, choose adaptive (0.1 %).".into()));
+    let same = "the choice is the same at 1 ns and at 1,000 ns.";
+    for assumed in [0.5, 1.0, 75.0, 1_000.0, 2_000.0] {
+        assert_eq!(said(assumed, [0.0, 1e9]).1, same, "{assumed}");
+    }
+    assert_eq!(said(2_000.0, [0.0, 1_000.0]).1, "up to 990 ns, choose bounce (9.9 %).");
+}
+
+#[test]
 fn few_mappings_and_close_costs_are_warned_of() {
     let few = |operations| {
         let mut report = runs().report;
@@ -169,8 +199,8 @@ fn what_is_open_is_said_in_words() {
         "{text}"
     );
     assert!(
-        text.starts_with(
-            "If 1.2us of other CPU work comes with each mapping (--work), protection from devices takes 42.0 % of the CPU time."
+        text.contains(
+            " If 1.2us of other CPU work comes with each mapping (--work), protection from devices takes 42.0 % of the CPU time."
         ),
         "{text}"
     );

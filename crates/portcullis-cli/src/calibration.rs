@@ -73,7 +73,8 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    fn named(&self) -> [(&'static str, &Figure); 9] {
+    /// Each figure with its name in a file.
+    pub fn named(&self) -> [(&'static str, &Figure); 9] {
         [
             ("near_ns", &self.near_ns),
             ("far_ns", &self.far_ns),
@@ -85,6 +86,16 @@ impl Calibration {
             ("socket_copy_gb_per_s", &self.socket_copy_gb_per_s),
             ("walk_read_ns", &self.walk_read_ns),
         ]
+    }
+
+    /// What a copied KiB takes: the slot is in the CPU's cache, and the driver's buffer is not.
+    pub fn copied_kib_ns(&self) -> f64 {
+        (self.copy_hot_ns.value + self.copy_cold_ns.value) / 2.0
+    }
+
+    /// That of `file`, or the default.
+    pub fn of(file: Option<&Path>) -> Result<Self, CalibrationError> {
+        file.map_or_else(|| Ok(Self::default()), Self::load)
     }
 
     /// Reads what `portcullis calibrate` has printed.

@@ -3,7 +3,8 @@
 use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, Work};
 
-use crate::look::{number_of, percent, short_time};
+use crate::look::{count, number_of, percent, short_time};
+use crate::on_linux::Offer;
 
 /// A strict policy, as a verdict may choose it.
 pub trait Candidate: Copy {
@@ -128,6 +129,25 @@ pub fn range<C: Candidate>(strict: &[C]) -> Option<String> {
     })
 }
 
+/// A choice that leaves less than this share of the CPU's time, or of the throughput, is said to leave too little.
+pub const TOO_LITTLE: f64 = 0.75;
+
+/// That the best of `strict` leaves too little `of` something, if so, and that is known.
+pub fn too_little<C: Candidate>(strict: &[C], of: &str, offer: Offer, work: Option<Work>) -> Option<String> {
+    let best = strict.iter().min_by(|a, b| a.lost().total_cmp(&b.lost()))?;
+    let left = 1.0 - best.lost();
+    let at_most = if work == Some(Work::Most) { "at most " } else { "" };
+    (left < TOO_LITTLE && work != Some(Work::Assumed)).then(|| {
+        format!(
+            "{} that protects leaves {:.0} % of {of}: the best, {}, leaves {at_most}{}.",
+            if offer == Offer::Library { "No policy here" } else { "Under Linux, no policy" },
+            TOO_LITTLE * 100.0,
+            best.row(),
+            percent(left)
+        )
+    })
+}
+
 /// What the choice is where something that is assumed takes less (`short`), and where it takes more (`long`): `what` does so, and how much less
 /// and more that is.
 pub fn by_other<C: Candidate>(choice: C, short: C, long: C, [what, less, more]: [&str; 3]) -> String {
@@ -143,8 +163,52 @@ pub fn by_other<C: Candidate>(choice: C, short: C, long: C, [what, less, more]: 
     }
 }
 
+/// The kernel's instructions, whose price is the library's in a program: [`by_other`].
+pub const OTHER_KERNEL: [&str; 3] = ["instructions of the kernel take", "half as long", "twice as long"];
+
 /// The waits, which published figures for one kind of IOMMU have about as far apart: [`by_other`].
 pub const OTHER_WAITS: [&str; 3] = ["the IOMMU's waits are", "a quarter as long", "four times as long"];
+
+/// Prices of a copied KiB, in nanoseconds, between which a border is looked for: no CPU copies faster than the first, and hardly any slower than the
+/// last.
+const COPIES: [f64; 2] = [1.0, 1e3];
+
+/// The nearest prices of a copied KiB, in two digits, at which the choice is another than at the `assumed` one, and what it is there. `at` has the choice
+/// and its cost at a price: the less that is, the more often it is a policy that copies. `besides` says what else changes with the price.
+pub fn by_copies(
+    assumed: f64,
+    at: impl Fn(f64) -> Option<(Mode, f64)>,
+    besides: impl Fn(f64) -> Option<String>,
+) -> Option<String> {
+    let (choice, _) = at(assumed)?;
+    let [least, most] = COPIES;
+    let digits = (0..).map(|n| f64::from(10 + n % 90) * 10_f64.powi(n / 90 - 1));
+    let prices: Vec<f64> = digits.take_while(|ns| *ns <= most).filter(|ns| *ns >= least).collect();
+    let is_other = |ns: &f64| at(*ns).is_some_and(|(mode, _)| mode != choice);
+    let (less, more) = prices.split_at(prices.partition_point(|ns| *ns < assumed));
+    // Nothing lies between two prices of the same choice.
+    let more = more.last().filter(|ns| is_other(ns)).map(|_| more[more.partition_point(|ns| !is_other(ns))]);
+    let less = less.first().filter(|ns| is_other(ns)).map(|_| less[less.partition_point(&is_other) - 1]);
+    let ns = |ns: f64| {
+        let digits =
+            if ns < 9.95 { ((ns * 10.0).round() / 10.0).to_string() } else { count(ns.round() as u64) };
+        format!("{digits} ns")
+    };
+    let side = |border: Option<f64>, from: &str, on: &str| {
+        let (mode, lost) = at(border?)?;
+        let more = besides(border?).map_or(String::new(), |more| format!(" ({more})"));
+        Some(format!("{from} {}{more}{on}, choose {} ({})", ns(border?), mode.name(), percent(lost)))
+    };
+    let said: Vec<String> =
+        [side(more, "from", " on"), side(less, "up to", "")].into_iter().flatten().collect();
+    let said = if said.is_empty() {
+        format!("the choice is the same at {} and at {}", ns(least), ns(most))
+    } else {
+        said.join("; ")
+    };
+    let more = besides(assumed).map_or(String::new(), |more| format!("{more}; "));
+    Some(format!("A copied KiB is assumed to take {} ({more}--calibration): {said}.", ns(assumed)))
+}
 
 /// One sentence names the choice and its meaning. A second one names each policy of `strict` that does something better.
 pub fn advice<C: Candidate>(choice: C, strict: &[C]) -> String {

@@ -1,14 +1,13 @@
 //! What a policy costs by counts: the waits and the copied bytes of a replay, each at a price, and what the library's code takes.
 //!
 //! Measured times change with whatever else a machine does, and a choice that rests on them changes, too. Counts do not: equal recordings
-//! give equal costs, on each machine. The prices are the defaults of `portcullis scale`.
+//! give equal costs, on each machine. Prices are those of `portcullis scale`.
 
 use std::sync::LazyLock;
 
 use portcullis_model::scale::{Operations, POLICIES};
 use portcullis_trace::replay::{Mode, PolicyReport};
 
-use crate::calibration::Calibration;
 use crate::runs::Cost;
 
 /// Nanoseconds of a mapping and its unmap.
@@ -25,29 +24,41 @@ impl Parts {
     }
 }
 
-/// What the library's code, its waits and its copies take for a mapping. Results of earlier versions have no count of copied bytes: of these
+/// What the library's code, its waits and its copies, at `kib_ns` each KiB, take for a mapping. Results of earlier versions have no count of copied bytes: of these
 /// it is the run that others disturbed least.
-pub fn parts(policy: &PolicyReport, measured: &Cost) -> Parts {
+pub fn parts(policy: &PolicyReport, measured: &Cost, kib_ns: f64) -> Parts {
     let wait_ns = policy.wait_ns_per_op;
     let all = |ns| Parts { code_ns: ns - wait_ns, wait_ns, copy_ns: 0.0 };
-    match copies_ns(policy) {
+    match copies_ns(policy, kib_ns) {
         None => all(measured.least_ns),
-        Some(_) if policy.mode == Mode::Adaptive && !policy.choices.is_empty() => all(cheaper_ns(policy)),
+        Some(_) if policy.mode == Mode::Adaptive && !policy.choices.is_empty() => {
+            all(cheaper_ns(policy, kib_ns))
+        }
         Some(copy_ns) => Parts { code_ns: own_ns(policy.mode), wait_ns, copy_ns },
     }
 }
 
-/// What the bytes take that were copied for a mapping; `None` where they were not counted.
-pub fn copies_ns(policy: &PolicyReport) -> Option<f64> {
-    Some(copy_ns(policy.copied_bytes? as f64 / policy.operations.max(1) as f64))
+/// What the bytes take that were copied for a mapping, at `kib_ns` each KiB; `None` where they were not counted.
+pub fn copies_ns(policy: &PolicyReport, kib_ns: f64) -> Option<f64> {
+    Some(policy.copied_bytes? as f64 / policy.operations.max(1) as f64 / 1024.0 * kib_ns)
 }
 
 /// Nanoseconds that an instruction of the kernel takes: what one of the library took in the row strict of the recording that ships, but for waits, on 2 virtual CPUs of
 /// an AMD EPYC (family 26), 30 November 2026.
 pub const INSTRUCTION_NS: f64 = 0.16;
 
+/// Where that price comes from.
+pub fn instruction() -> String {
+    format!(
+        "An instruction of the kernel takes {INSTRUCTION_NS} ns: what one of the library took in the row strict of the recording that ships, \
+         in a program on one machine (2 virtual CPUs of an AMD EPYC, family 26, 30 November 2026). The kernel's may take half or twice that: the verdict \
+         says what the choice would be then."
+    )
+}
+
 /// What `adaptive` costs where each of its choices is made by counts: its own are made by times.
-fn cheaper_ns(policy: &PolicyReport) -> f64 {
+fn cheaper_ns(policy: &PolicyReport, kib_ns: f64) -> f64 {
+    let copy_ns = |bytes: f64| bytes / 1024.0 * kib_ns;
     let rows = || policy.choices.iter().flat_map(|choices| &choices.rows);
     let mapped: u64 = rows().map(|row| row.mapped).sum();
     let wait_ns = policy.wait_ns_per_op * policy.operations as f64 / mapped.max(1) as f64;
@@ -67,12 +78,6 @@ fn cheaper_ns(policy: &PolicyReport) -> f64 {
 }
 
 const PAGE: f64 = 4096.0;
-
-/// What copying takes: the slot is in the CPU's cache, and the driver's buffer is not.
-fn copy_ns(bytes: f64) -> f64 {
-    let Calibration { copy_hot_ns, copy_cold_ns, .. } = Calibration::default();
-    bytes / 1024.0 * (copy_hot_ns.value + copy_cold_ns.value) / 2.0
-}
 
 /// What the library's code takes for a page, without waits and copies; nothing where nothing was measured.
 fn own_ns(mode: Mode) -> f64 {
@@ -98,6 +103,8 @@ mod tests {
             (runs.report.policies[at("bounce")].clone(), runs.costs[at("bounce")].clone());
         // 7.7 and 142 ns, and what scale has for a slot.
         let slot = own_ns(Mode::Bounce);
+        let parts =
+            |policy: &PolicyReport, cost: &Cost| parts(policy, cost, runs.calibration.copied_kib_ns());
         assert!((10.0..100.0).contains(&slot), "{slot}");
         (bounce.operations, bounce.copied_bytes, bounce.wait_ns_per_op) = (4, Some(8 << 10), 3.0);
         assert!((parts(&bounce, &cost).ns() - (slot + 3.0 + 2.0 * 74.85)).abs() < 1e-9);
@@ -126,7 +133,10 @@ mod tests {
             let all = runs.report.policies.iter().zip(&runs.costs);
             // Adaptive chooses by times.
             let all = all.filter(|(policy, _)| policy.mode != Mode::Adaptive);
-            all.map(|(policy, cost)| (policy.policy, parts(policy, cost).ns().to_bits())).collect::<Vec<_>>()
+            all.map(|(policy, cost)| {
+                (policy.policy, parts(policy, cost, runs.calibration.copied_kib_ns()).ns().to_bits())
+            })
+            .collect::<Vec<_>>()
         };
         assert_eq!(counts(), counts());
     }

@@ -7,7 +7,7 @@ use portcullis_trace::Printable;
 use portcullis_trace::replay::{Choice, Mode, Report};
 
 use crate::calibration::Calibration;
-use crate::counted::{INSTRUCTION_NS, Parts};
+use crate::counted::{Parts, instruction};
 use crate::look::{COLUMNS, columns, count, number_of, size, wrap};
 use crate::on_linux::Offer;
 use crate::price::Prices;
@@ -44,7 +44,7 @@ pub fn counts(runs: &Runs, offer: Offer) -> String {
             text.push_str(&wrap(&format!("{}: {}", price.row, said.join("; ")), "  "));
         }
     }
-    text.push_str(&wrap(&sources(), ""));
+    text.push_str(&wrap(&sources(&runs.calibration), ""));
     text
 }
 
@@ -59,22 +59,22 @@ fn whole(figure: f64) -> String {
 }
 
 /// Where the prices come from.
-fn sources() -> String {
-    let Calibration { copy_hot_ns, copy_cold_ns, .. } = Calibration::default();
+fn sources(calibration: &Calibration) -> String {
+    let Calibration { copy_hot_ns, copy_cold_ns, .. } = calibration;
     let copies = if copy_hot_ns.source == copy_cold_ns.source {
-        copy_cold_ns.source
+        copy_cold_ns.source.clone()
     } else {
         format!("{}; {}", copy_hot_ns.source, copy_cold_ns.source)
     };
+    let copies = Printable(&copies);
     format!(
         "Waits are counted, at the profile's prices: --legend says where these come from, and --profile takes others. A copied KiB takes {:.0} ns, the mean of {} in a cache and {} in \
-         memory ({copies}). An instruction of the kernel takes {INSTRUCTION_NS} ns: what one of the library took in the row strict of the recording that ships, \
-         on 2 virtual CPUs of an AMD EPYC (family 26), 30 November 2026. Code of the library is what it takes for a page on simulated CPUs (docs/scaling.md). These prices \
-         are the same on each machine, so that a recording has one verdict. `portcullis calibrate` measures what copies take on yours, and `portcullis scale \
-         --calibration` simulates with that.",
-        (copy_hot_ns.value + copy_cold_ns.value) / 2.0,
+         memory ({copies}). {} Code of the library is what it takes for a page on simulated CPUs (docs/scaling.md). These prices \
+         are the same on each machine, unless --calibration names others, so that a recording has one verdict. `portcullis calibrate` measures what copies take on yours, and --calibration takes that.",
+        calibration.copied_kib_ns(),
         copy_hot_ns.value,
         copy_cold_ns.value,
+        instruction(),
     )
 }
 

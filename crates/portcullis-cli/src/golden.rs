@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::args::{Arguments, Command};
 use crate::calibration::Calibration;
 use crate::choice::Besides;
+use crate::counted::INSTRUCTION_NS;
 use crate::on_linux::{Offer, Place};
 use crate::report::{page, read};
 use crate::runs::Runs;
@@ -406,7 +407,8 @@ pub fn tables() -> Vec<Table> {
             ]
             .map(row)
             .into(),
-            behind_one: Vec::new(),
+            by_units: Vec::new(),
+            by_copies: None,
             by_waits: [Vec::new(), Vec::new()],
             unlocked: None,
             offer: Offer::Library,
@@ -440,7 +442,7 @@ fn what_scale_prints_is_as_it_was() {
         Told { besides: Some(besides), place: Place::named(&["0000:03:00.0".into()]), ..Told::default() };
     tables[1].offer = Offer::Module;
     let Table { rows, machine, workload, .. } = &mut tables[1];
-    rows.iter_mut().for_each(|row| row.price(machine, workload));
+    rows.iter_mut().for_each(|row| *row = row.priced(machine, workload, INSTRUCTION_NS));
     text += &scaled::render(&tables[1..], &profile, &calibration, false);
     let json: Value =
         serde_json::from_str(&scaled::json(&tables[1..], &profile, &calibration, &options).unwrap()).unwrap();

@@ -62,11 +62,7 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
         "maps and unmaps, above the table: those that were replayed. An unmap without a map in the file is in a note, and is \
          not among them",
     ));
-    let (name, about) = (Printable(&profile.name), Printable(&profile.about));
-    text.push_str(&wrap(&format!("\nThe waits of profile {name} ({about})"), ""));
-    for (_, what, cost) in profile.waits.named() {
-        text.push_str(&item(&format!("{what}: {} ns - {}", cost.ns, Printable(&cost.source))));
-    }
+    text.push_str(&waits(profile));
     let caches = &profile.caches;
     text.push_str(&item(&format!(
         "caches: IOTLB of {}, {}; {} a level - {}",
@@ -82,6 +78,17 @@ pub fn render(profile: &Profile, unicode: bool) -> String {
     text
 }
 
-fn item(text: &str) -> String {
+/// The waits of `profile`, and where they come from.
+pub fn waits(profile: &Profile) -> String {
+    let (name, about) = (Printable(&profile.name), Printable(&profile.about));
+    let mut text = wrap(&format!("\nThe waits of profile {name} ({about})"), "");
+    for (_, what, cost) in profile.waits.named() {
+        text.push_str(&item(&format!("{what}: {} ns - {}", cost.ns, Printable(&cost.source))));
+    }
+    text
+}
+
+/// One of a list.
+pub fn item(text: &str) -> String {
     format!("  {}", wrap_at(text, "    ", columns() - 2))
 }

@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
 use crate::args::{On, Replay};
+use crate::calibration::Calibration;
 use crate::choice::Candidate;
 use crate::exposed::{self, Exposed};
 use crate::on_linux::{Offer, Place};
@@ -118,6 +119,7 @@ struct Replayed<'a> {
     #[serde(flatten)]
     report: &'a Report,
     costs: &'a [Cost],
+    calibration: &'a Calibration,
     prices: Vec<Priced>,
     verdict: Vec<String>,
     choice: Option<&'a str>,
@@ -190,6 +192,7 @@ pub fn json(
     let replayed = Replayed {
         report: &exposed::for_json(&runs.report),
         costs: &runs.costs,
+        calibration: &runs.calibration,
         prices: prices(runs, offer),
         verdict: verdict.sentences,
         choice: verdict.choice,

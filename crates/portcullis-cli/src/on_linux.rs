@@ -136,7 +136,9 @@ pub fn name(mode: Mode) -> &'static str {
 }
 
 /// How the chosen policy of `offer` is switched on, and Linux's own modes that translate, which need no module: a sentence each.
-pub fn of_choice(choice: &str, offer: Offer, place: &Place) -> Vec<String> {
+/// None where nothing was chosen, or a driver of the library's has it.
+pub fn of_choice(choice: Option<&str>, offer: Offer, place: &Place) -> Vec<String> {
+    let Some(choice) = choice.filter(|_| offer != Offer::Library) else { return Vec::new() };
     let device = place.device();
     let modes = "strict is `iommu.strict=1 iommu.passthrough=0` on the kernel's command line, and lazy `iommu.strict=0 iommu.passthrough=0`";
     let now = "`portcullis doctor` says what holds now";
@@ -194,7 +196,7 @@ mod tests {
     fn commands_name_the_first_device_of_a_pci_bus() {
         let said = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-            of_choice("bounce", Offer::Module, &Place::named(&names)).join(" ")
+            of_choice(Some("bounce"), Offer::Module, &Place::named(&names)).join(" ")
         };
         let named = said(&["iommu", "0000:02:00.0", "0000:03:00.0"]);
         assert!(named.contains("`sudo portcullis protect 0000:02:00.0 --policy bounce`"), "{named}");
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn each_choice_says_how_it_is_switched_on() {
-        let of = |name, offer| of_choice(name, offer, &Place::default());
+        let of = |name, offer| of_choice(Some(name), offer, &Place::default());
         let strict = of("strict", Offer::Module);
         assert!(
             strict[0].starts_with("On Linux, strict is `iommu.strict=1 iommu.passthrough=0`"),

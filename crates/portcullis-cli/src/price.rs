@@ -71,6 +71,19 @@ impl Price<'_> {
         self
     }
 
+    /// Where a copied KiB takes `kib_ns`.
+    pub fn with_copies(mut self, kib_ns: f64) -> Self {
+        if !self.policy.mode.copies() {
+            return self;
+        }
+        if self.code == Code::Library {
+            self.counted = counted::parts(self.policy, self.cost, kib_ns);
+        } else {
+            self.counted.copy_ns = counted::copies_ns(self.policy, kib_ns).unwrap_or(self.counted.copy_ns);
+        }
+        self.as_counted()
+    }
+
     /// As if what was measured here had been counted.
     pub fn as_measured(mut self) -> Self {
         self.counted = Parts { code_ns: self.ns, wait_ns: 0.0, copy_ns: 0.0 };
@@ -108,10 +121,11 @@ impl<'a> Prices<'a> {
     /// By the code that runs where these policies are on `offer`.
     pub fn of(runs: &'a Runs, offer: Offer) -> Self {
         let Report { policies, .. } = &runs.report;
+        let kib_ns = runs.calibration.copied_kib_ns();
         let kernel = (offer == Offer::Module).then(|| Kernel::of(runs)).flatten();
         let price = |(policy, cost): (&'a PolicyReport, &'a Cost)| {
             let of_kernel = kernel.and_then(|kernel| kernel.price(policy, cost, policies));
-            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost));
+            let price = of_kernel.unwrap_or_else(|| of_library(policy, cost, kib_ns));
             if cost.timed { price } else { price.as_counted() }
         };
         Self { all: policies.iter().zip(&runs.costs).map(price).collect(), kernel }
@@ -150,7 +164,7 @@ impl<'a> Prices<'a> {
 }
 
 /// The library's code, whose time was measured.
-fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost) -> Price<'a> {
+fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost, kib_ns: f64) -> Price<'a> {
     Price {
         policy,
         cost,
@@ -159,7 +173,7 @@ fn of_library<'a>(policy: &'a PolicyReport, cost: &'a Cost) -> Price<'a> {
         instructions: None,
         ns: cost.median_ns,
         range_ns: [cost.least_ns, cost.most_ns],
-        counted: counted::parts(policy, cost),
+        counted: counted::parts(policy, cost, kib_ns),
     }
 }
 
@@ -172,6 +186,8 @@ struct Kernel {
     /// What an instruction took here, if it was measured.
     instruction_ns: f64,
     is_measured: bool,
+    /// What a copied KiB takes.
+    kib_ns: f64,
 }
 
 impl Kernel {
@@ -195,6 +211,7 @@ impl Kernel {
             pieces,
             instruction_ns: measured.unwrap_or(INSTRUCTION_NS),
             is_measured: measured.is_some(),
+            kib_ns: runs.calibration.copied_kib_ns(),
         })
     }
 
@@ -230,7 +247,7 @@ impl Kernel {
             counted: Parts {
                 code_ns: instructions * INSTRUCTION_NS,
                 wait_ns: policy.wait_ns_per_op,
-                copy_ns: counted::copies_ns(policy).unwrap_or(copy_ns),
+                copy_ns: counted::copies_ns(policy, self.kib_ns).unwrap_or(copy_ns),
             },
         })
     }

@@ -12,6 +12,7 @@ use portcullis_trace::replay::{
 use portcullis_trace::{Input, Printable, ReadOptions, Summary, Trace, TraceError, is_named};
 
 use crate::args::{On, PolicyName, Replay};
+use crate::calibration::{Calibration, CalibrationError};
 use crate::header::some_of;
 use crate::look::number_of;
 use crate::on_linux::{Offer, Place};
@@ -31,6 +32,8 @@ pub enum CommandError {
     Replay(#[from] ReplayError),
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
     #[error(
@@ -83,7 +86,9 @@ pub fn run(arguments: &Replay) -> Result<ExitCode, CommandError> {
     if !arguments.policy.is_empty() {
         options.policies = policies(&arguments.policy);
     }
-    let (mut runs, mut summary) = replay_some(arguments, &options)?;
+    let calibration = Calibration::of(arguments.calibration.as_deref())?;
+    let (runs, mut summary) = replay_some(arguments, &options)?;
+    let mut runs = Runs { calibration, ..runs };
     check_device(arguments, &summary)?;
     if let Some(device) = &arguments.device {
         narrow(&mut runs.report, &mut summary, device);

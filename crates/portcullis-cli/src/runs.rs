@@ -3,6 +3,7 @@
 use portcullis_trace::replay::{PolicyReport, Report};
 use serde::Serialize;
 
+use crate::calibration::Calibration;
 use crate::look::count;
 
 /// What a policy costs for each operation, in nanoseconds: its calls and its waits.
@@ -45,6 +46,8 @@ pub struct Runs {
     pub number: usize,
     /// There is one run only because it took too long for more.
     pub too_long: bool,
+    /// At which prices the copies are.
+    pub calibration: Calibration,
 }
 
 impl Runs {
@@ -70,7 +73,7 @@ impl Runs {
                 |count: fn(&PolicyReport) -> u64| runs.iter().map(|run| count(run)).max().unwrap_or(0);
             (policy.violations, policy.faults) = (worst(|run| run.violations), worst(|run| run.faults));
         }
-        Some(Self { report, costs, number, too_long: false })
+        Some(Self { report, costs, number, too_long: false, calibration: Calibration::default() })
     }
 }
 

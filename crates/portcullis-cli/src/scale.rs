@@ -17,7 +17,8 @@ use portcullis_trace::{Chunk, OpKind, Printable, ReadOptions, Segment, Trace, Tr
 
 use crate::args::{On, Scale};
 use crate::calibration::{Calibration, CalibrationError};
-use crate::choice::Besides;
+use crate::choice::{Besides, by_copies};
+use crate::counted::INSTRUCTION_NS;
 use crate::on_linux::{Offer, OwnStrict, Place};
 use crate::verdict::{nothing_told, too_much_missing};
 use crate::{look, print};
@@ -62,7 +63,9 @@ pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
     let text = if arguments.json {
         report::json(&tables, &profile, &calibration, arguments).map_err(std::io::Error::from)?
     } else {
-        report::render(&tables, &profile, &calibration, look::is_unicode())
+        let text = report::render(&tables, &profile, &calibration, look::is_unicode());
+        let table = tables.last().filter(|_| arguments.explain);
+        text + &table.map(|table| report::explain(table, &profile, &calibration)).unwrap_or_default()
     };
     print(&if arguments.json { text } else { look::shown(&text) })?;
     Ok(ExitCode::SUCCESS)
@@ -71,10 +74,7 @@ pub fn run_command(arguments: &Scale) -> Result<ExitCode, CommandError> {
 /// Simulates what is asked for, a table for each number of CPUs.
 fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), CommandError> {
     let profile = Profile::load(&arguments.profile)?;
-    let calibration = match &arguments.calibration {
-        Some(path) => Calibration::load(path)?,
-        None => Calibration::default(),
-    };
+    let calibration = Calibration::of(arguments.calibration.as_deref())?;
     let operations = Operations::measured().map_err(CommandError::Simulation)?;
     let format = arguments.format.as_deref().or(profile.format.as_deref()).unwrap_or(FORMATS[0]);
     let offer = Offer::of(arguments.on, format);
@@ -113,23 +113,22 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
             let row = |policy: &&'static Policy| {
                 let outcome =
                     run(machine, &workload, policy, &operations).map_err(CommandError::Simulation)?;
-                let mut row = Row::new(policy, outcome, &all);
-                if offer == Offer::Module && told.copies() {
-                    row.price(machine, &workload);
-                }
-                Ok(row)
+                let row = Row::new(policy, outcome, &all);
+                let is_kernel = offer == Offer::Module;
+                Ok(if is_kernel { row.priced(machine, &workload, INSTRUCTION_NS) } else { row })
             };
             policies.iter().map(row).collect()
         };
         let rows = on(&machine, &policies)?;
-        // The verdict, which is of the most CPUs alone, says what strict policies come to behind one IOMMU, and at other waits.
+        // The verdict, which is of the most CPUs alone, says what strict policies come to behind another number of IOMMUs, and at other waits.
         let is_last = Some(&cpus) == most.as_ref();
         let strict: Vec<_> = policies.iter().copied().filter(|policy| is_last && policy.strict).collect();
         let each: Vec<_> = strict.iter().copied().filter(|policy| policy.waits_each()).collect();
-        let behind_one = match machine.iommus {
-            1 => Vec::new(),
-            _ => on(&Machine { iommus: 1, ..machine.clone() }, &each)?,
-        };
+        let mut others = vec![1, workload.device.count];
+        others.dedup();
+        others.retain(|iommus| *iommus != machine.iommus && !strict.is_empty());
+        let behind = |iommus| Ok((iommus, on(&Machine { iommus, ..machine.clone() }, &strict)?));
+        let by_units = others.into_iter().map(behind).collect::<Result<_, CommandError>>()?;
         let has_one_lock = is_last && machine.iommus < workload.device.count;
         let unlocked_policy = own
             .filter(|own| has_one_lock && policies.iter().any(|policy| policy.name == own.name))
@@ -143,18 +142,41 @@ fn tables(arguments: &Scale) -> Result<(Vec<Table>, Profile, Calibration), Comma
         let by_waits = if each.is_empty() { [Vec::new(), Vec::new()] } else { [waits(0.25)?, waits(4.0)?] };
         let units = arguments.units.map(u32::from);
         let told = told.clone();
-        tables.push(Table {
+        let mut table = Table {
             machine,
             units,
-            workload,
+            workload: workload.clone(),
             rows,
-            behind_one,
+            by_units,
             by_waits,
+            by_copies: None,
             unlocked,
             offer,
             own,
             told,
-        });
+        };
+        if strict.len() > 1 && strict.iter().any(|policy| policy.copied != Copied::Nothing) {
+            let assumed_ns = calibration.copied_kib_ns();
+            // Memory that is slower for one CPU is so for all of a socket.
+            let socket = |kib_ns: f64| table.machine.copies.socket_gb_per_s * assumed_ns / kib_ns;
+            let at = |kib_ns| {
+                let mut machine = table.machine.clone();
+                let copies = &mut machine.copies;
+                (copies.hot_ns, copies.cold_ns, copies.socket_gb_per_s) = (kib_ns, kib_ns, socket(kib_ns));
+                let (copying, others): (Vec<&Policy>, Vec<&Policy>) =
+                    strict.iter().partition(|policy| policy.copied != Copied::Nothing);
+                let others = others.into_iter().filter_map(|policy| {
+                    table.rows.iter().chain(&table.unlocked).find(|row| row.policy.name == policy.name)
+                });
+                let rows =
+                    on(&machine, &copying).ok()?.into_iter().chain(others.cloned()).collect::<Vec<_>>();
+                table.chosen(&rows)
+            };
+            table.by_copies = by_copies(assumed_ns, at, |kib_ns| {
+                Some(format!("{} GB/s a socket", look::count(socket(kib_ns).round() as u64)))
+            });
+        }
+        tables.push(table);
     }
     Ok((tables, profile, calibration))
 }

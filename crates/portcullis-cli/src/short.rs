@@ -60,13 +60,15 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
             text.push_str(&wrap(&sentence, ""));
         }
         // Writing to a string cannot fail.
-        let _ = if parts.full {
-            table::write(&mut text, runs, parts.unicode)
-        } else if columns() < WIDE {
+        let _ = if columns() < WIDE {
             write_narrow(&mut text, runs, verdict.choice, parts.offer, parts.unicode)
         } else {
             write_table(&mut text, runs, verdict.choice, parts.offer, parts.unicode)
         };
+        if parts.full {
+            text.push_str(if text.ends_with("\n\n") { "" } else { "\n" });
+            let _ = table::write(&mut text, runs, parts.unicode);
+        }
         let conditions = format!(
             "Costs and waits are per mapping (its map and its unmap); waits are assumed, those of {} ({}; --profile), page tables {} \
              (--format). The choice rests on counts, which no other load changes; --explain has them, and their prices. docs/strict.md models what devices \
@@ -79,7 +81,7 @@ pub fn render(runs: &Runs, profile: &Profile, summary: &Summary, parts: Parts<'_
         if let Some(said) = Prices::of(runs, parts.offer).said() {
             text.push_str(&wrap(&said, ""));
         }
-        if !parts.full && columns() >= WIDE && runs.number > 1 && runs.costs.iter().all(|cost| cost.timed) {
+        if columns() >= WIDE && runs.number > 1 && runs.costs.iter().all(|cost| cost.timed) {
             let spread = format!(
                 "{} is half of the spread of {} in a row on this machine: at another time, or elsewhere, costs may differ by more.",
                 spread_sign(parts.unicode),

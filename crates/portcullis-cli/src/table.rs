@@ -178,7 +178,6 @@ pub fn write(text: &mut String, runs: &Runs, unicode: bool) -> std::fmt::Result 
     };
     let wide = |some: &[_]| of(some).lines().map(|line| line.chars().count()).max().unwrap_or(0);
     let all: Vec<_> = policies.iter().zip(&runs.costs).collect();
-    writeln!(text)?;
     for some in look::parts(&all, look::room(), wide) {
         writeln!(text, "{}\n", of(some))?;
     }

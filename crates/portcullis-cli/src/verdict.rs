@@ -5,7 +5,8 @@ use portcullis::domain::Policy;
 use portcullis_trace::replay::{Mode, PolicyReport, Report, Work};
 
 use crate::choice::{
-    Besides, Candidate, OTHER_WAITS, SMALL, advice, by_other, capital, choose, no_copies, range, tied,
+    Besides, Candidate, OTHER_KERNEL, OTHER_WAITS, SMALL, advice, by_copies, by_other, capital, choose,
+    no_copies, range, tied, too_little,
 };
 use crate::look::{bytes, count, number_of, percent, short_time};
 use crate::on_linux::{self, Offer, Place};
@@ -140,10 +141,7 @@ impl<'a> Verdict<'a> {
             return Self { sentences: Vec::new(), choice: None };
         }
         let mut verdict = Self::of(runs, offer);
-        if offer != Offer::Library {
-            let how = verdict.choice.map(|choice| on_linux::of_choice(choice, offer, place));
-            verdict.sentences.extend(how.into_iter().flatten());
-        }
+        verdict.sentences.extend(on_linux::of_choice(verdict.choice, offer, place));
         verdict
     }
 
@@ -161,6 +159,7 @@ impl<'a> Verdict<'a> {
         let choice = chosen.map(|chosen| chosen.row);
         let mut sentences = Vec::new();
         let besides = Besides { ns: runs.report.work_ns, work: runs.report.work, cpus: trace.cpus };
+        sentences.extend(too_little(&strict, "the CPU time", offer, Some(besides.work)));
         sentences.extend(costs(&strict, besides));
         let operations = runs.report.policies.first().map_or(0, |policy| policy.operations);
         sentences.extend(too_few(&runs.costs, operations));
@@ -174,6 +173,7 @@ impl<'a> Verdict<'a> {
         sentences.extend(choice.and_then(|choice| lazy(choice, &rows, &runs.report)));
         sentences.extend(rates(&strict));
         sentences.extend(choice.and_then(|choice| waits(choice, &strict, runs.report.work)));
+        sentences.extend(copies(&strict, runs));
         sentences.extend(choice.and_then(|choice| kernel(choice, &strict, runs.report.work)));
         sentences.extend(rest(&rows));
         sentences.extend(
@@ -289,13 +289,13 @@ impl<'a> Chosen<'a> {
         let from = parts(strict)?.into_iter().find(|(_, row)| row.mode() == other.mode())?.0;
         let (chosen, name) = (self.row.mode().name(), other.mode().name());
         let busy = if from < other.own_ns {
-            format!("From {} of other work on", short_time(from))
+            format!("Where at least {} of other work comes with each mapping", short_time(from))
         } else {
-            "If they never idled,".into()
+            "If they never idled".into()
         };
         Some(format!(
-            "How long those CPUs idled, the recording does not tell: {chosen} is right even if they were busy for a tenth of the time. {busy} it would be {name} \
-             ({} there): by counts it is then within one percentage point of the cheapest, and leaves the least open. `portcullis record` measures \
+            "The recording does not tell how long those CPUs idled: {chosen} is right even if they were busy for only a tenth of the time. {busy}, choose {name} \
+             ({}): by counts it is then within one percentage point of the cheapest, and leaves the least open. `portcullis record` measures \
              that work, and --work names it.",
             percent(other.at(from).lost())
         ))
@@ -416,8 +416,20 @@ fn kernel(choice: Row<'_>, strict: &[Row<'_>], work: Work) -> Option<String> {
         return None;
     }
     let [short, long] = [false, true].map(|slower| chosen(strict, work, |price| price.with_kernel(slower)));
-    let other = ["instructions of the kernel take", "half as long", "twice as long"];
-    Some(by_other(choice, short?, long?, other))
+    Some(by_other(choice, short?, long?, OTHER_KERNEL))
+}
+
+/// What the choice is where copies take less, and more.
+fn copies(strict: &[Row<'_>], runs: &Runs) -> Option<String> {
+    let copied = |row: &Row<'_>| row.mode().copies() && row.policy.copied_bytes.is_some();
+    if strict.len() < 2 || !strict.iter().any(copied) {
+        return None;
+    }
+    let at = |kib_ns| {
+        let row = chosen(strict, runs.report.work, |price| price.with_copies(kib_ns))?;
+        Some((row.mode(), row.lost()))
+    };
+    by_copies(runs.calibration.copied_kib_ns(), at, |_| None)
 }
 
 /// The choice among `strict` at other prices.

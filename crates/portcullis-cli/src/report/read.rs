@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::args::On;
+use crate::calibration::Calibration;
 use crate::machine::schema;
 use crate::runs::{Cost, Runs, TIMED_FROM};
 
@@ -87,6 +88,9 @@ struct ReplayJson {
     report: Report,
     options: OptionsJson,
     costs: Vec<CostJson>,
+    /// Results of earlier versions have none.
+    #[serde(default)]
+    calibration: Calibration,
     #[serde(default)]
     notes: Vec<String>,
     #[serde(default)]
@@ -267,7 +271,7 @@ pub fn outcome(value: Value) -> Result<Outcome, Option<(&'static str, String)>> 
 
 impl ReplayJson {
     fn checked(self, origin: Origin) -> Result<Replayed, String> {
-        let Self { report, options, costs, notes, warnings } = self;
+        let Self { report, options, costs, calibration, notes, warnings } = self;
         let names = |cost: &CostJson| cost.policy.clone();
         let policies: Vec<String> = report.policies.iter().map(|policy| policy.policy.to_owned()).collect();
         // Where nothing was mapped there are no costs.
@@ -282,7 +286,8 @@ impl ReplayJson {
             known: report.trace.tells_cost_of(policy.mode),
             timed: policy.operations >= TIMED_FROM,
         });
-        let runs = Runs { costs: costs.collect(), number: options.repeat, too_long: false, report };
+        let runs =
+            Runs { costs: costs.collect(), number: options.repeat, too_long: false, calibration, report };
         Ok(Replayed { origin, runs, format: options.format, on: options.on, notes, warnings })
     }
 }

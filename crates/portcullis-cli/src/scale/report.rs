@@ -1,5 +1,6 @@
 //! What a simulation came to, for people and for machines.
 
+mod explain;
 mod verdict;
 
 use std::fmt::Write;
@@ -13,16 +14,18 @@ use serde::Serialize;
 
 use crate::args::Scale;
 use crate::calibration::Calibration;
-use crate::choice::Candidate;
+use crate::choice::{Candidate, choose};
 use crate::counted::INSTRUCTION_NS;
 use crate::instructions::Instructions;
 use crate::look::{BOLD, COLUMNS, columns, count, number_of, wrap};
 use crate::machine;
 use crate::on_linux::{Offer, OwnStrict};
-use crate::scale::Told;
+use crate::scale::{PER_IOMMU, Told};
+pub use explain::explain;
 use verdict::{choice, verdict};
 
 /// A policy and what it came to.
+#[derive(Clone)]
 pub struct Row {
     pub policy: &'static Policy,
     /// As tables and sentences call it.
@@ -40,9 +43,10 @@ impl Row {
         Self { policy, name: policy.name, outcome, share, of_kernel: None }
     }
 
-    /// Estimates what the row comes to with the kernel's code.
-    pub fn price(&mut self, machine: &Machine, workload: &Workload) {
-        self.of_kernel = self.with_kernel(machine, workload).map(Box::new);
+    /// The row with an estimate of what it comes to with the kernel's code, where an instruction of that takes `instruction_ns`.
+    pub fn priced(&self, machine: &Machine, workload: &Workload, instruction_ns: f64) -> Self {
+        let of_kernel = self.with_kernel(machine, workload, instruction_ns).map(Box::new);
+        Self { of_kernel, ..self.clone() }
     }
 
     /// The row with the code that would run.
@@ -56,12 +60,10 @@ impl Row {
     }
 
     /// The kernel's code takes longer for each mapping than the library's, whose time this row has. CPUs that have nothing to do have time for it.
-    fn with_kernel(&self, machine: &Machine, workload: &Workload) -> Option<Self> {
+    fn with_kernel(&self, machine: &Machine, workload: &Workload, instruction_ns: f64) -> Option<Self> {
         let (name, [kernel, ours]) = Instructions::in_scale(self.policy.name)?;
-        let requests = &workload.requests;
-        let mappings = requests.iter().map(|request| request.mapped().count() as f64).sum::<f64>()
-            / requests.len().max(1) as f64;
-        let more_ns = mappings * (kernel - ours) * INSTRUCTION_NS;
+        let mappings = mean(workload, |request| request.mapped().count() as f64);
+        let more_ns = mappings * (kernel * instruction_ns - ours * INSTRUCTION_NS);
         let mut outcome = self.outcome.clone();
         let Outcome { per_s, spent, queue_busy, device_busy, copy_busy, .. } = &mut outcome;
         let request_ns = f64::from(machine.cpus) * 1e9 / (*per_s).max(f64::MIN_POSITIVE);
@@ -126,12 +128,14 @@ pub struct Table {
     pub units: Option<u32>,
     pub workload: Workload,
     pub rows: Vec<Row>,
-    /// Policies that wait for each unmap, if all devices were behind one IOMMU, where they are not. Of the table with the most CPUs alone,
-    /// as the next one.
-    pub behind_one: Vec<Row>,
-    /// The strict ones, with the one of `unlocked`, if waits took a quarter of what is assumed, and four times as long; none where no row waits
+    /// The strict policies, if all devices were behind one IOMMU, and if each had one, where that is another number. Of the table with the most CPUs
+    /// alone, as the next ones.
+    pub by_units: Vec<(u32, Vec<Row>)>,
+    /// The same, with the one of `unlocked`, if waits took a quarter of what is assumed, and four times as long; none where no row waits
     /// for each unmap.
     pub by_waits: [Vec<Row>; 2],
+    /// At which price of a copied KiB the choice is another: [`by_copies`](crate::choice::by_copies).
+    pub by_copies: Option<String>,
     /// Linux's strict mode with a lock for each CPU, where it has one for several devices. Of the table with the most CPUs.
     pub unlocked: Option<Row>,
     /// What is chosen among.
@@ -157,6 +161,11 @@ impl Table {
     fn strict_of_linux(&self) -> Option<(OwnStrict, &Row)> {
         let own = self.own?;
         self.rows.iter().find(|row| row.policy.name == own.name).map(|row| (own, row.run()))
+    }
+
+    /// The choice among `rows`, and what it costs.
+    pub fn chosen(&self, rows: &[Row]) -> Option<(Mode, f64)> {
+        choose(self.strict_of(rows, self.offer).into_iter()).map(|choice| (choice.mode, choice.lost()))
     }
 
     /// The strict policies on offer.
@@ -201,6 +210,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
         Some(units) => {
             format!("--units {}, but no more than there are devices", count(units.into()))
         }
+        None if table.units.is_none() => format!("one for each {PER_IOMMU} CPUs; --units"),
         None => "--units".into(),
     };
     text.push_str(&wrap(&format!("{name} on {cpus} of {sockets}, {iommus} ({units}), simulated"), "  "));
@@ -216,7 +226,7 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     if tables.len() > 1 {
         let _ = write_curves(&mut text, tables, unicode);
     }
-    text.push_str(&wrap(&format!("Workload: {}.", workload.about), ""));
+    text.push_str(&wrap(&format!("Workload: {}.{}", workload.about, moved(table).unwrap_or_default()), ""));
     text.push_str(&wrap(
         "Measured: what the library's code takes on simulated CPUs with cache lines. Modelled: all around it. An IOMMU carries out \
          one submission after the other; what CPUs ask for meanwhile goes into the next, up to 64 together. Devices wait for its page \
@@ -248,6 +258,28 @@ pub fn render(tables: &[Table], profile: &Profile, calibration: &Calibration, un
     text
 }
 
+/// What of the sockets' memory the workload takes without protection, where that is more than half.
+fn moved(table: &Table) -> Option<String> {
+    let Table { machine, workload, rows, .. } = table;
+    let row = rows.first().filter(|row| row.share > 0.0)?;
+    let moved = row.outcome.per_s / row.share * mean(workload, |request| request.bytes() as f64) / 1e9;
+    // A copied byte is read, fetched and written.
+    let all = machine.copies.socket_gb_per_s * f64::from(machine.sockets) * 3.0;
+    (moved > all / 2.0).then(|| {
+        format!(
+            " Without protection its devices move {} GB/s, of the {} that the memory of {} moves: a real server would have little left for its work.",
+            count(moved.round() as u64),
+            count(all.round() as u64),
+            number_of(machine.sockets.into(), "socket")
+        )
+    })
+}
+
+/// The mean of the workload's requests.
+fn mean(workload: &Workload, of: fn(&Request) -> f64) -> f64 {
+    workload.requests.iter().map(of).sum::<f64>() / workload.requests.len().max(1) as f64
+}
+
 /// Where the rows of the kernel's code come from.
 fn kernel(table: &Table) -> Option<String> {
     let (rows, of_kernel) = table.printed();
@@ -259,15 +291,15 @@ fn kernel(table: &Table) -> Option<String> {
     (of_kernel > 0).then(|| {
         format!(
             "The first rows estimate the code of Linux 6.12 and of our module. Its instructions for a mapping of a page were counted in a guest \
-             (docs/linux.md): {each}. Each takes {INSTRUCTION_NS} ns. Waits and copies are simulated, as for the library's code."
+             (docs/linux.md): {each}. Each takes {INSTRUCTION_NS} ns, as one of a program did on one machine (docs/replay.md). Waits and copies are simulated, as for the library's code."
         )
     })
 }
 
 /// What the CPUs and the devices do, in figures.
 fn setting(workload: &Workload) -> [String; 2] {
-    let Workload { requests, depth, device, .. } = workload;
-    let mean = |of: fn(&Request) -> f64| requests.iter().map(of).sum::<f64>() / requests.len().max(1) as f64;
+    let Workload { depth, device, .. } = workload;
+    let mean = |of: fn(&Request) -> f64| mean(workload, of);
     let work = count(mean(|request| request.work_ns).round() as u64);
     let mappings = number_of(mean(|request| request.mapped().count() as f64).round() as u64, "mapping");
     let bytes = number_of(mean(|request| request.bytes() as f64).round() as u64, "byte");

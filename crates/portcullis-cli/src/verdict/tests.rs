@@ -255,7 +255,7 @@ fn a_choice_that_holds_at_the_end_of_a_range_alone_is_none() {
         (runs.report.work_ns, runs.report.work) = (950_000.0, work);
         let Verdict { sentences, choice } = Verdict::of(&runs, Offer::Library);
         let find = |text: &str| sentences.iter().find(|said| said.contains(text)).cloned();
-        (choice.map(str::to_owned), find("idled, the recording"), find("Tied"))
+        (choice.map(str::to_owned), find("how long those CPUs idled"), find("Tied"))
     };
     // 0.92 of a point at the most work, and 8.3 at a tenth of it.
     let (choice, border, tied) = said(9_637.0, Work::Most);
@@ -263,8 +263,8 @@ fn a_choice_that_holds_at_the_end_of_a_range_alone_is_none() {
     assert_eq!(
         border.as_deref(),
         Some(
-            "How long those CPUs idled, the recording does not tell: strict is right even if they were busy for a tenth of the time. \
-             If they never idled, it would be bounce (1.0 % there): by counts it is then within one percentage point of the cheapest, and \
+            "The recording does not tell how long those CPUs idled: strict is right even if they were busy for only a tenth of the time. \
+             If they never idled, choose bounce (1.0 %): by counts it is then within one percentage point of the cheapest, and \
              leaves the least open. `portcullis record` measures that work, and --work names it."
         )
     );
@@ -411,8 +411,59 @@ fn under_linux_every_figure_has_the_price_of_its_code() {
     };
     assert_eq!(words("work "), ["work", "linux-strict", "strict-ring", "linux-bounce", "linux-lazy"]);
     assert_eq!(words("1us "), ["1us", "49.0", "%", "5.7", "%", "*28.5", "%", "17.4", "%"]);
+    assert_eq!(
+        verdict.sentences[0],
+        "Under Linux, no policy that protects leaves 75 % of the CPU time: the best, linux-bounce, leaves 71.5 %."
+    );
     // The library's drivers run the library's code.
     let said = Verdict::of(&runs, Offer::Library).sentences.join(" ");
     assert!(said.contains("takes 5.7 % (strict-ring) to 42.8 % (strict)"), "{said}");
     assert!(!said.contains("nstructions of the kernel") && !said.contains("Under Linux"), "{said}");
+}
+
+/// What protection leaves is said first where it is too little, and known.
+#[test]
+fn what_leaves_too_little_is_said_first() {
+    let first = |work, ns| {
+        let mut runs = of_pages();
+        (runs.report.work, runs.report.work_ns) = (work, ns);
+        for (policy, cost) in runs.report.policies.iter_mut().zip(&runs.costs) {
+            policy.relative_to_passthrough = Some(ns / (ns + cost.median_ns));
+        }
+        Verdict::of(&runs, Offer::Module).sentences.swap_remove(0)
+    };
+    let too_little =
+        "Under Linux, no policy that protects leaves 75 % of the CPU time: the best, linux-bounce, leaves ";
+    assert_eq!(first(Work::Most, 1_000.0), format!("{too_little}at most 71.5 %."));
+    assert_eq!(first(Work::Measured, 1_190.0), format!("{too_little}74.9 %."));
+    assert!(first(Work::Measured, 1_200.0).starts_with("The recorded machine took 1.2us"));
+    assert!(first(Work::Assumed, 1_000.0).starts_with("The recording does not tell how much"));
+}
+
+/// On either side of the price that is said the choice is the other one.
+#[test]
+fn the_price_of_a_copy_at_which_the_choice_changes_is_said() {
+    let at = |kib_ns: f64, offer| {
+        let mut runs = of_pages();
+        let calibration = &mut runs.calibration;
+        (calibration.copy_hot_ns.value, calibration.copy_cold_ns.value) = (kib_ns - 1.0, kib_ns + 1.0);
+        let Verdict { sentences, choice } = Verdict::of(&runs, offer);
+        let said = sentences.into_iter().find(|said| said.starts_with("A copied KiB"));
+        (choice.map(str::to_owned), said)
+    };
+    let said = |text: &str| Some(format!("A copied KiB is assumed to take {text}."));
+    // Of 193 ns and four KiB, and of 1,117 ns.
+    assert_eq!(
+        at(75.0, Offer::Module),
+        (Some("bounce".into()), said("75 ns (--calibration): from 250 ns on, choose strict (49.0 %)"))
+    );
+    assert_eq!(at(240.0, Offer::Module).0.as_deref(), Some("bounce"));
+    assert_eq!(
+        at(250.0, Offer::Module),
+        (Some("strict".into()), said("250 ns (--calibration): up to 240 ns, choose bounce (53.6 %)"))
+    );
+    // Strict-ring takes 60 ns.
+    assert_eq!(at(75.0, Offer::Library).0.as_deref(), Some("strict-ring"));
+    // Nothing is copied where Linux has its own modes alone.
+    assert_eq!(at(75.0, Offer::Linux).1, None);
 }

@@ -359,7 +359,16 @@ fn nothing_of_a_file_is_a_command_to_a_terminal_or_a_page() {
     std::fs::remove_file(&absent).unwrap();
     let out_of = format!("{absent}/no-folder");
     for arguments in [
-        &["replay", &recording, "--explain", "--legend", "--profile", &profile][..],
+        &[
+            "replay",
+            &recording,
+            "--explain",
+            "--legend",
+            "--profile",
+            &profile,
+            "--calibration",
+            &calibration,
+        ][..],
         &["replay", &recording, "--full"],
         &["replay", &recording, "--csv"],
         &["replay", &recording, "--device", CODES],
@@ -390,6 +399,7 @@ fn nothing_of_a_file_is_a_command_to_a_terminal_or_a_page() {
             &calibration,
             "--cpus",
             "2",
+            "--explain",
         ],
         &["scale", "--calibration", &bad_calibration],
         &["scale", "--calibration", &absent],

@@ -294,6 +294,7 @@ fn wrong_arguments_are_refused_as_before() {
             "replay --profile vdt",
             "replay --profile ./absent.toml",
             "replay --format x86",
+            "replay --calibration absent.json",
             "replay --print-profile amd",
             "replay --print-profile vtd --json",
             "replay --jsn",

@@ -5,9 +5,14 @@ use portcullis_model::scale::{Machine, Outcome};
 use portcullis_trace::replay::Mode;
 
 use super::{Row, Strict, Table};
-use crate::choice::{Candidate, OTHER_WAITS, advice, by_other, capital, choose, no_copies, range};
+use crate::choice::{
+    Candidate, OTHER_KERNEL, OTHER_WAITS, TOO_LITTLE, advice, by_other, capital, choose, no_copies, range,
+    too_little,
+};
+use crate::counted::INSTRUCTION_NS;
 use crate::look::{count, number_of, percent};
 use crate::on_linux::{self, Offer};
+use crate::price::APART;
 
 /// The policy to choose; `None` where the workload does not tell.
 pub fn choice(table: &Table) -> Option<Strict<'_>> {
@@ -25,7 +30,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
     let choice = choice(table);
     if let (Some(costs), Some(choice)) = (range(&strict), choice) {
         let of = number_of(cpus.into(), "CPU");
-        said.extend(too_little(&strict));
+        let work = table.told.besides.map(|besides| besides.work);
+        said.extend(too_little(&strict, "the throughput on this server", table.offer, work));
         said.push(match table.told.besides {
             None => {
                 format!("Protection from devices costs this workload {costs} of its throughput on {of}.")
@@ -71,24 +77,29 @@ pub fn verdict(table: &Table) -> Vec<String> {
         _ => {}
     }
     said.extend(choice.and_then(|choice| waits(table, choice)));
+    said.extend(table.by_copies.clone());
+    said.extend(choice.and_then(|choice| instructions(table, choice)));
     if let Some(lazy) = lazy(table) {
         let lost = percent(lazy.lost());
         said.push(format!(
             "With lazy ({lost}), devices reach memory that the driver has back until the next flush."
         ));
     }
-    if !table.behind_one.is_empty() {
+    let behind_one = table.by_units.iter().filter(|(iommus, _)| *iommus == 1).flat_map(|(_, rows)| rows);
+    let behind_one: Vec<&Row> = behind_one.filter(|row| row.policy.waits_each()).collect();
+    if !behind_one.is_empty() {
         let cost = |row: &Row| {
             let whose = if table.own.is_some() && is_of_library(row) { "the library's " } else { "" };
             let row = row.run();
             format!("{whose}{} {}", row.name, percent(row.lost()))
         };
-        let all: Vec<String> = table.behind_one.iter().map(cost).collect();
+        let all: Vec<String> = behind_one.into_iter().map(cost).collect();
         said.push(format!(
             "With all devices behind one IOMMU (--units 1) it would cost: {}.",
             all.join(", ")
         ));
     }
+    said.extend(choice.and_then(|choice| units(table, choice)));
     let chosen = choice.map(|choice| choice.row);
     let dear = table.rows.iter().map(Row::run).filter(|row| row.policy.operation.is_some());
     let slowest = dear.min_by(|a, b| a.outcome.per_s.total_cmp(&b.outcome.per_s));
@@ -101,11 +112,8 @@ pub fn verdict(table: &Table) -> Vec<String> {
     said.extend(pace(table));
     said.extend(pools(table).map(str::to_owned));
     said.extend((!table.told.copies()).then(|| no_copies(table.told.directions, table.told.syncs)));
-    if table.offer != Offer::Library {
-        let how =
-            choice.map(|choice| on_linux::of_choice(choice.mode.name(), table.offer, &table.told.place));
-        said.extend(how.into_iter().flatten());
-    }
+    let choice = choice.map(|choice| choice.mode.name());
+    said.extend(on_linux::of_choice(choice, table.offer, &table.told.place));
     said
 }
 
@@ -137,23 +145,8 @@ fn pools(table: &Table) -> Option<&'static str> {
     )
 }
 
-/// A choice that leaves less than this share of the throughput is said to leave too little.
-const TOO_LITTLE: f64 = 0.75;
-
 /// Copies that take this share of what memory can copy set the pace.
 const FULL: f64 = 0.95;
-
-/// That the best of `strict` leaves too little, if so.
-fn too_little(strict: &[Strict<'_>]) -> Option<String> {
-    let best = strict.iter().max_by(|a, b| a.row.share.total_cmp(&b.row.share))?;
-    (best.row.share < TOO_LITTLE).then(|| {
-        format!(
-            "No policy here that protects leaves enough of the throughput on this server: the best, {}, leaves {}.",
-            best.row(),
-            percent(best.row.share)
-        )
-    })
-}
 
 /// Of a choice that leaves too little, whether memory's bandwidth is why, and what a driver of the library's would leave.
 fn short_of(table: &Table, choice: Strict<'_>) -> Option<String> {
@@ -205,6 +198,25 @@ fn is_of_library(row: &Row) -> bool {
     row.policy.name == domain::Policy::Strict.name()
 }
 
+/// With which other number of IOMMUs the choice is another one.
+fn units(table: &Table, choice: Strict<'_>) -> Option<String> {
+    let chosen = |(iommus, rows): &(u32, Vec<Row>)| {
+        let (mode, lost) = table.chosen(rows)?;
+        let each = if *iommus == 1 { "" } else { ", one for each device," };
+        (mode != choice.mode).then(|| {
+            format!("with {}{each} choose {} ({})", count((*iommus).into()), mode.name(), percent(lost))
+        })
+    };
+    let all: Vec<String> = table.by_units.iter().filter_map(chosen).collect();
+    (!all.is_empty()).then(|| {
+        format!(
+            "The choice depends on the number of IOMMUs ({} here; --units): {}. `portcullis doctor` says how many a machine has, as /sys/class/iommu lists them.",
+            count(table.machine.iommus.into()),
+            all.join("; ")
+        )
+    })
+}
+
 /// What the choice is where waits take a quarter of what is assumed, and where they take four times as long.
 fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
     let [short, long] =
@@ -218,6 +230,20 @@ fn waits(table: &Table, choice: Strict<'_>) -> Option<String> {
     }
     let said = by_other(choice, short, long, OTHER_WAITS);
     Some(said + &unlocked(table, [short, choice, long].map(|row| row.mode)).unwrap_or_default())
+}
+
+/// What the choice is where instructions of the kernel take half of what is assumed, and where they take twice as long.
+fn instructions(table: &Table, choice: Strict<'_>) -> Option<String> {
+    let strict = table.strict();
+    if strict.len() < 2 || strict.iter().all(|strict| table.rows.iter().any(|row| row.name == strict.row())) {
+        return None;
+    }
+    let [short, long] = [1.0 / APART, APART].map(|times| {
+        let priced = |row: &Row| row.priced(&table.machine, &table.workload, INSTRUCTION_NS * times);
+        table.rows.iter().map(priced).collect::<Vec<_>>()
+    });
+    let [short, long] = [&short, &long].map(|rows| choose(table.strict_of(rows, table.offer).into_iter()));
+    Some(by_other(choice, short?, long?, OTHER_KERNEL))
 }
 
 /// The same where Linux's strict mode has a lock for each CPU, as where each has a device of its own. `locked` is what is chosen otherwise.
