@@ -1,5 +1,5 @@
-//! A port to a kernel in one file: what the kernel supplies, and the bring-up of a VT-d unit. The unit is made of software
-//! (feature `model`); on a machine, registers at an address take its place, and page frames that of its memory.
+//! A port to a kernel in one file: the kernel's part, and the bring-up of a VT-d unit. The unit is software (feature `model`); a real port
+//! has registers at an address, and page frames.
 //!
 //! `cargo run -p portcullis-hw --features model --example port`
 
@@ -18,7 +18,7 @@ use portcullis_model::Memory;
 /// The kernel as a platform: one CPU, a clock, and a timer.
 struct Kernel {
     number: PlatformNumber,
-    /// Whether the CPU has a holder.
+    /// Whether the CPU is lent.
     lent: AtomicBool,
     now_ns: AtomicU64,
     wake_at: AtomicU64,
@@ -32,13 +32,13 @@ impl Kernel {
         Self { number, lent, now_ns, wake_at, listeners: Mutex::new(Vec::new()) }
     }
 
-    /// The thread that the timer's interrupt wakes.
+    /// Advances the clock, and fires the timer.
     fn tick(&self, ns: u64) {
         let now_ns = self.now_ns.fetch_add(ns, Ordering::Relaxed) + ns;
         if now_ns < self.wake_at.load(Ordering::Relaxed) {
             return;
         }
-        // First, as listeners ask again.
+        // First, because listeners may request it again.
         self.wake_at.store(u64::MAX, Ordering::Relaxed);
         let listeners: Vec<_> = {
             let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,8 +48,8 @@ impl Kernel {
     }
 }
 
-// SAFETY: the CPU has one holder at a time, which the flag sees to; its last holder's stores are released with it. The caller stays on
-// its thread. `cpus` and `number` never change, `fence_all` is a fence, and proofs are made by `LocalCpu::new`. No CPU is ever given up.
+// SAFETY: the flag lends the CPU to one caller at a time, with acquire and release. The caller stays on its thread. `cpus` and `number`
+// never change, `fence_all` is a fence, and `LocalCpu::new` makes the proofs. No CPU goes offline.
 unsafe impl Platform for Kernel {
     fn cpus(&self) -> usize {
         1
@@ -84,7 +84,7 @@ unsafe impl Platform for Kernel {
     }
 }
 
-/// What the unit's driver stands on: its registers, the memory of its tables, and a clock.
+/// The environment of the unit's driver: registers, memory, and a clock.
 struct UnitHost {
     registers: Arc<SoftwareVtd>,
     frames: Arc<Memory>,
@@ -108,13 +108,13 @@ impl Host for UnitHost {
     }
 
     fn relax(&self) {
-        // This clock goes on while the driver waits; a real one does by itself.
+        // Advances the clock while the driver waits.
         self.kernel.now_ns.fetch_add(1000, Ordering::Relaxed);
     }
 }
 
 /// # Errors
-/// What did not work.
+/// The first failed step.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let (memory, kernel) = (Memory::new(64 << 20), Arc::new(Kernel::new()));
     let machine = SoftwareVtd::new(Arc::clone(&memory), Manners::default());
@@ -146,12 +146,12 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!((fault.address, fault.access), (Some(iova), Some(Access::Write)));
     println!("Mapped, the disk wrote a block; after the unmap the unit reports: {fault}");
 
-    // Lazily, the device reaches the buffer until the timer fires.
+    // With lazy protection, the device reaches the buffer until the timer fires.
     device.set_policy(Some(Policy::LAZY))?;
     let mapping = queue.map(memory.buffer(4096).ok_or("out of memory")?, Direction::FromDevice)?;
     let iova = mapping.iova();
     assert!(machine.write(source, iova, b"a block!"));
-    // Its memory is used again after that.
+    // After that, its memory is reused.
     let mut back = None;
     queue.unmap_all([mapping], |buffer| back = Some(buffer))?;
     let before = machine.write(source, iova, b"too late");

@@ -1,12 +1,12 @@
-//! Words in memory into which a unit stores a number when it has come to the end of a submission.
+//! Status words: a unit stores a number there when a submission is complete.
 //!
-//! A submission has a word of its own until its CPU has seen the answer or waits no more, however much the ring turns
-//! meanwhile: words are claimed and given back, and are no part of the ring. Each owner of a word has another number, so an
-//! answer that comes late confirms nothing for the next owner. It may hide the next owner's answer, who then waits in vain
-//! and reports that: the safe side. (Numbers have 32 bits, so one comes again after 2^32 owners of a word.)
+//! A submission owns a word until its CPU has seen the number or gives up, however often the ring wraps meanwhile: words are claimed and
+//! released separately from ring entries. Each owner of a word gets another number, so a late store confirms nothing for the next owner. It
+//! may overwrite the next owner's number, who then waits in vain and reports a time-out: the safe side. (Numbers have 32 bits, so one
+//! repeats after 2^32 owners of a word.)
 //!
-//! Memory ordering. The answer is loaded with `Acquire`: what the unit did before it stored is done for the caller. A claim
-//! acquires what the last owner released, so numbers of a word never repeat.
+//! Memory ordering. A load with `Acquire` sees the number: what the unit did before the store happens before what the caller does next. A
+//! claim acquires what the last owner released, so numbers of a word never repeat.
 
 use alloc::vec::Vec;
 
@@ -18,23 +18,23 @@ use crate::heap::filled;
 use crate::host::UnitError;
 use crate::sync::{AtomicU64, Ordering};
 
-/// A frame of such words.
+/// A frame of status words.
 #[derive(Debug)]
 pub(crate) struct Answers {
     words: Words,
     claims: Claims,
 }
 
-/// Which words have an owner, and its number.
+/// Which words have an owner, and the owner's number.
 #[derive(Debug)]
 struct Claims {
     /// A bit for each word.
     taken: Vec<AtomicU64>,
-    /// For each word, the number of its last owner. Of the CPU that has claimed the word.
+    /// For each word, the number of its last owner. Only the CPU that has claimed the word uses it.
     numbers: Vec<AtomicU64>,
 }
 
-/// A word that is claimed, until this is dropped.
+/// A claimed word, released by drop.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
     claims: &'a Claims,
@@ -43,7 +43,7 @@ pub(crate) struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// The number that the unit is to store, in the lower half of the word.
+    /// The number that the unit stores, in the lower half of the word.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -56,31 +56,30 @@ impl Drop for Answer<'_> {
 }
 
 impl Answers {
-    /// Allocates a frame.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         Ok(Self { claims: Claims::new(TABLE_ENTRIES)?, words: Words::new(frames, 1)? })
     }
 
-    /// Gives the frame back.
+    /// Frees the frame.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit stores nothing there any more.
+    /// 1. `frames` allocated it.
+    /// 2. The unit stores nothing there any more.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe { self.words.free(frames) };
     }
 
-    /// Claims a word, looking first where `hint` says. `None` where all 512 are claimed.
+    /// Claims a word, beginning the search at `hint`. `None` if all 512 are claimed.
     pub fn claim(&self, hint: u64) -> Option<Answer<'_>> {
         self.claims.claim(hint)
     }
 
-    /// Where the unit is to store it.
     pub fn address(&self, answer: &Answer<'_>) -> PhysAddr {
         PhysAddr::new(self.words.phys().get() + answer.index as u64 * 8)
     }
 
-    /// Whether the answer is there. Then what the unit did before it is done, for what the caller does next.
+    /// Whether the unit has stored the number. If so, what it did before happens before what the caller does next.
     pub fn is_there<F: Frames>(&self, frames: &F, answer: &Answer<'_>) -> bool {
         self.words.load_from_unit(frames, answer.index) as u32 == answer.number
     }
@@ -140,7 +139,7 @@ mod model {
 
     use super::*;
 
-    /// Two CPUs claim two words one after the other: no two of the four are the same word with the same number.
+    /// Two CPUs claim two words each in turn: no two of the four are the same word with the same number.
     #[test]
     fn no_two_owners_of_a_word_have_the_same_number() {
         loom::model(|| {

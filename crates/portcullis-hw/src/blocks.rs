@@ -1,16 +1,16 @@
-//! Ranges of addresses in commands: the core's blocks ([`portcullis::invalidation::blocks()`]), added to a submission all
-//! together or not at all.
+//! Address ranges in commands: the core's blocks ([`portcullis::invalidation::blocks()`]), appended to a submission all together or not at
+//! all.
 
 use portcullis::addr::{IovaRange, PageSize};
 use portcullis::invalidation::{Block, Granularity, blocks};
 
 use crate::queue::{Command, Commands};
 
-/// The order of all addresses, in pages of 4 KiB.
+/// The order of the whole address space, in pages of 4 KiB.
 pub(crate) const EVERYTHING: u32 = u64::BITS - PageSize::SIZE_4K.shift();
 
-/// Adds to `out` what has the pages of `range` forgotten: `name` makes the command of a block, and `whole` is the one for everything
-/// where there are no blocks. Nothing, and `false`, where there is no room.
+/// Appends to `out` the commands that invalidate `range`: `name` makes the command of a block, and `whole` invalidates everything if the
+/// unit has no blocks. Returns `false`, and appends nothing, if there is no room.
 pub(crate) fn add(
     out: &mut Commands,
     range: IovaRange,
@@ -29,8 +29,7 @@ pub(crate) fn add(
     }
 }
 
-/// The same for a device's own TLB, and `None` for all that it holds: `name` makes the command of 2^n pages at an address.
-/// `barrier` comes before them.
+/// The same for a device TLB; `None` is all of it. `name` makes the command of 2^n pages at an address. `barrier` precedes them.
 pub(crate) fn add_for_device(
     out: &mut Commands,
     range: Option<IovaRange>,
@@ -51,9 +50,9 @@ pub(crate) fn add_for_device(
     is_added
 }
 
-/// The address of 2^`order` pages of 4 KiB at `address`, a multiple of their size, where the address tells the size and
-/// the bit `says_size` that it does: of the bits from 12 on, the lowest that is 0 is bit 12 + `order` - 1. For an order of 0 it
-/// is the address alone. (Device TLBs by PCIe's Address Translation Services, and after them AMD-Vi, and RISC-V's NAPOT.)
+/// Encodes 2^`order` pages of 4 KiB at `address`, aligned to their size: the bit `says_size` is set, and of the bits from 12 on the lowest
+/// 0 is bit 12 + `order` - 1. For an order of 0 the address stays as it is. (PCIe Address Translation Services, followed by AMD-Vi, and
+/// RISC-V's NAPOT.)
 pub(crate) const fn sized_address(address: u64, order: u32, says_size: u64) -> u64 {
     if order == 0 { address } else { address | ((1 << (order - 1)) - 1) << 12 | says_size }
 }

@@ -1,6 +1,5 @@
-//! The very words of all commands, as the manuals have them, with the last numbers but one of domains and devices.
+//! The exact words of all commands, by the manuals, with the second-highest domain and device numbers.
 
-/// Each command is the words beside it.
 #[track_caller]
 fn are(commands: &[([u64; 2], [u64; 2])]) {
     for (command, words) in commands {

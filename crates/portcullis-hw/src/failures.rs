@@ -1,21 +1,20 @@
-//! What goes wrong with a ring's unit: how it says so, how it goes on, and who hears of it.
+//! Failures of a ring's unit: how it reports them, how it resumes, and which submissions fail.
 //!
-//! A unit that meets a command that it does not know stops; some drop the waits that are under way where a device does not answer.
-//! The CPU that sees it counts the failure, puts a command that does nothing in the place of the bad one, and then lets the unit go
-//! on. Each submission that was under way then reports an error, whether it was the cause or not: it reads the count before it
-//! reserves and after it is confirmed.
+//! A unit stops at a command that it does not know; some drop outstanding waits if a device does not answer. The CPU that sees it raises
+//! the failure count, replaces the bad command by a no-op, and lets the unit resume. Each submission that was outstanding then reports an
+//! error, whether it was the cause or not: it reads the count before it reserves and after it is confirmed.
 //!
-//! **A command that is replaced is one whose submission reports the error**, whatever the unit says and does:
+//! **The submission of a replaced command reports the error**, whatever the unit says and does:
 //!
-//! - The command was published before the count was raised, as [`CommandRing::hold`] finds it before that; so its submission had read
+//! - The command was published before the count was raised, because [`CommandRing::hold`] finds it before that; so its submission had read
 //!   the count before (its load is before its store to `written`, which releases, and which `hold` acquires).
-//! - It is no other submission's, as the place is held until it is replaced.
-//! - If the unit has carried out the command that does nothing, and confirms, it has seen it after the count was raised, which is
-//!   stored first; so the submission finds the count raised, by the contract of [`Registers`](crate::Registers).
+//! - It belongs to no other submission, because the place is held until the command is replaced.
+//! - If the unit has executed the no-op, and confirms, it has seen it after the count was raised, which is stored first; so the submission
+//!   finds the count raised, by the contract of [`Registers`](crate::Registers).
 //!
-//! So nothing is confirmed that was not carried out even where the unit had not stopped after all, or goes on by itself. But a
-//! submission fails then that need not have. So a [`Port`] reports a failure only where the unit stays stopped until the CPU that
-//! holds the lock here has it go on, and reads where it stands after that.
+//! So nothing is confirmed that was not carried out, even if the unit had not stopped after all, or resumes by itself. But then a
+//! submission fails without need. So a [`Port`] reports a failure only if the unit stays stopped until the CPU that holds the lock here
+//! resumes it, and reads its position after that.
 
 use portcullis::invalidation::InvalidationError;
 
@@ -25,52 +24,51 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 /// A command's two words.
 pub(crate) type Command = [u64; 2];
 
-/// How one kind of unit reads its commands, and says that it has stopped.
+/// How one kind of unit encodes commands, and reports that it has stopped.
 pub(crate) trait Port: Doorbell {
-    /// The command that does nothing.
+    /// A no-op.
     const NOTHING: Command;
 
-    /// The command that ends a submission: the unit stores `number` at `address`, a multiple of 8, when all before it is complete.
-    /// Where it confirms by what it [has consumed](CommandRing::has_consumed), both are 0, and the unit consumes the command when
-    /// all before it is complete.
+    /// The command that ends a submission: the unit stores `number` at `address`, a multiple of 8, after all earlier commands are complete.
+    /// If it confirms by [consuming](CommandRing::has_consumed), both are 0, and it consumes the command after all earlier ones are
+    /// complete.
     fn wait(number: u32, address: u64) -> Command;
 
-    /// Why the unit does not go on, where it has stopped, or has dropped waits; or another error that must be acknowledged.
-    /// `command` reads the first word of the command at an index.
+    /// Why the unit has stopped, or dropped waits; or another error that must be acknowledged. `command` reads the first word of the
+    /// command at an index.
     fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure>;
 
-    /// Lets it go on after `failure`. One caller at a time, and nothing else does this.
+    /// Resumes the unit after `failure`. Called by one CPU at a time, and nothing else resumes it.
     fn go_on(&self, failure: &Failure);
 }
 
-/// Why a unit has stopped.
 pub(crate) struct Failure {
-    /// What submissions that are under way report; `None` where none of them is concerned.
+    /// The error of outstanding submissions; `None` if it concerns none of them.
     pub error: Option<InvalidationError>,
-    /// The index of the command that it does not take, with the wrap bit, if there is one.
+    /// The index of the bad command, with the wrap bit, if there is one.
     pub bad: Option<u32>,
-    /// It confirms no more what is under way.
+    /// It no longer confirms outstanding submissions.
     pub drops_waits: bool,
-    /// What its status said.
+    /// Its status register.
     pub status: u32,
 }
 
-/// The failures that there were before a submission reserved its places.
+/// The failure counts before a submission reserved its places.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Before {
     failures: u64,
     drops: u64,
 }
 
-/// The failures of a unit so far.
+/// Counts of a unit's failures.
 #[derive(Debug)]
 pub(crate) struct Failures {
     count: AtomicU64,
-    /// Those of them that dropped waits, each counted here last.
+    /// Those that dropped waits; raised last.
     drops: AtomicU64,
-    /// What the last one was.
+    /// The last error.
     last: Mutex<InvalidationError>,
-    /// Held by the CPU that deals with one.
+    /// Serializes their handling.
     mending: Mutex<()>,
 }
 
@@ -84,28 +82,27 @@ impl Failures {
         }
     }
 
-    /// Those that a submission begins after.
     pub fn so_far(&self) -> Before {
         Before { failures: self.count.load(Ordering::Acquire), drops: self.drops.load(Ordering::Acquire) }
     }
 
-    /// An error if there was a failure since there were those of `before`.
+    /// An error if there was a failure since `before`.
     pub fn since(&self, before: Before) -> Result<(), InvalidationError> {
         if self.count.load(Ordering::Acquire) == before.failures { Ok(()) } else { Err(self.last()) }
     }
 
-    /// An error if waits were dropped since then.
+    /// An error if waits were dropped since `before`.
     pub fn dropped_since(&self, before: Before) -> Result<(), InvalidationError> {
         if self.drops.load(Ordering::Acquire) == before.drops { Ok(()) } else { Err(self.last()) }
     }
 
-    /// Where another CPU just writes it, or the code that was interrupted, an error that says less: nobody waits.
+    /// If another CPU, or the interrupted code, is just writing it, returns a less specific error: nobody waits.
     fn last(&self) -> InvalidationError {
         self.last.try_lock().map_or(InvalidationError::Abandoned, |last| *last)
     }
 
-    /// Asks the unit whether it has stopped, and lets it go on. `command` is for [`Port::failure`]; `replace` stores the command
-    /// that does nothing at an index. Does nothing where another CPU is at it, or the code that was interrupted.
+    /// Checks whether the unit has stopped, and resumes it. `command` is for [`Port::failure`]; `replace` stores a no-op at an index. Does
+    /// nothing if another CPU, or the interrupted code, is doing the same.
     #[cold]
     pub fn look<P: Port>(
         &self,
@@ -117,14 +114,14 @@ impl Failures {
         if port.failure(command).is_none() {
             return;
         }
-        // A CPU that finds another at it goes on waiting, and finds the count raised.
+        // A CPU that finds another one here goes on waiting, and then finds the count raised.
         let Some(_one_at_a_time) = self.mending.try_lock() else { return };
-        // Again, under the lock: another CPU may have dealt with it.
+        // Again, under the lock: another CPU may have handled it.
         let Some(failure) = port.failure(command) else { return };
         if let Some(error) = failure.error {
-            // Before the count is raised, which all that follows relies on.
+            // Before the count is raised: all that follows relies on that.
             let held = failure.bad.and_then(|bad| ring.hold(bad));
-            // Where a CPU just reads the last error, it reads the one before.
+            // A CPU that is just reading the last error gets the previous one.
             if let Some(mut last) = self.last.try_lock() {
                 *last = error;
             }
@@ -138,7 +135,7 @@ impl Failures {
         }
         port.go_on(&failure);
         if failure.error.is_some() {
-            // The unit may have missed doorbells while it had stopped.
+            // The unit may have missed doorbells while it was stopped.
             ring.ring_again(port);
         }
     }

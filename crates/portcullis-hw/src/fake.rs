@@ -1,5 +1,5 @@
-//! A host without hardware, for what QEMU's units never do: the test answers for the registers, memory is the test's own, and
-//! each look at the clock moves it on.
+//! A host without hardware, for behaviour that QEMU's units never show: the test answers for the registers and owns the memory, and each
+//! read of the clock advances it.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -10,39 +10,33 @@ use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES, Table};
 use crate::host::{Host, Registers};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Where memory begins.
 const BASE: u64 = 0x10_0000;
 
-/// How much a look at the clock moves it on, and how long the host has patience, in nanoseconds.
+/// How far a read of the clock advances it, and the host's patience, in nanoseconds.
 const LOOK: u64 = 1_000;
 const PATIENCE: u64 = 100_000;
 
-/// What answers for the registers.
 pub(crate) trait Unit: Send + Sync + 'static {
-    /// The register at `offset`, of 32 or 64 `bits`.
     fn read(&self, offset: usize, bits: u32) -> u64;
 
-    /// A write to it.
     fn write(&self, offset: usize, bits: u32, value: u64);
 }
 
-/// What a driver does that its unit can see.
+/// What a unit can see of its driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// A frame of zeros, by its address.
+    /// A zeroed frame, by its address.
     Frame(u64),
-    /// A word that is stored to memory: its address, and what it then is.
+    /// A word stored to memory: its address, and its value.
     Word(u64, u64),
-    /// A write to a register: its offset, its bits, and the value.
+    /// A register write: offset, bits, value.
     Register(usize, u32, u64),
 }
 
-/// A word that is stored to memory.
 pub(crate) fn word(at: u64, value: u64) -> Seen {
     Seen::Word(at, value)
 }
 
-/// A write of 32 bits to a register.
 pub(crate) fn register(at: usize, value: u32) -> Seen {
     Seen::Register(at, 32, value.into())
 }
@@ -60,10 +54,8 @@ pub(crate) fn entries<'a>(
     (first..).zip(entries).flat_map(words).collect()
 }
 
-/// All of it, in order.
 pub(crate) type Log = Arc<Mutex<Vec<Seen>>>;
 
-/// A unit's registers.
 #[derive(Debug)]
 pub(crate) struct Faked<U> {
     unit: U,
@@ -71,7 +63,7 @@ pub(crate) struct Faked<U> {
 }
 
 impl<U: Unit> Faked<U> {
-    /// Registers are at multiples of their length.
+    /// Registers are naturally aligned.
     #[track_caller]
     fn assert_place(offset: usize, bits: u32) {
         assert!(offset.is_multiple_of(bits as usize / 8), "no register of {bits} bits is at {offset:#x}");
@@ -89,7 +81,7 @@ impl<U: Unit> Faked<U> {
     }
 }
 
-// SAFETY: the unit is this process itself; what it reads of memory are atomics.
+// SAFETY: the unit is this process; it accesses memory by atomics.
 unsafe impl<U: Unit> Registers for Faked<U> {
     fn read32(&self, offset: usize) -> u32 {
         self.read(offset, 32) as u32
@@ -108,12 +100,11 @@ unsafe impl<U: Unit> Registers for Faked<U> {
     }
 }
 
-/// Memory that counts its frames. A clone is the same memory.
+/// Memory that counts its frames. A clone shares it.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory(Arc<(Vec<Table>, Mutex<Vec<bool>>)>);
 
 impl Memory {
-    /// Where it begins.
     pub const FIRST: u64 = BASE;
 
     pub fn new(frames: usize) -> Self {
@@ -122,12 +113,10 @@ impl Memory {
         Self(Arc::new((tables, Mutex::new(alloc::vec![false; frames]))))
     }
 
-    /// How many frames are taken.
     pub fn taken(&self) -> usize {
         self.0.1.lock().iter().filter(|taken| **taken).count()
     }
 
-    /// The word at `at`, a multiple of 8.
     pub fn word(&self, at: u64) -> &AtomicU64 {
         &self.frame(at)[(at % FRAME_SIZE / 8) as usize]
     }
@@ -137,13 +126,13 @@ impl Memory {
     }
 }
 
-// SAFETY: frames are given out once until they are freed, and zeroed then; all accesses are atomic.
+// SAFETY: 1: a frame has one owner until it is freed, and is zeroed then. 2 and 3: of a table behind an `Arc`. 4: all accesses are atomic.
 unsafe impl Frames for Memory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let mut taken = self.0.1.lock();
         let is_free =
             |first: &usize| taken.get(*first..first + count).is_some_and(|run| !run.contains(&true));
-        // The base is a multiple of 1 MiB, which is as much as tests take in one piece.
+        // The base is a multiple of 1 MiB, the largest piece that tests take.
         let first = (0..taken.len()).step_by(count.checked_next_power_of_two()?).find(is_free)?;
         taken[first..first + count].fill(true);
         let words = self.0.0[first..first + count].iter().flatten();
@@ -163,14 +152,14 @@ unsafe impl Frames for Memory {
     }
 }
 
-/// Memory whose words are cleaned out of caches, which tells what is stored there.
+/// Non-coherent memory, which records what is cleaned.
 #[derive(Debug)]
 pub(crate) struct Uncached {
     memory: Memory,
     log: Log,
 }
 
-// SAFETY: the memory's own.
+// SAFETY: the memory's clauses.
 unsafe impl Frames for Uncached {
     const COHERENT: bool = false;
 
@@ -179,12 +168,12 @@ unsafe impl Frames for Uncached {
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.memory.free(first, count) };
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { self.memory.table(frame) }
     }
 
@@ -201,7 +190,6 @@ unsafe impl Frames for Uncached {
     }
 }
 
-/// The host.
 #[derive(Debug)]
 pub(crate) struct FakeHost<U, F = Memory> {
     registers: Faked<U>,
@@ -216,7 +204,7 @@ impl<U: Unit> FakeHost<U> {
         Self { registers, frames: memory.clone(), now: AtomicU64::new(0), relaxed: AtomicU64::new(0) }
     }
 
-    /// The same, of memory that is cleaned, so that [`seen`](Self::seen) has what is stored there, too.
+    /// As `new`, with memory that is cleaned, so that [`seen`](Self::seen) includes stores to memory.
     pub fn uncached(self) -> FakeHost<U, Uncached> {
         let Self { registers, frames: memory, now, relaxed } = self;
         let frames = Uncached { memory, log: Arc::clone(&registers.log) };
@@ -225,17 +213,16 @@ impl<U: Unit> FakeHost<U> {
 }
 
 impl<U: Unit, F> FakeHost<U, F> {
-    /// What answers for the registers.
     pub fn unit(&self) -> &U {
         &self.registers.unit
     }
 
-    /// Where [`seen`](Self::seen) comes from, for what a unit sees when its driver ends.
+    /// The source of [`seen`](Self::seen), for what a unit sees after its driver is dropped.
     pub fn log(&self) -> &Log {
         &self.registers.log
     }
 
-    /// How often a CPU that waits has let others go on, since the last call.
+    /// Calls of `relax` since the last call of this.
     pub fn relaxed(&self) -> u64 {
         self.relaxed.swap(0, Ordering::Relaxed)
     }

@@ -1,10 +1,10 @@
-//! What a unit refused, in one form for all IOMMUs.
+//! A refused access, in one form for all IOMMUs.
 
 use core::fmt;
 
 use portcullis::addr::{DeviceId, Iova};
 
-/// What the device was about to do.
+/// What the device attempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Read memory.
@@ -13,54 +13,54 @@ pub enum Access {
     Write,
     /// Execute from memory.
     Execute,
-    /// Read and write it as one (an atomic operation).
+    /// Read and write it in one atomic operation.
     Atomic,
 }
 
-/// Why it may not.
+/// Why it was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
     /// The device is attached to nothing.
     NotAttached,
-    /// The device's context is malformed, or asks for what the unit does not have.
+    /// The device's context is malformed, or asks for a feature that the unit lacks.
     BadContext,
-    /// The context does not allow a request of this kind: one with a process address space or without, for a translation, with
-    /// an address that the device has translated itself, to execute, or privileged.
+    /// The context does not allow this kind of request: with or without a PASID, a translation request, an already translated address, an
+    /// execute access, or a privileged one.
     BadRequest,
-    /// No mapping covers the address, or the mapping does not allow this access. (Not every IOMMU tells the two apart.)
+    /// No mapping covers the address, or the mapping does not allow the access. (Not every IOMMU distinguishes them.)
     NotMapped,
-    /// A mapping covers the address, and does not allow this access.
+    /// A mapping covers the address, and does not allow the access.
     Permission,
-    /// The address has bits that the tables do not translate.
+    /// The address is wider than the tables translate.
     BeyondWidth,
-    /// An entry of a page table has bits that the unit does not know.
+    /// A page table entry has bits that the unit does not know.
     BadEntry,
-    /// The unit could not read one of its structures, or a page table, or could not set a bit there.
+    /// The unit could not read one of its structures or a page table, or could not set a bit there.
     Unreadable,
-    /// Something else; the code says what.
+    /// Another reason; see the code.
     Other,
 }
 
 /// One refused access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Whose access it was: for PCI bus, device and function, as 16 bits. [`DeviceId`] `u32::MAX` where the unit names a guest
-    /// and no device (AMD-Vi's VIOMMU_HARDWARE_ERROR).
+    /// The device: for PCI bus, device and function, as 16 bits. [`DeviceId`] `u32::MAX` if the unit names a guest instead (AMD-Vi's
+    /// VIOMMU_HARDWARE_ERROR).
     pub device: DeviceId,
-    /// The process address space that the device named, if it named one.
+    /// The PASID, if the request had one.
     pub pasid: Option<u32>,
-    /// The address that it used, as far as the unit says it (VT-d says the page, of 4 KiB). `None` where it does not.
+    /// The address, as far as the unit reports it (VT-d reports the 4 KiB page). `None` if it does not.
     pub address: Option<Iova>,
-    /// What it was about to do; `None` where the unit does not say.
+    /// What the device attempted; `None` if the unit does not say.
     pub access: Option<Access>,
-    /// Why it may not.
+    /// Why it was refused.
     pub reason: Reason,
-    /// The unit's own code for it.
+    /// The unit's own code.
     pub code: u32,
 }
 
-/// What the device was not let do: `read`, `read and write`.
+/// Writes the access in words: `read`, `read and write`.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,4 +1,4 @@
-//! The memory of a unit's structures: whole frames, freed when the unit is known to read them no more.
+//! The memory of a unit's structures: whole frames, freed once the unit no longer reads them.
 
 use portcullis::addr::PhysAddr;
 use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES};
@@ -6,9 +6,9 @@ use portcullis::platform::{FRAME_SIZE, Frames, TABLE_ENTRIES};
 use crate::host::UnitError;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Frames in a row that a unit reads or writes, as 64-bit words.
+/// Contiguous frames that a unit reads or writes, as 64-bit words.
 ///
-/// A drop frees nothing, as the unit may still use them: [`free`](Self::free) does.
+/// A drop leaks them, because the unit may still use them: [`free`](Self::free) frees.
 #[derive(Debug)]
 pub(crate) struct Words {
     first: PhysAddr,
@@ -16,45 +16,42 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Allocates `count` frames, all zero, aligned to their size.
+    /// Allocates `count` zeroed frames, aligned to their size.
     pub fn new<F: Frames>(frames: &F, count: usize) -> Result<Self, UnitError> {
         let first = frames.alloc(count).ok_or(UnitError::OutOfMemory)?;
         if !F::COHERENT {
-            // The unit must see that they are zero: what was there before could be entries.
+            // The unit must see zeros: the old contents could be taken for entries.
             for frame in 0..count as u64 {
-                // SAFETY: of the line above, and nothing else uses them yet.
+                // SAFETY: 1: allocated above, and not freed.
                 frames.clean(unsafe { frames.table(PhysAddr::new(first.get() + frame * FRAME_SIZE)) });
             }
         }
         Ok(Self { first, count })
     }
 
-    /// The address of the first byte.
     pub fn phys(&self) -> PhysAddr {
         self.first
     }
 
-    /// How many frames there are.
     pub fn frames(&self) -> usize {
         self.count
     }
 
-    /// How many words there are.
     pub fn len(&self) -> usize {
         self.count * TABLE_ENTRIES
     }
 
-    /// The word at `index`, as a CPU has left it last. 0 beyond the end, where nothing is.
+    /// The word at `index`, as a CPU left it last. 0 beyond the end.
     pub fn load<F: Frames>(&self, frames: &F, index: usize) -> u64 {
         self.with(frames, index, |word| word.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// The same of a word that the unit may have stored to, in a cache line to which no CPU stores meanwhile: as the unit has
-    /// left it, of all that it stored before it said something that the caller has seen.
+    /// The word at `index` as the unit left it, in a cache line to which no CPU stores meanwhile: with all that it stored before it
+    /// reported something that the caller has seen.
     pub fn load_from_unit<F: Frames>(&self, frames: &F, index: usize) -> u64 {
         let load = |word: &AtomicU64| {
             if !F::COHERENT {
-                // A cache may hold what was there before: of the last lap, or loaded ahead.
+                // A cache may hold stale contents: from the last lap, or prefetched.
                 frames.invalidate(core::slice::from_ref(word));
             }
             word.load(Ordering::Acquire)
@@ -62,8 +59,7 @@ impl Words {
         self.with(frames, index, load).unwrap_or(0)
     }
 
-    /// Stores `value` at `index`, after all that the caller has stored before, and makes it visible to the unit. Nothing beyond
-    /// the end.
+    /// Stores `value` at `index`, after all earlier stores of the caller, and makes it visible to the unit. Does nothing beyond the end.
     pub fn store<F: Frames>(&self, frames: &F, index: usize, value: u64) {
         self.with(frames, index, |word| {
             word.store(value, Ordering::Release);
@@ -78,17 +74,18 @@ impl Words {
             return None;
         }
         let frame = self.first.checked_add((index / TABLE_ENTRIES) as u64 * FRAME_SIZE)?;
-        // SAFETY: one of the frames of `new`, which only `free` gives back, and that takes the value.
+        // SAFETY: 1: `new` allocated the frame, and only `free`, which consumes the value, frees it.
         let table = unsafe { frames.table(frame) };
         table.get(index % TABLE_ENTRIES).map(f)
     }
 
-    /// Gives the frames back.
+    /// Frees the frames.
     ///
     /// # Safety
-    /// They are of `frames`, and the unit uses them no more.
+    /// 1. `frames` allocated them.
+    /// 2. The unit no longer uses them.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise; they came from one `alloc`.
+        // SAFETY: 1: one `alloc` of `frames`, by clause 1. 2: clause 2.
         unsafe { frames.free(self.first, self.count) };
     }
 }
@@ -101,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Two frames that the unit does not see until they are cleaned, and how many of their words were.
+    /// Two frames that the unit does not see until they are cleaned, and how many words were.
     struct Unseen {
         frames: [Table; 2],
         cleaned: AtomicUsize,
@@ -109,7 +106,7 @@ mod tests {
 
     const FIRST: u64 = 0x1_0000;
 
-    // SAFETY: two frames, zeroed, given out once.
+    // SAFETY: 1 to 3: two zeroed frames in a static, allocated once. 4: it records what is cleaned.
     unsafe impl Frames for Unseen {
         fn alloc(&self, count: usize) -> Option<PhysAddr> {
             (count <= 2).then_some(PhysAddr::new(FIRST))

@@ -1,16 +1,13 @@
-//! Lists and maps on the kernel's heap, which may have no memory left: that is a
-//! [`UnitError::OutOfMemory`] here, where the standard collections end the program.
+//! Fallible collections: out of memory is [`UnitError::OutOfMemory`], where the standard ones abort.
 
 use alloc::vec::Vec;
 
 use crate::host::UnitError;
 
-/// Room for `count` values more.
 pub(crate) fn reserve<T>(list: &mut Vec<T>, count: usize) -> Result<(), UnitError> {
     list.try_reserve(count).map_err(|_| UnitError::OutOfMemory)
 }
 
-/// `count` values, each made by `value`.
 pub(crate) fn filled<T>(count: usize, value: impl FnMut() -> T) -> Result<Vec<T>, UnitError> {
     let mut list = Vec::new();
     reserve(&mut list, count)?;
@@ -18,8 +15,7 @@ pub(crate) fn filled<T>(count: usize, value: impl FnMut() -> T) -> Result<Vec<T>
     Ok(list)
 }
 
-/// Values by their keys, in order. A look-up is O(log n); an insertion moves what is behind it, for
-/// what a unit gets once.
+/// A sorted map. A look-up is O(log n); an insertion moves all later entries, for values that a unit gets once.
 #[derive(Debug)]
 pub(crate) struct Map<K, V>(Vec<(K, V)>);
 
@@ -40,11 +36,10 @@ impl<K: Ord + Copy, V> Map<K, V> {
         self.place(key).ok().map(|place| &mut self.0[place].1)
     }
 
-    /// The value of `key`, which `value` makes where there is none.
+    /// Returns the value of `key`, or inserts the one that `value` makes.
     ///
     /// # Errors
-    /// [`UnitError::OutOfMemory`], or what `value` returns: nothing has changed. `value` is called
-    /// only where there is room for what it makes.
+    /// [`UnitError::OutOfMemory`], or the error of `value`: nothing has changed. `value` is called only if there is room.
     pub fn get_or_insert(
         &mut self,
         key: K,

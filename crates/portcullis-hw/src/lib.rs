@@ -1,9 +1,9 @@
 //! Drivers of IOMMUs, for kernels and for every other program that reaches a unit's registers.
 //!
-//! A driver brings its unit up, makes domains ([`Iommu::domain`]), leads devices to the page tables of these, carries out the invalidations that
-//! domains ask for ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads what the unit refused: all
-//! by one trait, [`Iommu`], but for [`virtio`], whose [`Unit`](virtio::Unit) has no page tables, and such calls as methods of its own.
-//! It owns the unit's structures in memory. Page tables belong to domains, as everywhere in Portcullis.
+//! A driver brings its unit up, makes domains ([`Iommu::domain`]), attaches devices to them, carries out their invalidations
+//! ([`InvalidationQueue`](portcullis::invalidation::InvalidationQueue)), and reads faults: all by one trait, [`Iommu`], except [`virtio`],
+//! whose [`Unit`](virtio::Unit) has no page tables, and has such calls as methods. It owns the unit's structures in memory. Page tables
+//! belong to domains.
 //!
 //! | module | IOMMU | page tables |
 //! |---|---|---|
@@ -13,13 +13,12 @@
 //! | [`riscv`] | the IOMMU of RISC-V | first or second stage |
 //! | [`virtio`] | virtio-iommu | none: it maps by request |
 //!
-//! With the feature `model` there is a VT-d unit made of software, in the module `model`, to test a kernel's port without hardware.
+//! With the feature `model` the module `model` has a VT-d unit in software, to test a kernel's port without hardware.
 //!
-//! What a kernel supplies is a [`Host`]: registers, memory and a clock. Each wait for hardware ends at the latest after
-//! the time that the host allows, with an error that says what did not answer.
+//! A kernel supplies a [`Host`]: registers, memory and a clock. Each wait for hardware ends at the latest after the time that the host
+//! allows, with an error that names what did not answer.
 //!
-//! A driver has two kinds of files: `layout` says where bits lie, by the manual, and holds no behaviour; everything else
-//! names no bit.
+//! A `layout` file of a driver defines where bits lie, by the manual, and holds no behaviour; no other file names a bit.
 #![no_std]
 
 extern crate alloc;
@@ -66,7 +65,7 @@ pub use host::{Host, Registers, UnitError};
 pub use iommu::{Attachment, Iommu};
 pub use numbers::Numbers;
 
-/// What `docs/porting.md` shows is compiled.
+/// Compiles the examples of `docs/porting.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/porting.md")]
 struct Porting;

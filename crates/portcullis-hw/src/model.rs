@@ -1,11 +1,11 @@
-//! A VT-d unit made of software, to test a kernel's port: its [`Host`](crate::Host), its platform and its drivers (feature `model`).
+//! A software VT-d unit, to test a kernel's port: its [`Host`](crate::Host), its platform and its drivers (feature `model`).
 //!
-//! The software IOMMU (`portcullis-model`) stands behind the registers of a VT-d unit: root, context and PASID tables, which it
-//! caches until it is told not to, queued invalidation, one fault record. So the driver that runs against QEMU's unit runs here, on
-//! every machine, and a device is refused what is not mapped for it. In scalable mode it has what QEMU has not: a PASID cache, and both stages at
-//! once. The memory is the software machine's: the host's [`Frames`](portcullis::platform::Frames) are an `Arc<Memory>`, or a type around it.
+//! The software IOMMU (`portcullis-model`) has the registers of a VT-d unit: root, context and PASID tables, which it caches until they are
+//! invalidated, queued invalidation, one fault record. So the same driver runs against QEMU's unit and, on every machine, against this one,
+//! which refuses unmapped accesses. Its scalable mode has features that QEMU's lacks: a PASID cache, and both stages at once. It uses the
+//! software machine's memory: the host's [`Frames`](portcullis::platform::Frames) are an `Arc<Memory>`, or a type around it.
 //!
-//! `cargo run -p portcullis-hw --features model --example port` brings it up, maps, and shows the refusal of a late write.
+//! `cargo run -p portcullis-hw --features model --example port` brings it up, maps, and shows that it refuses a late write.
 
 extern crate std;
 
@@ -41,8 +41,7 @@ const CAPABILITIES: u64 = 6 | 1 << 10 | 0x22 << 24 | 3 << 34 | 1 << 39 | 9 << 48
 /// Coherent; queued invalidation; pass-through.
 const EXTENDED: u64 = 1 | 1 << 1 | 1 << 6;
 const CACHES_ABSENT: u64 = 1 << 7;
-/// Scalable mode; in it, the second stage, the first stage, and a coherent walker. Pages of 1 GiB
-/// in the first stage.
+/// Scalable mode; in it, the second stage, the first stage, and coherent walks. First-stage pages of 1 GiB.
 const SCALABLE: u64 = 1 << 43 | 1 << 46 | 1 << 47 | 1 << 48;
 const FIRST_STAGE_GIB: u64 = 1 << 56;
 
@@ -50,14 +49,14 @@ const FIRST_STAGE_GIB: u64 = 1 << 56;
 const SCALABLE_ROOT: u64 = 1 << 10;
 const WIDE: u64 = 1 << 11;
 
-/// What a unit has.
+/// Features of a unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Manners {
-    /// Caching mode: it keeps a translation that it found absent until that is invalidated. It keeps no context that it found absent.
+    /// Caching mode: it caches non-present page-table entries until they are invalidated. It caches no absent context.
     pub caches_absent: bool,
     /// Scalable mode, with both stages.
     pub scalable: bool,
-    /// Bits of the addresses that it translates, in either stage, whatever its tables have (MGAW): 1 to 63.
+    /// Width of the addresses that it translates, in either stage, whatever its tables have (MGAW): 1 to 63.
     pub bits: u32,
 }
 
@@ -68,10 +67,9 @@ impl Default for Manners {
     }
 }
 
-/// The unit. A driver starts on its [`Registers`]. A device behind it reads memory by [`read`](Self::read), and writes memory by
-/// [`write`](Self::write).
+/// The unit. A driver starts on its [`Registers`]. A device behind it accesses memory by [`read`](Self::read) and [`write`](Self::write).
 ///
-/// It carries out the descriptors that this crate's driver submits, and panics at any other descriptor.
+/// It executes the descriptors that this crate's driver submits, and panics at any other descriptor.
 pub struct SoftwareVtd {
     iommu: Arc<Iommu>,
     memory: Arc<Memory>,
@@ -86,12 +84,11 @@ struct State {
     root: u64,
     queue: u64,
     head: u64,
-    /// Context entries that are cached, by the device: their first words.
+    /// Cached context entries, by device: their first words.
     contexts: BTreeMap<u16, u64>,
-    /// What the entries of PASID 0 say that are cached, by the device, and their domains. (In
-    /// legacy mode what contexts say.)
+    /// Cached entries of PASID 0, by device, and their domains. (In legacy mode from context entries.)
     pasids: BTreeMap<u16, (Context, u16)>,
-    /// Domains of which something may be cached, and whether their tables are of the first stage.
+    /// Domains with possibly cached translations, and whether these are first-stage.
     domains: BTreeMap<u16, bool>,
     /// The fault record's words.
     record: Option<(u64, u64)>,
@@ -104,7 +101,7 @@ impl fmt::Debug for SoftwareVtd {
 }
 
 impl SoftwareVtd {
-    /// A unit after a reset, in front of all devices: it is off, and they reach all of `memory` by its own addresses.
+    /// A unit after reset, in front of all devices: it is off, and they access all of `memory` by physical addresses.
     pub fn new(memory: Arc<Memory>, manners: Manners) -> Arc<Self> {
         let caches_absent = manners.caches_absent;
         let config = IommuConfig { caches_absent, ..IommuConfig::new(Arc::clone(&memory)) };
@@ -115,8 +112,8 @@ impl SoftwareVtd {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device reads memory into `bytes`. Returns whether it may; where it is refused, they stay as they are, and the unit records
-    /// the fault.
+    /// A device reads memory into `bytes`. Returns whether the unit allowed it; otherwise `bytes` is unchanged, and the unit records a
+    /// fault.
     pub fn read(&self, source: u16, from: Iova, bytes: &mut [u8]) -> bool {
         if !self.translates(source) {
             return self.memory.read(PhysAddr::new(from.get()), bytes).is_ok();
@@ -125,7 +122,7 @@ impl SoftwareVtd {
         self.note(source, takes.and_then(|()| self.iommu.dma_read(DeviceId(source.into()), from, bytes)))
     }
 
-    /// A device writes `bytes` to memory. Returns whether it may; where it is refused, the unit records the fault.
+    /// A device writes `bytes` to memory. Returns whether the unit allowed it; otherwise the unit records a fault.
     pub fn write(&self, source: u16, to: Iova, bytes: &[u8]) -> bool {
         if !self.translates(source) {
             return self.memory.write(PhysAddr::new(to.get()), bytes).is_ok();
@@ -134,7 +131,7 @@ impl SoftwareVtd {
         self.note(source, takes.and_then(|()| self.iommu.dma_write(DeviceId(source.into()), to, bytes)))
     }
 
-    /// Refuses what is beyond the addresses that the unit has, before it looks at any table.
+    /// Refuses addresses beyond MGAW, without a table walk.
     fn takes(&self, source: u16, iova: Iova, len: usize, access: Permissions) -> Result<(), Fault> {
         let last = iova.get().checked_add((len as u64).saturating_sub(1));
         if last.is_some_and(|last| last >> self.manners.bits == 0) {
@@ -147,7 +144,7 @@ impl SoftwareVtd {
         self.memory.read_u64(PhysAddr::new(at)).unwrap_or(0)
     }
 
-    /// Whether the unit is on. Then it has the device's context, if there is one.
+    /// Whether the unit is on. Caches the device's context, if there is one.
     fn translates(&self, source: u16) -> bool {
         let mut state = self.state();
         if state.status & ON == 0 {
@@ -170,7 +167,7 @@ impl SoftwareVtd {
         true
     }
 
-    /// What a context entry says, and its domain.
+    /// Decodes a context entry, with its domain.
     fn legacy(&self, state: &mut State, source: u16) -> Option<(Context, u16)> {
         let root = self.word((state.root & !0xfff) + u64::from(source >> 8) * 16);
         let at = (root & !0xfff) + u64::from(source & 0xff) * 16;
@@ -192,13 +189,13 @@ impl SoftwareVtd {
         Some((context, domain))
     }
 
-    /// What the entry of PASID 0 says, in the tables that a context entry leads to, and its domain.
+    /// Decodes the entry of PASID 0 in the tables of a context entry, with its domain.
     fn scalable(&self, state: &mut State, source: u16) -> Option<(Context, u16)> {
         let context = state.contexts.get(&source).copied().or_else(|| {
             let table = self.word((state.root & !0xfff) + u64::from(source >> 7) * 8);
             let at = (table & !0xfff) + u64::from(source & 0x7f) * 32;
             let words = [0, 8, 16, 24].map(|word| self.word(at + word));
-            // No PASIDs of the device's own; requests without one have PASID 0.
+            // No PASIDs of the device; requests without one have PASID 0.
             let known = words[0] & 0xffe == 0 && words[1..] == [0; 3];
             (table & 1 != 0 && words[0] & 1 != 0 && known).then_some(words[0])
         })?;
@@ -213,7 +210,7 @@ impl SoftwareVtd {
         }
         let (domain, width) = (words[1] as u16, (words[0] >> 2 & 7) as u32 + 2);
         let found = match words[0] >> 6 & 7 {
-            // With NXE, as leaves forbid execution.
+            // With NXE, because leaves forbid execution.
             1 if words[2] >> 5 & 1 != 0 => Context::Translated {
                 domain: DomainId(domain),
                 root: PhysAddr::new(words[2] & !0xfff),
@@ -224,21 +221,21 @@ impl SoftwareVtd {
                 root: PhysAddr::new(words[0] & !0xfff),
                 levels: width,
             },
-            // The widest addresses that there are.
+            // The widest addresses.
             4 if width == 4 => Context::Passthrough,
             _ => Context::Blocked,
         };
         Some((found, domain))
     }
 
-    /// Records a refusal, as long as the record is free. Returns whether there was none.
+    /// Records a fault if the record is free. Returns whether there was none.
     fn note(&self, source: u16, result: Result<(), Fault>) -> bool {
         let Err(fault) = result else { return true };
         let reads = fault.access.allows(Permissions::READ);
         let mut state = self.state();
         let domain = state.pasids.get(&source);
         let first = domain.is_some_and(|(_, domain)| state.domains.get(domain) == Some(&true));
-        // In legacy mode; of the second stage, of the first stage.
+        // Legacy mode; second stage; first stage.
         let codes: [u64; 3] = match fault.reason {
             FaultReason::NoContext | FaultReason::Blocked => [0x2, 0x41, 0x41],
             FaultReason::BadContext => [0x3, 0x5b, 0x5b],
@@ -275,7 +272,7 @@ impl SoftwareVtd {
         if self.manners.scalable && state.queue & WIDE != 0 { 5 } else { 4 }
     }
 
-    /// Carries out the queue's descriptors before `tail`, in bytes.
+    /// Executes the queue's descriptors before `tail`, in bytes.
     fn carry_out(&self, tail: u64) {
         let mut state = self.state();
         if state.status & QUEUE == 0 {
@@ -336,7 +333,7 @@ impl SoftwareVtd {
             // Pages of the second stage: all of the first.
             (2, _) if of_first_stage => forget_all(),
             (2, _) => forget_pages(),
-            // What is of the second stage has no PASID.
+            // Second-stage translations have no PASID.
             (6, granularity) if self.manners.scalable => {
                 assert_eq!(low >> 32 & 0xf_ffff, 0, "the PASID of requests without one");
                 match granularity {
@@ -363,7 +360,8 @@ impl SoftwareVtd {
     }
 }
 
-// SAFETY: each access is carried out before it returns, under a lock; memory is atomics.
+// SAFETY: 1 to 6: each access completes before it returns, under a lock; memory accesses are atomic. 7: other offsets are in the match. 8
+// is left to the host's owner.
 unsafe impl Registers for SoftwareVtd {
     fn read32(&self, offset: usize) -> u32 {
         match offset {
@@ -394,7 +392,7 @@ unsafe impl Registers for SoftwareVtd {
             }
             ECAP => EXTENDED | if self.manners.scalable { SCALABLE } else { 0 },
             RTADDR => self.state().root_to_take,
-            // All that it was told of is carried out.
+            // All commands are executed.
             IQH | IQT => {
                 let state = self.state();
                 state.head << self.width(&state)

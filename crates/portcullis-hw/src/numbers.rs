@@ -1,5 +1,4 @@
-//! The numbers of a unit's domains: each is one domain's at a time, as a unit takes what it has cached under a number for that
-//! domain's.
+//! The domain numbers of a unit. One domain at a time has a number, because the unit tags its caches by it.
 
 use alloc::vec::Vec;
 
@@ -8,22 +7,18 @@ use portcullis::addr::DomainId;
 use crate::host::UnitError;
 use crate::sync::Mutex;
 
-/// Which numbers are in use. A unit has one of these, and whatever stands for the unit has the same: see
-/// [`Iommu::numbers`](crate::Iommu::numbers).
+/// The numbers in use. All handles of a unit share one value: see [`Iommu::numbers`](crate::Iommu::numbers).
 #[derive(Debug, Default)]
 pub struct Numbers {
-    /// In ascending order.
     taken: Mutex<Vec<u16>>,
 }
 
 impl Numbers {
-    /// No number is in use.
     pub const fn new() -> Self {
         Self { taken: Mutex::new(Vec::new()) }
     }
 
-    /// Takes `number`, which is one of those from `first` to `last`, until [`give_back`](Self::give_back). O(n) with n numbers in
-    /// use.
+    /// Takes `number`, of `first` to `last`, until [`give_back`](Self::give_back). O(n) with n numbers in use.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`], [`UnitError::OutOfMemory`]: nothing has changed.
@@ -46,7 +41,7 @@ impl Numbers {
         }
     }
 
-    /// Another domain may have `number` from now on. Allocates nothing.
+    /// Releases `number`. Does not allocate.
     pub(crate) fn give_back(&self, number: DomainId) {
         let mut taken = self.taken.lock();
         if let Ok(place) = taken.binary_search(&number.0) {
@@ -74,7 +69,6 @@ mod tests {
             assert_eq!(numbers.take(DomainId(domain), range), none);
         }
         numbers.give_back(DomainId(3));
-        // Not in use: nothing changes.
         numbers.give_back(DomainId(4));
         assert_eq!(numbers.take(DomainId(3), range), Ok(()));
         assert_eq!(numbers.take(DomainId(3), range), Err(UnitError::DomainInUse { domain: 3 }));

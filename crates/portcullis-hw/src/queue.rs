@@ -1,16 +1,16 @@
-//! A ring of commands of 128 bits each, and the wait for their confirmation: VT-d's invalidation queue, AMD-Vi's command buffer, the
-//! command queues of RISC-V's IOMMU and of the SMMUv3.
+//! A ring of 128-bit commands, and the wait for their confirmation: VT-d's invalidation queue, AMD-Vi's command buffer, the command queues
+//! of the RISC-V IOMMU and of the SMMUv3.
 //!
-//! A submission ends with a command that makes the unit store a number in a word that the submission has claimed; or, with an
-//! SMMUv3, with one that the unit consumes when all before it is complete.
+//! A submission ends with a command that makes the unit store a number in a status word that the submission has claimed; on an SMMUv3, with
+//! one that the unit consumes after all earlier commands are complete.
 //!
 //! VT-d's places may be of 256 bits. No command here uses the upper half, which stays zero.
 //!
-//! **Errors** are every submission's that was under way: see [`Failures`]. A submission ends with its confirmation even so, unless
-//! its wait was dropped: so all that is wrong with its commands is met while it is under way, and fails no later one.
+//! **Errors** fail every outstanding submission: see [`Failures`]. A failed submission still waits for its confirmation, unless its wait
+//! was dropped: so the unit meets all its bad commands meanwhile, and they fail no later submission.
 //!
-//! **Panics** of the host end a submission at any point. What it has claimed comes back, and what it has reserved is published, with
-//! commands that do nothing: else no later command would ever be rung.
+//! **Panics** of the host end a submission at any point. Drop guards release what it has claimed, and publish what it has reserved, as
+//! no-ops: otherwise no later command would ever be rung.
 
 use arrayvec::ArrayVec;
 use portcullis::invalidation::InvalidationError;
@@ -27,19 +27,19 @@ pub(crate) use crate::failures::{Command, Failure, Port};
 /// Commands in the ring: one frame of them.
 pub(crate) const COMMANDS: u32 = 256;
 
-/// Commands that go in one submission, besides the wait.
+/// The most commands of one submission, besides the wait.
 pub(crate) const MOST: usize = 127;
 
-/// Looks for the confirmation between two looks at the unit's status, which costs a microsecond on hardware.
+/// Polls of the status word between two reads of the status register, which take a microsecond on hardware.
 const LOOKS: u32 = 64;
 
-/// What is said of a request that no unit of this kind can carry out: of a device, or a domain, that it has no number for.
+/// The error of a request that no unit of this kind can carry out: its device or domain number is out of range.
 pub(crate) const REFUSED: InvalidationError = InvalidationError::Rejected { code: u32::MAX };
 
-/// What was asked for, as the unit takes it.
+/// Commands of a request.
 pub(crate) type Commands = ArrayVec<Command, MOST>;
 
-/// The ring, with the memory that the unit reads and writes.
+/// The ring, and the memory that the unit reads and writes.
 #[derive(Debug)]
 pub(crate) struct Queue {
     ring: CommandRing,
@@ -47,13 +47,13 @@ pub(crate) struct Queue {
     commands: Words,
     /// Words of a place: 2 or 4.
     width: usize,
-    /// Where the unit confirms; where there is none, it confirms by what it has consumed.
+    /// Status words; `None` if the unit confirms by consuming.
     answers: Option<Answers>,
     failures: Failures,
 }
 
-/// Places that a submission has reserved, and not yet published. Dropped where the host panics: then they are, with commands that do
-/// nothing. (If the host panics once more meanwhile, Rust ends the program.)
+/// Places that a submission has reserved, and not yet published. Dropped if the host panics: then they are published as no-ops. (If the
+/// host panics again meanwhile, Rust aborts.)
 struct Reserved<'a, F: Frames, P: Port> {
     queue: &'a Queue,
     frames: &'a F,
@@ -63,7 +63,6 @@ struct Reserved<'a, F: Frames, P: Port> {
 }
 
 impl<F: Frames, P: Port> Reserved<'_, F, P> {
-    /// Fills them, and publishes them.
     fn publish(self, commands: impl Iterator<Item = Command>) {
         self.fill(commands);
         let Self { queue, port, first, count, .. } = *core::mem::ManuallyDrop::new(self);
@@ -85,13 +84,12 @@ impl<F: Frames, P: Port> Drop for Reserved<'_, F, P> {
 }
 
 impl Queue {
-    /// The memory of a queue of [`COMMANDS`], whose unit stores what it confirms: one frame of commands. The unit does not know of
-    /// it yet.
+    /// A queue of [`COMMANDS`], whose unit stores confirmations: one frame of commands. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         Self::with_answers(frames, 2)
     }
 
-    /// The same with places of four words each: two frames of commands.
+    /// The same with places of four words: two frames of commands.
     pub fn wide<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         Self::with_answers(frames, 4)
     }
@@ -101,7 +99,7 @@ impl Queue {
         match Answers::new(frames) {
             Ok(answers) => queue.answers = Some(answers),
             Err(error) => {
-                // SAFETY: of the line above; the unit was told nothing.
+                // SAFETY: 1: allocated above from `frames`. 2: the unit was not told of it.
                 unsafe { queue.free(frames) };
                 return Err(error);
             }
@@ -109,8 +107,8 @@ impl Queue {
         Ok(queue)
     }
 
-    /// The same of `size` commands, a power of two of at least 2 and at most [`COMMANDS`], whose unit counts with a wrap bit and
-    /// confirms a command by consuming it.
+    /// A queue of `size` commands, a power of two of at least 2 and at most [`COMMANDS`], whose unit counts with a wrap bit and confirms a
+    /// command by consuming it.
     pub fn without_answers<F: Frames>(frames: &F, size: u32) -> Result<Self, UnitError> {
         Self::of(CommandRing::with_wrap_bit(size)?, 2, frames)
     }
@@ -125,17 +123,18 @@ impl Queue {
         })
     }
 
-    /// What the unit's address register takes.
+    /// The value of the unit's address register.
     pub fn address(&self) -> u64 {
         self.commands.phys().get()
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit's queue is off.
+    /// 1. `frames` allocated it.
+    /// 2. The unit's queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe {
             self.commands.free(frames);
             if let Some(answers) = self.answers {
@@ -144,9 +143,9 @@ impl Queue {
         }
     }
 
-    /// Carries out `requests` in their order, in as few submissions as they fit into. `describe` adds what one asks for to the
-    /// commands; where there is no room it adds nothing, and says `false`. A request that it refuses ends the call, with some of
-    /// those before it carried out. Without a request the unit is asked for its confirmation all the same.
+    /// Carries out `requests` in order, in as few submissions as they fit into. `describe` appends a request's commands; without room it
+    /// appends nothing, and returns `false`. A request that it refuses ends the call, with some of the earlier ones carried out. Without
+    /// requests the call still waits for one confirmation.
     pub fn carry_out<H: Host, R: Copy>(
         &self,
         host: &H,
@@ -160,7 +159,7 @@ impl Queue {
                 self.submit(host, port, &commands)?;
                 commands.clear();
                 if !describe(&mut commands, request)? {
-                    // More than a whole submission.
+                    // Larger than a whole submission.
                     return Err(REFUSED);
                 }
             }
@@ -168,15 +167,15 @@ impl Queue {
         self.submit(host, port, &commands)
     }
 
-    /// Submits `commands`, all of them with one wait where they fit into the ring, and waits until the unit confirms them. O(their
-    /// number), and the hardware's time; for each wait at most four times the host's patience.
+    /// Submits `commands`, all of them with one wait if they fit into the ring, and waits for the confirmation. O(their number), and the
+    /// hardware's time; for each wait at most four times the host's patience.
     pub fn submit<H: Host>(
         &self,
         host: &H,
         port: &impl Port,
         commands: &[Command],
     ) -> Result<(), InvalidationError> {
-        // One place is the wait's. No truncation: the ring is at most a frame.
+        // One place is for the wait. No truncation: the ring is at most a frame.
         let most = (self.ring.room() - 1) as usize;
         host.undisturbed(|| {
             if commands.len() <= most {
@@ -201,7 +200,7 @@ impl Queue {
             if let Some(answer) = answers.claim(began) {
                 break answer;
             }
-            // 512 submissions wait already, one for each word.
+            // 512 submissions already wait, one for each status word.
             let waited_ns = host.now_ns().saturating_sub(began);
             if waited_ns > host.patience_ns() {
                 return Err(InvalidationError::TimedOut { waited_ns });
@@ -246,7 +245,7 @@ impl Queue {
                 self.look_for_errors(frames, port);
                 self.failures.dropped_since(before)?;
                 let waited_ns = host.now_ns().saturating_sub(began);
-                // One more look: the caller may have been interrupted.
+                // Once more: the caller may have been interrupted.
                 if waited_ns > host.patience_ns() && !is_confirmed() {
                     self.failures.since(before)?;
                     return Err(InvalidationError::TimedOut { waited_ns });
@@ -257,24 +256,23 @@ impl Queue {
         self.failures.since(before)
     }
 
-    /// Has the unit confirm that all that it was told of is complete, for the last time: when this returns `Ok`, it stores no
-    /// confirmation any more. Waits up to eight times the host's patience.
+    /// Waits until the unit confirms that all it was told of is complete. After `Ok` it stores no confirmation any more. Waits up to eight
+    /// times the host's patience.
     ///
     /// # Errors
-    /// [`UnitError::Unconfirmed`]: it may, even when its queue is off.
+    /// [`UnitError::Unconfirmed`]: it may still store one, even when its queue is off.
     pub fn settle<H: Host>(&self, host: &H, port: &impl Port) -> Result<(), UnitError> {
-        // What was under way before may fail the first wait, and that says nothing of the second.
+        // Earlier outstanding work may fail the first wait; that says nothing of the second.
         let settled = self.submit(host, port, &[]).or_else(|_| self.submit(host, port, &[]));
         settled.map_err(UnitError::Unconfirmed)
     }
 
-    /// Stores `command` in the place at `index`.
     fn store<F: Frames>(&self, frames: &F, index: usize, command: Command) {
         self.commands.store(frames, index * self.width, command[0]);
         self.commands.store(frames, index * self.width + 1, command[1]);
     }
 
-    /// Asks the unit whether it has stopped, and lets it go on. Waits for no CPU that does the same.
+    /// Checks whether the unit has stopped, and resumes it. Does not wait for a CPU that does the same.
     #[cold]
     pub fn look_for_errors<F: Frames, P: Port>(&self, frames: &F, port: &P) {
         let command = |index: u32| self.commands.load(frames, self.ring.index(index.into()) * self.width);

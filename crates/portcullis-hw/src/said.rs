@@ -1,4 +1,4 @@
-//! What each error and each flaw says, with no two numbers the same.
+//! The text of each error and each flaw, with all numbers in it different.
 
 use portcullis::SetupError;
 use portcullis::addr::{AddrError, Iova, IovaRange, PhysAddr};

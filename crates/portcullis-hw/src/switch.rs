@@ -1,18 +1,14 @@
-//! Whether a unit may have been led to its driver's tables of devices. Until then it has nothing of
-//! these to forget, and may not take commands: AMD-Vi reads none before it is on, and a VT-d unit
-//! takes them in the mode of the root that it has, which is not this driver's.
+//! Whether a unit may use its driver's device tables. Until then its caches have nothing of them, and it may not take commands: AMD-Vi
+//! fetches none before it is on, and a VT-d unit decodes them in the mode of its current root, which is not this driver's.
 //!
-//! Memory ordering. Only exchanges change the flag, and a caller that finds it clear has made one
-//! of them, which acquires and releases. That is before the one of [`Switch::turn_on`], which is
-//! before the register that leads the unit to the tables: so all that the caller has stored until
-//! then is seen by whatever the unit reads. The same makes calls one order for memory, as
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: those that find the
-//! flag clear are before those that find it set, which acquire, and among themselves in the order
-//! of their exchanges.
+//! Memory ordering. Only exchanges change the flag, and a caller that finds it clear has made one of them, which acquires and releases.
+//! That is before the one of [`Switch::turn_on`], which is before the register that gives the unit the tables: so whatever the unit reads
+//! is what the caller has stored by then. The same puts calls in one order for memory, as
+//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) promises: calls that find the flag clear are before those that find
+//! it set, which acquire, and among themselves in the order of their exchanges.
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// The flag.
 #[derive(Debug)]
 pub(crate) struct Switch(AtomicBool);
 
@@ -21,13 +17,12 @@ impl Switch {
         Self(AtomicBool::new(false))
     }
 
-    /// From now on there may be something to forget. Called before the unit is led to the tables.
+    /// From now on invalidations are needed. Called before the unit is given the tables.
     pub fn turn_on(&self) {
         self.0.swap(true, Ordering::AcqRel);
     }
 
-    /// Whether there may be something to forget. Where not, the unit will read what the caller has
-    /// stored.
+    /// Whether invalidations are needed. If not, the unit will read what the caller has stored.
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire) || self.0.fetch_or(false, Ordering::AcqRel)
     }
@@ -41,7 +36,7 @@ mod model {
 
     use super::*;
 
-    /// A table's entry, what another caller keeps, and the switch.
+    /// A table's entry, data of another caller, and the switch.
     struct Shared {
         entry: AtomicU64,
         kept: AtomicU64,
@@ -52,8 +47,7 @@ mod model {
         Arc::new(Shared { entry: AtomicU64::new(0), kept: AtomicU64::new(0), switch: Switch::new() })
     }
 
-    /// A caller that is told that there is nothing to forget has stored what the unit reads from
-    /// then on.
+    /// The unit later reads what a caller stored that was told that no invalidation is needed.
     #[test]
     fn what_was_stored_before_the_unit_is_on_is_read() {
         loom::model(|| {
@@ -70,7 +64,7 @@ mod model {
         });
     }
 
-    /// Of two callers one is first, and the other sees what it has stored.
+    /// Of two callers one is first, and the other sees its stores.
     #[test]
     fn calls_are_in_one_order() {
         loom::model(|| {

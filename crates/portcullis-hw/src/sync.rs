@@ -1,10 +1,10 @@
-//! The one place of this crate that names atomics and locks, so that the model checker can take their place.
+//! The only module of this crate that names atomics and locks, so that the model checker can replace them.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A lock that spins. Held for some accesses of registers; and while the unit is waited for, by what is rare and one at a time by its
-/// nature: a global command, an attachment, a failure that is mended. Submissions wait for none of these.
+/// A spin lock. Held for some register accesses; and during waits for the unit by rare, inherently serial operations: a global command, an
+/// attachment, a failure. Submissions wait for none of these.
 pub type Mutex<T> = spin::Mutex<T>;

@@ -1,31 +1,30 @@
-//! The waits of CPUs for a unit, which they share where the host says which CPU calls.
+//! Waits for a unit, which CPUs share if the host says which CPU calls.
 
 use portcullis::invalidation::{InvalidationError, Request, SharedWaits};
 
 use crate::host::Host;
 
-/// One for each kind of table that requests do not name: a CPU that submits for others does so as for itself.
+/// One for each stage, because requests do not name it: a CPU that submits for others does so as for itself.
 #[derive(Debug)]
 pub(crate) struct Waits(SharedWaits);
 
 impl Waits {
-    /// For the CPUs of `host`.
     pub fn new<H: Host>(host: &H) -> Self {
         Self::of(host.cpus())
     }
 
-    /// For `cpus` CPUs, whose numbers are in a row.
+    /// For `cpus` CPUs, with consecutive numbers.
     pub fn of(cpus: usize) -> Self {
         Self(SharedWaits::new(cpus))
     }
 
-    /// None are shared.
     pub fn alone() -> Self {
         Self(SharedWaits::new(0))
     }
 
-    /// Has `requests` carried out by `submit`, or by that of another CPU, with its own: [`Shareable::submit`](portcullis::invalidation::Shareable::submit). Where they may be shared, nothing
-    /// that uses the unit interrupts this CPU meanwhile ([`Host::undisturbed`]): so no caller waits for another one on its own CPU.
+    /// Carries out `requests` by `submit`, or by another CPU's together with its own:
+    /// [`Shareable::submit`](portcullis::invalidation::Shareable::submit). While waits may be shared, nothing that uses the unit interrupts
+    /// this CPU ([`Host::undisturbed`]): so no caller waits for another one on its own CPU.
     pub fn share<H: Host>(
         &self,
         host: &H,

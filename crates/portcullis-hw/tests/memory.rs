@@ -1,5 +1,4 @@
-//! A kernel's heap that has no memory left: bringing a unit up, and attaching a device, say so, and
-//! change nothing.
+//! A kernel's heap is out of memory: bringing a unit up, and attaching a device, fail and change nothing.
 #![allow(unsafe_code, reason = "frames are a pool of this test's, reached as atomics only")]
 
 #[path = "../../portcullis/tests/limited/mod.rs"]
@@ -20,7 +19,7 @@ use limited::{grant, grant_all, granting};
 const FRAMES: usize = 64;
 const BASE: u64 = 1 << 20;
 
-/// Frames that are there from the beginning: to give them out takes nothing from the heap.
+/// Preallocated frames: their allocation does not use the heap.
 #[derive(Clone)]
 struct Pool(Arc<Vec<(AtomicBool, Box<Table>)>>);
 
@@ -35,8 +34,8 @@ impl Pool {
     }
 }
 
-// SAFETY: of one thread, so frames are given out once until they are freed, and zeroed then; runs are
-// at multiples of their size.
+// SAFETY: 1: one thread, so frames have one owner until they are freed, and are zeroed then; runs are at multiples of their size. 2 and 3:
+// of boxed tables behind an `Arc`. 4: all accesses are atomic.
 unsafe impl Frames for Pool {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let is_free = |first: &usize| {
@@ -67,7 +66,7 @@ type Behind<K> = SoftwareHost<K, Pool>;
 
 const DEVICE: DeviceId = DeviceId(0x28);
 
-/// Gives `work` no piece of the heap, then one, and so on, until it succeeds. How many it takes.
+/// Runs `work` with no allocation allowed, then one, and so on, until it succeeds. Returns the result, and the number.
 fn until_it_succeeds<T>(mut work: impl FnMut() -> Result<T, UnitError>, unchanged: impl Fn()) -> (T, usize) {
     for pieces in 0..100 {
         match granting(pieces, &mut work).0 {
@@ -89,9 +88,9 @@ fn starts_and_attaches<X, U, K>(
 {
     let pool = Pool::new();
     let mut hosts = Vec::new();
-    // The units' own registers are of the heap, too.
+    // The units' own registers use the heap, too.
     hosts.extend((0..100).map(|_| {
-        // SAFETY: the driver's host has the same frames.
+        // SAFETY: 1: the driver's host has the same frames.
         let unit = unsafe { Software::new(pool.clone()) };
         prepare(&unit);
         SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000, cpus: 4, cpu: || None }
@@ -113,12 +112,12 @@ fn starts_and_attaches<X, U, K>(
     assert_eq!(pool.taken(), 0);
 }
 
-/// Queues of CPUs are what there is memory for, of either kind: a unit comes up with fewer, or with none.
+/// Memory limits the number of CPUs' queues: a unit comes up with fewer, or with none.
 #[test]
 fn smmuv3_with_as_many_queues_of_cpus_as_there_is_memory_for() {
     let pool = Pool::new();
     let host = || {
-        // SAFETY: the driver's host has the same frames.
+        // SAFETY: 1: the driver's host has the same frames.
         let unit = unsafe { Software::new(pool.clone()) }.with_own_queues(0, 3);
         SoftwareHost { unit, now: || 0, relax: || {}, patience: 1_000_000, cpus: 8, cpu: || None }
     };
@@ -140,7 +139,7 @@ fn smmuv3_with_as_many_queues_of_cpus_as_there_is_memory_for() {
     let (mut all, mut held) = (Vec::new(), Vec::new());
     held.extend((0..FRAMES).filter_map(|_| pool.alloc(1)));
     while let Some(frame) = held.pop() {
-        // SAFETY: of the line above.
+        // SAFETY: allocated above.
         unsafe { pool.free(frame, 1) };
         let taken = pool.taken();
         if let Ok(unit) = start(host()) {
@@ -153,7 +152,7 @@ fn smmuv3_with_as_many_queues_of_cpus_as_there_is_memory_for() {
     ends_with(all);
 }
 
-/// A table is read to its end, or is an error: no part of it is left out for want of memory.
+/// Out of memory, parsing is an error: it never omits a part of a table.
 #[test]
 fn firmware_s_tables() {
     fn is_whole<T: std::fmt::Debug + PartialEq>(parse: fn(&[u8]) -> Result<T, AcpiError>, table: &[u8]) {
@@ -179,7 +178,7 @@ fn firmware_s_tables() {
 #[test]
 fn vtd_in_either_mode() {
     starts_and_attaches::<_, _, VtD>(|_| {}, vtd::Unit::start);
-    // Scalable mode, its second stage, and a coherent walker, in the Extended Capability Register.
+    // Scalable mode, its second stage, and coherent walks, in the Extended Capability Register.
     let scalable = |unit: &Software<VtD, Pool>| unit.set(0x14, 1 << 11 | 1 << 14 | 1 << 16);
     starts_and_attaches(scalable, |host| vtd::Unit::start_in(host, vtd::Mode::Scalable));
 }

@@ -1,6 +1,5 @@
-//! The numbers of the SMMUv3's commands and events beside those of the crate `smmu`, a model that
-//! nobody here wrote. It walks no tables in memory and reads no queues: mappings and entries are
-//! given to it by calls. So its numbers are all that it can tell.
+//! The SMMUv3's command and event numbers against the crate `smmu`, an independent model. It walks no tables and reads no queues in memory:
+//! mappings and entries come by calls. So it can only check numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +21,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_ffe0;
 type Unit = smmuv3::Unit<SoftwareHost<SmmuV3, Arc<Memory>>, 12>;
 
 fn unit(memory: &Arc<Memory>) -> Unit {
-    // SAFETY: the driver's host has the same frames.
+    // SAFETY: 1: the driver's host has the same frames.
     let unit = unsafe { Software::new(Arc::clone(memory)) };
     let host = SoftwareHost {
         unit,
@@ -73,7 +72,7 @@ fn events_are_those_of_the_manual() {
     unit.enable().unwrap();
     let software = &unit.host().unit;
     let queue = memory.table_at(PhysAddr::new(software.get64(EVENTQ_BASE) & ADDRESS & !0xfff));
-    // The events whose record has the address of an access, by the names of the fields in section 7.3.
+    // Events whose record has the address of an access, by the field names of section 7.3.
     let of_access = [
         EventType::FUut,
         EventType::FTranslForbidden,

@@ -1,5 +1,4 @@
-//! Drivers over units of software: they come up, submissions of several threads are carried out,
-//! errors are reported, and all memory comes back.
+//! Drivers on software units: they come up, execute submissions of several threads, report errors, and free all memory.
 
 #[path = "software/blocks.rs"]
 mod blocks;
@@ -34,29 +33,29 @@ use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, Software, SoftwareHost
 use portcullis_hw::{Attachment, Iommu, Registers, UnitError, amdvi, riscv, smmuv3, vtd};
 use portcullis_model::Memory;
 
-/// Enough for a device table of 256 devices, and its fellows.
+/// Enough for a device table of 256 devices, and the other structures.
 const MEMORY: u64 = 4 << 20;
 
 const DEVICE: DeviceId = DeviceId(0x28);
 
 type Behind<K> = SoftwareHost<K, Arc<Memory>>;
 
-/// The example: a toy kernel brings up the VT-d unit of software, and a device behind it reaches what is mapped, and nothing else.
+/// The example: a toy kernel brings up the software VT-d unit, and a device behind it reaches only what is mapped.
 #[test]
 fn a_port_comes_up() {
     port::main().unwrap();
 }
 
 thread_local! {
-    /// The CPU that a thread is, where it shares waits.
+    /// The CPU of a thread that shares waits.
     static CPU: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// CPUs that may share their waits.
+/// CPUs that may share waits.
 const CPUS: usize = 4;
 
 fn now() -> u64 {
-    // While one submits, the others get on and ask.
+    // While one submits, the others run and submit, too.
     if CPU.get().is_some() {
         std::thread::yield_now();
     }
@@ -65,13 +64,13 @@ fn now() -> u64 {
 }
 
 fn host<K: Kind>(memory: &Arc<Memory>) -> Behind<K> {
-    // SAFETY: the driver's host has the same frames.
+    // SAFETY: 1: the driver's host has the same frames.
     let unit = unsafe { Software::new(Arc::clone(memory)) };
     let patience = Duration::from_secs(10).as_nanos() as u64;
     SoftwareHost { unit, now, relax: std::thread::yield_now, patience, cpus: CPUS, cpu: || CPU.get() }
 }
 
-/// Attaches the device to domain 7, whose table nobody walks.
+/// Attaches the device to domain 7.
 fn lead_device<X: Format + Copy>(unit: &impl Iommu<X>) {
     let format = unit.layout().unwrap();
     let to = Attachment::Table { domain: DomainId(7), root: PhysAddr::new(1 << 20), format };
@@ -79,8 +78,7 @@ fn lead_device<X: Format + Copy>(unit: &impl Iommu<X>) {
     unsafe { unit.attach(DEVICE, to) }.unwrap();
 }
 
-/// `stop` has a unit say that it has stopped at a command, and `head` says how many it has
-/// consumed.
+/// `stop` makes a unit report that it has stopped at a command, and `head` returns how many it has consumed.
 fn works<X, U, K>(
     start: impl Fn(Behind<K>) -> Result<U, UnitError>,
     stop: impl Fn(&Software<K, Arc<Memory>>),
@@ -111,7 +109,7 @@ fn works<X, U, K>(
             });
         }
     });
-    // A unit that has stopped goes on when its error is acknowledged, and the submission says so.
+    // A stopped unit resumes when its error is acknowledged, and the submission fails.
     stop(&of(&unit).unit);
     let stopped = unit.submit(&[page(1)]);
     assert!(matches!(stopped, Err(InvalidationError::Rejected { .. })), "{stopped:?}");
@@ -176,7 +174,7 @@ fn beyond_the_registers_nothing_answers() {
     reads::<SmmuV3>();
 }
 
-/// A confirmation is of 4 bytes, which a VT-d unit stores at a multiple of 4 (section 6.5.2.8).
+/// A VT-d unit stores a confirmation of 4 bytes at a multiple of 4 (section 6.5.2.8).
 #[test]
 fn what_a_unit_confirms_is_where_it_is_told_to() {
     let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
@@ -196,8 +194,8 @@ fn what_a_unit_confirms_is_where_it_is_told_to() {
     }
 }
 
-/// `place` is the second command's in the register at `tail`; `on` is the write that turns the queue on, whose base is at `base`.
-/// Turned off and on again, the queue has its head at `anew`.
+/// `place` is the second command's in the register at `tail`; `on` is the write that turns the queue on, whose base is at `base`. After off
+/// and on, the queue's head is `anew`.
 fn takes_nothing_while_off<K: Kind>(
     (base, queue): (usize, fn(u64) -> u64),
     (head, tail, place): (usize, usize, u32),
@@ -229,7 +227,7 @@ fn a_unit_takes_no_command_of_a_queue_that_is_off() {
     takes_nothing_while_off::<SmmuV3>((0x90, |frame| frame | 4), (0x9c, 0x98, 1), (0x20, 1 << 3), 1);
 }
 
-/// RISC-V's queues: an error stays until a 1 is written to it, or the queue is turned on anew.
+/// RISC-V's queues: an error stays until it is cleared by a 1, or the queue is turned on again.
 #[test]
 fn errors_of_a_queue_end_when_it_is_turned_on() {
     let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);

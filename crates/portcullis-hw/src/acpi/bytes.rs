@@ -1,4 +1,4 @@
-//! The bytes of a table, or of a part of it. No field is read from outside them, and each step of a walk moves on, so a walk ends.
+//! The bytes of a table, or of a part of it. Reads outside them return `None`, and each step of a walk moves on, so a walk ends.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -7,24 +7,21 @@ use portcullis::addr::{AddrError, Iova, IovaRange, Permissions};
 
 use super::{AcpiError, Flaw, Reserved};
 
-/// Bytes of the header that all tables share (ACPI Specification, Release 6.5, section 5.2.6).
+/// The header that all tables share, in bytes (ACPI Specification, Release 6.5, section 5.2.6).
 pub(super) const HEADER: usize = 36;
 
-/// The smallest page of all IOMMUs, and where registers begin.
+/// The smallest page of all IOMMUs. Registers begin at a multiple of it.
 pub(super) const PAGE: u64 = 4096;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bytes<'a> {
     bytes: &'a [u8],
-    /// Where they begin in the table.
+    /// Their offset in the table.
     pub at: usize,
 }
 
 impl<'a> Bytes<'a> {
-    /// A whole table of at least `least` bytes, and the flaw of its checksum, if there is one.
-    ///
-    /// # Errors
-    /// [`AcpiError`].
+    /// Checks a table of at least `least` bytes. Returns its bytes, and a flaw if the checksum is wrong.
     pub fn table(bytes: &'a [u8], wanted: [u8; 4], least: usize) -> Result<(Self, Vec<Flaw>), AcpiError> {
         let all = Self { bytes, at: 0 };
         let cut = |wanted: usize| AcpiError::Cut { bytes: bytes.len(), wanted };
@@ -57,7 +54,6 @@ impl<'a> Bytes<'a> {
         Some(Self { bytes: self.take(offset, len)?, at: self.at.saturating_add(offset) })
     }
 
-    /// What follows `offset`.
     pub fn rest(&self, offset: usize) -> Option<Self> {
         self.part(offset, self.bytes.len().checked_sub(offset)?)
     }
@@ -83,13 +79,12 @@ impl<'a> Bytes<'a> {
         self.number::<8>(offset)
     }
 
-    /// That these bytes are too few for what they are.
     pub fn short(&self) -> Flaw {
         Flaw::Short { offset: self.at, len: self.len() }
     }
 
-    /// Structures that follow one another, each as long as `len` says, and at least as long as `least`. The first whose length
-    /// cannot be is a flaw, and the last.
+    /// Splits into consecutive structures, each as long as `len` says, and of at least `least` bytes. The first one with an impossible
+    /// length is a flaw and ends the walk.
     pub fn split(
         self,
         least: usize,
@@ -98,7 +93,7 @@ impl<'a> Bytes<'a> {
         let mut left = Some(self).filter(|all| all.len() > 0);
         core::iter::from_fn(move || {
             let all = left.take()?;
-            // What is shorter than its own length field has all that is left, and is too short.
+            // A structure that is too short for its own length field takes all that is left, and is refused as too short.
             let len = len(&all).unwrap_or(all.len().min(least.saturating_sub(1)));
             let flaw = Flaw::Length { offset: all.at, len, least, left: all.len() };
             let part = all.part(0, len).filter(|_| len >= least.max(1)).ok_or(flaw);
@@ -110,8 +105,8 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// A reserved region that begins at `first`, whose `last` byte may not be one; `granule` is what the manual wants it to be a multiple of.
-/// Whether it can be used is told in `flaws`.
+/// Checks a reserved region from `first` to `last`, which may be no byte at all. The manual wants both ends at multiples of `granule`. Adds
+/// to `flaws` what is wrong.
 pub(super) fn region(
     offset: usize,
     range: Result<IovaRange, AddrError>,
@@ -137,18 +132,17 @@ pub(super) fn region(
     Ok(Some(Reserved { range, permissions }))
 }
 
-/// Whether the registers of a unit, `len` bytes, can begin at `registers`.
 pub(super) fn can_be_registers(registers: u64, len: u64) -> bool {
     registers != 0 && registers.is_multiple_of(PAGE) && registers.checked_add(len - 1).is_some()
 }
 
-/// The name that `bytes` begin with, and a zero ends: of what can be printed, so that no log is at its mercy. `None` where it is none.
+/// The zero-terminated name at the beginning of `bytes`, in printable ASCII, so that it is safe in a log. `None` if it is not.
 pub(super) fn name(bytes: &[u8]) -> Result<Option<String>, AcpiError> {
     let end = bytes.iter().position(|byte| *byte == 0);
     text(end.and_then(|end| bytes.get(..end)).unwrap_or_default())
 }
 
-/// As [`name`], of all of `bytes`.
+/// As [`name`], but all of `bytes`.
 pub(super) fn text(bytes: &[u8]) -> Result<Option<String>, AcpiError> {
     let text = core::str::from_utf8(bytes).unwrap_or_default();
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -166,8 +160,7 @@ pub(super) fn push<T>(list: &mut Vec<T>, value: T) -> Result<(), AcpiError> {
     Ok(())
 }
 
-/// The values of `list` that have the key of an earlier one, in their order: the place of the first that has it, and their own.
-/// O(n log n).
+/// Pairs each value whose key an earlier value has with the first such value, by index, in order. O(n log n).
 pub(super) fn twins<T, K: Ord>(list: &[T], key: impl Fn(&T) -> K) -> Result<Vec<(usize, usize)>, AcpiError> {
     let (mut places, mut twins) = (Vec::new(), Vec::new());
     for place in 0..list.len() {
@@ -186,7 +179,7 @@ pub(super) fn twins<T, K: Ord>(list: &[T], key: impl Fn(&T) -> K) -> Result<Vec<
     Ok(twins)
 }
 
-/// Takes the values out of `list` that `is_gone` says of.
+/// Removes the values that `gone` flags.
 pub(super) fn remove<T>(list: &mut Vec<T>, gone: &[bool]) {
     let mut gone = gone.iter();
     list.retain(|_| !gone.next().copied().unwrap_or(false));
@@ -212,7 +205,6 @@ mod tests {
         assert_eq!(walked(&[0, 2, 0]), [Ok(100), length(102, 1, 1)]);
     }
 
-    /// A structure of no bytes would be walked for ever, and one that is too short for its own length is no structure.
     #[test]
     fn a_structure_has_bytes_and_a_length() {
         let all = || Bytes { bytes: &[0; 8], at: 0 };
@@ -256,7 +248,6 @@ mod tests {
         }
     }
 
-    /// Every field of every length at every place in a part, and beyond its end.
     #[test]
     fn fields_are_those_of_their_part_and_none_is_beyond_it() {
         let bytes: Vec<u8> = (0xf1..=0xff).collect();

@@ -1,7 +1,7 @@
 //! VT-d's table.
 //!
-//! Left out is what names interrupt controllers, and what restricts no unit: which root ports have ATS (ATSR), which devices want it
-//! (SATC, SIDP), and which node of memory a unit is near to (RHSA).
+//! Not read: the structures of interrupt controllers, and those that restrict no unit: root ports with ATS (ATSR), devices that want ATS
+//! (SATC, SIDP), and a unit's memory node (RHSA).
 //!
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, Rev. 4.1 (March 2023), chapter 8
 //! "BIOS Considerations".
@@ -19,7 +19,7 @@ const UNIT: u16 = 0;
 const RESERVED: u16 = 1;
 /// A device of the ACPI namespace (section 8.7).
 const NAMED: u16 = 4;
-/// The last one that the manual has.
+/// The last type in the manual.
 const LAST: u16 = 6;
 
 /// Kinds of scopes (section 8.3.1).
@@ -31,64 +31,64 @@ const NAMESPACE: u8 = 5;
 /// What the table says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dmar {
-    /// Bits of physical addresses that devices can be led to.
+    /// Width of physical addresses that a device can be given.
     pub address_bits: u32,
-    /// The units. [`unit_of`](Self::unit_of) says which one a device is behind.
+    /// The units. [`unit_of`](Self::unit_of) finds a device's.
     pub units: Vec<DmarUnit>,
-    /// Units that cannot be used, each for a reason among the [flaws](Self::flaws). **Their devices are behind no other unit.**
+    /// Units that cannot be used, each with its reason among the [flaws](Self::flaws). **No other unit translates for their devices.**
     pub refused: Vec<DmarUnit>,
-    /// Memory that firmware reserves for devices, each with the segment and the device.
+    /// Memory that firmware reserves for devices, with its segment and device.
     pub reserved: Vec<(u16, DmarScope, Reserved)>,
-    /// The names in the ACPI namespace of devices that have a [number](DmarScopeKind::Namespace) there.
+    /// Names of ACPI namespace devices, by their [number](DmarScopeKind::Namespace).
     pub names: Vec<(u8, String)>,
-    /// What is wrong with the table. Each is a sentence for the log.
+    /// What is wrong with the table, one sentence each for the log.
     pub flaws: Vec<Flaw>,
 }
 
 /// A unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DmarUnit {
-    /// Where its registers begin in memory.
+    /// Physical address of its registers.
     pub registers: u64,
-    /// How many bytes of registers it has.
+    /// Size of its registers, in bytes.
     pub registers_len: u64,
     /// The PCI segment of its devices.
     pub segment: u16,
-    /// It is in front of all devices of its segment that no other unit, of the refused ones too, names.
+    /// It takes all devices of its segment that no other unit names, refused units included.
     pub others: bool,
-    /// The devices that it is in front of.
+    /// Its devices.
     pub scopes: Vec<DmarScope>,
-    /// Where its structure begins, and whether all its scopes could be read.
+    /// Offset of its structure, and whether all its scopes could be read.
     offset: usize,
     whole: bool,
 }
 
-/// What a scope is of.
+/// Kind of scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmarScopeKind {
     /// A PCI device.
     Endpoint,
-    /// A PCI bridge, and all that is behind it.
+    /// A PCI bridge, and all devices behind it.
     Bridge,
-    /// A device of the ACPI namespace, by its number ([`Dmar::names`]). Its path is the number that the unit knows it by.
+    /// A device of the ACPI namespace, by its number ([`Dmar::names`]). Its path gives its source-id.
     Namespace(u8),
 }
 
 /// A device, or all that is behind a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DmarScope {
-    /// What it is.
+    /// Its kind.
     pub kind: DmarScopeKind,
-    /// The bus that the path begins on.
+    /// The bus that the path starts at.
     pub bus: u8,
-    /// Device and function of each bridge on the way, and of the device at its end. (A bridge leads to its secondary bus.)
+    /// Device and function of each bridge on the path, and of the device at its end. (A bridge leads to its secondary bus.)
     pub path: Vec<(u8, u8)>,
 }
 
 impl DmarScope {
-    /// The number of the device at the path's end, by which the unit knows it: bus, device and function as 16 bits. `buses` says of a
-    /// bridge, by its number, which buses are behind it (its registers Secondary and Subordinate Bus Number), or `None` where that is no
-    /// bridge, or leads nowhere yet. `None` where `buses` has none for a bridge of the path.
+    /// Returns the source-id (bus, device and function as 16 bits) of the device at the end of the path. `buses` returns a bridge's
+    /// Secondary and Subordinate Bus Number registers, by its source-id, and `None` for a device that is no bridge, or one that is not set
+    /// up. Returns `None` if `buses` does so for a bridge of the path.
     pub fn device(&self, mut buses: impl FnMut(u16) -> Option<(u8, u8)>) -> Option<u16> {
         let mut bus = self.bus;
         let (last, bridges) = self.path.split_last()?;
@@ -101,11 +101,11 @@ impl DmarScope {
         Some(number(bus, *last))
     }
 
-    /// Whether `device` is the device at the path's end, or is behind that where it is a bridge. `buses` is as for
-    /// [`device`](Self::device). A virtual function counts as its physical function does (VT-d, section 8.3.3): ask for that.
+    /// Whether the scope covers `device`: the device at the end of the path, or any behind it if that is a bridge. `buses` is as for
+    /// [`device`](Self::device). For a virtual function, pass its physical function (VT-d, section 8.3.3).
     pub fn covers(&self, device: u16, mut buses: impl FnMut(u16) -> Option<(u8, u8)>) -> bool {
         let Some(own) = self.device(&mut buses) else { return false };
-        // A bridge that leads to no bus behind its own is not set up.
+        // A bridge whose secondary bus is not above its own is not set up.
         let behind = |(first, last): (u8, u8)| {
             first > (own >> 8) as u8 && (first..=last).contains(&((device >> 8) as u8))
         };
@@ -114,8 +114,8 @@ impl DmarScope {
 }
 
 impl Dmar {
-    /// Reads the table. What is wrong in it is one of the [flaws](Self::flaws), and what else it says is used. O(n log n) by the table's
-    /// length, and memory by that; allocates.
+    /// Parses the table. Reports what is wrong as [flaws](Self::flaws), and uses the rest. Time O(n log n) and memory O(n) in the length of
+    /// the table; allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
@@ -138,8 +138,8 @@ impl Dmar {
         {
             let structure = match structure {
                 Ok(structure) => structure,
-                // The units of a segment end with the one in front of all others (section 8.3), so of a unit behind the walk's
-                // end, that one is missing as well.
+                // The unit that takes all other devices of a segment comes last (section 8.3). If the walk ended early, that unit is
+                // missing, too.
                 Err(flaw) => {
                     push(&mut dmar.flaws, flaw)?;
                     break;
@@ -165,9 +165,8 @@ impl Dmar {
         Ok(dmar)
     }
 
-    /// The unit in front of `device` (bus, device and function as 16 bits) of a PCI segment, of which `buses` says which buses are behind
-    /// a bridge, as for [`DmarScope::device`]. `None` where there is none that can be used: **then nothing translates what the device
-    /// does.** O(the table's length).
+    /// The unit that translates for `device` (bus, device and function as 16 bits) of a PCI segment; `buses` is as for
+    /// [`DmarScope::device`]. `None` if there is none that can be used: **the device's DMA is then not translated.** O(the table's length).
     pub fn unit_of(
         &self,
         segment: u16,
@@ -184,8 +183,8 @@ impl Dmar {
         self.units.iter().find(names).or_else(|| self.units.iter().find(others))
     }
 
-    /// What firmware reserves for `device` (bus, device and function as 16 bits) of a PCI segment: what
-    /// [`Reserved::map`] takes. `buses` says which buses are behind a bridge, as for [`DmarScope::device`]. O(the table's length).
+    /// What firmware reserves for `device` (bus, device and function as 16 bits) of a PCI segment, for [`Reserved::map`]. `buses` is as for
+    /// [`DmarScope::device`]. O(the table's length).
     pub fn reserved_for(
         &self,
         segment: u16,
@@ -204,7 +203,7 @@ impl Dmar {
         let read = || Some((structure.u8(4)?, structure.u8(5)?, structure.u64(8)?, structure.rest(16)?));
         let segment = structure.u16(6);
         let Some((flags, size, registers, rest)) = read() else {
-            // Not even where the registers are.
+            // Too short even for the address of the registers.
             let none = DmarUnit {
                 registers: 0,
                 registers_len: 0,
@@ -221,7 +220,7 @@ impl Dmar {
         let (scopes, whole) = scopes(rest, &mut self.flaws)?;
         let (others, registers_len) = (flags & 1 != 0, PAGE << (size & 0xf));
         let segment = segment.unwrap_or(0);
-        // Of the unit in front of all others, scopes name what is behind it anyway.
+        // The scopes of the unit that takes all other devices add nothing.
         let whole = whole || others;
         let unit = DmarUnit { registers, registers_len, segment, others, scopes, offset, whole };
         let can_be = can_be_registers(registers, registers_len);
@@ -266,7 +265,7 @@ impl Dmar {
         Ok(Some(()))
     }
 
-    /// A unit that several structures describe becomes one, with the devices of all.
+    /// Merges structures that describe one unit.
     fn join(&mut self) -> Result<(), AcpiError> {
         let mut gone = Vec::new();
         self.units.iter().try_for_each(|_| push(&mut gone, false))?;
@@ -282,7 +281,7 @@ impl Dmar {
             }
         }
         remove(&mut self.units, &gone);
-        // One of each segment is in front of all others: the first, as for Linux.
+        // One unit of a segment takes all other devices: the first in the table, as in Linux.
         let segment_of_others = |unit: &DmarUnit| unit.others.then_some(unit.segment);
         for (first, second) in twins(&self.units, segment_of_others)? {
             let first = self.units.get(first).map_or(0, |unit| unit.offset);
@@ -294,9 +293,9 @@ impl Dmar {
         Ok(())
     }
 
-    /// Which devices all others are is known where those of each refused unit are.
+    /// Refuses the unit that takes all other devices of a segment, unless the devices of each refused unit there are known.
     fn limit_others(&mut self) -> Result<(), AcpiError> {
-        // What is too short to have registers may not even say its segment.
+        // A structure that is too short to have registers may not even name its segment.
         let is_any = self.refused.iter().any(|unit| unit.registers_len == 0);
         let mut unknown = Vec::new();
         for unit in self.refused.iter().filter(|unit| !unit.whole) {
@@ -327,7 +326,6 @@ impl Dmar {
     }
 }
 
-/// The scopes, and whether these are all.
 fn scopes(bytes: Bytes<'_>, flaws: &mut Vec<Flaw>) -> Result<(Vec<DmarScope>, bool), AcpiError> {
     let mut all = Vec::new();
     for scope in bytes.split(6, |at| at.u8(1).map(usize::from)) {
@@ -353,7 +351,7 @@ fn scopes(bytes: Bytes<'_>, flaws: &mut Vec<Flaw>) -> Result<(Vec<DmarScope>, bo
         let mut path = Vec::new();
         for step in scope.rest(6).into_iter().flat_map(|path| path.split(2, |_| Some(2))) {
             let step = step.ok().and_then(|step| Some((step.u8(0)?, step.u8(1)?)));
-            // Half a step is filled up with one that cannot be.
+            // Pads an odd byte to a step that no device has.
             push(&mut path, step.unwrap_or((u8::MAX, u8::MAX)))?;
         }
         let can_be = !path.is_empty() && path.iter().all(|(device, function)| *device < 32 && *function < 8);

@@ -1,199 +1,199 @@
-//! What is wrong with a firmware's table, and what was done about it.
+//! What is wrong with a firmware table, and how it was handled.
 
 use portcullis::addr::{AddrError, IovaRange};
 
-/// A table that is refused: nothing of it can be used.
+/// Why a table is refused as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcpiError {
-    /// It is not this table.
+    /// It has another signature.
     #[error("the table is {}, and {} was looked for", found.escape_ascii(), wanted.escape_ascii())]
     Signature {
-        /// The signature it has.
+        /// The signature found.
         found: [u8; 4],
-        /// The one that was looked for.
+        /// The signature expected.
         wanted: [u8; 4],
     },
-    /// It is shorter than its header, or than it says.
+    /// It is shorter than its header, or than its length field says.
     #[error("the table has {bytes} bytes, and wants {wanted}")]
     Cut {
-        /// Its bytes.
+        /// Its length.
         bytes: usize,
-        /// How many it should have at least.
+        /// The length expected.
         wanted: usize,
     },
-    /// There is no memory for what it says.
+    /// There is no memory for its contents.
     #[error("no memory for what the table says")]
     OutOfMemory,
 }
 
-/// Something in a table that is wrong, or not known. What else the table says is used. Offsets count from the table's beginning.
+/// Something in a table that is wrong or unknown; the rest of the table is used. Offsets are from the beginning of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
-    /// Its bytes do not sum up to 0. Linux refuses an IVRS table for this, and takes the others.
+    /// Its bytes do not sum up to 0. Linux refuses an IVRS table for this, but no other table.
     #[error("the bytes of the table sum up to {sum:#04x} and not to 0, so any of them may be wrong")]
     Checksum {
         /// Their sum.
         sum: u8,
     },
-    /// A structure that is shorter than any is, or goes beyond the end of what it is in: where the next one begins is not known.
+    /// A structure shorter than any of its kind, or one that crosses the end of its parent: the walk cannot go on.
     #[error(
         "the structure at offset {offset:#x} says that it has {len} bytes, which is not in {least}..={left}: neither it nor what \
          follows it is used"
     )]
     Length {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
-        /// The length it gives.
+        /// Its length field.
         len: usize,
-        /// The least that a structure has there.
+        /// The shortest length allowed.
         least: usize,
-        /// The bytes up to the end of what it is in.
+        /// Bytes up to the end of its parent.
         left: usize,
     },
-    /// A structure that is shorter than its kind is.
+    /// A structure shorter than its kind.
     #[error("the structure at offset {offset:#x} has {len} bytes, too few for its kind: it is not used")]
     Short {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
         /// Its length.
         len: usize,
     },
-    /// A structure of a kind that this library does not know.
+    /// A structure of an unknown kind.
     #[error("the structure at offset {offset:#x} is of the unknown kind {kind:#x}: it is not used")]
     Kind {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
-        /// The kind that it gives.
+        /// Its kind.
         kind: u16,
     },
-    /// Addresses that are fewer bits wide than a page.
+    /// An address width narrower than a page.
     #[error("physical addresses are said to have {bits} bits")]
     AddressBits {
-        /// What the table says.
+        /// The width.
         bits: u32,
     },
-    /// A unit whose registers cannot be where they are said to be: at 0, not at a page's begin, or beyond the last address.
+    /// A unit with an impossible register address: 0, unaligned, or beyond the last address.
     #[error(
         "the unit at offset {offset:#x} has its registers at {registers:#x}, where none can be: it is refused, and no other unit is \
          in front of its devices"
     )]
     Registers {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
-        /// Where the registers are said to be.
+        /// The register address.
         registers: u64,
     },
-    /// A unit of whose devices the list cannot be read to its end, so that any device may be one of them.
+    /// A unit whose device list cannot be read to its end, so that any device may be in it.
     #[error("the devices of the unit at offset {offset:#x} are not all known: it is refused")]
     Devices {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
     },
-    /// A unit that is in front of all devices that no other names, where a unit was refused whose devices are not known.
+    /// A unit that takes all other devices of a segment, while the devices of a refused unit are not known.
     #[error(
         "the unit at offset {offset:#x} is in front of all other devices of PCI segment {segment}, and which these are is not known: \
          only devices that it names are taken for its own"
     )]
     Others {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
         /// The segment.
         segment: u16,
     },
-    /// Two structures for one unit, or for the one of all other devices.
+    /// Two structures for one unit, or two units that take all other devices.
     #[error(
         "the structure at offset {offset:#x} contradicts or repeats the one at {first:#x}, which came first"
     )]
     Twice {
-        /// Where the second one begins.
+        /// Offset of the second one.
         offset: usize,
-        /// Where the first one begins.
+        /// Offset of the first one.
         first: usize,
     },
     /// A path, or a device and function, that no device can have.
     #[error("the device scope at offset {offset:#x} leads to no device that there can be: it is not used")]
     Path {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
     },
-    /// A name that is not the zero-terminated ASCII that it should be.
+    /// A name that is not zero-terminated ASCII.
     #[error("the name at offset {offset:#x} cannot be read: its device has none")]
     Name {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
     },
-    /// A device of the ACPI namespace, by a number that no structure gives a name to.
+    /// A device of the ACPI namespace whose number has no name.
     #[error("a device scope names device {number} of the ACPI namespace, which the table gives no name")]
     Nameless {
         /// The number.
         number: u8,
     },
-    /// A run of devices that has none.
+    /// A device range that ends before it begins.
     #[error("the run of devices at offset {offset:#x} goes from {first:#06x} to {last:#06x}: it is not used")]
     Backwards {
-        /// Where it is.
+        /// Its offset.
         offset: usize,
         /// The first device.
         first: u16,
         /// The last device.
         last: u16,
     },
-    /// The first device of a run without the last one, or the reverse.
+    /// A device range with only one end.
     #[error(
         "the run of devices at offset {offset:#x} has one end: it is taken for device {device:#06x} alone"
     )]
     OneEnd {
-        /// Where it is.
+        /// Its offset.
         offset: usize,
         /// The device.
         device: u16,
     },
-    /// A reserved region of no possible addresses.
+    /// A reserved region of impossible addresses.
     #[error("the reserved region at offset {offset:#x} is not used: {error}")]
     Region {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
-        /// What is wrong with it.
+        /// Its fault.
         error: AddrError,
     },
     /// A reserved region that ends before it begins.
     #[error("the reserved region at offset {offset:#x} goes from {first:#x} to {last:#x}: it is not used")]
     RegionBackwards {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
         /// Its first byte.
         first: u64,
         /// Its last byte.
         last: u64,
     },
-    /// A reserved region inside page 0, as firmware writes it that means none. Linux maps the page.
+    /// A reserved region inside page 0, which firmware writes for "none". Linux maps the page.
     #[error("the reserved region at offset {offset:#x} lies in page 0, and stands for none: it is not used")]
     PageZero {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
     },
-    /// A reserved region that does not begin and end with pages of the size that the manual wants.
+    /// A reserved region that is not aligned to the page size that the manual demands.
     #[error(
         "the reserved region {range} at offset {offset:#x} is not of whole pages: all pages that it touches are used"
     )]
     Unaligned {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
         /// The region.
         range: IovaRange,
     },
-    /// A reserved region that no device is named for.
+    /// A reserved region without a device.
     #[error("the reserved region at offset {offset:#x} is for no device: it is not used")]
     ForNobody {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
     },
-    /// A region that is to be neither mapped one to one nor excluded, or that may be neither read nor written.
+    /// A region that is neither to be identity-mapped nor excluded, or that may be neither read nor written.
     #[error("the memory at offset {offset:#x} has flags {flags:#04x}, which reserve nothing: it is not used")]
     ReservesNothing {
-        /// Where its structure begins.
+        /// Offset of its structure.
         offset: usize,
         /// The flags.
         flags: u8,
@@ -201,40 +201,40 @@ pub enum Flaw {
     /// Nodes that cannot be read.
     #[error("the table names {count} nodes, of which {held} can be read")]
     Nodes {
-        /// How many it names.
+        /// How many the table names.
         count: usize,
         /// How many can be read.
         held: usize,
     },
-    /// Mappings or regions that are not inside their node.
+    /// Mappings or regions outside their node.
     #[error("the node at offset {offset:#x} names {count} mappings or regions, and holds {held} of them")]
     Mappings {
-        /// Where the node begins.
+        /// Offset of the node.
         offset: usize,
-        /// How many it names.
+        /// How many the node names.
         count: usize,
         /// How many are inside it.
         held: usize,
     },
-    /// A mapping that leads where no node is that it may lead to.
+    /// A mapping whose target is no node that it may name.
     #[error(
         "the mapping at offset {offset:#x} leads to offset {to:#x}, where no such node is: what it maps is behind no unit"
     )]
     Reference {
-        /// Where the mapping is.
+        /// Offset of the mapping.
         offset: usize,
-        /// Where it leads.
+        /// Offset of its target.
         to: usize,
     },
-    /// Two runs of identifiers that hold the same one. Firmware often writes the count where the count less one belongs: then the
-    /// run that begins there has it. Else the one that comes first in the table has it.
+    /// Two ID ranges that overlap. Firmware often writes the count where the count minus one belongs: then the range that begins at the
+    /// shared ID has it. Otherwise the first in the table has it.
     #[error("the mappings at offsets {first:#x} and {second:#x} both have identifier {id:#x}")]
     Overlap {
-        /// Where the one is that has the lower identifiers.
+        /// Offset of the one with the lower IDs.
         first: usize,
-        /// Where the other is.
+        /// Offset of the other.
         second: usize,
-        /// The first identifier that both have.
+        /// The first shared ID.
         id: u32,
     },
 }

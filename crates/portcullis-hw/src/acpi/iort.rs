@@ -10,8 +10,7 @@ use portcullis::addr::{Iova, IovaRange, Permissions};
 use super::bytes::{Bytes, HEADER, can_be_registers, name, push, region, twins};
 use super::{AcpiError, Flaw, Reserved};
 
-/// Kinds of nodes: groups of interrupt translation services (ITS), devices of the ACPI namespace, root complexes, SMMUs of versions 1 and
-/// 2, and of version 3, performance counters, reserved memory.
+/// Node types: ITS groups, named components, root complexes, SMMUs of versions 1 and 2, SMMUv3, performance counters, reserved memory.
 const INTERRUPTS: u8 = 0;
 const COMPONENT: u8 = 1;
 const ROOT_COMPLEX: u8 = 2;
@@ -19,40 +18,40 @@ const SMMU: u8 = 3;
 const SMMU_V3: u8 = 4;
 const RESERVED: u8 = 6;
 
-/// Bytes of a node before what is particular to its kind.
+/// Bytes of a node before its type-specific part.
 const NODE: usize = 16;
-/// Bytes of an ID mapping and of a reserved region, and a mapping's flag for a single number.
+/// Bytes of an ID mapping and of a reserved region, and the single-mapping flag.
 const MAPPING: usize = 20;
 const SINGLE: u32 = 1;
 
-/// Bytes of registers of an SMMUv3 (two pages of 64 KiB), and what reserved regions are multiples of.
+/// Size of an SMMUv3's registers (two pages of 64 KiB), and the granularity of reserved regions.
 const REGISTERS: u64 = 128 << 10;
 const GRANULE: u64 = 64 << 10;
 
 /// What the table says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iort {
-    /// The SMMUv3 units. [`stream`](Self::stream) says which one a device is behind.
+    /// The SMMUv3 units. [`stream`](Self::stream) finds a device's.
     pub units: Vec<IortUnit>,
-    /// Where the registers of units that cannot be used are said to be, each for a reason among the [flaws](Self::flaws). Their devices
-    /// are behind no unit.
+    /// Register addresses of units that cannot be used, each with its reason among the [flaws](Self::flaws). No unit translates for their
+    /// devices.
     pub refused: Vec<u64>,
-    /// The root complexes of PCI.
+    /// PCI root complexes.
     pub roots: Vec<IortRoot>,
-    /// Devices of the ACPI namespace.
+    /// Named components: devices of the ACPI namespace.
     pub components: Vec<IortComponent>,
     /// Memory that firmware reserves for streams.
     pub reserved: Vec<IortReserved>,
-    /// What is wrong with the table. Each is a sentence for the log.
+    /// What is wrong with the table, one sentence each for the log.
     pub flaws: Vec<Flaw>,
 }
 
 /// An SMMUv3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IortUnit {
-    /// Where its registers begin in memory.
+    /// Physical address of its registers.
     pub registers: u64,
-    /// Its accesses to memory are coherent, whatever its registers say.
+    /// Its memory accesses are coherent, whatever its registers say.
     pub coherent: bool,
 }
 
@@ -61,10 +60,9 @@ pub struct IortUnit {
 pub struct IortRoot {
     /// The PCI segment of its devices.
     pub segment: u32,
-    /// How many bits of an address its devices can put on the bus: no I/O virtual address for them is beyond. `None` where firmware does
-    /// not say.
+    /// Address width of its devices: they can use no IOVA beyond it. `None` if firmware does not say.
     pub address_bits: Option<u32>,
-    /// Runs of its devices.
+    /// ID ranges of its devices.
     runs: Vec<Run>,
 }
 
@@ -73,49 +71,48 @@ pub struct IortRoot {
 pub struct IortComponent {
     /// Its name there.
     pub name: String,
-    /// How many bits of an address it can put on the bus, as for a [root complex](IortRoot::address_bits).
+    /// Its address width, as for a [root complex](IortRoot::address_bits).
     pub address_bits: Option<u32>,
-    /// Units, each with the first and the last stream that is the device's there.
+    /// Units, each with the device's first and last stream ID there.
     pub streams: Vec<(IortUnit, (u32, u32))>,
 }
 
-/// Regions that are reserved for each of some streams.
+/// Regions that are reserved for some streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IortReserved {
-    /// Units, each with the first and the last of its streams.
+    /// Units, each with the first and the last stream ID.
     pub streams: Vec<(IortUnit, (u32, u32))>,
     /// The regions.
     pub regions: Vec<Reserved>,
 }
 
-/// Numbers that are others to the unit that they lead to.
+/// An ID mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
-    /// The first, the last, and what the first one becomes.
+    /// The first and the last input ID, and the output ID of the first.
     first: u32,
     last: u32,
     output: u32,
-    /// Whatever the number, it becomes that.
+    /// Every input ID has the same output ID.
     is_single: bool,
-    /// `None` where it leads to none, or to one that cannot be used.
+    /// `None` if it leads to no unit, or to one that cannot be used.
     unit: Option<IortUnit>,
-    /// Where the mapping is.
     offset: usize,
 }
 
-/// Units, each with the first and the last of some streams there.
+/// Units, each with the first and the last stream ID there.
 type Streams = Vec<(IortUnit, (u32, u32))>;
 
 /// The nodes of a table, in order.
 struct Nodes<'a> {
     nodes: Vec<Bytes<'a>>,
-    /// SMMUv3s that can be used, by where their nodes are.
+    /// Usable SMMUv3s, by the offset of their nodes.
     units: Vec<(usize, IortUnit)>,
 }
 
 impl Iort {
-    /// Reads the table. Nodes that only concern interrupts are left out. What is wrong in it is one of the [flaws](Self::flaws), and what
-    /// else it says is used. O(n log n) by the table's length, and memory by that; allocates.
+    /// Parses the table, except nodes that concern only interrupts. Reports what is wrong as [flaws](Self::flaws), and uses the rest. Time
+    /// O(n log n) and memory O(n) in the length of the table; allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
@@ -148,11 +145,11 @@ impl Iort {
         Ok(iort)
     }
 
-    /// The unit that the device `device` of a PCI segment (bus, device and function as 16 bits) goes through, and the number of its
-    /// stream there. `None` where there is none that can be used: **then nothing translates what the device does.** O(the table's length).
+    /// The unit that translates for `device` (bus, device and function as 16 bits) of a PCI segment, and its stream ID there. `None` if
+    /// there is none that can be used: **the device's DMA is then not translated.** O(the table's length).
     ///
-    /// Where runs of devices overlap, firmware wrote the count and not the count less one: a run that begins with the device wins over
-    /// one that ends with it. Else the first of them in the table wins. (Linux decides so.)
+    /// If ID ranges overlap, firmware wrote the count instead of the count minus one: a range that begins with the device wins over one
+    /// that ends with it. Otherwise the first in the table wins. (Linux decides so.)
     pub fn stream(&self, segment: u32, device: u16) -> Option<(IortUnit, u32)> {
         let device = u32::from(device);
         let runs = self.roots.iter().filter(|root| root.segment == segment).flat_map(|root| &root.runs);
@@ -170,7 +167,7 @@ impl Iort {
         ends?.led(device)
     }
 
-    /// What firmware reserves for a stream of a unit: what [`Reserved::map`] takes. O(the table's length).
+    /// What firmware reserves for a stream of a unit, for [`Reserved::map`]. O(the table's length).
     pub fn reserved_for(&self, unit: &IortUnit, stream: u32) -> impl Iterator<Item = Reserved> {
         let unit = *unit;
         let covers = move |reserved: &&IortReserved| {
@@ -182,12 +179,11 @@ impl Iort {
         self.reserved.iter().filter(covers).flat_map(|reserved| &reserved.regions).copied()
     }
 
-    /// All nodes, and the units among them.
     fn nodes<'a>(&mut self, table: &Bytes<'a>) -> Result<Nodes<'a>, AcpiError> {
         let count = table.u32(HEADER).unwrap_or(0) as usize;
         let first = table.u32(HEADER + 4).unwrap_or(0) as usize;
         let mut all = Nodes { nodes: Vec::new(), units: Vec::new() };
-        // No nodes inside the header.
+        // Nodes do not begin inside the header.
         let nodes = table.rest(first).filter(|_| first >= HEADER + 12);
         let walk = nodes.into_iter().flat_map(|nodes| nodes.split(NODE, |at| at.u16(1).map(usize::from)));
         for node in walk.take(count) {
@@ -215,7 +211,7 @@ impl Iort {
             }
             push(&mut all.units, (node.at, IortUnit { registers, coherent: flags & 1 != 0 }))?;
         }
-        // Two nodes for one unit are one, which is coherent if both say so.
+        // Two nodes for one unit become one, which is coherent if both say so.
         let twins = twins(&all.units, |(_, unit)| unit.registers)?;
         for (first, second) in &twins {
             let Ok([first, second]) = all.units.get_disjoint_mut([*first, *second]) else { continue };
@@ -237,7 +233,7 @@ impl Iort {
 
     fn root(&mut self, node: &Bytes<'_>, nodes: &Nodes<'_>) -> Result<Option<()>, AcpiError> {
         let Some(segment) = node.u32(NODE + 12) else { return Ok(None) };
-        // Of revision 0, the byte is not there, or is reserved.
+        // Revision 0 does not have this byte, or reserves it.
         let address_bits = node.u8(NODE + 16).filter(|_| node.u8(3) > Some(0)).and_then(stated);
         let runs = mappings(node, nodes, &mut self.flaws)?;
         push(&mut self.roots, IortRoot { segment, address_bits, runs })?;
@@ -274,7 +270,7 @@ impl Iort {
 }
 
 impl Iort {
-    /// Tells of devices of a segment that are in two runs.
+    /// Reports devices of a segment that two ranges have.
     fn overlaps(&mut self) -> Result<(), AcpiError> {
         let mut sorted = Vec::new();
         for (segment, run) in
@@ -304,12 +300,11 @@ impl Run {
     }
 }
 
-/// A width of addresses, if it is one.
 fn stated(bits: u8) -> Option<u32> {
     Some(u32::from(bits)).filter(|bits| (1..=64).contains(bits))
 }
 
-/// What the numbers of a node of its own are at the units.
+/// Translates all IDs of a node that has no ID of its own into stream IDs.
 fn streams(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Result<Streams, AcpiError> {
     let mut streams = Vec::new();
     for run in mappings(node, nodes, flaws)? {
@@ -321,7 +316,6 @@ fn streams(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Result
     Ok(streams)
 }
 
-/// The ID mappings of a node.
 fn mappings(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Result<Vec<Run>, AcpiError> {
     let mut runs = Vec::new();
     for mapping in held(node, node.u32(8).unwrap_or(0), node.u32(12).unwrap_or(0), flaws)? {
@@ -341,7 +335,7 @@ fn mappings(node: &Bytes<'_>, nodes: &Nodes<'_>, flaws: &mut Vec<Flaw>) -> Resul
     Ok(runs)
 }
 
-/// The mappings or regions of a node, `count` of them from `at` on, as far as they are inside it.
+/// The `count` mappings or regions of a node from `at` on, as far as they are inside it.
 fn held<'a>(
     node: &Bytes<'a>,
     count: u32,

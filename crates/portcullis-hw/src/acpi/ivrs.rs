@@ -12,53 +12,52 @@ use portcullis::addr::{Iova, IovaRange, Permissions};
 use super::bytes::{Bytes, PAGE, can_be_registers, push, region, remove, text, twins};
 use super::{AcpiError, Flaw, Reserved};
 
-/// Blocks: units, by three generations of the same block; memory, of all devices, of one, of a range of devices.
+/// Block types: units, in three generations; memory of all devices, of one, of a range.
 const UNITS: [u8; 3] = [0x10, 0x11, 0x40];
 const MEMORY_OF_ALL: u8 = 0x20;
 const MEMORY_OF_ONE: u8 = 0x21;
 const MEMORY_OF_RANGE: u8 = 0x22;
 
-/// Flags of memory: mapped one to one, where devices read and write as the next two say; excluded, where they do both.
+/// Flags of memory: identity-mapped, with read and write permission by the next two; excluded, with both.
 const UNITY: u8 = 1 << 0;
 const READ: u8 = 1 << 1;
 const WRITE: u8 = 1 << 2;
 const EXCLUDED: u8 = 1 << 3;
 
-/// Bytes of registers of a unit without performance counters. (With these it has 512 KiB, as its feature register says.)
+/// Size of a unit's registers without performance counters, in bytes. (With them it is 512 KiB, by the feature register.)
 const REGISTERS: u64 = 16 << 10;
 
 /// What the table says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ivrs {
-    /// The units. One that is described by several generations of blocks is there once, by the newest that can be read.
-    /// [`unit_of`](Self::unit_of) says which one a device is behind.
+    /// The units, each once, by the newest generation of block that can be read. [`unit_of`](Self::unit_of) finds a device's.
     pub units: Vec<IvrsUnit>,
-    /// Units that cannot be used, each for a reason among the [flaws](Self::flaws). **Their devices are behind no other unit.**
+    /// Units that cannot be used, each with its reason among the [flaws](Self::flaws). **No other unit translates for their devices.**
     pub refused: Vec<IvrsUnit>,
-    /// Memory that firmware reserves for devices, each with the PCI segment, and the first and the last device.
+    /// Memory that firmware reserves for devices, with the PCI segment, and the first and the last device.
     pub reserved: Vec<(u16, (u16, u16), Reserved)>,
-    /// What is wrong with the table. Each is a sentence for the log.
+    /// What is wrong with the table, one sentence each for the log.
     pub flaws: Vec<Flaw>,
 }
 
 /// A unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IvrsUnit {
-    /// Where its registers begin in memory.
+    /// Physical address of its registers.
     pub registers: u64,
     /// The PCI segment of its devices.
     pub segment: u16,
-    /// Its own number: bus, device and function.
+    /// Its own bus, device and function.
     pub device: u16,
-    /// Where its capability block begins in its configuration space.
+    /// Offset of its capability block in its configuration space.
     pub capability: u16,
-    /// The devices that it is in front of, each run with its first and its last.
+    /// Its devices, as ranges of first and last.
     pub devices: Vec<(u16, u16)>,
-    /// Devices whose accesses carry another's number: runs of them, and the number that the unit sees.
+    /// Devices whose DMA carries another device's ID: ranges, and the ID that the unit sees.
     pub aliases: Vec<((u16, u16), u16)>,
-    /// Devices of the ACPI namespace.
+    /// Its devices of the ACPI namespace.
     pub named: Vec<IvrsNamed>,
-    /// The generation of the block, where it begins, and whether all of it could be read.
+    /// Generation and offset of the block, and whether all of it could be read.
     kind: u8,
     offset: usize,
     whole: bool,
@@ -67,11 +66,11 @@ pub struct IvrsUnit {
 /// A device of the ACPI namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IvrsNamed {
-    /// The number that the unit sees in its accesses, which other devices may have as well.
+    /// The ID that the unit sees in its DMA, which other devices may share.
     pub device: u16,
     /// Its hardware ID (`_HID`).
     pub hardware_id: String,
-    /// Its unique ID (`_UID`), if it has one; an integer is in decimal digits.
+    /// Its unique ID (`_UID`), if it has one; an integer becomes decimal digits.
     pub unique_id: Option<String>,
 }
 
@@ -82,8 +81,8 @@ impl IvrsUnit {
 }
 
 impl Ivrs {
-    /// Reads the table. Entries that only concern interrupts are left out. What is wrong in it is one of the [flaws](Self::flaws), and
-    /// what else it says is used. O(n log n) by the table's length, and memory by that; allocates.
+    /// Parses the table, except entries that concern only interrupts. Reports what is wrong as [flaws](Self::flaws), and uses the rest.
+    /// Time O(n log n) and memory O(n) in the length of the table; allocates.
     ///
     /// # Errors
     /// [`AcpiError`].
@@ -115,24 +114,24 @@ impl Ivrs {
         Ok(ivrs)
     }
 
-    /// The unit in front of `device` (bus, device and function as 16 bits) of a PCI segment. `None` where there is none that can be used:
-    /// **then nothing translates what the device does.** O(the table's length).
+    /// The unit that translates for `device` (bus, device and function as 16 bits) of a PCI segment. `None` if there is none that can be
+    /// used: **the device's DMA is then not translated.** O(the table's length).
     pub fn unit_of(&self, segment: u16, device: u16) -> Option<&IvrsUnit> {
         let is_refused = self.refused.iter().any(|unit| unit.names(segment, device));
-        // The last one, as for Linux.
+        // The last one, as in Linux.
         self.units.iter().rev().find(|unit| !is_refused && unit.names(segment, device))
     }
 
-    /// The number that the unit sees in the accesses of `device` (bus, device and function as 16 bits) of a PCI segment.
+    /// The ID that the unit sees in the DMA of `device` (bus, device and function as 16 bits) of a PCI segment.
     pub fn alias(&self, segment: u16, device: u16) -> u16 {
         let aliases = self.units.iter().filter(|unit| unit.segment == segment).flat_map(|unit| &unit.aliases);
-        // The last one, as for Linux.
+        // The last one, as in Linux.
         let mut of_device = aliases.rev().filter(|((first, last), _)| (*first..=*last).contains(&device));
         of_device.next().map_or(device, |(_, alias)| *alias)
     }
 
-    /// What firmware reserves for `device` of a PCI segment, and for all that the unit cannot tell from it, as these have one domain:
-    /// what [`Reserved::map`] takes. O(the table's length, squared).
+    /// What firmware reserves for `device` of a PCI segment and for its aliases, which share its domain, for [`Reserved::map`]. O(the
+    /// table's length, squared).
     pub fn reserved_for(&self, segment: u16, device: u16) -> impl Iterator<Item = Reserved> {
         let seen = self.alias(segment, device);
         let covers = move |(of, (first, last), _): &&(u16, (u16, u16), Reserved)| {
@@ -145,7 +144,7 @@ impl Ivrs {
         self.reserved.iter().filter(covers).map(|(.., region)| *region)
     }
 
-    /// A unit's block; `None` where it is too short.
+    /// Returns `None` if the block is too short.
     fn unit(&mut self, kind: u8, block: &Bytes<'_>) -> Result<Option<IvrsUnit>, AcpiError> {
         let header = if kind == UNITS[0] { 24 } else { 40 };
         let read =
@@ -167,7 +166,7 @@ impl Ivrs {
         for entry in entries.split(4, entry_len) {
             match entry {
                 Ok(entry) => unit.entry(&entry, &mut start, &mut self.flaws)?,
-                // The rest may name more devices, or say that one that was named is seen as another.
+                // The unread rest may name more devices, or aliases of the ones named.
                 Err(flaw) => {
                     unit.whole = false;
                     push(&mut self.flaws, flaw)?;
@@ -181,12 +180,12 @@ impl Ivrs {
 
     fn memory(&mut self, kind: u8, block: &Bytes<'_>) -> Result<Option<()>, AcpiError> {
         let offset = block.at;
-        // The segment is zeros where firmware is older than segments.
+        // Firmware older than segments has zeros here.
         let read = || {
             Some((block.u8(1)?, block.u16(4)?, block.u16(6)?, block.u16(8)?, block.u64(16)?, block.u64(24)?))
         };
         let Some((flags, device, other, segment, start, len)) = read() else { return Ok(None) };
-        // Exclusion is a mapping one to one, for all that a unit's driver can tell; firmware uses both for the same.
+        // A unit's driver can only treat exclusion as an identity mapping. Firmware uses both for the same.
         let permissions = match flags & (UNITY | EXCLUDED) {
             0 => None,
             UNITY => Permissions::of(flags & READ != 0, flags & WRITE != 0),
@@ -210,11 +209,11 @@ impl Ivrs {
         Ok(Some(()))
     }
 
-    /// Leaves of each unit the newest block that can be read, and refuses what cannot be used.
+    /// Keeps the newest readable block of each unit, and refuses units that cannot be used.
     fn choose(&mut self) -> Result<(), AcpiError> {
         let mut gone = Vec::new();
         self.units.iter().try_for_each(|_| push(&mut gone, false))?;
-        // One unit has one place for its registers, and one number, where blocks of several generations disagree.
+        // One unit has one register address and one ID, even if blocks of several generations disagree.
         let by_registers = twins(&self.units, |unit| (unit.segment, unit.registers))?;
         let by_number = twins(&self.units, |unit| (unit.segment, unit.device))?;
         for (first, second) in by_registers.into_iter().chain(by_number) {
@@ -227,7 +226,7 @@ impl Ivrs {
                 push(&mut self.flaws, Flaw::Twice { offset: other.offset, first: kept.offset })?;
             }
             if kept.kind == other.kind {
-                // Two units that say that they are one device of PCI are two.
+                // Two units that claim one PCI device are two units.
                 if !agree {
                     continue;
                 }
@@ -260,7 +259,7 @@ impl Ivrs {
 }
 
 impl IvrsUnit {
-    /// Takes over what another block of the same generation says of the unit.
+    /// Adds the contents of another block of the same generation.
     fn append(&mut self, other: &mut Self) -> Result<(), AcpiError> {
         fn append<T>(all: &mut Vec<T>, more: &mut Vec<T>) -> Result<(), AcpiError> {
             all.try_reserve(more.len()).map_err(|_| AcpiError::OutOfMemory)?;
@@ -273,7 +272,7 @@ impl IvrsUnit {
         append(&mut self.named, &mut other.named)
     }
 
-    /// Reads an entry. `start` is the run that has begun: its first device, and that device's alias.
+    /// Reads an entry. `start` is the open range: its first device, and that device's alias.
     fn entry(
         &mut self,
         entry: &Bytes<'_>,
@@ -283,13 +282,13 @@ impl IvrsUnit {
         let (offset, kind, device) = (entry.at, entry.u8(0).unwrap_or(0), entry.u16(1).unwrap_or(0));
         let alias = entry.u16(5).unwrap_or(device);
         match kind {
-            // What fills up, and what interrupts come from.
+            // Padding, and sources of interrupts.
             0 | 0x40 | 0x48 => Ok(()),
-            // All devices; one; one that is seen as another; one with further settings.
+            // All devices; one device; one with an alias; one with extended settings.
             1 => push(&mut self.devices, (0, u16::MAX)),
             2 | 0x46 => push(&mut self.devices, (device, device)),
             0x42 => self.run((device, device), Some(alias)),
-            // The start of a range, whose end follows, and of one that is seen as one device.
+            // The start of a range, whose end follows; and of a range with an alias.
             3 | 0x43 | 0x47 => {
                 let begun = start.replace((offset, device, (kind == 0x43).then_some(alias)));
                 self.one_end(begun, flaws)
@@ -299,7 +298,7 @@ impl IvrsUnit {
                 Some((_, first, _)) => push(flaws, Flaw::Backwards { offset, first, last: device }),
                 None => self.one_end(Some((offset, device, None)), flaws),
             },
-            // A device of the ACPI namespace, in blocks of the last generation alone.
+            // A device of the ACPI namespace, only in blocks of the last generation.
             0xf0 if self.kind == UNITS[2] => {
                 push(&mut self.devices, (device, device))?;
                 match hardware_id(entry)? {
@@ -314,7 +313,7 @@ impl IvrsUnit {
         }
     }
 
-    /// Devices of this unit, and the one that they are seen as, which is behind it as well.
+    /// Adds devices of this unit, and their alias, which belongs to the unit, too.
     fn run(&mut self, devices: (u16, u16), alias: Option<u16>) -> Result<(), AcpiError> {
         push(&mut self.devices, devices)?;
         let Some(alias) = alias else { return Ok(()) };
@@ -322,7 +321,7 @@ impl IvrsUnit {
         push(&mut self.aliases, (devices, alias))
     }
 
-    /// What has only one end of a run is that device.
+    /// Takes a range with only one end for one device.
     fn one_end(
         &mut self,
         begun: Option<(usize, u16, Option<u16>)>,
@@ -334,7 +333,7 @@ impl IvrsUnit {
     }
 }
 
-/// The hardware ID, of eight bytes, which zeros fill up.
+/// The hardware ID: eight bytes, padded with zeros.
 fn hardware_id(entry: &Bytes<'_>) -> Result<Option<String>, AcpiError> {
     let id = entry.take(4, 8).unwrap_or_default();
     let len = id.iter().position(|byte| *byte == 0).unwrap_or(id.len());
@@ -348,9 +347,8 @@ fn unique_id(entry: &Bytes<'_>) -> Result<Option<String>, AcpiError> {
         Some(1) if id.len() <= 8 => {
             let number = id.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
             let mut digits = String::new();
-            // The most digits that there are.
+            // The most digits of a `u64`.
             digits.try_reserve_exact(20).map_err(|_| AcpiError::OutOfMemory)?;
-            // It has room.
             let _ = write!(digits, "{number}");
             Ok(Some(digits))
         }
@@ -362,8 +360,8 @@ fn unique_id(entry: &Bytes<'_>) -> Result<Option<String>, AcpiError> {
     }
 }
 
-/// How long an entry for devices is: its two highest bits say so, but for the last kinds, whose lengths vary. Of these the manual has the
-/// one that names a device by ACPI; of another, `Some(0)`, the walk ends.
+/// Length of an entry, by its two highest bits; entries of the last types have variable lengths. The manual defines one of those, ACPI
+/// devices; for any other the result is `Some(0)`, which ends the walk.
 fn entry_len(entry: &Bytes<'_>) -> Option<usize> {
     match entry.u8(0)? {
         0xf0 => Some(22 + usize::from(entry.u8(21)?)),

@@ -1,13 +1,13 @@
-//! Firmware's tables: which units there are, which devices each is in front of, and which memory firmware goes on using.
+//! Firmware tables: the units, the devices that each translates for, and the memory that firmware goes on using.
 //!
-//! Tables come from firmware, which is often wrong. One odd entry refuses no table: what can be used is read, and what is wrong is
-//! [told](Flaw), one sentence each, for the log. Two things are never guessed, as a device would be taken for protected that is not:
+//! Firmware tables are often wrong. One wrong entry does not refuse a table: the parser uses what it can, and reports the rest as
+//! [flaws](Flaw), one sentence each for the log. It never guesses two things, because a device could then seem protected that is not:
 //!
-//! - where registers are: a unit that cannot be where it is said to be is *refused*, and its devices are behind no other unit;
-//! - which devices a unit is in front of: where the list of them cannot be read, the unit is refused, and none is in front of "all others".
+//! - where registers are: a unit with an impossible register address is *refused*, and no other unit takes its devices;
+//! - which devices a unit has: if its list cannot be read, the unit is refused, and no unit takes "all other devices".
 //!
-//! A kernel decides what it does about flaws. It may refuse a table whose [checksum](Flaw::Checksum) is off.
-//! Whatever a table holds, no field is read from outside its bytes, and time and memory are bounded by its length.
+//! A kernel decides what to do about flaws. It may refuse a table with a wrong [checksum](Flaw::Checksum). Whatever a table holds, no field
+//! is read from outside its bytes, and its length bounds time and memory.
 
 mod bytes;
 mod dmar;

@@ -1,8 +1,8 @@
-//! Memory that firmware, or a device by its orders, goes on using. A kernel maps it one to one before it
-//! [enables](crate::Iommu::enable) a unit.
+//! Memory that firmware, or a device on its behalf, goes on using. A kernel identity-maps it before it [enables](crate::Iommu::enable) a
+//! unit.
 //!
-//! Firmware names one region twice, regions that overlap, and regions that end inside a page. What a mapper gets is made of all
-//! regions of a domain's devices at once: whole pages, each once.
+//! Firmware names regions twice, regions that overlap, and regions that end inside a page. All regions of a domain's devices are merged
+//! first: into whole pages, each once.
 
 use alloc::vec::Vec;
 
@@ -18,13 +18,13 @@ use super::bytes::push;
 /// A region that firmware reserves for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserved {
-    /// The memory, whose addresses the device uses as they are.
+    /// The memory; the device uses its physical addresses.
     pub range: IovaRange,
-    /// What the device does there.
+    /// The device's accesses there.
     pub permissions: Permissions,
 }
 
-/// Where a region begins or ends, in pages (more than 64 bits hold, where pages are bytes), and whether a device reads and writes it.
+/// Where a region begins or ends, in pages (wider than 64 bits, for pages of one byte), and whether a device reads and writes it.
 struct Edge {
     page: u128,
     begins: bool,
@@ -32,8 +32,8 @@ struct Edge {
 }
 
 impl Reserved {
-    /// All that `regions` touch, in whole pages of `granule`: in order, no page twice, and as few pieces as there can be. In a page that
-    /// several regions touch, a device may do what it may in any of them. O(n log n); allocates.
+    /// Merges `regions` into whole pages of `granule`: sorted, no page twice, and as few pieces as possible. A page that several regions
+    /// touch gets the permissions of all of them. O(n log n); allocates.
     ///
     /// # Errors
     /// [`AcpiError::OutOfMemory`].
@@ -49,7 +49,7 @@ impl Reserved {
         }
         edges.sort_unstable_by_key(|edge| edge.page);
         let mut merged: Vec<Self> = Vec::new();
-        // How many of the regions that cover this address the device reads, and how many it writes.
+        // How many of the regions that cover this address are readable, and how many writable.
         let (mut readers, mut writers, mut from) = (0_usize, 0_usize, 0);
         for edge in edges {
             if let Some(permissions) = Permissions::of(readers > 0, writers > 0).filter(|_| edge.page > from)
@@ -61,7 +61,7 @@ impl Reserved {
             for (count, wanted) in [(&mut readers, Permissions::READ), (&mut writers, Permissions::WRITE)] {
                 match (edge.permissions.allows(wanted), edge.begins) {
                     (true, true) => *count += 1,
-                    // No region ends before it has begun: at one page, a beginning may come behind an end of another region alone.
+                    // No region ends before it begins: at one page, only a beginning may follow the end of another region.
                     (true, false) => *count = count.saturating_sub(1),
                     (false, _) => {}
                 }
@@ -70,39 +70,38 @@ impl Reserved {
         Ok(merged)
     }
 
-    /// Maps `regions` one to one, [merged](Self::merged), before a device that uses them is attached to the domain, which
-    /// [keeps them free](portcullis::dma::DomainBuilder::reserve): so they are never handed out, and nothing of the domain's unmaps
-    /// them. Regions of several devices of one domain go into one call. May allocate page tables; O(n log n) besides the maps.
+    /// Identity-maps `regions`, [merged](Self::merged), before a device that uses them is attached to the domain. The domain [reserves
+    /// them](portcullis::dma::DomainBuilder::reserve), so that it never allocates their addresses, and never unmaps them. Pass the regions
+    /// of all devices of one domain in one call. May allocate page tables; O(n log n) besides the maps.
     ///
     /// # Errors
-    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] where something else of the domain's is in one of their pages.
+    /// [`MapError`]: nothing is mapped. [`MapError::AlreadyMapped`] if the domain maps something else in one of their pages.
     ///
-    /// Call it before a device is attached: a map that fails may leave a part of a region mapped until the hardware has been asked
-    /// again.
+    /// Call it before a device is attached: a failed map may leave a part of a region mapped until its invalidation is confirmed.
     ///
     /// # Safety
-    /// The memory is as firmware says: the device's, and nothing else relies on what is in its pages.
+    /// 1. The memory is the device's, as firmware says, and nothing else relies on the contents of its pages.
     pub unsafe fn map<M: Mapper, P: Platform>(
         regions: &[Self],
         mapper: &M,
         platform: &P,
     ) -> Result<(), MapError> {
         let geometry = mapper.geometry();
-        // A mapper without a page size maps nothing, and says so.
+        // A mapper without a page size refuses every map.
         let granule = geometry.page_sizes.smallest().unwrap_or(PageSize::SIZE_4K);
         let merged = Self::merged(regions.iter().copied(), granule).map_err(|_| MapError::OutOfMemory)?;
         let mut gather = Gather::new();
         for (index, region) in merged.iter().enumerate() {
             let list = [(PhysAddr::new(region.range.start().get()), region.range.len())];
-            // SAFETY: the caller's promise.
+            // SAFETY: clause 1 is the caller's, for these pages.
             let mapped =
                 unsafe { mapper.map(platform, region.range, list, region.permissions.into(), &mut gather) };
             if let Err(error) = mapped {
                 for region in merged.iter().take(index) {
-                    // A piece that was just mapped goes as a whole.
+                    // A piece that was just mapped is unmapped as a whole.
                     let _ = mapper.unmap(platform, region.range, &mut gather);
                 }
-                // What stays cached leads to the regions alone, and their addresses are used for nothing else.
+                // Stale translations lead only to the regions, and nothing else uses their addresses.
                 let _ = mapper.sync(&gather);
                 return Err(error);
             }
@@ -111,7 +110,7 @@ impl Reserved {
     }
 }
 
-/// Adds the bytes from `first` to `last`, as a part of the piece before where they go on with it.
+/// Appends the bytes from `first` to `last`, to the last piece if they continue it.
 fn add(merged: &mut Vec<Reserved>, first: u64, last: u64, permissions: Permissions) -> Result<(), AcpiError> {
     let range = |first: u64| IovaRange::from_bounds(Iova::new(first), Iova::new(last)).ok();
     if let Some(before) = merged.last_mut()
@@ -122,7 +121,7 @@ fn add(merged: &mut Vec<Reserved>, first: u64, last: u64, permissions: Permissio
         before.range = joined;
         return Ok(());
     }
-    // All 2^64 bytes are no range: two of them are.
+    // All 2^64 bytes are no range: split them in two.
     match range(first) {
         Some(range) => push(merged, Reserved { range, permissions }),
         None => {
@@ -169,7 +168,7 @@ mod tests {
     #[test]
     fn regions_become_whole_pages_each_once() {
         assert_eq!(merged(&[], 12), []);
-        // One twice, one that goes beyond it, one that touches it, and one apart.
+        // A duplicate, one that extends it, one adjacent to it, and one apart.
         let regions = [
             (0xe8000, 0xe8fff, BOTH),
             (0xe8000, 0xe8fff, BOTH),
@@ -185,13 +184,10 @@ mod tests {
 
     #[test]
     fn a_page_that_several_regions_touch_is_read_and_written_as_any_of_them() {
-        // Half a page each.
         assert_eq!(merged(&[(0x1000, 0x17ff, READ), (0x1800, 0x1fff, WRITE)], 12), [(0x1000, 0x1fff, BOTH)]);
-        // Only where they overlap.
         let regions = [(0x1000, 0x4fff, READ), (0x3000, 0x6fff, WRITE)];
         let pieces = [(0x1000, 0x2fff, READ), (0x3000, 0x4fff, BOTH), (0x5000, 0x6fff, WRITE)];
         assert_eq!(merged(&regions, 12), pieces);
-        // One inside the other, and side by side.
         let regions = [(0x1000, 0x8fff, READ), (0x3000, 0x3fff, READ), (0x9000, 0x9fff, WRITE)];
         assert_eq!(merged(&regions, 12), [(0x1000, 0x8fff, READ), (0x9000, 0x9fff, WRITE)]);
     }

@@ -1,4 +1,4 @@
-//! The event log: what the unit has written there, in the common form.
+//! The event log, decoded into [`Fault`]s.
 
 use portcullis::addr::{DeviceId, Iova};
 
@@ -9,7 +9,7 @@ use crate::frames::Words;
 use crate::host::{Host, Registers};
 use crate::sync::Mutex;
 
-/// The log: one frame of entries, and how far it has been read.
+/// The log: one frame of entries, and the read index.
 #[derive(Debug)]
 pub(super) struct Log {
     pub words: Words,
@@ -23,11 +23,9 @@ impl Log {
         Self { words, next: 0, empty_since: None }
     }
 
-    /// The next fault. Errors of commands are passed over, as the queue tells of them itself, and so are
-    /// counters at zero.
+    /// The next fault. Skips command errors, which the queue reports itself, and counter overflows.
     ///
-    /// The unit may count an entry before it can be seen. Then there is none yet, and after the
-    /// host's patience it is passed over.
+    /// The unit may count an entry before its contents are visible. Then there is none yet; after the host's patience it is skipped.
     pub fn next<H: Host>(&mut self, host: &H, control: &Mutex<()>) -> Option<Fault> {
         let (registers, frames) = (host.registers(), host.frames());
         let tail = registers.read64(reg::EVENT_TAIL);
@@ -48,7 +46,6 @@ impl Log {
             self.empty_since = None;
             self.words.store(frames, index, 0);
             self.words.store(frames, index + 1, 0);
-            // The index is below 256.
             self.next = ring_index(ring_place(self.next + 1));
             registers.write64(reg::EVENT_HEAD, ring_place(self.next));
             if let Some(fault) = decode(first, second) {
@@ -57,7 +54,7 @@ impl Log {
         }
         let status = registers.read64(reg::STATUS);
         if status & status::EVENT_OVERFLOW != 0 && status != u64::MAX {
-            // It has stopped, and has been read to the end.
+            // The log has overflowed and stopped, and all of it has been read.
             set(host, control, control::EVENT_LOG_EN, false);
             registers.write64(reg::STATUS, status::EVENT_OVERFLOW);
             set(host, control, control::EVENT_LOG_EN, true);
@@ -66,8 +63,7 @@ impl Log {
     }
 }
 
-/// An event's two words, from the log or from what a kernel prints of them; `None` where it is an error of a command, a counter at zero,
-/// or no event.
+/// Decodes an event's two words, from the log or as a kernel prints them. `None` for a command error, a counter overflow, or no event.
 ///
 /// Source: section 2.5, "Event Logging", table of event codes.
 pub fn decode(first: u64, second: u64) -> Option<Fault> {
@@ -80,23 +76,22 @@ pub fn decode(first: u64, second: u64) -> Option<Fault> {
         _ if first == 0 => return None,
         event::ILLEGAL_DEV_TABLE_ENTRY => Reason::BadContext,
         event::IO_PAGE_FAULT if is(event::I) => Reason::Other,
-        // Domain 0 is that of devices that are attached to nothing.
+        // Domain 0 is that of unattached devices.
         event::IO_PAGE_FAULT if !is(event::GN) && event::domain(first) == 0 => Reason::NotAttached,
         event::IO_PAGE_FAULT if !is(event::PR) => Reason::NotMapped,
         event::IO_PAGE_FAULT if is(event::PE) && !is(event::RZ) => Reason::Permission,
-        // A reserved bit, or a level that is none.
+        // A reserved bit, or an invalid level.
         event::IO_PAGE_FAULT => Reason::BadEntry,
         event::INVALID_DEVICE_REQUEST | event::INVALID_PPR_REQUEST => Reason::BadRequest,
         event::DEV_TAB_HARDWARE_ERROR
         | event::PAGE_TAB_HARDWARE_ERROR
         | event::VIOMMU_HARDWARE_ERROR
         | event::RMP_HARDWARE_ERROR => Reason::Unreadable,
-        // Among others a device that left an invalidation unanswered (IOTLB_INV_TIMEOUT), an event that did not reach a guest
-        // (GUEST_EVENT_FAULT), memory that is not the guest's (RMP_PAGE_FAULT), and what the manual reserves.
+        // Others include a device that did not complete an invalidation (IOTLB_INV_TIMEOUT), an event that did not reach a guest
+        // (GUEST_EVENT_FAULT), memory that is not the guest's (RMP_PAGE_FAULT), and reserved codes.
         _ => Reason::Other,
     };
-    // RW means something for accesses alone, and of a page fault only where the page is present
-    // (section 2.5.3).
+    // RW is defined only for accesses, and in a page fault only if the page is present (section 2.5.3).
     let says_access = match number {
         event::IO_PAGE_FAULT => is(event::PR),
         event::ILLEGAL_DEV_TABLE_ENTRY | event::DEV_TAB_HARDWARE_ERROR | event::PAGE_TAB_HARDWARE_ERROR => {
@@ -106,12 +101,12 @@ pub fn decode(first: u64, second: u64) -> Option<Fault> {
     } && !is(event::I)
         && !is(event::TR);
     let access = if is(event::RW) { Access::Write } else { Access::Read };
-    // There the place of a device's number has a guest's.
+    // This event has a guest's ID in the device ID's field.
     let device = if number == event::VIOMMU_HARDWARE_ERROR { u32::MAX } else { event::device(first).into() };
     Some(Fault {
         device: DeviceId(device),
         pasid: (number == event::IO_PAGE_FAULT && is(event::GN)).then(|| event::pasid(first)),
-        // Hardware errors have the address of the entry that could not be read, and GUEST_EVENT_FAULT has none.
+        // Hardware errors give the address of the entry that could not be read, and GUEST_EVENT_FAULT gives none.
         address: (reason != Reason::Unreadable && number != event::GUEST_EVENT_FAULT)
             .then(|| Iova::new(second)),
         access: says_access.then_some(access),
@@ -128,12 +123,12 @@ mod tests {
 
     #[test]
     fn page_faults() {
-        // A write that the page does not allow, in domain 7.
+        // A write without permission, in domain 7.
         let fault = decode(FAULT | event::PR | event::RW | event::PE | 7 << 32, 0x80_0010).unwrap();
         assert_eq!((fault.device, fault.address), (DeviceId(0x28), Some(Iova::new(0x80_0010))));
         assert_eq!((fault.access, fault.reason), (Some(Access::Write), Reason::Permission));
         assert_eq!((fault.pasid, fault.code), (None, 0x2070));
-        // No page: the direction is not said.
+        // No page: the event does not give the direction.
         let fault = decode(FAULT | 7 << 32, 0x80_0000).unwrap();
         assert_eq!((fault.access, fault.reason), (None, Reason::NotMapped));
         let fault = decode(FAULT | event::PR | event::RZ | 7 << 32, 0).unwrap();
@@ -143,7 +138,7 @@ mod tests {
         assert_eq!((fault.pasid, fault.reason), (Some(0x5_1234), Reason::NotMapped));
     }
 
-    /// IO_PAGE_FAULT (section 2.5.3): PE says that permissions were the reason, of a page that is present, and RZ that they were not.
+    /// IO_PAGE_FAULT (section 2.5.3): with PE, permissions of a present page are the reason; with RZ they are not.
     #[test]
     fn the_flags_of_a_page_fault_say_why() {
         use event::{I, PE, PR, RZ};
@@ -175,7 +170,7 @@ mod tests {
         }
     }
 
-    /// The table of event codes of section 2.5 (Rev. 3.10); `None` is passed over.
+    /// The table of event codes of section 2.5 (Rev. 3.10); `None` is skipped.
     const EVENTS: [(&str, Option<Reason>); 16] = [
         ("reserved", Some(Reason::Other)),
         ("ILLEGAL_DEV_TABLE_ENTRY", Some(Reason::BadContext)),
@@ -198,7 +193,6 @@ mod tests {
     #[test]
     fn each_code_has_its_reason_or_is_passed_over() {
         for (number, (name, reason)) in (0..16_u64).zip(EVENTS) {
-            // In domain 7.
             let fault = decode(number << 60 | 7 << 32 | 0x28, 0x80_0123);
             assert_eq!(fault.map(|fault| fault.reason), reason, "{number:#x}: {name}");
             let Some(fault) = fault else { continue };

@@ -1,8 +1,7 @@
 //! Registers and structures of AMD-Vi: where bits lie, and nothing else.
 //!
-//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10:
-//! section 2.2.2 "Device Table", section 2.4 "Commands", section 2.5 "Event Logging", section 3.2
-//! "PCI Resources", section 3.4 "IOMMU MMIO Registers".
+//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, Rev. 3.10: section 2.2.2 "Device Table", section 2.4
+//! "Commands", section 2.5 "Event Logging", section 3.2 "PCI Resources", section 3.4 "IOMMU MMIO Registers".
 #![allow(missing_docs, reason = "names of the manual")]
 
 use portcullis::addr::IovaRange;
@@ -27,22 +26,21 @@ pub mod reg {
 
 /// The Control register.
 pub mod control {
-    /// The unit translates. While this is clear it reads no commands and writes no events either.
+    /// The unit translates. While clear, it neither fetches commands nor logs events.
     pub const IOMMU_EN: u64 = 1 << 0;
     pub const EVENT_LOG_EN: u64 = 1 << 2;
-    /// The unit's reads of the device table are snooped.
+    /// Device table reads are snooped.
     pub const COHERENT: u64 = 1 << 10;
     pub const CMD_BUF_EN: u64 = 1 << 12;
-    /// How the unit behaves on its link, which firmware knows: HtTunEn, PassPW, ResPassPW, Isoc;
-    /// and its filter of system management interrupts: SmiFEn, SmiFLogEn.
+    /// Link settings, which only firmware knows: HtTunEn, PassPW, ResPassPW, Isoc; and the SMI filter: SmiFEn, SmiFLogEn.
     pub const FIRMWARES: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11 | 1 << 22 | 1 << 24;
 }
 
 /// The Status register.
 pub mod status {
-    /// The event log was full, and has stopped; a 1 clears it.
+    /// The event log has overflowed and stopped; write 1 to clear.
     pub const EVENT_OVERFLOW: u64 = 1 << 0;
-    /// Interrupts of the event log, of COMPLETION_WAIT; a 1 clears them.
+    /// Interrupts of the event log and of COMPLETION_WAIT; write 1 to clear.
     pub const EVENT_LOG_INT: u64 = 1 << 1;
     pub const COM_WAIT_INT: u64 = 1 << 2;
     pub const EVENT_LOG_RUN: u64 = 1 << 3;
@@ -53,7 +51,7 @@ pub mod status {
 pub mod feature {
     /// INVALIDATE_IOMMU_ALL.
     pub const IA_SUP: u64 = 1 << 6;
-    /// The most levels of a host table; `None` for the reserved value.
+    /// The most levels of a host page table; `None` for the reserved value.
     pub const fn host_levels(features: u64) -> Option<u32> {
         match features >> 10 & 3 {
             3 => None,
@@ -62,39 +60,35 @@ pub mod feature {
     }
 }
 
-/// The first 32 bits of the unit's capability block, in its PCI configuration space (section
-/// 3.2.1).
+/// The first 32 bits of the capability block in PCI configuration space (section 3.2.1).
 pub mod capability {
-    /// The block's identifier, and the type of an IOMMU's.
+    /// Capability ID, and the type of an IOMMU.
     pub const ID_AND_TYPE: u32 = 0x0007_00ff;
     pub const OF_AN_IOMMU: u32 = 3 << 16 | 0x0f;
-    /// What is absent may be cached.
+    /// Caching mode: non-present entries may be cached.
     pub const NP_CACHE: u32 = 1 << 26;
     /// There is an Extended Feature register.
     pub const EFR_SUP: u32 = 1 << 27;
 }
 
-/// The exclusion range: on, and open to all devices.
+/// The exclusion range: enabled, for all devices.
 pub const EXCLUSION_ON: u64 = 3;
 
-/// Addresses that are no memory whatever the tables say, the first and the last: interrupts, and
-/// what HyperTransport keeps for itself (table "Special Address Controls").
+/// Addresses that are never memory, as first and last: interrupts, and HyperTransport's reserved range (table "Special Address Controls").
 pub const RESERVED: [IovaRange; 2] =
     [addresses(0xfee0_0000, 0xfeef_ffff), addresses(0xfd_0000_0000, 0xff_ffff_ffff)];
 
-/// The device table's base register: the table of `frames` frames.
+/// Device table base register, for a table of `frames` frames.
 pub const fn device_table(table: u64, frames: usize) -> u64 {
     table | (frames as u64 - 1)
 }
 
-/// The base registers of the command buffer and of the event log, for one frame: 256 entries of 16
-/// bytes.
+/// Base registers of the command buffer and the event log, for one frame: 256 entries of 16 bytes.
 pub const fn ring_base(frame: u64) -> u64 {
     frame | 8 << 56
 }
 
-/// The index in a head or tail register, and the value of one. QEMU 10's command head says 256 for
-/// 0, once each lap.
+/// The index in a head or tail register, and back. QEMU 10's command head reads 256 instead of 0, once each lap.
 pub const fn ring_index(register: u64) -> u32 {
     (register >> 4) as u32 & 0xff
 }
@@ -102,25 +96,21 @@ pub const fn ring_place(index: u32) -> u64 {
     (index as u64) << 4
 }
 
-/// Entries of the device table, of four words. The last two, which are about interrupts, stay 0.
+/// Device table entries, of four words. The last two, for interrupts, stay 0.
 pub mod entry {
     pub const WORDS: usize = 4;
     pub const PER_FRAME: usize = 128;
     pub const VALID: u64 = 1 << 0;
-    /// The table's root, mode, domain and permissions mean something.
+    /// Page table root, mode, domain and permissions are valid.
     pub const TRANSLATION_VALID: u64 = 1 << 1;
     pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
     pub const READ: u64 = 1 << 61;
     pub const WRITE: u64 = 1 << 62;
-    /// No table, and no permission.
     pub const BLOCKED: u64 = VALID | TRANSLATION_VALID;
-    /// No table, and all permissions.
     pub const PASS_THROUGH: u64 = BLOCKED | READ | WRITE;
-    /// The table at `root`, with `mode` levels.
     pub const fn translated(root: u64, mode: u32) -> u64 {
         PASS_THROUGH | root | (mode as u64) << 9
     }
-    /// The domain in the second word.
     pub const fn domain(second: u64) -> u16 {
         second as u16
     }
@@ -128,31 +118,29 @@ pub mod entry {
 
 /// Commands, of 128 bits.
 pub mod command {
-    /// Stores `value` at `address`, a multiple of 8, when all before it is complete.
+    /// Stores `value` at `address`, a multiple of 8, after all earlier commands are complete.
     pub const fn completion_wait(value: u32, address: u64) -> [u64; 2] {
         [1 << 60 | address | 1, value as u64]
     }
-    /// A COMPLETION_WAIT that stores nothing: it does nothing.
+    /// A no-op: COMPLETION_WAIT without a store.
     pub const NOTHING: [u64; 2] = [1 << 60, 0];
-    /// A COMPLETION_WAIT with the flush-queue bit: what comes after it begins when all before it is
-    /// complete.
+    /// COMPLETION_WAIT with the flush-queue bit: later commands begin after all earlier ones are complete.
     pub const BARRIER: [u64; 2] = [1 << 60 | 1 << 2, 0];
     pub const fn devtab_entry(device: u16) -> [u64; 2] {
         [2 << 60 | device as u64, 0]
     }
-    /// 2^`order` pages of 4 KiB at `address`, which is a multiple of their size. `leaf_only` keeps
-    /// the paging-structure caches.
+    /// 2^`order` pages of 4 KiB at `address`, which is aligned to their size. `leaf_only` keeps the paging-structure caches.
     pub const fn pages(domain: u16, address: u64, order: u32, leaf_only: bool) -> [u64; 2] {
         let directories = if leaf_only { 0 } else { 1 << 1 };
         [3 << 60 | (domain as u64) << 32, super::sized_address(address, order, S) | directories]
     }
-    /// A device's own TLB, of which at most one such command is under way at a time.
+    /// A device TLB, limited to one outstanding command at a time.
     pub const fn device_tlb(device: u16, address: u64, order: u32) -> [u64; 2] {
         let first = 4 << 60 | (device as u64) << 32 | 1 << 24 | device as u64;
         [first, super::sized_address(address, order, S)]
     }
     pub const DEVICE_TLB: u32 = 4;
-    /// The address tells the size.
+    /// The address encodes the size.
     const S: u64 = 1;
     pub const ALL: [u64; 2] = [8 << 60, 0];
     pub const fn opcode(first: u64) -> u32 {
@@ -160,8 +148,7 @@ pub mod command {
     }
 }
 
-/// Entries of the event log, of two words: the first has the event's number and what it is about,
-/// the second an address.
+/// Event log entries, of two words: the event code and its details, then an address.
 pub mod event {
     pub const ILLEGAL_DEV_TABLE_ENTRY: u64 = 1;
     pub const IO_PAGE_FAULT: u64 = 2;
@@ -178,32 +165,32 @@ pub mod event {
     pub const fn number(first: u64) -> u64 {
         first >> 60
     }
-    /// Number and flags.
+    /// Event code and flags.
     pub const fn code(first: u64) -> u32 {
         (first >> 48) as u32
     }
     pub const fn device(first: u64) -> u16 {
         first as u16
     }
-    /// Where GN is clear.
+    /// If GN is clear.
     pub const fn domain(first: u64) -> u16 {
         (first >> 32) as u16
     }
-    /// Where GN is set.
+    /// If GN is set.
     pub const fn pasid(first: u64) -> u32 {
         (first >> 32) as u32 & 0xffff | first as u32 & 0xf_0000
     }
     pub const GN: u64 = 1 << 48;
     /// An interrupt.
     pub const I: u64 = 1 << 51;
-    /// The page is present.
+    /// Page present.
     pub const PR: u64 = 1 << 52;
-    /// A write.
+    /// Write.
     pub const RW: u64 = 1 << 53;
-    /// The permission is missing.
+    /// Permission denied.
     pub const PE: u64 = 1 << 54;
-    /// A reserved bit is set.
+    /// Reserved bit set.
     pub const RZ: u64 = 1 << 55;
-    /// A translation request.
+    /// Translation request.
     pub const TR: u64 = 1 << 56;
 }

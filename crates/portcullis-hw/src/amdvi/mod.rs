@@ -1,14 +1,12 @@
 //! AMD-Vi, AMD's I/O virtualization technology.
 //!
-//! [`Unit::start`] takes a unit over, whatever firmware has left of it, and from
-//! [`enable`](crate::Iommu::enable) on no device reaches anything until it is attached. The unit is
-//! the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
-//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
+//! [`Unit::start`] takes over a unit in whatever state firmware left it. After [`enable`](crate::Iommu::enable) no device reaches memory
+//! until it is attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of
+//! which holds an `Arc` of it. CPUs share waits if [`Host::cpus`](crate::Host::cpus) gives their number.
 //!
-//! Host translation by version 1 tables. Devices' own TLBs stay off, as do page requests, guest
-//! translation, and the exclusion range. Interrupts are not remapped: no entry of the device table
-//! has an interrupt table. Mappers keep what the unit
-//! [reserves](crate::Iommu::reserved) out of use.
+//! Domains use version 1 host page tables. The driver leaves off device TLBs, page requests, guest translation and the exclusion range. It
+//! does not remap interrupts: no device table entry has an interrupt table. Mappers do not map addresses that the unit
+//! [reserves](crate::Iommu::reserved).
 
 mod events;
 pub(crate) mod layout;

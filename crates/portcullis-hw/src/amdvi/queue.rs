@@ -1,5 +1,4 @@
-//! The command buffer: what a domain asks for, as commands, and how the unit says that it has
-//! stopped.
+//! The command buffer: invalidation requests as commands, and the detection of a unit that has stopped.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
@@ -14,9 +13,9 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H> {
     pub host: &'a H,
-    /// Held for a change of the control register.
+    /// Protects the control register.
     pub control: &'a Mutex<()>,
-    /// The command buffer was turned on, and was seen to run, or had the host's patience for that.
+    /// The command buffer is on, and has been seen to run, or the host's patience for that has ended.
     pub should_run: &'a AtomicBool,
 }
 
@@ -27,7 +26,7 @@ impl<H: Host> Doorbell for Bell<'_, H> {
 
     fn head(&self) -> u32 {
         let head = self.host.registers().read64(reg::COMMAND_HEAD);
-        // All ones where nothing answers.
+        // All ones: nothing answers.
         if head == u64::MAX { u32::MAX } else { ring_index(head) }
     }
 }
@@ -39,19 +38,17 @@ impl<H: Host> Port for Bell<'_, H> {
         command::completion_wait(number, address)
     }
 
-    /// The unit stops at a command that it does not know, or cannot read. The error's code is that
-    /// command's number.
+    /// The unit stops at a command that it does not know, or cannot read. The error's code is the opcode.
     ///
-    /// There is no register that says so: a unit that does not run may be off, or just being turned on. So it has stopped only
-    /// where it [should run](Self::should_run), which nothing but `go_on` changes. Then it does not run until that (section
-    /// 2.4), and its head stays.
+    /// No register reports this: a unit that does not run may be off, or just starting. So it has stopped only if it [should
+    /// run](Self::should_run), which only `go_on` changes. It then stays stopped until `go_on` (section 2.4), and its head does not move.
     fn failure(&self, command: &dyn Fn(u32) -> u64) -> Option<Failure> {
         if !self.should_run.load(Ordering::Acquire) {
             return None;
         }
         let status = self.host.registers().read64(reg::STATUS);
         if status & status::CMD_BUF_RUN != 0 {
-            // All ones say the same: nothing answers.
+            // All ones, if nothing answers, has the same meaning.
             return None;
         }
         let bad = self.head();
@@ -62,14 +59,14 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, _: &Failure) {
         set(self.host, self.control, control::CMD_BUF_EN, false);
         set(self.host, self.control, control::CMD_BUF_EN, true);
-        // If it does not go on, the next look finds that.
+        // If it does not resume, the next look finds that.
         let _ = wait_until(self.host, "go on with its commands", || {
             self.host.registers().read64(reg::STATUS) & status::CMD_BUF_RUN != 0
         });
     }
 }
 
-/// Sets bits of the control register, or clears them.
+/// Sets or clears bits of the control register.
 pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
     let registers = host.registers();
     host.undisturbed(|| {
@@ -81,10 +78,9 @@ pub(super) fn set<H: Host>(host: &H, control: &Mutex<()>, bits: u64, on: bool) {
     });
 }
 
-/// Adds what `request` asks for to `out`. Nothing, and `false`, where there is no room.
-///
+/// Appends the commands of `request` to `out`. Returns `false`, and appends nothing, if there is no room.
 /// # Errors
-/// [`REFUSED`]: the unit has no number for the device.
+/// [`REFUSED`]: the unit cannot address the device.
 pub(super) fn describe(out: &mut Commands, request: &Request) -> Result<bool, InvalidationError> {
     let DomainId(domain) = request.domain;
     let whole = command::pages(domain, 0, EVERYTHING, false);
@@ -96,8 +92,8 @@ pub(super) fn describe(out: &mut Commands, request: &Request) -> Result<bool, In
         }
         Invalidation::DeviceTlb { device, range } => {
             let source = u16::try_from(device.0).map_err(|_| REFUSED)?;
-            // The unit may carry out commands side by side, and the device would ask it for what it
-            // is about to forget.
+            // The unit may run commands in parallel. A device could then refetch a translation from the IOTLB that is about to be
+            // invalidated.
             let is_after_unit =
                 out.last().is_some_and(|last| command::opcode(last[0]) != command::DEVICE_TLB);
             let barrier = is_after_unit.then_some(command::BARRIER);
@@ -127,8 +123,7 @@ mod tests {
         IovaRange::new(Iova::new(start), len).unwrap()
     }
 
-    /// The size that a command says, by the manual's words: the lowest bit from 12 on that is 0
-    /// says half of it.
+    /// The size that a command encodes, in the manual's terms: the lowest bit from 12 on that is 0 has the weight of half the size.
     fn said(second: u64) -> (u64, u64) {
         if second & 1 == 0 {
             return (second & !0xfff, 0x1000);
@@ -155,14 +150,13 @@ mod tests {
             let said: alloc::vec::Vec<_> = out.iter().map(|command| said(command[1])).collect();
             assert_eq!(said, blocks, "{start:#x} {len:#x}: {out:x?}");
         }
-        // As section 2.4.3 has it for all of a domain.
+        // All of a domain, by section 2.4.3.
         assert_eq!(described(&[Invalidation::Domain])[0][1], 0x7fff_ffff_ffff_f003);
         let tables = Invalidation::Range { range: range(0x5000, 0x1000), leaf_only: false };
         assert_eq!(described(&[tables])[0][1], 0x5002);
     }
 
-    /// QEMU 10 says 256 where the ring has just gone round. Taken for no index, it would say that
-    /// the unit does not answer.
+    /// QEMU 10 reads 256 when the ring has just wrapped. If that were taken for an invalid index, the unit would seem not to answer.
     #[test]
     fn a_head_behind_the_last_command_is_at_the_first() {
         assert_eq!([0, 0x10, 0xff0, 0x1000].map(ring_index), [0, 1, 255, 0]);

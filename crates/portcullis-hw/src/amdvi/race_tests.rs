@@ -1,4 +1,4 @@
-//! A CPU that looks for errors while another turns the unit on, and a third submits. Each step waits for the one before it.
+//! One CPU looks for errors while another turns the unit on, and a third submits. Each step waits for the previous one.
 
 extern crate std;
 
@@ -19,23 +19,23 @@ use crate::fake::Memory;
 use crate::host::{Host, Registers};
 use crate::iommu::Iommu;
 
-/// No CPU waits longer for another, or for the unit.
+/// The longest wait of a CPU.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What has happened. Only ever goes on.
+/// Steps in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Begin,
     /// The driver takes commands, and is about to turn the unit on.
     Enabling,
-    /// The CPU that looks has read that the unit does not run, or waits without a look at it.
+    /// The looking CPU has read that the unit does not run, or waits without reading.
     Looked,
     Enabled,
-    /// It is about to replace a command, if it does that at all.
+    /// It is about to replace a command, or does not replace one.
     Replacing,
-    /// A command of the third CPU is written, and not yet rung.
+    /// The third CPU has written a command, and not rung yet.
     Written,
-    /// The CPU that looks does nothing more.
+    /// The looking CPU has finished.
     Done,
 }
 
@@ -49,7 +49,7 @@ enum Cpu {
 
 std::thread_local! {
     static CPU: Cell<Cpu> = const { Cell::new(Cpu::Test) };
-    /// What this CPU has done of the accesses that count.
+    /// This CPU's counted accesses.
     static SEEN: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -69,7 +69,7 @@ impl Steps {
     }
 }
 
-/// Counts an access of this CPU, and whether it is the `nth` of it.
+/// Counts an access of this CPU. Returns whether it is the `nth`.
 fn is_nth(nth: u32) -> bool {
     SEEN.set(SEEN.get() + 1);
     SEEN.get() == nth
@@ -106,38 +106,39 @@ impl Shared {
 
 struct TestHost(Arc<Shared>);
 
-// SAFETY: the memory's own promises.
+// SAFETY: the memory's clauses.
 unsafe impl Frames for TestHost {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         self.0.memory.alloc(count)
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.0.memory.free(first, count) };
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         let steps = &self.0.steps;
         match CPU.get() {
-            // Of the command that it takes for the bad one it has read the first word, and stores both.
+            // It has read the first word of the supposed bad command, and stores both words.
             Cpu::Looks if SEEN.get() >= 2 && is_nth(4) => {
                 steps.go(Step::Replacing);
                 steps.until(Step::Written);
             }
-            // Both words of its command are stored, those of the wait are not.
+            // Both words of its command are stored, the wait's are not.
             Cpu::Submits if is_nth(3) => {
                 steps.go(Step::Written);
                 steps.until(Step::Done);
             }
             _ => {}
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { self.0.memory.table(frame) }
     }
 }
 
-// SAFETY: one lock makes accesses one after the other; what the unit reads and stores are atomics.
+// SAFETY: 1 to 6: one lock serializes accesses; the unit's memory accesses are atomic. 7: other offsets are in the match. 8: only this test
+// uses it.
 unsafe impl Registers for TestHost {
     fn read32(&self, _: usize) -> u32 {
         0
@@ -156,7 +157,7 @@ unsafe impl Registers for TestHost {
             _ => 0,
         };
         drop(registers);
-        // The second look, under the queue's lock, says that the unit does not run, and then it does.
+        // The second read, under the queue's lock, finds that the unit does not run; then it does.
         if offset == reg::STATUS && value == 0 && CPU.get() == Cpu::Looks && is_nth(2) {
             self.0.steps.go(Step::Looked);
             self.0.steps.until(Step::Enabled);
@@ -170,7 +171,7 @@ unsafe impl Registers for TestHost {
             self.0.steps.until(Step::Looked);
         }
         if CPU.get() == Cpu::Looks && offset == reg::CONTROL {
-            // It lets the unit go on: it has replaced what it was about to.
+            // It resumes the unit: it has replaced the command.
             self.0.steps.go(Step::Done);
         }
         let mut registers = self.0.registers.lock().unwrap();
@@ -209,14 +210,14 @@ impl Host for TestHost {
     fn relax(&self) {
         static WAITED: AtomicU32 = AtomicU32::new(0);
         if CPU.get() == Cpu::Looks && WAITED.fetch_add(1, Ordering::Relaxed) == 1_000 {
-            // It does not look whether a unit has stopped that is not on.
+            // It does not check a unit that is not on.
             self.0.steps.go(Step::Looked);
         }
         std::thread::yield_now();
     }
 }
 
-/// Case "amdrace": the CPU that had read that the unit does not run replaced the third one's command, which was then confirmed.
+/// Case "amdrace": the CPU that had read that the unit does not run replaced the third CPU's command, which was then confirmed.
 #[test]
 fn a_unit_that_is_being_turned_on_has_not_stopped() {
     let shared = Arc::new(Shared {

@@ -1,4 +1,4 @@
-//! Units that QEMU's is not: without what others have, silent, stopped, or gone.
+//! Units unlike QEMU's: with missing features, silent, stopped, or gone.
 
 mod seen;
 
@@ -18,18 +18,18 @@ use crate::iommu::{Attachment, Iommu};
 use crate::sync::Mutex;
 use crate::{fake, fault::Reason};
 
-/// How a unit behaves, where it does not as the manual has it.
+/// How a unit deviates from the manual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
     Well,
-    /// Its registers read all ones; all zeros.
+    /// Registers read all ones; all zeros.
     Gone,
     Zeros,
-    /// It never runs a ring.
+    /// It never starts a ring.
     Idle,
-    /// It never stops one.
+    /// It never stops a ring.
     Busy,
-    /// It runs its command buffer, and reads no command.
+    /// Its command buffer runs, and fetches nothing.
     Deaf,
 }
 
@@ -38,13 +38,13 @@ struct State {
     mood: Mood,
     registers: [u64; 8],
     rings: [u64; 5],
-    /// The commands that it has carried out.
+    /// Executed commands.
     done: Vec<[u64; 2]>,
-    /// What was written to the control register.
+    /// Writes of the control register.
     controls: Vec<u64>,
 }
 
-/// A unit that stops at commands of devices' own TLBs, as one without them does.
+/// A unit that stops at device TLB commands, like one without device TLBs.
 #[derive(Debug)]
 struct FakeUnit {
     memory: Memory,
@@ -68,7 +68,6 @@ impl FakeUnit {
         self.state.lock().rings[4] |= bits;
     }
 
-    /// Writes an event.
     fn log(&self, words: [u64; 2]) {
         let mut state = self.state.lock();
         let at = (state.registers[reg::EVENT_BASE / 8] & entry::ADDRESS) + state.rings[3];
@@ -139,7 +138,7 @@ impl fake::Unit for FakeUnit {
                 match state.mood {
                     Mood::Idle => {}
                     Mood::Busy => state.rings[4] |= run,
-                    // A log that has stopped starts where its bit comes, and not where it stays.
+                    // An overflowed log restarts when its bit is set, and not while it stays set.
                     _ if bit == control::EVENT_LOG_EN && is_on(value, bit) && is_on(was, bit) => {}
                     _ if is_on(value, bit) => state.rings[4] |= run,
                     _ => state.rings[4] &= !run,
@@ -150,10 +149,10 @@ impl fake::Unit for FakeUnit {
     }
 }
 
-/// Frames of memory: the device table has two at the most here.
+/// Frames of memory: the device table has at most two here.
 const FRAMES: usize = 8;
 
-/// A header of a capability block: that of an IOMMU which has an Extended Feature register.
+/// The header of an IOMMU's capability block, with an Extended Feature register.
 const HEADER: u32 = capability::OF_AN_IOMMU | capability::EFR_SUP;
 
 fn host(features: u64) -> (FakeHost<FakeUnit>, Memory) {
@@ -194,7 +193,7 @@ fn attach(unit: &Unit<FakeHost<FakeUnit>>, device: u32, to: Attachment<AmdV1>) -
 
 const DEVICE: u32 = 0x28;
 
-/// A device's entry, where the unit finds it.
+/// A device's entry, found from the registers.
 fn entry_of(unit: &Unit<FakeHost<FakeUnit>>, memory: &Memory) -> [u64; 4] {
     let base = unit.host().unit().register(reg::DEVICE_TABLE_BASE);
     assert_eq!(base & 0x1ff, 1, "two frames");
@@ -222,7 +221,7 @@ fn capabilities() {
         (1 << 10, None, Some(5)),
         (2 << 10, Some(HEADER), Some(6)),
         (3 << 10, Some(HEADER), None),
-        // No Extended Feature register: another register may stand at its offset.
+        // No Extended Feature register: its offset may have another register.
         (3 << 10, Some(capability::OF_AN_IOMMU), Some(4)),
     ] {
         let (host, memory) = host(features);
@@ -249,7 +248,7 @@ fn capabilities() {
     }
 }
 
-/// Hardware has a bug with them (as `AmdV1` says), however many levels it walks.
+/// Hardware has a bug with them (see `AmdV1`), however many levels it walks.
 #[test]
 fn domains_get_no_pages_of_512_gib() {
     for levels in [0, 1 << 10, 2 << 10] {
@@ -270,7 +269,7 @@ fn what_is_no_memory_is_kept_out_of_use() {
     assert_eq!(said, [(0xfee0_0000, 1 << 20), (1012 << 30, 12 << 30)]);
 }
 
-/// Section 2.2.2: a frame has the entries of 128 devices, and the register says how many frames there are, less one.
+/// Section 2.2.2: a frame has the entries of 128 devices, and the register has the number of frames minus one.
 #[test]
 fn the_device_table_has_an_entry_for_each_device_and_no_more_frames() {
     for (last_device, frames) in
@@ -296,7 +295,7 @@ fn the_device_table_has_an_entry_for_each_device_and_no_more_frames() {
     }
 }
 
-/// A register that reads all ones is none, and no bits of it are written back.
+/// A register that reads all ones does not exist, and must not be written back.
 #[test]
 fn a_unit_that_is_gone_is_not_told_what_it_seems_to_say() {
     let (unit, _) = enabled();
@@ -325,7 +324,7 @@ fn memory_that_runs_out_is_given_back() {
 fn a_life() {
     let (unit, memory) = started();
     let fake = || unit.host().unit();
-    // What firmware has left.
+    // Left by firmware.
     fake().state.lock().registers[reg::EXCLUSION_BASE / 8] = 0x8000_0003;
     fake().state.lock().registers[reg::CONTROL / 8] = control::FIRMWARES | 1 << 3 | 1 << 16;
     assert_eq!(attach(&unit, DEVICE, Attachment::PassThrough), Ok(()));
@@ -379,7 +378,7 @@ fn a_unit_without_a_command_for_everything_is_told_one_by_one() {
     let unit = Unit::start(host, config()).unwrap();
     unit.enable().unwrap();
     let done = unit.host().unit().done();
-    // Of all devices, as firmware's table may have had more than 0x100.
+    // Of all devices, because firmware's table may have had more than 0x100.
     let devices = (0..=u16::MAX).map(command::devtab_entry);
     let pages = |domain| command::pages(domain, 0, EVERYTHING, false);
     assert!(done.into_iter().eq(devices.chain((0..=u16::MAX).map(pages))));
@@ -403,7 +402,7 @@ fn a_unit_that_caches_what_is_absent_is_told_of_what_is_there() {
 fn a_unit_that_does_not_answer_is_an_error() {
     let (unit, _) = started();
     unit.host().unit().feel(Mood::Idle);
-    // All else of the status says nothing.
+    // Only CMD_BUF_RUN counts.
     unit.host().unit().set_status(!status::CMD_BUF_RUN & 0x7f_ffff);
     let said = unit.enable().unwrap_err();
     assert!(matches!(said, UnitError::TimedOut { what: "turn its command buffer on", .. }), "{said}");
@@ -415,7 +414,7 @@ fn a_unit_that_does_not_answer_is_an_error() {
     for mood in [Mood::Deaf, Mood::Gone] {
         unit.host().unit().feel(mood);
         let timed_out = |result| matches!(result, Err(InvalidationError::TimedOut { .. }));
-        // With room in the ring, and later without.
+        // First with room in the ring, then without.
         for _ in 0..300 {
             assert!(timed_out(unit.invalidate(DomainId(7), Invalidation::Domain)), "{mood:?}");
         }
@@ -429,7 +428,7 @@ fn a_unit_that_does_not_answer_is_an_error() {
     assert!(unit.invalidate(DomainId(7), Invalidation::Domain).is_err());
     unit.host().unit().feel(Mood::Well);
     assert_eq!(unit.detach(DeviceId(DEVICE)), Ok(()), "it was attached until now");
-    // However long nothing answered, no place of the log was passed over.
+    // However long nothing answered, no log entry was skipped.
     unit.host().unit().log([2 << 60 | u64::from(DEVICE), 0]);
     assert_eq!(unit.next_fault().map(|fault| fault.device), Some(DeviceId(DEVICE)));
 
@@ -471,7 +470,6 @@ fn events_are_read_once_and_in_order() {
         for index in 0..200 {
             fake().log(fault(lap * 200 + index));
         }
-        // An illegal command is no device's.
         fake().log([5 << 60, 0x1000]);
         for index in 0..200 {
             let read = unit.next_fault().unwrap();
@@ -499,7 +497,7 @@ fn a_log_that_was_full_goes_on() {
     let status = fake().state.lock().rings[4];
     assert_eq!(status & (status::EVENT_OVERFLOW | status::EVENT_LOG_RUN), status::EVENT_LOG_RUN);
     assert_eq!(unit.invalidate(DomainId(8), Invalidation::Domain), Ok(()), "its commands were left alone");
-    // One that is not full is not stopped: events of that moment would be lost.
+    // A log that has not overflowed is not stopped: events of that moment would be lost.
     fake().state.lock().controls.clear();
     fake().log([2 << 60 | event::PR, 0]);
     assert!(unit.next_fault().is_some() && unit.next_fault().is_none());
@@ -510,7 +508,7 @@ fn a_log_that_was_full_goes_on() {
 fn an_entry_that_cannot_be_seen_yet_is_waited_for_and_not_for_ever() {
     let (unit, _) = enabled();
     let fake = || unit.host().unit();
-    // Each of them, however long the one before was waited for.
+    // Each of them, however long the previous wait took.
     for _ in 0..3 {
         fake().log([0, 0]);
         fake().log([2 << 60 | DEVICE as u64, 0]);

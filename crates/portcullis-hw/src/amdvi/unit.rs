@@ -22,32 +22,30 @@ use crate::switch::Switch;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::waits::Waits;
 
-/// The domain of devices that are attached to nothing, which events name.
+/// The domain of unattached devices in events.
 const NOTHING: u16 = 0;
-/// That of devices without translation. (QEMU 10 refuses the entries of domains whose number has
-/// bit 8 set, which it takes to be reserved.)
+/// The domain of pass-through devices. (QEMU 10 refuses entries whose domain has bit 8 set, which it treats as reserved.)
 const PASS_THROUGH: u16 = 0xfeff;
 
-/// What firmware and the bus say of a unit. Its registers do not.
+/// What firmware and the PCI bus know of a unit, and its registers do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// The highest number of a device behind the unit: bus, device and function, as 16 bits (ACPI's
-    /// IVRS lists them). The device table takes 32 bytes for each number up to it, in one piece.
+    /// The highest device ID behind the unit: bus, device and function, as 16 bits (from ACPI's IVRS). The device table takes 32 bytes for
+    /// each ID up to it, physically contiguous.
     pub last_device: u16,
-    /// The first 32 bits of the unit's capability block (identifier 0x0f) in its PCI configuration
-    /// space, where the host can read it. A unit that a hypervisor emulates may say there that it
-    /// caches absent entries; without this word the driver takes it that the unit does not.
+    /// The first 32 bits of the unit's capability block (ID 0x0f) in PCI configuration space, if the host can read it. An emulated unit may
+    /// report caching mode there. Without this word the driver assumes that the unit caches no non-present entries.
     pub capability: Option<u32>,
 }
 
 impl Default for Config {
-    /// Every number that there is: 2 MiB.
+    /// All IDs: 2 MiB.
     fn default() -> Self {
         Self { last_device: u16::MAX, capability: None }
     }
 }
 
-/// What a unit can do, as its registers and its capability block say.
+/// Capabilities, from the unit's registers and its capability block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     features: u64,
@@ -62,8 +60,7 @@ impl Capabilities {
         {
             return Err(UnitError::NotThere { register: "capability header", value: u64::from(header) });
         }
-        // Units without an Extended Feature register have 0 there: the fewest levels, and no more
-        // commands than all have.
+        // A unit without an Extended Feature register has 0: the fewest levels, and only the commands that all units have.
         let features =
             if header.is_some_and(|header| header & capability::EFR_SUP == 0) { 0 } else { features };
         let levels = feature::host_levels(features).ok_or(UnitError::Lacks {
@@ -85,8 +82,7 @@ impl Capabilities {
         self.levels
     }
 
-    /// Whether entries that are absent are cached, so that each map must be followed by an
-    /// invalidation.
+    /// Caching mode: non-present entries may be cached, so each map must be followed by an invalidation.
     pub const fn caches_absent(&self) -> bool {
         self.caches_absent
     }
@@ -94,19 +90,17 @@ impl Capabilities {
 
 /// An AMD-Vi unit.
 ///
-/// Its structures stay allocated when it is dropped, as the hardware goes on reading them:
-/// [`shut_down`](Iommu::shut_down) gives them back.
+/// A drop leaks its structures, because the hardware goes on reading them: [`shut_down`](Iommu::shut_down) frees them.
 #[derive(Debug)]
 pub struct Unit<H: Host> {
     host: H,
     capabilities: Capabilities,
     last_device: u16,
     queue: Queue,
-    /// The device table. A device is attached where its second word, which has its domain, is not
-    /// 0.
+    /// The device table. The second word of an attached device's entry is not 0: it holds the domain.
     devices: Mutex<Words>,
     log: Mutex<Log>,
-    /// Held for a change of the control register.
+    /// Protects the control register.
     control: Mutex<()>,
     switch: Switch,
     /// See [`Bell`].
@@ -116,17 +110,15 @@ pub struct Unit<H: Host> {
 }
 
 impl<H: Host> Unit<H> {
-    /// Takes a unit over: reads what it can do, and takes the command buffer and the event log away
-    /// from firmware that has left them on. Devices reach what they have reached before, until
-    /// [`enable`](Iommu::enable); attach before that what must not be interrupted (firmware's
+    /// Takes a unit over: reads its capabilities, and replaces the command buffer and event log that firmware may have left on. Devices
+    /// keep the access that they had until [`enable`](Iommu::enable); before that, attach devices that must not be interrupted (firmware's
     /// reserved regions, a display).
     ///
-    /// Allocates the device table, in one piece, and three frames. Waits for the unit, up to the
-    /// host's patience.
+    /// Allocates the device table, physically contiguous, and three frames. Waits for the unit, up to the host's patience.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] for a unit that walks no tables of version 1;
-    /// [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] for a unit without version 1 page tables; [`UnitError::OutOfMemory`];
+    /// [`UnitError::TimedOut`].
     pub fn start(host: H, config: Config) -> Result<Self, UnitError> {
         let registers = host.registers();
         let features = registers.read64(reg::EXTENDED_FEATURE);
@@ -140,7 +132,7 @@ impl<H: Host> Unit<H> {
         let (queue, log) = match (Queue::new(frames), Words::new(frames, 1)) {
             (Ok(queue), Ok(log)) => (queue, log),
             (queue, log) => {
-                // SAFETY: of the lines above; the unit was told nothing.
+                // SAFETY: 1: they were allocated above from these frames. 2: the unit was not told of them.
                 unsafe {
                     devices.free(frames);
                     queue.into_iter().for_each(|queue| queue.free(frames));
@@ -163,27 +155,27 @@ impl<H: Host> Unit<H> {
             numbers: Numbers::new(),
             waits,
         };
-        // After an error the unit may have been told of the rings' memory: it stays allocated.
+        // After an error the unit may know the rings' addresses: they stay allocated.
         unit.take_rings()?;
         Ok(unit)
     }
 
-    /// Leaves the unit with a command buffer and an event log that are empty, and off.
+    /// Gives the unit an empty command buffer and an empty event log, both off.
     fn take_rings(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         set(&self.host, &self.control, control::CMD_BUF_EN | control::EVENT_LOG_EN, false);
         self.wait_for_rings("leave the rings that it was left with")?;
-        // Before the bases: QEMU keeps the event log's while an interrupt of it is pending.
+        // Before the base registers: QEMU ignores a write of the event log's base while its interrupt is pending.
         registers.write64(reg::STATUS, status::EVENT_OVERFLOW | status::EVENT_LOG_INT | status::COM_WAIT_INT);
         let (commands, events) =
             (ring_base(self.queue.address()), ring_base(self.log.lock().words.phys().get()));
         registers.write64(reg::COMMAND_BASE, commands);
         registers.write64(reg::EVENT_BASE, events);
-        // The bases' writes have set these to 0 as well, on units as the manual has them.
+        // The manual has the writes of the base registers reset these, too.
         for place in [reg::COMMAND_HEAD, reg::COMMAND_TAIL, reg::EVENT_HEAD, reg::EVENT_TAIL] {
             registers.write64(place, ring_place(0));
         }
-        // There is no register that says "a unit": one is there if it keeps what it is told.
+        // No register identifies a unit: it is there if it keeps a value written.
         let kept = registers.read64(reg::COMMAND_BASE);
         if kept == commands {
             Ok(())
@@ -192,21 +184,19 @@ impl<H: Host> Unit<H> {
         }
     }
 
-    /// Waits until the unit uses neither of its rings.
+    /// Waits until the unit uses neither ring.
     fn wait_for_rings(&self, what: &'static str) -> Result<(), UnitError> {
         let registers = self.host.registers();
         wait_until(&self.host, what, || {
-            // All ones, where nothing answers, say that both run.
+            // All ones, if nothing answers, mean that both run.
             registers.read64(reg::STATUS) & (status::CMD_BUF_RUN | status::EVENT_LOG_RUN) == 0
         })
     }
 
-    /// What the unit can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
@@ -215,13 +205,12 @@ impl<H: Host> Unit<H> {
         Bell { host: &self.host, control: &self.control, should_run: &self.should_run }
     }
 
-    /// Has the unit forget what it was led to.
     fn confirm(&self, commands: &[Command]) -> Result<(), UnitError> {
         self.queue.submit(&self.host, &self.bell(), commands).map_err(UnitError::Unconfirmed)
     }
 
-    /// Has the unit forget all that it has cached: device by device and domain by domain, where it
-    /// has no command for it. Firmware's table may have had more devices than this one.
+    /// Invalidates all caches; without a command for that, device by device and domain by domain. Firmware's device table may have been
+    /// larger than this one.
     fn forget_everything(&self) -> Result<(), UnitError> {
         if self.capabilities.features & feature::IA_SUP != 0 {
             return self.confirm(&[command::ALL]);
@@ -239,7 +228,6 @@ impl<H: Host> Unit<H> {
         self.confirm(&commands)
     }
 
-    /// The first word of a device's entry.
     fn index_of(&self, device: DeviceId) -> Result<(u16, usize), UnitError> {
         let last = u32::from(self.last_device);
         let number = u16::try_from(device.0).ok().filter(|number| *number <= self.last_device);
@@ -248,7 +236,7 @@ impl<H: Host> Unit<H> {
     }
 }
 
-/// A device table for the devices up to `last`, all attached to nothing.
+/// A device table up to `last`, with no device attached.
 fn device_words<F: Frames>(frames: &F, last: u16) -> Result<Words, UnitError> {
     let count = usize::from(last) / entry::PER_FRAME + 1;
     let words = Words::new(frames, count)?;
@@ -258,8 +246,8 @@ fn device_words<F: Frames>(frames: &F, last: u16) -> Result<Words, UnitError> {
     Ok(words)
 }
 
-// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
-// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+// SAFETY: 1 and 2: the submissions at the end of `attach` and `detach`, by `InvalidationQueue` below. 3: the unit's structures change only
+// after the last check. 4: the layout is of its capabilities. 5: the numbers are a field of the unit.
 unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
     type Frames = H::Frames;
 
@@ -271,7 +259,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
         &self.numbers
     }
 
-    /// Four levels, with every size of page: all units walk these.
+    /// Four levels, with all page sizes: all units walk these.
     fn layout(&self) -> Result<AmdV1, UnitError> {
         Ok(AmdV1::four_level())
     }
@@ -311,7 +299,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
             let status = registers.read64(reg::STATUS);
             status != u64::MAX && status & status::CMD_BUF_RUN != 0
         });
-        // If it does not run yet, it may have stopped at a command already.
+        // If it does not run yet, it may already have stopped at a command.
         self.should_run.store(true, Ordering::Release);
         runs?;
         self.forget_everything()
@@ -340,13 +328,13 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
         if devices.load(frames, index + 1) != 0 {
             return Err(UnitError::Attached { device: device.0 });
         }
-        // What the device may reach is there with the last store.
+        // This store makes the entry valid for its device.
         devices.store(frames, index + 1, u64::from(domain));
         devices.store(frames, index, low);
         if !self.switch.is_on() {
             return Ok(());
         }
-        // The entry that refused everything may be cached, as it was valid.
+        // The entry that refused everything was valid, so the unit may have cached it.
         let forget =
             [command::devtab_entry(number), command::BARRIER, command::pages(domain, 0, EVERYTHING, false)];
         self.confirm(if self.capabilities.caches_absent { &forget } else { &forget[..1] })
@@ -355,7 +343,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
     fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let (number, index) = self.index_of(device)?;
         let frames = self.host.frames();
-        // Held while the unit is waited for: nothing but attaching waits for it.
+        // Held during the wait for the unit: only attach and detach take it.
         let devices = self.devices.lock();
         let second = devices.load(frames, index + 1);
         if second == 0 {
@@ -363,7 +351,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
         }
         devices.store(frames, index, entry::BLOCKED);
         if self.switch.is_on() {
-            // The entry first: what it leads to could be cached anew else.
+            // Entries first: their translations could be refetched otherwise.
             let domain = entry::domain(second);
             self.confirm(&[
                 command::devtab_entry(number),
@@ -371,7 +359,7 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
                 command::pages(domain, 0, EVERYTHING, false),
             ])?;
         }
-        // The second word says that the device is attached, until here.
+        // Until here, the second word says that the device is attached.
         devices.store(frames, index + 1, u64::from(NOTHING));
         Ok(())
     }
@@ -381,8 +369,8 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
     }
 
     fn shut_down(self) -> Result<(), UnitError> {
-        // A command that waits for a device may be under way, and store when the ring is off: CmdBufRun says that no more
-        // are fetched. By the switch, as `enable` may have panicked with its rings on.
+        // A command that waits for a device may be outstanding, and store after the ring is off: CmdBufRun only says that no more are
+        // fetched. The switch decides, because `enable` may have panicked with its rings on.
         let settled = if self.switch.is_on() { self.queue.settle(&self.host, &self.bell()) } else { Ok(()) };
         let all = control::IOMMU_EN | control::CMD_BUF_EN | control::EVENT_LOG_EN;
         set(&self.host, &self.control, all, false);
@@ -391,7 +379,8 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
         self.wait_for_rings("turn its rings off")?;
         settled?;
         let Self { host, queue, devices, log, .. } = self;
-        // SAFETY: translation and the rings are off, and no command is under way, as the unit has confirmed.
+        // SAFETY: 1: the rings and the table were allocated from the host's frames. 2: translation and the rings are off, and no command is
+        // outstanding, as the unit has confirmed.
         unsafe {
             queue.free(host.frames());
             devices.into_inner().free(host.frames());
@@ -401,12 +390,11 @@ unsafe impl<H: Host> Iommu<AmdV1> for Unit<H> {
     }
 }
 
-// SAFETY: a submission ends with a COMPLETION_WAIT, which stores when all commands before it are
-// complete (section 2.4.1), and an invalidation is when the accesses that used what it names are.
-// The commands are in the order of the requests, with a barrier where a device could undo one, and
-// each covers its request. Submissions are in one order by the ring's exchanges, and those of a
-// unit that is not on yet by the switch's: such a unit has never read what they name. Registers and
-// memory are as `Registers` and `Frames` promise. Where CPUs share waits, `Ok` is of a submission that
+// SAFETY: 1: a submission ends with a COMPLETION_WAIT, which stores after all earlier commands are complete (section 2.4.1), and an
+// invalidation is complete when the accesses that used its translations are. Each command covers its request. If CPUs share waits, `Ok` is
+// of a submission that covers the requests and began after the call (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's
+// exchanges order the submissions, and the switch's order the calls of a unit that is not on yet, which has never read what they name. 4:
+// commands are in the order of the requests, with a barrier where a device could refetch.
 // covers the requests and began after the call (`SharedWaits::submit`).
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {

@@ -1,4 +1,4 @@
-//! CPUs that reserve, publish and ring beside each other.
+//! CPUs that reserve, publish and ring concurrently.
 
 use alloc::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Word;
@@ -6,9 +6,9 @@ use loom::thread;
 
 use super::*;
 
-/// A unit that reads each command when it is told of it, at once.
+/// A unit that reads all commands in the doorbell.
 struct Unit {
-    /// Of the ring, in commands.
+    /// Commands of the ring.
     size: u64,
     commands: [Word; 4],
     seen: Word,
@@ -39,7 +39,7 @@ fn unit_of(size: u64) -> Unit {
     Unit { size, commands: [word(), word(), word(), word()], seen: word(), head: word() }
 }
 
-/// A unit that carries out each command when it is told of it, and then says so.
+/// A unit that executes all commands in the doorbell, and then updates its head.
 struct Confirming {
     done: [Word; 2],
     head: Word,
@@ -50,7 +50,7 @@ impl Doorbell for Confirming {
         for place in self.head.load(Ordering::Relaxed)..u64::from(tail) {
             self.done[place as usize].store(1, Ordering::Relaxed);
         }
-        // As registers are seen: after what the unit has done before it answers.
+        // Like a register: after the effects of the commands.
         self.head.store(u64::from(tail), Ordering::Release);
     }
 
@@ -59,7 +59,7 @@ impl Doorbell for Confirming {
     }
 }
 
-/// A unit that has stopped misses doorbells.
+/// A stopped unit, which misses doorbells.
 struct Stopped {
     runs: Word,
     tail: Word,
@@ -77,8 +77,7 @@ impl Doorbell for Stopped {
     }
 }
 
-/// One CPU submits while another has the unit go on: the unit is told of the command after that, by one of the two, and neither
-/// waits for the other.
+/// One CPU submits while another resumes the unit: one of the two then tells the unit of the command, and neither waits for the other.
 #[test]
 fn a_unit_that_goes_on_is_told_again_whichever_cpu_rings() {
     loom::model(|| {
@@ -98,8 +97,7 @@ fn a_unit_that_goes_on_is_told_again_whichever_cpu_rings() {
     });
 }
 
-/// A CPU that learns that its command was consumed sees the effects of the command, whichever CPU has
-/// asked the unit.
+/// A CPU that learns that its command was consumed sees its effects, whichever CPU read the head.
 #[test]
 fn what_was_consumed_was_carried_out() {
     let mut model = loom::model::Builder::new();
@@ -112,7 +110,7 @@ fn what_was_consumed_was_carried_out() {
             let (ring, unit) = shared;
             let place = ring.reserve(1, unit, || true).unwrap();
             ring.publish(place, 1, unit);
-            // It may not be told of it yet, as another CPU rings.
+            // The unit may not know of it yet, because another CPU rings.
             if ring.has_consumed(place, unit) {
                 assert_eq!(unit.done[place as usize].load(Ordering::Relaxed), 1);
             }
@@ -126,8 +124,7 @@ fn what_was_consumed_was_carried_out() {
     });
 }
 
-/// Two CPUs submit to a ring of one command: where one finds it full, it comes first, and that
-/// ends when it has its place.
+/// Two CPUs submit to a ring of one command: one that finds it full comes first, until it has its place.
 #[test]
 fn a_cpu_that_waits_for_room_gets_it_and_lets_others_in() {
     let mut model = loom::model::Builder::new();

@@ -1,14 +1,14 @@
-//! Units that consume what they are told of, and units that say anything.
+//! Units that consume all commands, and units with invalid heads.
 
 use super::*;
 
-/// A unit that consumes what it is told to.
+/// A unit that consumes up to a given index.
 #[derive(Default)]
 struct Unit {
     head: core::cell::Cell<u32>,
     tail: core::cell::Cell<u32>,
     rings: core::cell::Cell<u32>,
-    /// How often it was asked where it stands.
+    /// Reads of its head.
     looks: core::cell::Cell<u32>,
 }
 
@@ -50,7 +50,7 @@ fn many_places_are_not_kept_from_a_cpu_by_others_that_take_one_at_a_time() {
         if unit.head != unit.tail {
             unit.head.set((unit.head.get() + 1) % 8);
         }
-        // Another CPU, which has something to submit each time that a place comes free.
+        // Another CPU submits whenever a place is free.
         if let Some(place) = ring.reserve(1, &unit, || false) {
             ring.publish(place, 1, &unit);
         }
@@ -59,7 +59,7 @@ fn many_places_are_not_kept_from_a_cpu_by_others_that_take_one_at_a_time() {
     assert_eq!((first, turns), (Some(7), 6));
 }
 
-/// Nothing is gained by a look at a unit that stands still.
+/// A head that does not move frees nothing.
 #[test]
 fn a_full_ring_is_looked_at_once_for_each_turn_of_a_wait() {
     let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
@@ -73,7 +73,7 @@ fn a_full_ring_is_looked_at_once_for_each_turn_of_a_wait() {
     assert_eq!((first, turns, unit.looks.get()), (None, 5, 5));
 }
 
-/// Nor is anything gained while a place is held, however far the unit has come.
+/// A held place frees nothing, however far the head moves.
 #[test]
 fn a_full_ring_with_a_held_place_is_looked_at_once_for_each_turn_of_a_wait() {
     let (ring, unit) = (CommandRing::new(8).unwrap(), Unit::default());
@@ -154,7 +154,7 @@ fn a_unit_that_claims_to_have_consumed_what_was_never_there_is_not_believed() {
     assert!(ring.has_consumed(first + 1, &unit));
 }
 
-/// A submission that waits for room comes first: others leave the room alone for as long as they may wait, and then give up.
+/// A submission that waits for room comes first: others do not take the room while they may wait, and then give up.
 #[test]
 fn room_is_left_to_a_submission_that_waits_for_it() {
     let (ring, unit) = (CommandRing::new(4).unwrap(), Unit::default());

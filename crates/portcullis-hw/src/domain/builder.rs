@@ -1,4 +1,4 @@
-//! A unit's domain in the making: what it keeps free, and what is mapped before its first device is attached.
+//! Builder of a unit's domain: reserved addresses, and mappings before the first device is attached.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,14 +14,14 @@ use super::{DomainError, UnitDomain, UnitMapper};
 use crate::acpi::Reserved;
 use crate::host::UnitError;
 
-/// A domain of a unit in the making: see [`Iommu::domain`](crate::Iommu::domain). It keeps out what the unit translates for no
-/// device, and is otherwise the [builder](DomainBuilder) of any domain.
+/// Builder of a unit's domain: see [`Iommu::domain`](crate::Iommu::domain). It reserves what the unit does not translate, and is otherwise
+/// a [`DomainBuilder`].
 #[must_use = "a domain is built by `build`"]
 pub struct UnitDomainBuilder<M: UnitMapper, P: Platform, C: CopyMemory + Clone = Infallible> {
     domain: DomainBuilder<M, P, C>,
     policy: Policy,
     last: Iova,
-    /// What is handed out to nobody; and of that, what the unit translates for nobody.
+    /// All reserved ranges; and those that the unit does not translate.
     kept: Vec<IovaRange>,
     untranslated: Vec<IovaRange>,
     regions: Vec<Reserved>,
@@ -44,7 +44,7 @@ impl<M: UnitMapper, P: Platform> UnitDomainBuilder<M, P> {
 }
 
 impl<M: UnitMapper, P: Platform, C: CopyMemory + Clone> UnitDomainBuilder<M, P, C> {
-    /// As [`DomainBuilder::policy`]. Not [`Policy::Passthrough`]: such a domain is not built.
+    /// As [`DomainBuilder::policy`], except [`Policy::Passthrough`], which [`build`](Self::build) refuses.
     pub fn policy(self, policy: Policy) -> Self {
         Self { domain: self.domain.policy(policy), policy, ..self }
     }
@@ -59,40 +59,39 @@ impl<M: UnitMapper, P: Platform, C: CopyMemory + Clone> UnitDomainBuilder<M, P, 
         Self { domain: self.domain.cache_maintenance(cache), ..self }
     }
 
-    /// As [`DomainBuilder::reserve`]: hands out no addresses of `range`.
+    /// As [`DomainBuilder::reserve`]: never allocates addresses of `range`.
     pub fn reserve(mut self, range: IovaRange) -> Self {
         self.kept.push(range);
         Self { domain: self.domain.reserve(range), ..self }
     }
 
-    /// As [`DomainBuilder::last_iova`]: hands out no addresses above `last`, nor any that the unit does not translate.
+    /// As [`DomainBuilder::last_iova`]: allocates no addresses above `last`, nor any that the unit does not translate.
     pub fn last_iova(self, last: Iova) -> Self {
         let last = self.last.min(last);
         Self { domain: self.domain.last_iova(last), last, ..self }
     }
 
-    /// Hands out no addresses of `range`, which the unit does not translate.
+    /// Reserves `range`, which the unit does not translate.
     pub(crate) fn without(mut self, range: IovaRange) -> Self {
         self.untranslated.push(range);
         self.reserve(range)
     }
 
-    /// Hands out no addresses that `device` keeps for itself, for a device that is to be attached. A virtio-iommu tells them (its
-    /// interrupts, say), and attaches no device whose addresses the domain may hand out. Of other units none are known. Waits for
-    /// the unit.
+    /// Reserves the addresses that `device`, which is to be attached, keeps for itself. Only a virtio-iommu reports any (for interrupts,
+    /// say), and it attaches no device whose reserved addresses the domain may allocate. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError`], where the unit was asked and did not say.
+    /// [`UnitError`] if the unit did not answer.
     pub fn for_device(self, device: DeviceId) -> Result<Self, UnitError> {
         let kept = self.domain.mapper().kept_by(device)?;
         Ok(kept.into_iter().fold(self, Self::without))
     }
 
-    /// Takes what firmware reserves for devices that are to be attached: no addresses of it are handed out, and it is mapped one to
-    /// one before the first device is attached. `reserved_for` of firmware's table ([`acpi`](crate::acpi)) has those of a device.
+    /// Reserves and identity-maps what firmware reserves for devices that are to be attached, before the first one is. `reserved_for` of
+    /// firmware's table ([`acpi`](crate::acpi)) returns a device's regions.
     ///
     /// # Safety
-    /// The memory is as firmware says: the devices', and nothing else relies on what is in the pages that it touches.
+    /// 1. The memory is the devices', as firmware says, and nothing else relies on the contents of the pages that it touches.
     pub unsafe fn regions(mut self, regions: impl IntoIterator<Item = Reserved>) -> Self {
         for region in regions {
             self.regions.push(region);
@@ -101,10 +100,10 @@ impl<M: UnitMapper, P: Platform, C: CopyMemory + Clone> UnitDomainBuilder<M, P, 
         self
     }
 
-    /// Makes the domain, without devices. Allocates page tables where firmware reserves something.
+    /// Builds the domain, without devices. Allocates page tables if firmware reserves memory.
     ///
     /// # Errors
-    /// [`DomainError`]; as [`DomainBuilder::build`]. Nothing of it is left.
+    /// [`DomainError`]; as [`DomainBuilder::build`]. Nothing remains of it.
     pub fn build(self, platform: P) -> Result<UnitDomain<(M, P, C)>, DomainError> {
         self.build_as(platform)
     }
@@ -130,7 +129,7 @@ impl<M: UnitMapper, P: Platform, C: CopyMemory + Clone> UnitDomainBuilder<M, P, 
         }
         let dma = domain.build_as::<X>(platform)?;
         let space = dma.space();
-        // SAFETY: the promise to `regions`. No device is attached yet.
+        // SAFETY: clause 1 of `regions`. No device is attached yet.
         let mapped = unsafe { Reserved::map(&regions, space.mapper(), space.platform()) };
         mapped.map_err(DomainError::Region)?;
         Ok(UnitDomain::new(dma, kept))

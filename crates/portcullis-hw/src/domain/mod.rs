@@ -1,16 +1,16 @@
-//! The domains of a unit, made in one way: [`Iommu::domain`], a builder, [`UnitDomain::attach`].
+//! The domains of a unit: [`Iommu::domain`], a builder, [`UnitDomain::attach`].
 //!
-//! Invariant: **a device is led to the tables of the domain that it is attached to, and these exist until it is led there no
-//! more.** So attaching is safe. What `Iommu::attach` asks of its caller holds by ownership:
+//! Invariant: **a device uses the tables of the domain that it is attached to, and these exist until it no longer does.** So attaching is
+//! safe. The clauses of `Iommu::attach` hold by ownership:
 //!
-//! | clause | what makes it hold |
+//! | clause | why it holds |
 //! |---|---|
 //! | the table has the unit's layout | [`Iommu::domain`] makes it of [`Iommu::layout`] |
 //! | its changes are told to this unit, as that domain's | its mapper has a [`UnitQueue`], which has the unit and the number |
-//! | it exists until the device is detached | a [`UnitDomain`] keeps it until then, and for ever where the unit does not confirm that |
-//! | one number, one table | a [`UnitQueue`] has its number alone, from before its table is there until after that is gone |
+//! | it exists until the device is detached | a [`UnitDomain`] owns it until then, and leaks it if the unit does not confirm that |
+//! | one number, one table | a [`UnitQueue`] has a number of its own, from before its table is there until after that is gone |
 //!
-//! Who has no unit of these drivers builds domains by [`portcullis::dma::DomainBuilder`], and leads devices there by other means.
+//! A program without a unit of these drivers builds domains by [`portcullis::dma::DomainBuilder`], and attaches devices by other means.
 
 mod builder;
 mod tables;
@@ -32,7 +32,7 @@ use portcullis::pgtable::MapError;
 use crate::host::UnitError;
 use crate::sync::Mutex;
 
-/// A mapper with its unit, which leads devices to it.
+/// A mapper and its unit, which attaches devices to it.
 ///
 /// # Safety
 /// 1. From [`attach_device`](Self::attach_device) until a [`detach_device`](Self::detach_device) of the device has returned `Ok`,
@@ -41,17 +41,17 @@ use crate::sync::Mutex;
 ///    device's behalf any more, and the device reaches nothing by it.
 /// 3. After an error of `attach_device` that [changes nothing](UnitError::changes_nothing) the device is led where it was.
 pub unsafe trait UnitMapper: Mapper {
-    /// Leads `device` here, whose domain hands out none of the addresses in `kept`.
+    /// Attaches `device`, whose domain reserves the addresses in `kept`.
     ///
     /// # Errors
     /// Those of [`Iommu::attach`](crate::Iommu::attach); [`UnitError::Reserved`].
     ///
     /// # Safety
-    /// The mapper exists until `detach_device` of the device has returned `Ok` or [`UnitError::NotAttached`], unless this returns an
-    /// error that changes nothing.
+    /// 1. The mapper exists until `detach_device` of the device has returned `Ok` or [`UnitError::NotAttached`], unless this returns an
+    ///    error that changes nothing.
     unsafe fn attach_device(&self, device: DeviceId, kept: &[IovaRange]) -> Result<(), UnitError>;
 
-    /// Leads `device`, which is attached here, to nothing.
+    /// Detaches `device`, which is attached here.
     ///
     /// # Errors
     /// Those of [`Iommu::detach`](crate::Iommu::detach).
@@ -60,18 +60,18 @@ pub unsafe trait UnitMapper: Mapper {
     /// The addresses that `device` keeps for itself, as far as the unit can tell.
     ///
     /// # Errors
-    /// [`UnitError`], where the unit was asked and did not say.
+    /// [`UnitError`] if the unit did not answer.
     fn kept_by(&self, device: DeviceId) -> Result<Vec<IovaRange>, UnitError> {
         let _ = device;
         Ok(Vec::new())
     }
 }
 
-/// Why a domain of a unit was not made, or a device not attached to it.
+/// Why a unit's domain was not made, or a device not attached to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
-    /// The unit cannot do it, or has not done it.
+    /// The unit cannot do it, or did not do it.
     #[error(transparent)]
     Unit(#[from] UnitError),
     /// The domain, its table or its device cannot be made.
@@ -83,34 +83,33 @@ pub enum DomainError {
          and none of its interrupt window"
     )]
     Untranslated {
-        /// What is reserved.
+        /// The reserved range.
         range: IovaRange,
         /// The last address that the domain can translate.
         last: Iova,
     },
-    /// What firmware reserves cannot be mapped.
+    /// The memory that firmware reserves cannot be mapped.
     #[error("what firmware reserves for devices cannot be mapped one to one: {0}")]
     Region(MapError),
-    /// The policy leaves devices without translation.
+    /// The policy is passthrough.
     #[error(
         "a unit's domain translates, whatever its policy: a device is let through to all memory by `Attachment::PassThrough`"
     )]
     PassThrough,
 }
 
-/// A domain of a unit: its devices are attached to the domain and to the unit in one call.
+/// A domain of a unit: one call attaches a device to both.
 ///
-/// Dropped, it detaches its devices, each of which waits for the unit. Where the unit does not confirm that, the domain's tables
-/// stay allocated for ever, and its number in use, as the device may still be led there. A caller that is to learn of this
-/// [detaches](Self::detach) its devices before.
+/// Drop detaches its devices; each waits for the unit. If the unit does not confirm that, the tables are leaked and the number stays in
+/// use, because the device may still use them. A caller that must know of this calls [`detach`](Self::detach) before.
 pub struct UnitDomain<X: Machine>
 where
     X::Mapper: UnitMapper,
 {
     dma: DmaDomain<X>,
-    /// Addresses that are never handed out.
+    /// Reserved addresses.
     kept: Vec<IovaRange>,
-    /// Devices that are led to the mapper, or may be. Held while the unit is waited for: nothing but attaching waits for it.
+    /// Devices that use the mapper, or may. Held during the wait for the unit: only attach and detach take it.
     attached: Mutex<Vec<DeviceId>>,
 }
 
@@ -131,30 +130,30 @@ where
         Self { dma, kept, attached: Mutex::new(Vec::new()) }
     }
 
-    /// The domain as drivers have it: its address space, its pool.
+    /// The domain as drivers use it: its address space, its pool.
     pub fn dma(&self) -> &DmaDomain<X> {
         &self.dma
     }
 
-    /// Makes `device` one of this domain, with the addresses that it can put on the bus, and leads it to the domain's
-    /// translations: it reaches what is mapped here, and nothing else. Waits for the unit; allocates a unit's structures.
+    /// Attaches `device`, with its DMA mask: it reaches what the domain maps, and nothing else. Waits for the unit; allocates the unit's
+    /// structures.
     ///
     /// # Errors
-    /// [`SetupError::BeyondReach`], and those of [`Iommu::attach`](crate::Iommu::attach): [`UnitError::Attached`] where the device
-    /// is attached anywhere. The device is attached to nothing then, and reaches nothing, unless the unit did not confirm
-    /// that either: [`detach`](Self::detach) tries again.
+    /// [`SetupError::BeyondReach`], and those of [`Iommu::attach`](crate::Iommu::attach): [`UnitError::Attached`] if the device is attached
+    /// anywhere. The device is then attached to nothing, and reaches nothing, unless the unit did not confirm that either:
+    /// [`detach`](Self::detach) tries again.
     pub fn attach(&self, device: DeviceId, mask: DmaMask) -> Result<Device<X>, DomainError> {
         let made = self.dma.attach(device, mask)?;
         let mut attached = self.attached.lock();
         if attached.contains(&device) {
             return Err(UnitError::Attached { device: device.0 }.into());
         }
-        // Before it is led anywhere: whatever becomes of the call, `drop` knows of the device.
+        // Before the attach: whatever happens to the call, `drop` knows of the device.
         attached.try_reserve(1).map_err(|_| UnitError::OutOfMemory)?;
         attached.push(device);
         let mapper = self.dma.space().mapper();
-        // SAFETY: the mapper is the domain's, which this value has until `detach` or `drop` have detached the device; where that
-        // is not confirmed, the domain is never dropped.
+        // SAFETY: 1: this value owns the domain, and with it the mapper, until `detach` or `drop` have detached the device; if that is not
+        // confirmed, the domain is never dropped.
         let error = match unsafe { mapper.attach_device(device, &self.kept) } {
             Ok(()) => return Ok(made),
             Err(error) => error,
@@ -165,12 +164,12 @@ where
         Err(error.into())
     }
 
-    /// Leads `device` to nothing: when this returns `Ok`, its accesses are refused, and none of those before is under way. Waits
-    /// for the unit. What is mapped for it stays mapped for the domain's other devices until its queues unmap it.
+    /// Detaches `device`. After `Ok` its accesses are refused, and no earlier one is outstanding. Waits for the unit. Its mappings stay in
+    /// the domain, for the other devices, until its queues unmap them.
     ///
     /// # Errors
-    /// [`UnitError::NotAttached`] where the device is none of this domain's. [`UnitError::Unconfirmed`],
-    /// [`UnitError::TimedOut`]: it may still reach what is mapped here, and is attached until another call returns `Ok`.
+    /// [`UnitError::NotAttached`] if the device is not this domain's. [`UnitError::Unconfirmed`], [`UnitError::TimedOut`]: it may still
+    /// reach the domain's mappings, and stays attached until another call returns `Ok`.
     pub fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let mut attached = self.attached.lock();
         if !attached.contains(&device) {
@@ -185,7 +184,7 @@ where
     }
 }
 
-/// Whether a device is led to the mapper no more.
+/// Whether a device no longer uses the mapper.
 fn is_gone(detached: Result<(), UnitError>) -> bool {
     matches!(detached, Ok(()) | Err(UnitError::NotAttached { .. }))
 }
@@ -195,7 +194,7 @@ where
     X::Mapper: UnitMapper,
 {
     fn drop(&mut self) {
-        // Also where the unit's driver panics, as a host may.
+        // Even if the unit's driver panics.
         let kept = ManuallyDrop::new(self.dma.clone());
         let mapper = self.dma.space().mapper();
         let attached = self.attached.get_mut();

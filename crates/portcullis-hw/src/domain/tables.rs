@@ -14,7 +14,7 @@ use super::{DomainError, UnitDomainBuilder, UnitMapper};
 use crate::host::UnitError;
 use crate::iommu::{Attachment, Iommu};
 
-/// The queue of one domain of the unit `U`. As long as it is there, no other domain of the unit has its number.
+/// The queue of one domain of the unit `U`. While it exists, no other domain of the unit has its number.
 #[derive(Debug)]
 pub struct UnitQueue<X: Format, U: Iommu<X>> {
     unit: Arc<U>,
@@ -43,7 +43,7 @@ impl<X: Format, U: Iommu<X>> Drop for UnitQueue<X, U> {
     }
 }
 
-// SAFETY: everything is passed on to the unit.
+// SAFETY: clauses 1 to 4 are the unit's: each method passes its call on.
 unsafe impl<X: Format, U: Iommu<X>> InvalidationQueue for UnitQueue<X, U> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.unit.invalidate(domain, invalidation)
@@ -71,7 +71,7 @@ where
     U::Frames: Clone,
 {
     unit.numbers().take(number, unit.domains())?;
-    // From here on it gives the number back when it is dropped.
+    // From here on, its drop releases the number.
     let queue = UnitQueue { unit: Arc::clone(unit), number, layout: PhantomData };
     let table = PageTable::new(unit.frames().clone(), unit.layout()?)?;
     let mapper = TableMapper::new(table, queue, number, Vec::new());
@@ -79,14 +79,14 @@ where
     Ok(unit.reserved().iter().fold(builder, |builder, window| builder.without(*window)))
 }
 
-// SAFETY: `Iommu` promises what `attach` and `detach` do. Only `builder` makes a `UnitQueue`: with this table, which is of the unit's
-// layout, under a number that is this table's alone, as the queue goes after the table.
+// SAFETY: 1 to 3: clauses 1 to 3 of `Iommu`, for `attach` and `detach`. Only `builder` makes a `UnitQueue`: with this table, which is of
+// the unit's layout, under a number that is this table's alone, because the queue is dropped after the table.
 unsafe impl<X: Format, U: Iommu<X>> UnitMapper for UnitTables<X, U> {
     unsafe fn attach_device(&self, device: DeviceId, _: &[IovaRange]) -> Result<(), UnitError> {
         let UnitQueue { unit, number, .. } = self.queue();
         let to = Attachment::table(*number, self.table());
-        // SAFETY: 1. The table is of the unit's layout, as `builder` made it, its changes go to the unit by the queue, and it exists
-        // as long as the mapper, which is the caller's promise. 2. The number is the queue's alone.
+        // SAFETY: 1: `builder` made the table of the unit's layout, the queue tells the unit its changes, and it exists as long as the
+        // mapper, by the caller's clause 1. 2: the number is the queue's alone. 3: nothing passes through.
         unsafe { unit.attach(device, to) }
     }
 

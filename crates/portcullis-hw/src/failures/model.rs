@@ -1,4 +1,4 @@
-//! A CPU that deals with a stop, beside a unit that goes on by itself, and a submission.
+//! A CPU that handles a stop, a unit that resumes by itself, and a submission.
 
 use alloc::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Word;
@@ -6,15 +6,15 @@ use loom::thread;
 
 use super::*;
 
-/// A unit that is off, or stopped, until it goes on by itself. It then carries out what it was told of.
+/// A unit that is off, or stopped, until it resumes by itself. It then executes published commands.
 struct Unit {
     runs: Word,
     head: Word,
     tail: Word,
     modulus: u64,
-    /// One for each index. Each is a bit that no other command has; 0 does nothing.
+    /// For each index, a bit that no other command has; 0 is the no-op.
     commands: [Word; 4],
-    /// The commands that it has carried out.
+    /// Executed commands.
     done: Word,
 }
 
@@ -25,7 +25,7 @@ impl Unit {
         Self { runs: word(), head: word(), tail: word(), modulus, commands, done: word() }
     }
 
-    /// It goes on, and carries out what it has been told of by now. One caller at a time.
+    /// Resumes, and executes all published commands. One caller at a time.
     fn go(&self, size: u64) {
         self.runs.store(1, Ordering::Release);
         let tail = self.tail.load(Ordering::Acquire);
@@ -56,7 +56,7 @@ impl Port for Unit {
         [0; 2]
     }
 
-    /// Two looks, between which it may go on.
+    /// Two reads; it may resume between them.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         (self.runs.load(Ordering::Acquire) == 0).then(|| Failure {
             error: Some(InvalidationError::Abandoned),
@@ -76,7 +76,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// A ring with one command in it, and a unit that has not run yet.
+    /// A ring with one command, and a unit that has not run yet.
     fn new(ring: CommandRing, modulus: u64) -> Arc<Self> {
         let shared = Self { failures: Failures::new(), ring, unit: Unit::new(modulus) };
         assert!(shared.submit(1, 1));
@@ -99,7 +99,7 @@ impl Shared {
     }
 }
 
-/// Whichever way: what is confirmed without an error was carried out.
+/// In any interleaving: what is confirmed without an error was executed.
 fn check(shared: &Arc<Shared>, size: u64, count: u64) {
     let (unit, mender) = (Arc::clone(shared), Arc::clone(shared));
     let unit = thread::spawn(move || unit.unit.go(size));
@@ -114,7 +114,7 @@ fn check(shared: &Arc<Shared>, size: u64, count: u64) {
     assert!(!submitted || shared.failures.since(before).is_err() || done & commands == commands, "{done:#b}");
 }
 
-/// The unit is being turned on: where the CPU that looks reads that it stands, the other CPU's command comes.
+/// The unit is being turned on: the other CPU's command is at the index where the looking CPU finds it stopped.
 #[test]
 fn a_command_that_was_not_there_yet_is_not_replaced() {
     let mut model = loom::model::Builder::new();
@@ -122,7 +122,7 @@ fn a_command_that_was_not_there_yet_is_not_replaced() {
     model.check(|| check(&Shared::new(CommandRing::new(4).unwrap(), 4), 4, 1));
 }
 
-/// The unit goes on by itself, and has consumed the command that is about to be replaced: the other CPU has its place next.
+/// The unit resumes by itself, and has consumed the command that is about to be replaced: the other CPU then reserves its place.
 #[test]
 fn a_place_that_has_another_command_by_now_is_left_alone() {
     let mut model = loom::model::Builder::new();

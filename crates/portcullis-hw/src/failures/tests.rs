@@ -1,16 +1,15 @@
-//! Units that stop, and units that say so and have not.
+//! Units that stop, and units that wrongly report a stop.
 
 use core::cell::Cell;
 
 use super::*;
 use crate::queue::REFUSED;
 
-/// A unit that says what the test wants.
 #[derive(Default)]
 struct Unit {
-    /// Where it says that it has stopped.
+    /// The index of the bad command.
     stopped: Cell<Option<u32>>,
-    /// Where it stands.
+    /// Its head.
     head: Cell<u32>,
     drops_waits: Cell<bool>,
     rings: Cell<u32>,
@@ -43,14 +42,13 @@ impl Port for Unit {
     }
 }
 
-/// Publishes `count` commands.
 fn publish(ring: &CommandRing, unit: &Unit, count: u64) -> u64 {
     let first = ring.reserve(count, unit, || false).unwrap();
     ring.publish(first, count, unit);
     first
 }
 
-/// What is replaced when the unit has stopped at `bad`, as the index.
+/// The index that is replaced if the unit has stopped at `bad`.
 fn replaced(failures: &Failures, ring: &CommandRing, unit: &Unit, bad: u32) -> Option<usize> {
     let mut replaced = None;
     unit.stopped.set(Some(bad));
@@ -59,7 +57,7 @@ fn replaced(failures: &Failures, ring: &CommandRing, unit: &Unit, bad: u32) -> O
     replaced
 }
 
-/// As a unit may go on by itself when it finds a command that it knows.
+/// A unit may resume by itself once it finds a valid command.
 #[test]
 fn a_failure_is_counted_before_the_unit_is_shown_another_command() {
     let (failures, ring, unit) = (Failures::new(), CommandRing::new(8).unwrap(), Unit::default());
@@ -74,7 +72,7 @@ fn a_failure_is_counted_before_the_unit_is_shown_another_command() {
     assert_eq!((failures.since(after), failures.since(before)), (Ok(()), Err(REFUSED)));
 }
 
-/// What becomes of a place is its submission's matter, which may not have counted failures yet.
+/// Any other place belongs to its submission, which may not have read the count yet.
 #[test]
 fn nothing_is_replaced_but_what_is_published_and_not_known_to_be_consumed() {
     let rings = [(CommandRing::new(8).unwrap(), 8), (CommandRing::with_wrap_bit(8).unwrap(), 16)];
@@ -91,7 +89,7 @@ fn nothing_is_replaced_but_what_is_published_and_not_known_to_be_consumed() {
                 assert_eq!(replaced(&failures, &ring, &unit, bad), expected, "lap {lap}, {bad}");
             }
             ring.publish(second, 2, &unit);
-            // Once a CPU knows that it is consumed, it is nobody's.
+            // A command that is known to be consumed is not replaced.
             unit.head.set(((second + 2) % modulus) as u32);
             assert!(ring.has_consumed(second + 1, &unit));
             assert_eq!(replaced(&failures, &ring, &unit, ((second + 1) % modulus) as u32), None);
@@ -141,7 +139,7 @@ fn a_unit_that_goes_on_is_told_of_what_it_missed() {
     assert_eq!(unit.rings.get(), 2);
 }
 
-/// An interrupt handler that comes while the error is written, or read, does not wait for what it has interrupted.
+/// An interrupt handler during a write, or a read, of the error does not wait for the interrupted code.
 #[test]
 fn nobody_waits_for_the_last_error() {
     let (failures, ring, unit) = (Failures::new(), CommandRing::new(8).unwrap(), Unit::default());

@@ -1,4 +1,4 @@
-//! What is asked for goes to the unit whole and in its order, however many submissions it takes.
+//! Requests reach the unit complete and in order, in however many submissions.
 
 use core::cell::{Cell, RefCell};
 
@@ -9,7 +9,7 @@ use crate::command_ring::Doorbell;
 use crate::fake::{FakeHost, Memory};
 use crate::sync::Ordering;
 
-/// A host needs registers: nothing is behind these.
+/// A host needs registers: these do nothing.
 struct NoRegisters;
 
 impl crate::fake::Unit for NoRegisters {
@@ -20,13 +20,13 @@ impl crate::fake::Unit for NoRegisters {
     fn write(&self, _: usize, _: u32, _: u64) {}
 }
 
-/// A unit that carries out what it is told of at once.
+/// A unit that executes all commands in the doorbell.
 struct Unit {
     memory: Memory,
     commands: u64,
-    /// Where it stands, and what it has carried out.
+    /// Its head, and its executed commands.
     done: RefCell<(u32, Vec<Command>)>,
-    /// It reads no doorbell. Its answer, once it was asked for errors a given number of times; and how often it was asked.
+    /// It ignores doorbells. Its answer after a number of error checks; and the checks so far.
     late: Option<u64>,
     tail: Cell<u32>,
     asked: Cell<u64>,
@@ -103,7 +103,7 @@ fn queue() -> (FakeHost<NoRegisters>, Queue, Unit) {
     )
 }
 
-/// A request is this many commands, of the number behind it.
+/// A request is a number of commands.
 fn describe(commands: &mut Commands, (count, number): (usize, u64)) -> Result<bool, InvalidationError> {
     if commands.remaining_capacity() < count {
         return Ok(false);
@@ -134,7 +134,7 @@ fn what_does_not_fit_into_one_submission_goes_in_the_next_and_nothing_twice() {
         };
         assert_eq!(runs, expected, "each submission ends with its wait");
     }
-    // The queue carries out what comes before the request that it cannot describe, and nothing after it.
+    // The queue carries out requests before the one that it cannot describe, and none after it.
     unit.done.borrow_mut().1.clear();
     let too_much = [(2, 1), (MOST + 1, 2), (1, 3)];
     assert_eq!(queue.carry_out(&host, &unit, too_much, describe), Err(REFUSED));
@@ -155,7 +155,7 @@ fn a_ring_that_is_full_is_waited_for() {
     assert_eq!(unit.done.borrow().1.len(), 303);
 }
 
-/// As where the host panics: places that were reserved have no command of an earlier lap in them.
+/// As after a panic of the host: reserved places do not keep commands of an earlier lap.
 #[test]
 fn places_that_are_given_up_ask_for_nothing() {
     let (host, queue, unit) = queue();
@@ -186,7 +186,7 @@ fn where_512_wait_one_more_waits_as_long_as_the_host_has_patience() {
     assert_eq!(unit.done.borrow().1[0], [1, 1]);
 }
 
-/// The CPU may have been interrupted between its look for the confirmation and its look at the clock.
+/// The CPU may have been interrupted between polling and reading the clock.
 #[test]
 fn what_is_confirmed_when_patience_ends_is_confirmed() {
     let submitted = |late| {

@@ -6,7 +6,7 @@ use portcullis::pgtable::{Format, Riscv};
 use super::layout::cap;
 use crate::host::UnitError;
 
-/// Which of the two stages of translation the page tables of a unit's domains are for.
+/// The stage of translation that a unit's domains use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// The first: Sv39, Sv48 and Sv57.
@@ -16,13 +16,12 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// That of tables of this layout.
     pub const fn of(layout: Riscv) -> Self {
         if layout.is_second_stage() { Self::Second } else { Self::First }
     }
 }
 
-/// The layouts that there are, by the capability of each.
+/// The layouts, each with its capability bit.
 static LAYOUTS: [(u64, Riscv); 5] = [
     (cap::SV39, Riscv::sv39()),
     (cap::SV48, Riscv::sv48()),
@@ -31,7 +30,7 @@ static LAYOUTS: [(u64, Riscv); 5] = [
     (cap::SV48X4, Riscv::sv48x4()),
 ];
 
-/// What a unit can do, as its capability register says.
+/// Capabilities, from the unit's register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities(pub(super) u64);
 
@@ -46,28 +45,28 @@ impl Capabilities {
         self.layouts(Stage::of(layout)).any(|walked| walked.mode() == layout.mode())
     }
 
-    /// Whether device contexts are of the extended format.
+    /// Whether device contexts have the extended format.
     pub const fn is_extended(&self) -> bool {
         self.0 & cap::MSI_FLAT != 0
     }
 
-    /// Whether the unit knows of devices that cache translations.
+    /// Whether the unit supports ATS.
     pub const fn has_device_tlbs(&self) -> bool {
         self.0 & cap::ATS != 0
     }
 
-    /// What a command for leaves names.
+    /// The addresses that one command for leaves covers.
     pub(super) const fn granularity(&self) -> Granularity {
         if self.0 & cap::S != 0 { Granularity::ANY_BLOCK } else { Granularity::Page }
     }
 
-    /// The layouts of `stage` that the unit walks, the widest last.
+    /// The unit's layouts of `stage`, the widest last.
     pub(super) fn layouts(self, stage: Stage) -> impl DoubleEndedIterator<Item = Riscv> {
         let walked = LAYOUTS.iter().filter(move |(bit, _)| self.0 & bit != 0);
         walked.map(|(_, layout)| *layout).filter(move |layout| Stage::of(*layout) == stage)
     }
 
-    /// Four levels where the unit walks them, else three, else five; pages of all sizes.
+    /// Four levels if the unit walks them, else three, else five; pages of all sizes.
     pub(super) fn layout(self, stage: Stage) -> Result<Riscv, UnitError> {
         let walked = || self.layouts(stage);
         let layout = walked().find(|layout| layout.levels() == 4).or_else(|| walked().next());

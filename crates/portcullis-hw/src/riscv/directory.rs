@@ -1,11 +1,10 @@
-//! The device directory in memory: tables that lead from a device's number to its context.
+//! The device directory table, which leads from device IDs to device contexts.
 //!
-//! It always has three levels. A unit that walks fewer begins at the table to which the first
-//! entries lead: it is the directory of the devices with the lowest numbers.
+//! It always has three levels. A unit that walks fewer starts at the table of the first entries: that is the directory of the lowest device
+//! IDs.
 //!
-//! A table's contents are in memory before the entry that leads to it, by `Words::store`; it is
-//! never taken out again. A unit does not cache what is absent, so a new table needs no
-//! invalidation.
+//! `Words::store` makes a table's contents visible before the entry that leads to it; the entry is never removed. A unit does not cache
+//! non-present entries, so a new table needs no invalidation.
 
 use portcullis::addr::PhysAddr;
 use portcullis::platform::{Frames, TABLE_ENTRIES};
@@ -15,20 +14,18 @@ use crate::frames::Words;
 use crate::heap::Map;
 use crate::host::UnitError;
 
-/// The most levels that there are.
+/// The most levels.
 pub(super) const LEVELS: u32 = 3;
 
-/// The tables.
 #[derive(Debug)]
 pub(super) struct Directory {
-    /// By their level, where 0 is that of the contexts, and by the bits of device numbers that all
-    /// their devices share.
+    /// By level (0 has the contexts), and by the device ID bits that all devices of the table share.
     tables: Map<(u32, u32), Words>,
     context_bits: u32,
     context_words: usize,
 }
 
-/// Where a context lies: its table, and its first word.
+/// A context: its table, and its first word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     table: &'a Words,
@@ -46,7 +43,7 @@ impl Place<'_> {
 }
 
 impl Directory {
-    /// One with the tables for device 0, of which each can be the root.
+    /// A directory with the tables for device 0, any of which can be the root.
     pub fn new<F: Frames>(frames: &F, is_extended: bool) -> Result<Self, UnitError> {
         let mut made = Self {
             tables: Map::new(),
@@ -56,47 +53,45 @@ impl Directory {
         match made.make(frames, 0) {
             Ok(_) => Ok(made),
             Err(error) => {
-                // SAFETY: of the line above; no unit was told.
+                // SAFETY: 1: allocated above from `frames`. 2: no unit was told of it.
                 unsafe { made.free(frames) };
                 Err(error)
             }
         }
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and no unit walks the directory.
+    /// 1. `frames` allocated it.
+    /// 2. No unit walks the directory.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
         for table in self.tables.into_values() {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2.
             unsafe { table.free(frames) };
         }
     }
 
-    /// The root of a directory of `levels` levels.
     pub fn root(&self, levels: u32) -> Option<PhysAddr> {
         self.tables.get((levels.checked_sub(1)?, 0)).map(Words::phys)
     }
 
-    /// The largest number that a device can have in a directory of `levels` levels.
+    /// The largest device ID of a directory of `levels` levels.
     pub fn last_device(&self, levels: u32) -> u32 {
         (1 << self.shift(levels).min(directory::DEVICE_BITS)) - 1
     }
 
-    /// How many bits of a device's number tell what is in an entry of a table of `level`.
+    /// How many device ID bits are indices below a table of `level`.
     fn shift(&self, level: u32) -> u32 {
         if level == 0 { 0 } else { self.context_bits + directory::TABLE_BITS * (level - 1) }
     }
 
     fn key(&self, level: u32, device: u32) -> (u32, u32) {
-        // Above the highest level there is one of which all devices are: its shift is wider than
-        // their numbers.
+        // One table of the highest level has all devices: its shift exceeds the width of device IDs.
         (level, device.checked_shr(self.shift(level + 1)).unwrap_or(0))
     }
 
-    /// Makes the tables that lead to a device's context, as far as they are missing. Where the
-    /// context is.
+    /// Makes the missing tables for a device's context, and returns the context's place.
     pub fn make<F: Frames>(&mut self, frames: &F, device: u32) -> Result<Place<'_>, UnitError> {
         for level in (0..LEVELS).rev() {
             let (key, above) = (self.key(level, device), self.key(level + 1, device));
@@ -111,14 +106,14 @@ impl Directory {
         self.find(device).ok_or(UnitError::NotAttached { device })
     }
 
-    /// Where a device's context is, if there is a table for it.
+    /// The place of a device's context, if its table exists.
     pub fn find(&self, device: u32) -> Option<Place<'_>> {
         let table = self.tables.get(self.key(0, device))?;
         let index = device as usize % (1 << self.context_bits);
         Some(Place { table, first: index * self.context_words })
     }
 
-    /// A device whose context is not empty, and whose number is larger than `last`.
+    /// A device with an ID above `last` and a context that is not empty.
     pub fn beyond<F: Frames>(&self, frames: &F, last: u32) -> Option<u32> {
         let contexts = self.tables.keys().filter(|(level, _)| *level == 0);
         let mut devices = contexts.flat_map(|(_, above)| {

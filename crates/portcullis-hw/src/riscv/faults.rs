@@ -1,4 +1,4 @@
-//! The fault queue, and what its records say, in the common form.
+//! The fault queue, decoded into [`Fault`]s.
 
 use portcullis::addr::{DeviceId, Iova};
 use portcullis::platform::Frames;
@@ -8,39 +8,38 @@ use crate::fault::{Access, Fault, Reason};
 use crate::frames::Words;
 use crate::host::{Registers, UnitError};
 
-/// A ring that the unit fills.
 #[derive(Debug)]
 pub(super) struct FaultQueue {
     records: Words,
-    /// The next that is read.
+    /// Index of the next record.
     head: u32,
 }
 
 impl FaultQueue {
-    /// A frame for records. The unit does not know of it yet; it begins at index 0.
+    /// A queue of one frame, at index 0. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         Ok(Self { records: Words::new(frames, 1)?, head: 0 })
     }
 
-    /// Where the records lie.
     pub fn address(&self) -> u64 {
         self.records.phys().get()
     }
 
-    /// Gives the frame back.
+    /// Frees the frame.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit's queue is off.
+    /// 1. `frames` allocated it.
+    /// 2. The unit's queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe { self.records.free(frames) };
     }
 
-    /// The next fault. Where there is none, a unit that had no room for more records again.
+    /// The next fault. If there is none, and the queue has overflowed, lets the unit record again.
     pub fn next<R: Registers, F: Frames>(&mut self, registers: &R, frames: &F) -> Option<Fault> {
         let tail = registers.read32(reg::FQT);
         if tail >= FAULTS {
-            // No index: the unit does not answer.
+            // No valid index: the unit does not answer.
             return None;
         }
         if tail == self.head {
@@ -60,14 +59,14 @@ impl FaultQueue {
     }
 }
 
-/// A fault record's header, and its address.
+/// Decodes a record's header and address.
 fn decode(header: u64, address: u64) -> Fault {
     let cause = record::cause(header);
     let transaction = record::transaction(header);
     Fault {
         device: DeviceId(record::device(header)),
         pasid: (header & record::PROCESS_VALID != 0).then(|| record::process(header)),
-        // 1 to 8 are accesses, and requests for a translation.
+        // 1 to 8 are accesses and translation requests.
         address: (1..=8).contains(&transaction).then(|| Iova::new(address)),
         access: access_of_cause(cause).or_else(|| access_of_transaction(transaction)),
         reason: reason(cause),
@@ -75,8 +74,7 @@ fn decode(header: u64, address: u64) -> Fault {
     }
 }
 
-/// Page faults have a cause for each access. (QEMU 10 says for all of them that the transaction was
-/// a write.)
+/// Page faults have a cause for each kind of access. (QEMU 10 gives a write as the transaction of all of them.)
 const fn access_of_cause(cause: u32) -> Option<Access> {
     match cause {
         1 | 12 | 20 => Some(Access::Execute),
@@ -96,23 +94,19 @@ const fn access_of_transaction(transaction: u32) -> Option<Access> {
     }
 }
 
-/// Source: section "Fault/Event-Queue", table of the encodings of `CAUSE`.
 const fn reason(cause: u32) -> Reason {
     match cause {
-        // All accesses are refused; the context, or the table that leads to it, or that of the
-        // process, is not valid.
+        // All accesses are refused; or the context, an entry on the path to it, or the process context is not valid.
         256 | 258 | 266 => Reason::NotAttached,
-        // A context of a device, or of a process.
+        // A malformed device or process context.
         259 | 267 => Reason::BadContext,
-        // A kind of transaction that the context does not allow.
         260 => Reason::BadRequest,
-        // Page faults of both stages: absent, not allowed, reserved bits, and addresses beyond the
-        // width. And an MSI's entry.
+        // Page faults of both stages: not present, no permission, reserved bits, or an address beyond the width. And an MSI's entry.
         12 | 13 | 15 | 20 | 21 | 23 | 262 => Reason::NotMapped,
         263 => Reason::BadEntry,
-        // Memory that the unit may not reach, and memory that came back corrupted.
+        // An access fault, or corrupted data.
         1 | 5 | 7 | 257 | 261 | 264 | 265 | 268..=271 | 274 => Reason::Unreadable,
-        // Misaligned; an error inside, or of a message that the unit sends.
+        // Misalignment; an internal error, or an error of the unit's own MSI.
         _ => Reason::Other,
     }
 }
@@ -141,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Section "Fault/Event-Queue" (version 1.0), the table of the encodings of `CAUSE`.
+    /// Section "Fault/Event-Queue" (version 1.0), table of the encodings of `CAUSE`.
     const CAUSES: [(u32, &str, Reason, Option<Access>); 32] = [
         (1, "instruction access fault", Reason::Unreadable, Some(Access::Execute)),
         (4, "read address misaligned", Reason::Other, Some(Access::Read)),
@@ -173,7 +167,7 @@ mod tests {
         (272, "internal data path error", Reason::Other, None),
         (273, "IOMMU MSI write access fault", Reason::Other, None),
         (274, "page table data corruption", Reason::Unreadable, None),
-        // Reserved, and a platform's own.
+        // Reserved, and implementation-defined.
         (275, "reserved", Reason::Other, None),
         (2048, "custom", Reason::Other, None),
     ];
@@ -192,7 +186,6 @@ mod tests {
         }
     }
 
-    /// Of each cause, and of each transaction where the cause says nothing.
     #[test]
     fn what_was_accessed_for_is_told_of_each_cause_and_transaction() {
         let of = |all: [(&[u32], Access); 3], number: u32| {

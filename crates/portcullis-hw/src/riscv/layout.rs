@@ -9,8 +9,7 @@
 
 use crate::blocks::sized_address;
 
-/// Offsets of registers, in bytes. Those of 64 bits may be written in two halves, of which the high
-/// one is first.
+/// Offsets of registers, in bytes. A 64-bit register may be written in two halves, the high one first.
 pub mod reg {
     pub const CAPABILITIES: usize = 0x00;
     pub const FCTL: usize = 0x08;
@@ -39,14 +38,14 @@ pub mod cap {
     /// Second stage.
     pub const SV39X4: u64 = 1 << 17;
     pub const SV48X4: u64 = 1 << 18;
-    /// Any of the second stage: those above, Sv32x4 and Sv57x4.
+    /// Any second-stage mode: the two above, Sv32x4 and Sv57x4.
     pub const SECOND_STAGE: u64 = 0xf << 16;
-    /// Device contexts are of the extended format.
+    /// Device contexts have the extended format.
     pub const MSI_FLAT: u64 = 1 << 22;
     pub const ATS: u64 = 1 << 25;
     /// Commands by address may name a range.
     pub const S: u64 = 1 << 43;
-    /// How many bits physical addresses have.
+    /// Width of physical addresses.
     pub const fn physical_bits(capabilities: u64) -> u32 {
         (capabilities >> 32 & 0x3f) as u32
     }
@@ -56,7 +55,7 @@ pub mod cap {
 pub const FCTL_BE: u32 = 1 << 0;
 pub const FCTL_GXL: u32 = 1 << 2;
 
-/// A page number where `ddtp`, the base registers of queues and entries of the directory have it.
+/// The page number in `ddtp`, in base registers of queues and in directory entries.
 pub const NUMBER: u64 = 0x003f_ffff_ffff_fc00;
 pub const fn number(address: u64) -> u64 {
     address >> 2 & NUMBER
@@ -77,25 +76,23 @@ pub mod ddtp {
 /// Control and status of a queue (`cqcsr`, `fqcsr`, `pqcsr`).
 pub mod csr {
     pub const ENABLE: u32 = 1 << 0;
-    /// The unit could not reach the queue's memory, or a command could not reach its own; a 1
-    /// clears it.
+    /// A memory access of the queue or of a command failed; write 1 to clear.
     pub const MEMORY_FAULT: u32 = 1 << 8;
-    /// Commands: a fence waited for a device in vain; a 1 clears it.
+    /// Commands: a fence timed out waiting for a device; write 1 to clear.
     pub const COMMAND_TIMED_OUT: u32 = 1 << 9;
-    /// Commands: one that the unit does not know; a 1 clears it.
+    /// Commands: illegal command; write 1 to clear.
     pub const COMMAND_ILLEGAL: u32 = 1 << 10;
     pub const COMMAND_ERRORS: u32 = MEMORY_FAULT | COMMAND_TIMED_OUT | COMMAND_ILLEGAL;
-    /// Faults: there was no room for one; a 1 clears it.
+    /// Faults: the queue has overflowed; write 1 to clear.
     pub const FAULT_OVERFLOW: u32 = 1 << 9;
     pub const FAULT_ERRORS: u32 = MEMORY_FAULT | FAULT_OVERFLOW;
     pub const ON: u32 = 1 << 16;
     pub const BUSY: u32 = 1 << 17;
-    /// Bits that the manual does not define: they are written as they are read. (Bit 1 enables
-    /// interrupts, bit 11 is one.)
+    /// Bits that the manual does not define: written as read. (Bit 1 enables interrupts, bit 11 is one.)
     pub const KEPT: u32 = !(ENABLE | 1 << 1 | 0xf << 8 | ON | BUSY);
 }
 
-/// The base register of a queue of 2^`order` entries at `address`.
+/// Base register of a queue of 2^`order` entries at `address`.
 pub const fn queue_base(address: u64, order: u32) -> u64 {
     number(address) | (order as u64 - 1)
 }
@@ -118,14 +115,14 @@ pub mod command {
     /// The opcode and the function.
     const KIND: u64 = 0x3ff;
 
-    /// Where page-table commands have an address, and (S, bit 9) that it tells a size: that of 2^`order` pages.
+    /// The address field of page-table commands, with the size 2^`order` pages encoded in it (S, bit 9).
     const fn pages(address: u64, order: u32) -> u64 {
         let range = if order == 0 { 0 } else { 1 << 9 };
         super::sized_address(address, order, 0) >> 12 << 10 & !(0x3 << 62) | range
     }
 
-    /// IOTINVAL.VMA: first-stage translations of all, of one address space, and of 2^`order` of its pages (their leaves only;
-    /// one page, where the unit knows no ranges).
+    /// IOTINVAL.VMA: first-stage translations: all, of one address space, and of 2^`order` of its pages (leaves only; one page, on a unit
+    /// without ranges).
     pub const VMA_ALL: [u64; 2] = [VMA, 0];
     pub const fn vma(pscid: u32) -> [u64; 2] {
         [VMA | PSCID_VALID | (pscid as u64) << 12, 0]
@@ -137,7 +134,7 @@ pub mod command {
     pub const fn vma_of_guest(gscid: u16) -> [u64; 2] {
         [VMA | GSCID_VALID | (gscid as u64) << 44, 0]
     }
-    /// IOTINVAL.GVMA: second-stage translations of all, of one guest, and of 2^`order` of its pages, likewise.
+    /// IOTINVAL.GVMA: second-stage translations: all, of one guest, and of 2^`order` of its pages, likewise.
     pub const GVMA_ALL: [u64; 2] = [GVMA, 0];
     pub const fn gvma(gscid: u16) -> [u64; 2] {
         [GVMA | GSCID_VALID | (gscid as u64) << 44, 0]
@@ -150,25 +147,24 @@ pub mod command {
     pub const fn directory(device: u32) -> [u64; 2] {
         [DIRECTORY | DEVICE_VALID | (device as u64) << 40, 0]
     }
-    /// IOFENCE.C: when all before it is complete, and accesses that were processed by then are
-    /// visible (PR, PW), stores `value` at `address`, a multiple of 4.
+    /// IOFENCE.C: stores `value` at `address`, a multiple of 4, after all earlier commands are complete, and accesses processed by then are
+    /// visible (PR, PW).
     pub const fn fence(value: u32, address: u64) -> [u64; 2] {
         [FENCE | ADDRESS_VALID | 1 << 12 | 1 << 13 | (value as u64) << 32, address >> 2]
     }
-    /// The unit may carry out commands in another order, but none that stands after a fence before
-    /// one that stands before it. This one does that, and nothing else.
+    /// A fence that does nothing else. The unit may reorder commands, but none from after a fence to before a command in front of it.
     pub const NOTHING: [u64; 2] = [FENCE, 0];
     pub const fn is_fence(first: u64) -> bool {
         first & KIND == FENCE
     }
-    /// ATS.INVAL: the TLB of the device, 2^`order` pages at `address`; S is bit 11. A device's number is that of PCI with its
-    /// segment above it, which is named where it is not 0.
+    /// ATS.INVAL: the TLB of the device, 2^`order` pages at `address`; S is bit 11. The device ID has the PCI segment in its upper bits,
+    /// which is valid if not 0.
     pub const fn device_tlb(device: u32, address: u64, order: u32) -> [u64; 2] {
         let segment = if device >> 16 == 0 { 0 } else { 1 << 33 };
         let first = ATS_INVALIDATE | segment | (device as u64 & 0xff_ffff) << 40;
         [first, super::sized_address(address, order, 1 << 11)]
     }
-    /// The device whose TLB a command is for.
+    /// The device of an ATS command.
     pub const fn device_of(first: u64) -> Option<u32> {
         if first & KIND == ATS_INVALIDATE { Some((first >> 40) as u32) } else { None }
     }
@@ -177,40 +173,35 @@ pub mod command {
 /// The directory: entries that lead to tables, and device contexts at the end.
 pub mod directory {
     pub const VALID: u64 = 1;
-    /// Of a device's number, how many bits are the index of its context: 128 of them fit in a
-    /// frame, or 64 of the extended format.
+    /// Device ID bits that index a context: a frame has 128, or 64 of the extended format.
     pub const fn context_bits(is_extended: bool) -> u32 {
         if is_extended { 6 } else { 7 }
     }
-    /// And of each level above, where the uppermost may have less.
+    /// Device ID bits of each higher level; the uppermost may have fewer.
     pub const TABLE_BITS: u32 = 9;
     pub const DEVICE_BITS: u32 = 24;
-    /// How many words a context has.
     pub const fn context_words(is_extended: bool) -> usize {
         if is_extended { 8 } else { 4 }
     }
 }
 
-/// A device context. Where the translation control is not valid, the unit ignores all else, which
-/// is software's.
+/// A device context. If the translation control is not valid, the unit ignores the rest, which software may use.
 pub mod context {
-    /// Words: translation control, second stage, attributes, first stage; and those of MSIs, of the
-    /// extended format.
+    /// Words: translation control, second stage, attributes, first stage; and in the extended format those of MSIs.
     pub const CONTROL: usize = 0;
     pub const SECOND: usize = 1;
     pub const ATTRIBUTES: usize = 2;
     pub const FIRST: usize = 3;
-    /// In the control: it is valid.
+    /// In the control: valid.
     pub const VALID: u64 = 1;
-    /// In the attributes: whose translations these are.
+    /// In the attributes: the PSCID.
     pub const fn pscid(number: u32) -> u64 {
         (number as u64) << 12
     }
     pub const fn pscid_of(attributes: u64) -> u32 {
         (attributes >> 12 & 0xf_ffff) as u32
     }
-    /// A stage: its mode (0 is none), whose translations these are (second stage only), and the
-    /// root of the table.
+    /// A stage: its mode (0 is none), its GSCID (second stage only), and the root of the table.
     pub const fn stage(mode: u32, gscid: u16, root: u64) -> u64 {
         (mode as u64) << 60 | (gscid as u64) << 44 | root >> 12
     }
@@ -220,11 +211,10 @@ pub mod context {
     pub const fn gscid_of(stage: u64) -> u16 {
         (stage >> 44) as u16
     }
-    /// The widest page number.
     pub const ROOT: u64 = 0x00ff_ffff_ffff_f000;
 }
 
-/// Fault records, of four words: a header, nothing, the address, more about it.
+/// Fault records, of four words: header, reserved, address, details.
 pub mod record {
     pub const WORDS: usize = 4;
     pub const ADDRESS: usize = 2;

@@ -1,21 +1,17 @@
 //! The IOMMU of RISC-V.
 //!
-//! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach
-//! anything until it is attached. The unit is the
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
-//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
+//! [`Unit::start`] takes over a unit in whatever state firmware left it. After [`enable`](crate::Iommu::enable) no device reaches memory
+//! until it is attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of
+//! which holds an `Arc` of it. CPUs share waits if [`Host::cpus`](crate::Host::cpus) gives their number.
 //!
-//! All domains of a unit use one [`Stage`]: the number of a domain is the tag of its translations
-//! (PSCID of the first stage, GSCID of the second), and an invalidation names nothing else. There
-//! are no process directories and no MSI page tables. Devices may not ask for translations to keep
-//! (ATS). Their MSIs are writes like any other: the domain of a device that sends some maps the
-//! interrupt controller's pages.
+//! All domains of a unit use one [`Stage`]: a domain's number is the tag of its translations (PSCID of the first stage, GSCID of the
+//! second), and an invalidation names nothing else. The driver uses no process directories, no MSI page tables and no ATS. MSIs are writes
+//! like any other: the domain of a device that sends them maps the interrupt controller's pages.
 //!
-//! The unit never caches what is absent (section "Caching invalid entries"), so that to map and to
-//! attach need no invalidation. (An emulated unit that wants one for each mapping says so outside
-//! of its registers, and is not served.)
+//! The unit never caches non-present entries (section "Caching invalid entries"), so map and attach need no invalidation. (The driver does
+//! not support an emulated unit in caching mode, which it would report outside its registers.)
 //!
-//! Interrupts of the unit stay off: ask for faults by [`next_fault`](crate::Iommu::next_fault).
+//! The unit's interrupts stay off: poll [`next_fault`](crate::Iommu::next_fault).
 
 mod capabilities;
 mod directory;

@@ -1,9 +1,7 @@
-//! The command queue: what a domain asks for, as commands, and how the unit says that it has
-//! stopped.
+//! The command queue: invalidation requests as commands, and the detection of a unit that has stopped.
 //!
-//! The unit stops at a command that it does not know, at one that memory refuses, and at a fence
-//! that has waited for a device in vain. The head then is the index of that command. A fence may be
-//! carried out again.
+//! The unit stops at an illegal command, at a memory fault, and at a fence that timed out waiting for a device. The head is then the index
+//! of that command. A fence may be executed again.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Invalidation, InvalidationError, Request};
@@ -35,11 +33,11 @@ impl<H: Host> Port for Bell<'_, H> {
         command::fence(number, address)
     }
 
-    /// Each bit is set until `go_on` clears it, and the unit fetches nothing meanwhile (`cqcsr`). A fence that has waited in vain
-    /// is carried out again then, and confirms; but its submission need not wait for that.
+    /// Each bit stays set until `go_on` clears it, and the unit fetches nothing meanwhile (`cqcsr`). A fence that timed out is then
+    /// executed again, and confirms; but its submission need not wait for that.
     fn failure(&self, first_word: &dyn Fn(u32) -> u64) -> Option<Failure> {
         let status = self.0.registers().read32(reg::CQCSR);
-        // While it is busy it takes no write.
+        // While busy it takes no write.
         if status == u32::MAX || status & csr::BUSY != 0 || status & csr::COMMAND_ERRORS == 0 {
             return None;
         }
@@ -60,13 +58,12 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, failure: &Failure) {
         let errors = failure.status & csr::COMMAND_ERRORS;
         self.0.registers().write32(reg::CQCSR, failure.status & csr::KEPT | csr::ENABLE | errors);
-        // Read back, so that the next CPU that looks does not find what is cleared.
+        // Read back, so that the next CPU that looks does not find the cleared bits.
         let _ = self.0.registers().read32(reg::CQCSR);
     }
 }
 
-/// The device that the fence at `fence` has waited for, if it is one alone: the unit does not say
-/// which it was of several.
+/// The device that the fence at `fence` waited for, if it is the only one: of several, the unit does not say which timed out.
 fn only_device(fence: u32, first_word: &dyn Fn(u32) -> u64) -> Option<u32> {
     let before = (1..COMMANDS).map(|back| first_word(fence.wrapping_sub(back) % COMMANDS));
     let mut devices = before.take_while(|first| !command::is_fence(*first)).filter_map(command::device_of);
@@ -74,7 +71,7 @@ fn only_device(fence: u32, first_word: &dyn Fn(u32) -> u64) -> Option<u32> {
     devices.all(|other| other == device).then_some(device)
 }
 
-/// Everything that is cached for a domain.
+/// Invalidates all of a domain's translations.
 pub(super) const fn all_of(stage: Stage, DomainId(number): DomainId) -> Command {
     match stage {
         Stage::First => command::vma(number as u32),
@@ -82,7 +79,7 @@ pub(super) const fn all_of(stage: Stage, DomainId(number): DomainId) -> Command 
     }
 }
 
-/// The leaves that translate the pages of `block`.
+/// Invalidates the leaves that translate `block`.
 const fn pages_of(stage: Stage, DomainId(number): DomainId, block: Block) -> Command {
     let (address, order) = (block.address.get(), block.order);
     match stage {
@@ -91,11 +88,11 @@ const fn pages_of(stage: Stage, DomainId(number): DomainId, block: Block) -> Com
     }
 }
 
-/// Adds what `request` asks for to `out`, for a unit of these capabilities whose domains use `stage`. Nothing, and
-/// `false`, where there is no room.
+/// Appends the commands of `request` to `out`, for a unit of these capabilities whose domains use `stage`. Returns `false`, and appends
+/// nothing, if there is no room.
 ///
 /// # Errors
-/// [`REFUSED`]: the unit has no number for the device.
+/// [`REFUSED`]: the unit cannot address the device.
 pub(super) fn describe(
     out: &mut Commands,
     stage: Stage,
@@ -105,13 +102,13 @@ pub(super) fn describe(
     let Request { domain, invalidation } = *request;
     let whole = all_of(stage, domain);
     Ok(match invalidation {
-        // By an address the unit forgets leaves alone. (The extension for entries of tables, NL, is not used.)
+        // A command with an address invalidates only leaves. (The extension for non-leaf entries, NL, is not used.)
         Invalidation::Range { range, leaf_only: true } => {
             let pages = |block| pages_of(stage, domain, block);
             blocks::add(out, range, PageSize::SIZE_4K, capabilities.granularity(), pages, whole)
         }
         Invalidation::Range { .. } | Invalidation::Domain => out.try_push(whole).is_ok(),
-        // Without ATS no device has any. The fence puts the call in order with all others.
+        // Without ATS there is no device TLB. The fence orders the call among all others.
         Invalidation::DeviceTlb { .. } if !capabilities.has_device_tlbs() => {
             out.try_push(command::NOTHING).is_ok()
         }
@@ -120,8 +117,7 @@ pub(super) fn describe(
             if device.0 >> 24 != 0 {
                 return Err(REFUSED);
             }
-            // The unit may carry out commands in any order, and has forgotten before a device is
-            // asked to: a fence is between.
+            // The unit may reorder commands, and must invalidate its IOTLB before a device TLB: a fence separates them.
             let is_after_unit = out.last().is_some_and(|last| command::device_of(last[0]).is_none());
             let fence = is_after_unit.then_some(command::NOTHING);
             let pages = |address, order| command::device_tlb(device.0, address, order);
@@ -214,7 +210,7 @@ mod tests {
         let ring = |commands: &[Command]| -> alloc::vec::Vec<u64> {
             let mut words = alloc::vec![command::NOTHING[0]; COMMANDS as usize];
             for (index, command) in commands.iter().enumerate() {
-                // Around the end of the ring.
+                // Across the end of the ring.
                 words[(254 + index) % 256] = command[0];
             }
             words

@@ -1,4 +1,4 @@
-//! A unit: bring-up, take-over, the contexts that lead devices to domains, shutdown.
+//! A unit: bring-up, take-over, device contexts, shutdown.
 
 use portcullis::addr::{DeviceId, DomainId, Iova, PhysAddr};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -20,23 +20,21 @@ use crate::queue::{Command, Queue};
 use crate::sync::Mutex;
 use crate::waits::Waits;
 
-/// In the control of a context that is not valid, where the unit ignores it: the device counts as
-/// attached.
+/// The control word of a context that is not valid, whose device still counts as attached. The unit ignores it.
 const BETWEEN: u64 = 2;
 
 /// A RISC-V IOMMU.
 ///
-/// Its structures stay allocated when it is dropped, as the hardware goes on reading them:
-/// [`shut_down`](Iommu::shut_down) gives them back.
+/// A drop leaks its structures, because the hardware goes on reading them: [`shut_down`](Iommu::shut_down) frees them.
 #[derive(Debug)]
 pub struct Unit<H: Host> {
     host: H,
     capabilities: Capabilities,
     stage: Stage,
     queue: Queue,
-    /// Fault records. They are read, and the queue's control is written, under the lock.
+    /// Protects the fault records, and the control register of their queue.
     faults: Mutex<FaultQueue>,
-    /// Held while contexts change and the unit is waited for, and for `ddtp`.
+    /// Protects contexts and `ddtp`. Held during waits for the unit.
     contexts: Mutex<Contexts>,
     numbers: Numbers,
     waits: Waits,
@@ -45,30 +43,27 @@ pub struct Unit<H: Host> {
 #[derive(Debug)]
 struct Contexts {
     directory: Directory,
-    /// How many levels of it the unit walks; `None` where that is not known, and it walks none.
+    /// Levels that the unit walks; `None` if they are not known, and it walks none.
     levels: Option<u32>,
 }
 
 impl Contexts {
-    /// The largest number that a device can have, as far as is known.
+    /// The largest device ID, as far as is known.
     fn last_device(&self) -> u32 {
         self.directory.last_device(self.levels.unwrap_or(LEVELS))
     }
 }
 
 impl<H: Host> Unit<H> {
-    /// Takes a unit over: reads what it can do, turns off the queues that firmware may have left
-    /// on, and turns on a command queue and a fault queue of its own. Devices reach what they have
-    /// reached before, until [`enable`](Iommu::enable); attach before that what must not be
-    /// interrupted. Domains use the first stage where the unit has it, else the second.
+    /// Takes a unit over: reads its capabilities, and replaces the queues that firmware may have left on by a command queue and a fault
+    /// queue of its own. Devices keep the access that they had until [`enable`](Iommu::enable); before that, attach devices that must not
+    /// be interrupted. Domains use the first stage if the unit has it, else the second.
     ///
     /// Allocates six frames. Waits for the unit, up to ten times the host's patience.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] for a version other than 1, structures that
-    /// are not little-endian, tables that no [`Riscv`]
-    /// describes, or queues of less than a frame; [`UnitError::OutOfMemory`];
-    /// [`UnitError::TimedOut`].
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] for a version other than 1, structures that are not little-endian, page tables that no
+    /// [`Riscv`] describes, or queues of less than a frame; [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
     pub fn start(host: H) -> Result<Self, UnitError> {
         let capabilities = Capabilities(host.registers().read64(reg::CAPABILITIES));
         let has_first = capabilities.layouts(Stage::First).next().is_some();
@@ -96,7 +91,7 @@ impl<H: Host> Unit<H> {
             return Err(UnitError::Lacks { what, register: "fctl", value: u64::from(features) });
         }
         capabilities.layout(stage)?;
-        // Without ATS there is no queue of page requests, and its register reads 0.
+        // Without ATS there is no page-request queue, and its register reads 0.
         for register in [reg::CQCSR, reg::FQCSR, reg::PQCSR] {
             turn(&host, register, false, "turn off a queue that it was left with")?;
         }
@@ -105,7 +100,7 @@ impl<H: Host> Unit<H> {
         let queue = match Queue::new(host.frames()) {
             Ok(queue) => queue,
             Err(error) => {
-                // SAFETY: of the lines above; the unit was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the unit was not told of them.
                 unsafe { directory.free(host.frames()) };
                 return Err(error);
             }
@@ -113,7 +108,7 @@ impl<H: Host> Unit<H> {
         let faults = match FaultQueue::new(host.frames()) {
             Ok(faults) => faults,
             Err(error) => {
-                // SAFETY: of the lines above; the unit was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the unit was not told of them.
                 unsafe {
                     queue.free(host.frames());
                     directory.free(host.frames());
@@ -132,7 +127,7 @@ impl<H: Host> Unit<H> {
             numbers: Numbers::new(),
             waits,
         };
-        // After an error the unit may have been told of the queues' memory: it stays allocated.
+        // After an error the unit may know the queues' addresses: they stay allocated.
         unit.turn_on_queues()?;
         Ok(unit)
     }
@@ -141,7 +136,7 @@ impl<H: Host> Unit<H> {
         let registers = self.host.registers();
         let take = |what, register, name, base| {
             registers.write64(register, base);
-            // A size or an address that the unit does not take reads otherwise.
+            // A size or an address that the unit does not support reads back differently.
             let value = registers.read64(register);
             if value & (NUMBER | 0x1f) == base {
                 Ok(())
@@ -159,27 +154,24 @@ impl<H: Host> Unit<H> {
         turn(&self.host, reg::CQCSR, true, "turn its command queue on")
     }
 
-    /// What the unit can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// The stage that its domains use.
+    /// The stage of its domains.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// Submits commands, and waits until the unit confirms them.
     fn confirm(&self, commands: &[Command]) -> Result<(), UnitError> {
         self.queue.submit(&self.host, &Bell(&self.host), commands).map_err(UnitError::Unconfirmed)
     }
 
-    /// Writes the directory's pointer, and returns what it then reads. The caller holds the lock.
+    /// Writes `ddtp`, and returns what it then reads. The caller holds the lock.
     fn point(&self, value: u64, what: &'static str) -> Result<u64, UnitError> {
         let registers = self.host.registers();
         let wait_while_busy = || {
@@ -189,7 +181,7 @@ impl<H: Host> Unit<H> {
             })
         };
         wait_while_busy()?;
-        // The mode is in the low half, so that one is last, on every bus.
+        // The mode is in the low half, which is therefore last, on every bus.
         registers.write32(reg::DDTP + 4, (value >> 32) as u32);
         wait_while_busy()?;
         registers.write32(reg::DDTP, value as u32);
@@ -197,14 +189,14 @@ impl<H: Host> Unit<H> {
         Ok(registers.read64(reg::DDTP))
     }
 
-    /// Has the unit refuse all accesses, and waits for those before. The caller holds the lock.
+    /// Makes the unit refuse all accesses, and waits for earlier ones. The caller holds the lock.
     fn turn_off(&self) -> Result<(), UnitError> {
         // The page number stays, as the manual demands.
         let kept = self.host.registers().read64(reg::DDTP) & NUMBER;
         self.switch(kept, ddtp::OFF, "turn translation off")
     }
 
-    /// Sets a mode that every unit has.
+    /// Sets a mode that every unit supports.
     fn switch(&self, page_number: u64, mode: u64, what: &'static str) -> Result<(), UnitError> {
         let value = self.point(page_number | mode, what)?;
         if value & ddtp::MODE == mode {
@@ -224,7 +216,7 @@ impl<H: Host> Unit<H> {
         if Stage::of(format) != self.stage || !self.capabilities.walks(format) {
             return Err(UnitError::NoSuchTables { levels: format.levels() });
         }
-        // The second stage's root is of four frames.
+        // A second-stage root has four frames.
         let frames = format.root_frames() as u64;
         if root.get() & !context::ROOT != 0 || !(root.get() >> 12).is_multiple_of(frames) {
             return Err(UnitError::BadRoot { root });
@@ -238,7 +230,7 @@ impl<H: Host> Unit<H> {
     }
 }
 
-/// Turns a queue on or off, and waits until it is.
+/// Turns a queue on or off, and waits for that.
 fn turn<H: Host>(host: &H, register: usize, on: bool, what: &'static str) -> Result<(), UnitError> {
     let registers = host.registers();
     let mut control = 0;
@@ -256,8 +248,8 @@ fn turn<H: Host>(host: &H, register: usize, on: bool, what: &'static str) -> Res
     })
 }
 
-// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
-// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+// SAFETY: 1 and 2: the submissions at the end of `attach` and `detach`, by `InvalidationQueue` below. 3: the unit's structures change only
+// after the last check. 4: the layout is of its capabilities. 5: the numbers are a field of the unit.
 unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
     type Frames = H::Frames;
 
@@ -282,12 +274,11 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
         widest.map_or(Iova::new(0), |layout| layout.last_iova())
     }
 
-    /// A unit that firmware has left translating refuses all accesses for a moment: there is no
-    /// other way from its directory to another. One that it has left without translation goes over
-    /// at once.
+    /// A unit that firmware left translating refuses all accesses for a moment: there is no other way between two directories. One that
+    /// firmware left without translation switches at once.
     ///
-    /// [`UnitError::NoSuchDevice`]: a device is attached that the unit's directory has no room for.
-    /// It is refused, all others are as they should be: detach it, and call this again.
+    /// [`UnitError::NoSuchDevice`]: an attached device is beyond the unit's directory. It is refused, while all others work: detach it, and
+    /// call this again.
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         let mut contexts = self.contexts.lock();
@@ -295,14 +286,14 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
             self.turn_off()?;
         }
         contexts.levels = None;
-        // Without translation the unit caches nothing, and keeps what it had cached before.
+        // Without translation the unit caches nothing new, and keeps its old cache entries.
         let all_guests = self.capabilities.value() & cap::SECOND_STAGE != 0;
         let everything = [command::DIRECTORY_ALL, command::VMA_ALL, command::GVMA_ALL];
         self.confirm(if all_guests { &everything } else { &everything[..2] })?;
         for levels in (1..=LEVELS).rev() {
             let Some(root) = contexts.directory.root(levels) else { continue };
             let wanted = number(root.get()) | ddtp::directory(levels);
-            // From here on it may walk the directory, whatever goes wrong.
+            // From here on it may walk the directory, even after an error.
             contexts.levels = Some(levels);
             let value = self.point(wanted, "turn translation on")?;
             if value & (ddtp::MODE | NUMBER) != wanted {
@@ -313,7 +304,7 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
                 contexts.levels = None;
                 continue;
             }
-            // Accesses without translation that were under way.
+            // Wait for outstanding accesses without translation.
             self.confirm(&[])?;
             let last = contexts.last_device();
             let beyond = contexts.directory.beyond(self.host.frames(), last);
@@ -345,9 +336,8 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
         for (word, value) in words {
             place.store(frames, word, value);
         }
-        // The unit may read the words of a context in any order ("Device-context"): one that has
-        // read these as they were, and then reads that the context is valid, would let the device
-        // through. So what it has read is forgotten before that.
+        // The unit may read the words of a context in any order ("Device-context"): if it has read these with their old values, and then
+        // reads that the context is valid, it would let the device through. So what it has read is invalidated first.
         if is_walked {
             self.confirm(&[command::directory(device)])?;
         }
@@ -358,7 +348,7 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
     fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let frames = self.host.frames();
         let contexts = self.contexts.lock();
-        // One that was attached before the unit's width was known can be beyond it.
+        // A device that was attached before the unit's width was known can be beyond it.
         let widest = contexts.directory.last_device(LEVELS);
         if device.0 > widest {
             return Err(UnitError::NoSuchDevice { device: device.0, last: widest });
@@ -371,9 +361,8 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
         place.store(frames, context::CONTROL, BETWEEN);
         let is_walked = contexts.levels.is_some() && device.0 <= contexts.last_device();
         let forget = self.forget(place);
-        // The command takes no number beyond the width. The context goes first: what it leads to
-        // could be cached anew else; and as the unit may carry commands out in any order, a fence
-        // is between.
+        // The command takes no ID beyond the width. The context goes first: its translations could be refetched otherwise; and because the
+        // unit may reorder commands, a fence separates them.
         let directory = if is_walked { command::directory(device.0) } else { command::NOTHING };
         self.confirm(&[directory, command::NOTHING, forget[0], forget[1]])?;
         for word in [context::SECOND, context::ATTRIBUTES, context::FIRST] {
@@ -390,18 +379,18 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
     fn shut_down(self) -> Result<(), UnitError> {
         {
             let _contexts = self.contexts.lock();
-            // To Bare there is no other way. What is cached stays, and is of no use to either mode:
-            // who turns the unit on forgets it.
+            // `Bare` has no other way. Cache entries stay, and neither mode uses them: the next `enable` invalidates them.
             self.turn_off()?;
             self.switch(0, ddtp::BARE, "let all accesses through")?;
         }
-        // `cqon` says that the unit reads the queue no more, and nothing of fences that it has fetched and that are to store.
+        // `cqon` only says that the unit no longer fetches from the queue. A fetched fence may still be about to store.
         let settled = self.queue.settle(&self.host, &Bell(&self.host));
         turn(&self.host, reg::CQCSR, false, "turn its command queue off")?;
         turn(&self.host, reg::FQCSR, false, "turn its fault queue off")?;
         settled?;
         let Self { host, queue, faults, contexts, .. } = self;
-        // SAFETY: translation and the queues are off, and no fence is under way, as the unit has confirmed.
+        // SAFETY: 1: all of it was allocated from the host's frames. 2: translation and the queues are off, and no fence is outstanding, as
+        // the unit has confirmed.
         unsafe {
             queue.free(host.frames());
             faults.into_inner().free(host.frames());
@@ -412,8 +401,7 @@ unsafe impl<H: Host> Iommu<Riscv> for Unit<H> {
 }
 
 impl<H: Host> Unit<H> {
-    /// What makes the unit forget all that it has cached by a context ("Changing device directory
-    /// table entry").
+    /// Invalidates all that the unit has cached by a context ("Changing device directory table entry").
     fn forget(&self, place: Place<'_>) -> [Command; 2] {
         let word = |word| place.load(self.host.frames(), word);
         let (second, attributes, first) =
@@ -429,12 +417,11 @@ impl<H: Host> Unit<H> {
     }
 }
 
-// SAFETY: a submission ends with a fence that the unit confirms when all before it is complete, and
-// accesses that it has processed by then are visible (PR and PW; section "IOMMU Command-queue Fence
-// commands"). Each command covers its request: a page's leaf by its address, all levels without
-// one; and a fence is between those for the unit and those for devices. Submissions are in one
-// order by the ring's exchanges. Registers and memory are as `Registers` and `Frames` promise.
-// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`).
+// SAFETY: 1: a submission ends with a fence that the unit confirms after all earlier commands are complete, and accesses that it has
+// processed by then are visible (PR and PW; section "IOMMU Command-queue Fence commands"). Each command covers its request: a leaf by its
+// address, all levels without one. If CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
+// (`SharedWaits::submit`). 2: by `Registers` and `Frames`. 3: the ring's exchanges order the submissions. 4: a fence separates commands for
+// the IOTLB from those for device TLBs.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

@@ -1,4 +1,4 @@
-//! What event records say, in the common form; and the queue that they come by.
+//! The event queue, decoded into [`Fault`]s.
 
 use portcullis::addr::{DeviceId, Iova};
 use portcullis::platform::Frames;
@@ -11,22 +11,22 @@ use crate::host::{Registers, UnitError};
 /// The most records, as a power of two: one frame of them.
 const MOST: u32 = 7;
 
-/// The event queue, which one CPU at a time reads.
+/// The event queue. One CPU reads it at a time.
 #[derive(Debug)]
 pub(super) struct Events {
     records: Words,
     bits: u32,
-    /// The index of the next record, with the wrap bit.
+    /// Index of the next record, with the wrap bit.
     next: u32,
 }
 
 impl Events {
-    /// The memory of a queue, for a unit that has 2^`most` records at most.
+    /// A queue for a unit that supports at most 2^`most` records.
     pub fn new<F: Frames>(frames: &F, most: u32) -> Result<Self, UnitError> {
         Ok(Self { records: Words::new(frames, 1)?, bits: most.min(MOST), next: 0 })
     }
 
-    /// Tells a unit whose event queue is off of this one.
+    /// Gives the queue to a unit whose event queue is off.
     pub fn tell(&self, registers: &impl Registers) {
         registers.write64(reg::EVENTQ_BASE, self.records.phys().get() & BASE_ADDRESS | u64::from(self.bits));
         registers.write32(reg::EVENTQ_PROD, 0);
@@ -44,25 +44,26 @@ impl Events {
         let at = (self.next & both >> 1) as usize * event::WORDS;
         let words = core::array::from_fn(|word| self.records.load_from_unit(frames, at + word));
         self.next = self.next.wrapping_add(1) & both;
-        // With the acknowledgement that events were lost, if some were: there is room again.
+        // Also acknowledges an overflow: there is room again.
         registers.write32(reg::EVENTQ_CONS, self.next | produced & OVERFLOW);
         Some(decode(words))
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit's event queue is off.
+    /// 1. `frames` allocated it.
+    /// 2. The unit's event queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe { self.records.free(frames) };
     }
 }
 
-/// An event record's four words.
+/// Decodes a record's four words.
 fn decode(words: [u64; event::WORDS]) -> Fault {
     let code = event::code(words[0]);
-    // Records of what is wrong with a stream, and not with an access, leave these fields out.
+    // Events about a stream, instead of an access, do not have these fields.
     let of_access = matches!(
         code,
         event::F_UUT
@@ -74,7 +75,7 @@ fn decode(words: [u64; event::WORDS]) -> Fault {
             | event::F_PERMISSION
             | event::F_TLB_CONFLICT
     );
-    // These are about pages: other fields have the low bits.
+    // These are about pages: the low bits belong to other fields.
     let of_page = matches!(code, event::F_BAD_ATS_TREQ | event::E_PAGE_REQUEST);
     let access = match (words[1] & event::RNW != 0, words[1] & event::IND != 0) {
         (true, true) => Access::Execute,
@@ -95,22 +96,22 @@ fn decode(words: [u64; event::WORDS]) -> Fault {
     }
 }
 
-/// What the code of an event, or of a line in a kernel's log, means.
+/// The meaning of an event code, as in a record or in a kernel's log.
 ///
 /// Source: section 7.3, "Event records".
 pub const fn reason_of(code: u8) -> Reason {
     match code {
-        // Entries of the driver's are absent, or as the unit has said that it takes them.
+        // The driver's entries are absent, or of a form that the unit supports.
         event::C_BAD_STREAMID | event::C_BAD_STE => Reason::NotAttached,
         event::C_BAD_CD | event::F_CFG_CONFLICT => Reason::BadContext,
-        // A request for a translation, one with a substream (a PASID) or without, an address that is translated already.
+        // A translation request, one with a substream (a PASID) or without, or an already translated address.
         event::F_BAD_ATS_TREQ
         | event::F_STREAM_DISABLED
         | event::F_TRANSL_FORBIDDEN
         | event::C_BAD_SUBSTREAMID => Reason::BadRequest,
         event::F_TRANSLATION => Reason::NotMapped,
         event::F_PERMISSION | event::F_ACCESS => Reason::Permission,
-        // Of an address that the device used, or of one that an entry of a table holds.
+        // An input address, or one in a table entry.
         event::F_ADDR_SIZE => Reason::BeyondWidth,
         event::F_STE_FETCH | event::F_CD_FETCH | event::F_WALK_EABT | event::F_VMS_FETCH => {
             Reason::Unreadable
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!((fault.access, fault.reason), (None, Reason::NotAttached));
     }
 
-    /// What a record has of an address.
+    /// The address fields of a record.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Has {
         Nothing,
@@ -141,7 +142,7 @@ mod tests {
         Address,
     }
 
-    /// Section 7.3 (IHI 0070, issue F.b), one event after the other: its number, and which address its record has.
+    /// Section 7.3 (IHI 0070, issue F.b), in order: each event's code, and the address in its record.
     const EVENTS: [(u8, &str, Reason, Has); 19] = [
         (0x01, "F_UUT", Reason::Other, Has::Address),
         (0x02, "C_BAD_STREAMID", Reason::NotAttached, Has::Nothing),
@@ -170,7 +171,7 @@ mod tests {
             let listed = EVENTS.iter().find(|listed| listed.0 == code);
             let (name, reason, has) = listed
                 .map_or(("reserved", Reason::Other, Has::Nothing), |listed| (listed.1, listed.2, listed.3));
-            // A doorbell of messages, which is no multiple of a page.
+            // An MSI doorbell, which is not page-aligned.
             let fault = decode([9 << 32 | u64::from(code), event::RNW, 0x1234_5678_e040, 0x5000]);
             let address = match has {
                 Has::Nothing => None,

@@ -1,17 +1,15 @@
 //! Arm's SMMUv3.
 //!
-//! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach
-//! anything until it is attached. The unit is the
-//! [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
-//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are; or have command queues of their own, where the unit has those (ECMDQ).
+//! [`Unit::start`] takes over a unit in whatever state firmware left it. After [`enable`](crate::Iommu::enable) no device reaches memory
+//! until it is attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of
+//! which holds an `Arc` of it. CPUs share waits if [`Host::cpus`](crate::Host::cpus) gives their number, or have command queues of their
+//! own if the unit has ECMDQs.
 //!
-//! A device's number is its stream's: for PCI bus, device and function, and what the firmware's
-//! tables say to put above them. Tables have pages of one size in all domains of a unit. A domain
-//! has tables of the first or of the second stage, and both kinds may be there at once: its number
-//! is the ASID, or the VMID. Streams of the first stage have VMID 0.
+//! A device's ID is its stream ID: for PCI bus, device and function, and the upper bits that firmware's tables say. All tables of a unit
+//! have one page size. A domain has first-stage or second-stage tables, and a unit may have domains of both: a domain's number is its ASID
+//! or its VMID. First-stage streams have VMID 0.
 //!
-//! Devices' own TLBs (ATS), substreams and page requests are left off. Refused accesses are
-//! aborted, never stalled.
+//! The driver leaves off ATS, substreams and page requests. Refused accesses abort, and never stall.
 
 mod events;
 pub(crate) mod layout;
@@ -30,14 +28,13 @@ pub use unit::{Capabilities, Unit};
 /// A stage of translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// The first: tables as a process's or a kernel's. A page that is written can be read.
+    /// The first: tables of a process or a kernel. A writable page is readable.
     One,
-    /// The second: tables as a virtual machine's.
+    /// The second: tables of a virtual machine.
     Two,
 }
 
 impl Stage {
-    /// The stage that tables of this layout are for.
     const fn of<const GRANULE: u32>(format: &Arm<GRANULE>) -> Self {
         if format.is_stage_2() { Self::Two } else { Self::One }
     }

@@ -1,17 +1,19 @@
-//! Queues of CPUs: the Enhanced Command queues (ECMDQ) that a unit of SMMUv3.3 may have beside the main one.
+//! Command queues of CPUs: the Enhanced Command queues (ECMDQ) that an SMMUv3.3 may have besides the main one.
 //!
-//! Where the host says which CPU calls, a CPU submits its invalidations to a queue of its own, or to one that it has with
-//! its neighbours, who then share their waits. Stream table entries are changed by the main queue.
+//! If the host says which CPU calls, a CPU submits its invalidations to a queue of its own, or to one that it and its neighbours share, who
+//! then share waits. Stream table entries change by the main queue.
 //!
-//! **Order.** The unit consumes its queues in any order, and a CMD_SYNC says nothing of other queues (section 3.5.6.1). Nothing here needs more:
+//! **Order.** The unit consumes its queues in any order, and a CMD_SYNC covers only its own queue (section 3.5.6.1). Nothing here needs
+//! more:
 //!
-//! - An invalidation makes the unit forget the same whichever queue it is in, and the CMD_SYNC that confirms it follows in that queue. Calls are in one order
-//!   for memory by the fence with which each begins.
-//! - `attach`, `detach` and `enable` use the main queue alone. Each waits for one step, such as an entry that is forgotten, before it does the next.
-//! - Invalidations that are in CPUs' queues meanwhile, or were left there when a CPU's patience ended, only make the unit forget more. Each call that begins
-//!   after the unit may walk a stage asks for that stage, too, by the fence of `attach` and its own.
-//! - An error stops one queue, and fails what is under way there: each queue has failures of its own. It goes on by its own acknowledgement.
-//! - `shut_down` turns each of them off, and waits for that, before their memory goes back.
+//! - An invalidation has the same effect in any queue, and the CMD_SYNC that confirms it follows in that queue. The fence at the beginning
+//!   of each call puts the calls in one order for memory.
+//! - `attach`, `detach` and `enable` use only the main queue. Each waits for one step, such as the invalidation of an entry, before the
+//!   next.
+//! - Invalidations in CPUs' queues meanwhile, or left there when a CPU's patience ended, only invalidate more. Each call that begins after
+//!   the unit may walk a stage covers that stage, too, by the fence of `attach` and its own.
+//! - An error stops one queue, and fails its outstanding submissions: each queue counts its own failures and has its own acknowledgement.
+//! - `shut_down` turns each queue off, and waits for that, before its memory is freed.
 
 use alloc::vec::Vec;
 
@@ -21,7 +23,7 @@ use crate::heap::reserve;
 use crate::host::{Host, Registers, UnitError};
 use crate::waits::Waits;
 
-/// Where the registers of the unit's queues for CPUs are, as far as it answers there. None where it has them in another way than SMMUv3.3.
+/// Register offsets of the unit's ECMDQs, as far as it answers there. None if their layout is not that of SMMUv3.3.
 fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> {
     let has = idr1 & idr1::ECMDQ != 0;
     let idr6 = if has { registers.read32(reg::IDR6) } else { 0 };
@@ -30,13 +32,13 @@ fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> 
     let page_at = move |page: usize| {
         let base = registers.read64(reg::CONTROL_PAGE + ecmdq::TOLD * page);
         let at = usize::try_from(base & ecmdq::ADDRESS).ok()?;
-        // All ones where nothing answers.
+        // All ones: nothing answers.
         (base != u64::MAX && base & ecmdq::PRESET != 0 && at >= ecmdq::FIRST_PAGE).then_some(at)
     };
     let queues = move |page: usize| (0..1 << each).map(move |queue| page + queue * (ecmdq::PAGE >> each));
     let answers = move |at: &usize| registers.read32(at + ecmdq::CONS) != u32::MAX;
     let first = if pages > 0 { page_at(0) } else { None };
-    // They follow each other: so no queue is here twice, whose index would confirm commands of two rings.
+    // Offsets ascend: so no queue occurs twice, whose index would confirm commands of two rings.
     let follows = move |page: usize| {
         let at = first?.checked_add(page * ecmdq::PAGE)?;
         (page_at(page) == Some(at)).then_some(at)
@@ -44,7 +46,7 @@ fn places(registers: &impl Registers, idr1: u32) -> impl Iterator<Item = usize> 
     (0..pages).map_while(follows).flat_map(queues).take_while(answers)
 }
 
-/// Turns off what firmware, or the kernel before, has left on: the unit takes no other attributes of queues before (CR1).
+/// Turns off the queues that firmware, or the previous kernel, left on: until then the unit does not take new queue attributes (CR1).
 pub(super) fn turn_off_all<H: Host>(host: &H, idr1: u32) -> Result<(), UnitError> {
     let registers = host.registers();
     places(registers, idr1).try_for_each(|at| {
@@ -53,21 +55,21 @@ pub(super) fn turn_off_all<H: Host>(host: &H, idr1: u32) -> Result<(), UnitError
     })
 }
 
-/// A queue, and the waits of the CPUs that have it together.
+/// A queue, and the shared waits of its CPUs.
 #[derive(Debug)]
 pub(super) struct Own {
     pub queue: Queue,
     pub waits: Waits,
 }
 
-/// The queues of CPUs that a unit uses.
+/// The unit's ECMDQs in use.
 #[derive(Debug)]
 pub(super) struct OwnQueues {
     /// All of them are on.
     queues: Vec<Own>,
     /// CPUs with numbers below this have one.
     cpus: usize,
-    /// CPUs of one queue, whose numbers are in a row.
+    /// CPUs of one queue, with consecutive numbers.
     each: usize,
 }
 
@@ -76,18 +78,17 @@ impl OwnQueues {
         Self { queues: Vec::new(), cpus: 0, each: 1 }
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.queues.len()
     }
 
-    /// Turns queues on for the CPUs of `host`, as many as the unit has, or as there is memory for. None where that is no more than one. They are all off before.
+    /// Turns on queues for the CPUs of `host`, as many as the unit has, or as memory allows. None if that is only one. All are off before.
     ///
     /// # Errors
-    /// [`UnitError::TimedOut`]: the unit does not turn one on. That one's memory stays allocated; those here are on.
+    /// [`UnitError::TimedOut`]: the unit does not turn one on. That one's memory stays allocated; the ones in `self` are on.
     pub fn turn_on<H: Host>(&mut self, host: &H, idr1: u32) -> Result<(), UnitError> {
         let (frames, cpus) = (host.frames(), host.cpus());
-        // As many for each CPU, or for each two, and so on.
+        // A queue for each CPU, or for each two, and so on.
         let even = |queues: usize| cpus.div_ceil(cpus.div_ceil(queues.max(1)).max(1));
         let places = || places(host.registers(), idr1);
         let count = if cpus < 2 { 0 } else { even(places().take(cpus).count()) };
@@ -99,14 +100,15 @@ impl OwnQueues {
         made.extend(places().take(count).map_while(new));
         let count = if made.len() < 2 { 0 } else { even(made.len()) };
         for queue in made.drain(count..) {
-            // SAFETY: `Queue::own` has its memory from `frames`, and the unit was not told of it.
+            // SAFETY: 1: `Queue::own` allocated it from `frames`. 2: the unit was not told of it.
             unsafe { queue.free(frames) };
         }
         (self.cpus, self.each) = (cpus, cpus.div_ceil(count.max(1)));
         let mut failed = Ok(());
         for queue in made {
             if failed.is_err() {
-                // SAFETY: `Queue::own` has its memory from `frames`. The unit was told of the queues up to the one that failed, and not of this one.
+                // SAFETY: 1: `Queue::own` allocated it from `frames`. 2: the unit was told of the queues up to the failed one, and not of
+                // this one.
                 unsafe { queue.free(frames) };
                 continue;
             }
@@ -120,7 +122,7 @@ impl OwnQueues {
         failed
     }
 
-    /// The queue of the CPU that calls: of the one that it was on, if it is moved. `None`: the main one.
+    /// The queue of the calling CPU, or of its previous one if the caller migrates. `None`: the main queue.
     pub fn of_caller<H: Host>(&self, host: &H) -> Option<&Own> {
         if self.queues.is_empty() {
             return None;
@@ -129,18 +131,18 @@ impl OwnQueues {
         if cpu < self.cpus { self.queues.get(cpu / self.each) } else { None }
     }
 
-    /// Turns all of them off.
     pub fn turn_off<H: Host>(&self, host: &H) -> Result<(), UnitError> {
         self.queues.iter().try_for_each(|own| own.queue.turn(host, false))
     }
 
-    /// Gives their memory back.
+    /// Frees their memory.
     ///
     /// # Safety
-    /// It is of the host's frames, and [`turn_off`](Self::turn_off) has returned `Ok`.
+    /// 1. The host's frames allocated it.
+    /// 2. [`turn_off`](Self::turn_off) has returned `Ok`.
     pub unsafe fn free<H: Host>(self, host: &H) {
         for own in self.queues {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2.
             unsafe { own.queue.free(host.frames()) };
         }
     }

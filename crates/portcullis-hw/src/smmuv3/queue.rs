@@ -1,14 +1,14 @@
-//! A command queue: how a unit says that it has stopped, and what a domain asks for, as commands. A unit has one, and may have more
-//! for CPUs ([`own`](super::own)).
+//! A command queue: invalidation requests as commands, and the detection of a queue that has stopped. A unit has one, and may have more for
+//! CPUs ([`own`](super::own)).
 //!
-//! A submission ends with CMD_SYNC, which the unit consumes when all before it is complete: a CPU waits until the unit's index has
-//! passed its own. A unit that meets a command that it does not take stops there, says so in GERROR, and goes on when
-//! that is acknowledged.
+//! A submission ends with CMD_SYNC, which the unit consumes after all earlier commands are complete: a CPU waits until the unit's index has
+//! passed its own. A unit that meets a bad command stops there, reports it in GERROR, and resumes when that is acknowledged.
 //!
-//! A CPU's queue reports and acknowledges errors in registers of its own. One register, PROD, holds the acknowledgement (ERRACK) and the index that is the
-//! doorbell, and several CPUs may write it. So the CPU that deals with an error stores the acknowledgement in memory, and asks for one more doorbell
-//! ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). Only one CPU rings at a time, and each doorbell writes the acknowledgement that is in memory.
-//! A doorbell with the old value may come first: then the unit stays stopped until the next one. Meanwhile other CPUs find the error acknowledged, and report it no second time.
+//! A CPU's queue reports and acknowledges errors in its own registers. One register, PROD, holds the acknowledgement (ERRACK) and the index
+//! that is the doorbell, and several CPUs may write it. So the CPU that handles an error stores the acknowledgement in memory, and requests
+//! one more doorbell ([`CommandRing::ring_again`](crate::command_ring::CommandRing::ring_again)). Only one CPU rings at a time, and each
+//! doorbell writes the acknowledgement that is in memory. A doorbell with the old value may come first: then the unit stays stopped until
+//! the next one. Meanwhile other CPUs find the error acknowledged, and do not report it again.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
@@ -28,13 +28,13 @@ const MOST_BITS: u32 = queue::COMMANDS.ilog2();
 /// Which of a unit's queues one is.
 #[derive(Debug)]
 enum Place {
-    /// The one that each unit has.
+    /// The queue that each unit has.
     Main,
-    /// A CPU's.
+    /// An ECMDQ.
     Own {
-        /// Where its registers are.
+        /// Offset of its registers.
         at: usize,
-        /// The error that was acknowledged last, as ERR has it. Only the CPU that deals with a failure changes it.
+        /// The value of ERR that was acknowledged last. Only the CPU that handles a failure changes it.
         acknowledged: AtomicU64,
     },
 }
@@ -59,7 +59,7 @@ impl<R: Registers> Doorbell for Bell<'_, R> {
         match self.place {
             Place::Main => self.registers.write32(reg::CMDQ_PROD, tail),
             Place::Own { at, acknowledged } => {
-                // Acquire: what was acknowledged was dealt with before.
+                // Acquire: the acknowledged failure was handled before.
                 let acknowledged = acknowledged.load(Ordering::Acquire) as u32;
                 self.registers.write32(at + ecmdq::PROD, ecmdq::EN | acknowledged | tail);
             }
@@ -68,7 +68,7 @@ impl<R: Registers> Doorbell for Bell<'_, R> {
 
     fn head(&self) -> u32 {
         let cons = self.cons();
-        // All ones where nothing answers.
+        // All ones: nothing answers.
         if cons == u32::MAX { u32::MAX } else { cons & INDEX }
     }
 }
@@ -80,14 +80,14 @@ impl<R: Registers> Port for Bell<'_, R> {
         command::SYNC
     }
 
-    /// An error is active until `go_on` acknowledges it, and with that of the queue the unit consumes nothing meanwhile (section
-    /// 7.1): CONS is at the command that it does not take.
+    /// An error is active until `go_on` acknowledges it, and the unit consumes nothing from the queue meanwhile (section 7.1): CONS is at
+    /// the bad command.
     ///
-    /// Also a write of the event queue that was aborted: it concerns no submission, but until it is acknowledged the unit
-    /// delivers no events.
+    /// Also reports an aborted write of the event queue: it concerns no submission, but until it is acknowledged the unit delivers no
+    /// events.
     ///
-    /// A CPU's queue consumes nothing while ERR is not as acknowledged (section 3.5.6.3). That GERROR says the same of all such queues
-    /// together has no effect on them.
+    /// A CPU's queue consumes nothing while ERR is not acknowledged (section 3.5.6.3). GERROR's summary bit of all such queues has no
+    /// effect on them.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         if let Place::Own { acknowledged, .. } = self.place {
             let cons = self.cons();
@@ -100,7 +100,6 @@ impl<R: Registers> Port for Bell<'_, R> {
         }
         let (errors, known) = (self.registers.read32(reg::GERROR), self.registers.read32(reg::GERRORN));
         if errors == u32::MAX || known == u32::MAX {
-            // Nothing answers.
             return None;
         }
         let status = (errors ^ known) & (gerror::CMDQ | gerror::WRITES);
@@ -112,7 +111,7 @@ impl<R: Registers> Port for Bell<'_, R> {
         Some(Failure { error: Some(error), bad: Some(cons & INDEX), drops_waits: false, status })
     }
 
-    /// A CPU's queue goes on with its next doorbell, which is rung after each failure that concerns submissions, as all of its own do.
+    /// A CPU's queue resumes with its next doorbell, which is rung after each failure that concerns submissions, as all of its failures do.
     fn go_on(&self, failure: &Failure) {
         match self.place {
             Place::Main => {
@@ -125,7 +124,6 @@ impl<R: Registers> Port for Bell<'_, R> {
     }
 }
 
-/// A command queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     queue: queue::Queue,
@@ -134,13 +132,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// The memory of a queue, for a unit that has 2^`most` commands at most, and two at least. The
-    /// unit does not know of it yet.
+    /// A queue for a unit that supports at most 2^`most` commands, and at least two. The unit does not know of it yet.
     pub fn new<F: Frames>(frames: &F, most: u32) -> Result<Self, UnitError> {
         Self::at(frames, most, Place::Main)
     }
 
-    /// The same of the queue whose registers are at `at`.
+    /// The same for the queue with registers at `at`.
     pub fn own<F: Frames>(frames: &F, most: u32, at: usize) -> Result<Self, UnitError> {
         Self::at(frames, most, Place::Own { at, acknowledged: AtomicU64::new(0) })
     }
@@ -154,7 +151,7 @@ impl Queue {
         Bell { registers, place: &self.place }
     }
 
-    /// Tells a unit of this queue, which is off there.
+    /// Gives the queue to a unit whose queue is off.
     pub fn tell(&self, registers: &impl Registers) {
         let (base, prod, cons) = match self.place {
             Place::Main => (reg::CMDQ_BASE, reg::CMDQ_PROD, reg::CMDQ_CONS),
@@ -165,8 +162,8 @@ impl Queue {
         registers.write32(cons, 0);
     }
 
-    /// Turns a CPU's queue on, of which the unit was [told](Self::tell), or off. What the unit was told of is as it was. (The main one is turned on
-    /// and off with the unit.)
+    /// Turns a CPU's queue on or off; the unit was [told](Self::tell) of it, and knows it unchanged. (The main one is turned on and off
+    /// with the unit.)
     pub fn turn<H: Host>(&self, host: &H, on: bool) -> Result<(), UnitError> {
         match self.place {
             Place::Main => Ok(()),
@@ -174,12 +171,13 @@ impl Queue {
         }
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit does not know of it, or has this queue off.
+    /// 1. `frames` allocated it.
+    /// 2. The unit does not know of it, or has this queue off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe { self.queue.free(frames) };
     }
 
@@ -188,7 +186,7 @@ impl Queue {
         self.queue.submit(host, &self.bell(host.registers()), commands)
     }
 
-    /// [`queue::Queue::carry_out`]; each request comes with the stage whose tables it is about.
+    /// [`queue::Queue::carry_out`]; each request comes with the stage of its tables.
     pub fn carry_out<'a, H: Host>(
         &self,
         host: &H,
@@ -205,8 +203,8 @@ impl Queue {
     }
 }
 
-/// Turns the CPU's queue with registers at `at` on or off, and waits until the unit acts so. Once it is off, the unit reads no command of it (sections
-/// 3.5.6.2, and 6.3 of CR0.CMDQEN).
+/// Turns the CPU's queue with registers at `at` on or off, and waits until the unit acknowledges it. The unit fetches no command from a
+/// queue that is off (sections 3.5.6.2, and 6.3 of CR0.CMDQEN).
 pub(super) fn turn<H: Host>(host: &H, at: usize, on: bool) -> Result<(), UnitError> {
     let registers = host.registers();
     let is = |on: bool| {
@@ -221,16 +219,15 @@ pub(super) fn turn<H: Host>(host: &H, at: usize, on: bool) -> Result<(), UnitErr
     wait_until(host, if on { "turn a CPU's queue on" } else { "turn a CPU's queue off" }, || is(on))
 }
 
-/// How a unit takes invalidations.
+/// The unit's forms of invalidation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ways {
     pub granule: PageSize,
-    /// What one command names.
+    /// The addresses that one command covers.
     pub granularity: Granularity,
 }
 
-/// Adds what `request` asks for in tables of `stage` to `out`. Nothing, and `false`, where there is
-/// no room.
+/// Appends the commands of `request` in tables of `stage` to `out`. Returns `false`, and appends nothing, if there is no room.
 fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> bool {
     let DomainId(domain) = request.domain;
     let whole = match stage {
@@ -250,8 +247,7 @@ fn describe(out: &mut Commands, ways: Ways, stage: Stage, request: &Request) -> 
             };
             blocks::add(out, range, ways.granule, ways.granularity, pages, whole)
         }
-        // The unit refuses devices' requests to translate, and accesses that they have translated
-        // themselves (STE.EATS is 0). So no device has a TLB.
+        // The unit refuses translation requests and translated accesses (STE.EATS is 0). So no device has a TLB.
         Invalidation::DeviceTlb { .. } => true,
     }
 }
@@ -307,7 +303,7 @@ mod tests {
     }
 }
 
-/// A CPU that deals with the stop of a CPU's queue, beside one that submits to it.
+/// A CPU that handles a stopped ECMDQ, beside one that submits to it.
 #[cfg(all(test, loom))]
 mod model {
     use alloc::sync::Arc;
@@ -318,18 +314,17 @@ mod model {
     use crate::command_ring::CommandRing;
     use crate::failures::Failures;
 
-    /// Where the queue's registers are.
     const AT: usize = 0x100;
 
-    /// PROD and CONS. The unit looks at PROD when it is written.
+    /// PROD and CONS. The unit reads PROD when it is written.
     struct Unit {
         prod: Word,
         cons: Word,
-        /// The index up to which it has carried commands out.
+        /// The index up to which it has executed commands.
         head: Word,
     }
 
-    // SAFETY: each access is carried out before it returns.
+    // SAFETY: 1 to 6: each access completes before it returns. 7: there is no other offset. 8: only this test uses it.
     unsafe impl Registers for Unit {
         fn read32(&self, offset: usize) -> u32 {
             assert_eq!(offset, AT + ecmdq::CONS);
@@ -354,7 +349,7 @@ mod model {
         fn write64(&self, _: usize, _: u64) {}
     }
 
-    /// Whichever CPU rings last: the error is acknowledged, once, and the unit is told of all commands.
+    /// Whichever CPU rings last: the error is acknowledged once, and the unit is told of all commands.
     #[test]
     fn an_acknowledgement_goes_with_a_doorbell_whichever_cpu_rings() {
         loom::model(|| {
@@ -368,7 +363,7 @@ mod model {
                 let first = ring.reserve(1, &bell, || true).unwrap();
                 ring.publish(first, 1, &bell);
             };
-            // The command that it has stopped at.
+            // The command at which it has stopped.
             submit(&shared);
             let before = shared.3.so_far();
             let other = Arc::clone(&shared);

@@ -1,8 +1,6 @@
-//! The tables that lead streams to what they are attached to: linear, or of two levels where the
-//! unit has those.
+//! Stream tables: linear, or of two levels if the unit supports them.
 //!
-//! With each piece of the stream table there is one of context descriptors, one for each stream,
-//! where the unit has the first stage.
+//! On a unit with the first stage, each piece of the stream table has a table of context descriptors, one for each stream.
 
 use alloc::vec::Vec;
 
@@ -15,12 +13,11 @@ use crate::frames::Words;
 use crate::heap::{Map, filled};
 use crate::host::UnitError;
 
-/// Streams of a table of the second level, as a power of two: those of a PCI bus.
+/// Streams of a second-level table, as a power of two: those of a PCI bus.
 const SPLIT: u32 = 8;
 
-/// The most bits of a stream's number that tables are made for: of two levels, whose first then
-/// takes half a MiB, and linear ones (architecturally, units with more than 6 bits have two
-/// levels).
+/// The widest stream IDs that tables are made for: with two levels, where the first takes half a MiB, and linear (architecturally, units
+/// with more than 6 bits support two levels).
 const MOST_TWO_LEVELS: u32 = 24;
 const MOST_LINEAR: u32 = 16;
 
@@ -35,7 +32,7 @@ pub(super) enum Held {
     Everything,
 }
 
-/// Entries of streams whose numbers follow each other.
+/// Entries of consecutive streams.
 #[derive(Debug)]
 pub(super) struct Piece {
     entries: Words,
@@ -43,7 +40,7 @@ pub(super) struct Piece {
     held: Vec<Held>,
 }
 
-/// One stream's places.
+/// The entry and context descriptor of a stream.
 #[derive(Debug)]
 pub(super) struct Stream<'a> {
     piece: &'a mut Piece,
@@ -56,18 +53,16 @@ enum Table {
     TwoLevels { first: Words, pieces: Map<u32, Piece> },
 }
 
-/// All streams of a unit.
 #[derive(Debug)]
 pub(super) struct Streams {
     table: Table,
-    /// How many bits their numbers have.
+    /// Width of stream IDs.
     bits: u32,
     has_contexts: bool,
 }
 
 impl Streams {
-    /// Tables for numbers of `bits` bits, of which the rest is cut off where that is too many. All
-    /// lead to nothing.
+    /// Tables for stream IDs of `bits` bits, or of the most that tables are made for, with no stream attached.
     pub fn new<F: Frames>(
         frames: &F,
         bits: u32,
@@ -85,7 +80,7 @@ impl Streams {
         Ok(Self { table, bits, has_contexts })
     }
 
-    /// What the unit's two registers take.
+    /// The values of the unit's two registers.
     pub fn registers(&self) -> (u64, u32) {
         match &self.table {
             Table::Linear(piece) => (piece.entries.phys().get(), linear_table(self.bits)),
@@ -98,7 +93,7 @@ impl Streams {
         if stream <= last { Ok(()) } else { Err(UnitError::NoSuchDevice { device: stream, last }) }
     }
 
-    /// The places of a stream, which are made if there are none.
+    /// The entry of a stream, made if it is missing.
     pub fn make<F: Frames>(&mut self, frames: &F, stream: u32) -> Result<Stream<'_>, UnitError> {
         self.check(stream)?;
         if let Table::TwoLevels { first, pieces } = &mut self.table {
@@ -112,7 +107,7 @@ impl Streams {
         self.find(stream)
     }
 
-    /// The places of a stream, where there are any.
+    /// The entry of a stream, if there is one.
     pub fn find(&mut self, stream: u32) -> Result<Stream<'_>, UnitError> {
         self.check(stream)?;
         let (piece, index) = match &mut self.table {
@@ -123,12 +118,13 @@ impl Streams {
         Ok(Stream { piece, index: index as usize })
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the unit is off.
+    /// 1. `frames` allocated it.
+    /// 2. The unit is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise, for all of it.
+        // SAFETY: clauses 1 and 2, for all of it.
         unsafe {
             match self.table {
                 Table::Linear(piece) => piece.free(frames),
@@ -149,7 +145,7 @@ impl Piece {
         match contexts.transpose() {
             Ok(contexts) => Ok(Self { entries, contexts, held }),
             Err(error) => {
-                // SAFETY: of the lines above; the unit was told nothing.
+                // SAFETY: 1: allocated above from `frames`. 2: the unit was not told of it.
                 unsafe { entries.free(frames) };
                 Err(error)
             }
@@ -157,9 +153,9 @@ impl Piece {
     }
 
     /// # Safety
-    /// As for [`Streams::free`].
+    /// Those of [`Streams::free`].
     unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe {
             self.entries.free(frames);
             if let Some(contexts) = self.contexts {
@@ -180,19 +176,19 @@ impl Stream<'_> {
         }
     }
 
-    /// Stores the first word of the stream's entry, by which it is there or not.
+    /// Stores the first word of the stream's entry, which makes it valid or not.
     pub fn store_first<F: Frames>(&self, frames: &F, word: u64) {
         self.piece.entries.store(frames, self.index * ste::WORDS, word);
     }
 
-    /// Stores the words of the entry behind the first, while that says that there is none.
+    /// Stores the other words of the entry, while the first says that it is not valid.
     pub fn store_rest<F: Frames>(&self, frames: &F, words: [u64; 3]) {
         for (word, value) in (1..).zip(words.into_iter().chain([0; ste::WORDS - 4])) {
             self.piece.entries.store(frames, self.index * ste::WORDS + word, value);
         }
     }
 
-    /// Stores the stream's context descriptor, while no entry leads to it. Where it is.
+    /// Stores the stream's context descriptor, while no entry leads to it, and returns its address.
     pub fn store_context<F: Frames>(&self, frames: &F, words: [u64; 4]) -> Result<u64, UnitError> {
         let lacks = UnitError::Lacks { what: "the first stage", register: "IDR0", value: 0 };
         let contexts = self.piece.contexts.as_ref().ok_or(lacks)?;
@@ -203,7 +199,6 @@ impl Stream<'_> {
     }
 }
 
-/// The number of frames that `bytes` fill.
 fn frames_for(bytes: u64) -> usize {
     // No truncation: at most 4 MiB.
     bytes.div_ceil(FRAME_SIZE) as usize

@@ -1,4 +1,4 @@
-//! The driver on units that QEMU has none of: narrow, broken, silent.
+//! The driver on units unlike QEMU's: narrow, broken, silent.
 
 mod bounds;
 mod model;
@@ -99,7 +99,7 @@ fn whatever_registers_say_there_is_an_end() {
     };
     let mut came_up = 0;
     for round in 0..4000 {
-        // Half of them with what a driver needs, and only the rest at random.
+        // Half of them have what a driver needs, and only the rest at random.
         let ids = if round % 2 == 0 {
             [next(), next(), next(), next()]
         } else {
@@ -174,7 +174,7 @@ fn what_was_cached_before_is_forgotten_before_the_unit_is_on() {
         let all = [command::CFGI_ALL, command::SYNC, command::TLBI_ALL];
         let rest = also.into_iter().chain([command::SYNC]);
         assert_eq!(done(&unit), all.into_iter().chain(rest).collect::<Vec<_>>());
-        // Streams that the table is too short for are recorded, and CPUs' broadcasts ignored.
+        // Events of streams beyond the table are recorded, and CPUs' broadcasts ignored.
         assert_eq!(change(&unit, |state| state.word(reg::CR2)), 6);
     }
 }
@@ -209,8 +209,8 @@ fn invalidations_go_to_the_stages_that_are_used() {
     assert_eq!(done(&unit), [command::SYNC], "no device has a TLB");
 }
 
-/// Where a walk of the second stage starts follows from the physical addresses that the unit has:
-/// with up to 16 tables side by side at the top before there is one level more (DDI 0487, section
+/// The start level of the second stage follows from the physical address width: at the top, up to 16 concatenated tables replace one level
+/// (DDI 0487, section D8.2, tables of the initial lookup level).
 /// D8.2, tables of the initial lookup level).
 #[test]
 fn walks_start_where_the_units_addresses_begin() {
@@ -234,7 +234,7 @@ fn walks_start_where_the_units_addresses_begin() {
 
 #[test]
 fn what_a_unit_cannot_lead_to_is_refused() {
-    // 8 bits of ASIDs, 8 of streams, 40 bits of addresses.
+    // 8 bits of ASIDs, 8 of streams, 40 of addresses.
     let unit = on([IDR0 & !idr0::ASID16, IDR1 & !0x3f | 8, IDR3, 2 | 7 << 4]);
     let format = Arm::stage_1(48, 44).unwrap();
     let wide = Attachment::Table { domain: DomainId(1), root: PhysAddr::new(0), format };
@@ -247,7 +247,7 @@ fn what_a_unit_cannot_lead_to_is_refused() {
         Err(UnitError::NoSuchDomain { domain: 0, first: 1, last: 65535 })
     ));
     assert!(matches!(attach(&unit, 8, table(Stage::One, 1, 0x800)), Err(UnitError::BadRoot { .. })));
-    // Two tables side by side, and a root that is aligned for one.
+    // Two concatenated tables, with a root that is aligned for one.
     assert!(matches!(attach(&unit, 8, table(Stage::Two, 1, 0x1000)), Err(UnitError::BadRoot { .. })));
     assert!(matches!(attach(&unit, 8, table(Stage::One, 1, 1 << 40)), Err(UnitError::BadRoot { .. })));
     let device = UnitError::NoSuchDevice { device: 256, last: 255 };
@@ -275,7 +275,7 @@ fn a_command_that_is_refused_is_skipped_and_reported() {
     assert_eq!(done(&unit), [command::tlbi_asid(7), command::SYNC]);
 }
 
-/// Each command of a range is refused by itself, all of them while their own submission is under way.
+/// The unit refuses each command of a range separately, all of them while their own submission is outstanding.
 #[test]
 fn what_is_refused_of_one_submission_fails_no_later_one() {
     let unit = on([IDR0, IDR1, 0, IDR5]);
@@ -289,7 +289,7 @@ fn what_is_refused_of_one_submission_fails_no_later_one() {
     }
 }
 
-/// An aborted write of the event queue is acknowledged, and concerns no submission.
+/// An aborted write of the event queue is acknowledged, and fails no submission.
 #[test]
 fn an_event_that_could_not_be_written_fails_nothing() {
     let unit = on(ALL);
@@ -373,7 +373,7 @@ fn firmwares_translation_ends_with_no_moment_without_any() {
         assert!(aborts || is_on, "{register:#x}: {value:#x}");
     }
     assert!(aborts && is_on);
-    // One that is off needs no abort: devices go on until their entries are there.
+    // A unit that is off needs no abort: devices go on until their entries are there.
     assert!(change(&on(ALL), |state| state.controls.iter().all(|(register, _)| *register == reg::CR0)));
 }
 

@@ -18,7 +18,7 @@ use crate::numbers::Numbers;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 use crate::waits::Waits;
 
-/// What a unit can do, as four of its identification registers say.
+/// Capabilities, from four identification registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     idr0: u32,
@@ -42,7 +42,7 @@ impl Capabilities {
         [self.idr0, self.idr1, self.idr3, self.idr5]
     }
 
-    /// Whether the unit has a stage of translation.
+    /// Whether the unit has this stage.
     pub const fn has_stage(&self, stage: Stage) -> bool {
         let bit = match stage {
             Stage::One => idr0::S1P,
@@ -51,11 +51,11 @@ impl Capabilities {
         self.idr0 & bit != 0
     }
 
-    /// The widest layout of tables of `stage` that the unit walks, but for 16 KiB pages with 52
-    /// bits. In the second stage its root may be several tables side by side.
+    /// The widest layout of `stage` that the unit walks, except 16 KiB pages with 52 bits. A second-stage root may be several concatenated
+    /// tables.
     ///
     /// # Errors
-    /// [`UnitError::Lacks`]: the unit does not have the stage, or pages of this size.
+    /// [`UnitError::Lacks`]: the unit does not have the stage, or this page size.
     pub fn layout<const GRANULE: u32>(&self, stage: Stage) -> Result<Arm<GRANULE>, UnitError> {
         let lacks = |what, register, value| Err(UnitError::Lacks { what, register, value: u64::from(value) });
         if self.idr0 & idr0::TTF_AARCH64 == 0 {
@@ -75,29 +75,28 @@ impl Capabilities {
         layout.or_else(|_| lacks("tables of a common shape", "IDR5", self.idr5))
     }
 
-    /// The widest physical addresses that tables of this granule hold, and that the unit has.
+    /// The widest physical addresses that both tables of this granule and the unit support.
     fn address_bits(&self, granule: u32) -> u32 {
         idr5::address_bits(self.idr5).min(if granule == 16 { 52 } else { 48 })
     }
 
-    /// The bits of the second stage's input.
+    /// Width of the second stage's input.
     fn ias(&self) -> u32 {
         let bits = idr5::address_bits(self.idr5);
         if self.idr0 & idr0::TTF_AARCH32 != 0 { bits.max(40) } else { bits }
     }
 
-    /// The most bits that tables of this stage and granule translate.
+    /// The widest input of this stage and granule.
     fn input_bits(&self, stage: Stage, granule: u32) -> u32 {
         match stage {
             Stage::One if granule == 16 && idr5::is_wide(self.idr5) => 52,
             Stage::One => 48,
-            // As `Arm::stage_2_with_ias` has it: what the unit translates beyond its physical
-            // addresses ends at 40.
+            // As in `Arm::stage_2_with_ias`: input beyond the physical address width ends at 40 bits.
             Stage::Two => self.address_bits(granule).max(self.ias().min(40)),
         }
     }
 
-    /// Number 0 is kept: it is the VMID of streams of the first stage.
+    /// Number 0 is reserved: it is the VMID of first-stage streams.
     fn domains(&self, stage: Stage) -> (DomainId, DomainId) {
         let wide = match stage {
             Stage::One => idr0::ASID16,
@@ -106,7 +105,7 @@ impl Capabilities {
         (DomainId(1), DomainId(if self.idr0 & wide != 0 { u16::MAX } else { 0xff }))
     }
 
-    /// The stage of domains where nothing else is asked for.
+    /// The default stage of domains.
     fn stage(&self) -> Stage {
         if self.has_stage(Stage::One) { Stage::One } else { Stage::Two }
     }
@@ -114,8 +113,7 @@ impl Capabilities {
 
 /// An SMMUv3 whose tables have pages of 2^`GRANULE` bytes: 12, 14 or 16.
 ///
-/// Its structures stay allocated when it is dropped, as the hardware goes on reading them:
-/// [`shut_down`](Iommu::shut_down) gives them back.
+/// A drop leaks its structures, because the hardware goes on reading them: [`shut_down`](Iommu::shut_down) frees them.
 #[derive(Debug)]
 pub struct Unit<H: Host, const GRANULE: u32> {
     host: H,
@@ -126,7 +124,7 @@ pub struct Unit<H: Host, const GRANULE: u32> {
     streams: Mutex<Streams>,
     /// The stages that a device was ever attached to, as bits: an invalidation goes to these.
     stages: AtomicU64,
-    /// Held for one change of CR0, or of GBPA, which the unit acknowledges.
+    /// Serializes changes of CR0 and GBPA, which the unit acknowledges.
     control: Mutex<()>,
     numbers: Numbers,
     /// Of the main queue.
@@ -134,21 +132,20 @@ pub struct Unit<H: Host, const GRANULE: u32> {
 }
 
 impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
-    /// Takes a unit over: reads what it can do, turns off the queues that firmware may have left
-    /// on, and turns on those of its own. Devices reach what they have reached before, until
-    /// [`enable`](Iommu::enable); attach before that what must not be interrupted (firmware's
-    /// reserved regions, a display).
+    /// Takes a unit over: reads its capabilities, and replaces the queues that firmware may have left on by its own. Devices keep the
+    /// access that they had until [`enable`](Iommu::enable); before that, attach devices that must not be interrupted (firmware's reserved
+    /// regions, a display).
     ///
-    /// Where the unit has more command queues (ECMDQ), and the host says which [CPU](Host::cpu) calls, CPUs have queues of their own: one for each,
-    /// or for a few of them, as many as the unit has and there is memory for.
+    /// If the unit has ECMDQs, and the host says which [CPU](Host::cpu) calls, CPUs have queues of their own: one for each, or for a few of
+    /// them, as many as the unit has and memory allows.
     ///
-    /// Allocates three frames, more where streams have more than 17 bits, or where the stream table
-    /// is linear, and one for each queue of CPUs. Waits for the unit, up to three times the host's patience, and for each of those queues.
+    /// Allocates three frames, more if stream IDs have more than 17 bits or if the stream table is linear, and one for each ECMDQ. Waits
+    /// for the unit, up to three times the host's patience, and for each ECMDQ.
     ///
-    /// # Errors [`UnitError::NotThere`]; [`UnitError::Lacks`] where there are no tables of AArch64
-    /// with pages of this size, where the unit is big-endian, stalls what it refuses, or has its
-    /// tables and queues in memory of its own, or where it is not coherent and frames are not
-    /// [cleaned](Frames::clean); [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
+    /// # Errors
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] if the unit walks no AArch64 tables of this page size, is big-endian, stalls refused
+    /// accesses, or has its tables and queues in memory of its own, or if it is non-coherent and frames are not [cleaned](Frames::clean);
+    /// [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
     pub fn start(host: H) -> Result<Self, UnitError> {
         let capabilities = Capabilities::read(host.registers())?;
         let Capabilities { idr0, idr1, .. } = capabilities;
@@ -178,7 +175,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
             match Streams::new(frames, idr1::stream_bits(idr1), two_levels, has_contexts) {
                 Ok(streams) => Ok((events, streams)),
                 Err(error) => {
-                    // SAFETY: of the lines above; the unit was told nothing.
+                    // SAFETY: 1: allocated above from the host's frames. 2: the unit was not told of it.
                     unsafe { events.free(frames) };
                     Err(error)
                 }
@@ -187,7 +184,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         let (events, streams) = match rest {
             Ok(rest) => rest,
             Err(error) => {
-                // SAFETY: of the lines above; the unit was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the unit was not told of it.
                 unsafe { queue.free(frames) };
                 return Err(error);
             }
@@ -205,10 +202,10 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
             numbers: Numbers::new(),
             waits,
         };
-        // After an error the unit may have been told of the queues' memory: it stays allocated.
+        // After an error the unit may know the queues' addresses: they stay allocated.
         unit.turn_on_queues()?;
         if let Err(error) = unit.own.turn_on(&unit.host, idr1) {
-            // What the unit does not let go of, either, stays allocated.
+            // Memory that the unit does not release, either, stays allocated.
             let _ = unit.give_back(u32::MAX);
             return Err(error);
         }
@@ -219,7 +216,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         let registers = self.host.registers();
         registers.write32(reg::IRQ_CTRL, 0);
         wait_until(&self.host, "turn its interrupts off", || registers.read32(reg::IRQ_CTRLACK) == 0)?;
-        // Firmware's invalidations may not be carried out now: `enable` has everything forgotten.
+        // Firmware's invalidations may never be executed: `enable` invalidates everything.
         self.control(|on| on & !(QUEUES | cr0::PRIQEN), "turn its queues off")?;
         own::turn_off_all(&self.host, self.capabilities.idr1)?;
         let attributes = self.cached(cr1::QUEUES_CACHED, cr1::QUEUES_UNCACHED);
@@ -231,13 +228,14 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         self.control(|on| on | QUEUES, "turn its queues on")
     }
 
-    /// Turns the queues off, and what else is not in `rest`, and gives all memory back. The unit reads no stream table of this driver's.
+    /// Turns off the queues and all else in CR0 except `rest`, and frees all memory. The unit reads no stream table of this driver.
     fn give_back(self, rest: u32) -> Result<(), UnitError> {
         self.own.turn_off(&self.host)?;
         self.control(|on| on & rest & !QUEUES, "turn its queues off")?;
         let Self { host, queue, own, events, streams, .. } = self;
-        // SAFETY: the queues are off, as the unit has confirmed. Then it reads and writes none of them (CR0.CMDQEN, CR0.EVENTQEN, ECMDQ_CONS.ENACK), and
-        // no CMD_SYNC of this driver's stores anything. And no stream table.
+        // SAFETY: 1: the host's frames allocated it. 2: the queues are off, as the unit has confirmed. Then it neither reads nor writes
+        // them (CR0.CMDQEN, CR0.EVENTQEN, ECMDQ_CONS.ENACK), no CMD_SYNC of this driver stores anything, and the unit reads no stream
+        // table.
         unsafe {
             own.free(&host);
             queue.free(host.frames());
@@ -247,27 +245,25 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         Ok(())
     }
 
-    /// One of two values of a field that says how the unit reads memory.
+    /// Selects a field's value by whether the unit's accesses are coherent.
     fn cached<T>(&self, cached: T, uncached: T) -> T {
         if self.capabilities.idr0 & idr0::COHACC != 0 { cached } else { uncached }
     }
 
-    /// What the unit can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// How many command queues CPUs have to themselves, besides the one of all.
+    /// How many command queues CPUs have of their own (ECMDQ).
     pub fn own_queues(&self) -> usize {
         self.own.len()
     }
 
-    /// Changes CR0, and waits until the unit acknowledges that it acts so.
+    /// Changes CR0, and waits until the unit acknowledges it.
     fn control(&self, change: impl Fn(u32) -> u32, what: &'static str) -> Result<(), UnitError> {
         let registers = self.host.registers();
         let _one_at_a_time = self.control.lock();
@@ -281,7 +277,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         })
     }
 
-    /// Has the unit refuse all accesses while translation is off, or let them pass.
+    /// Makes the unit refuse all accesses while translation is off, or let them through.
     fn refuse_while_off(&self, refuse: bool) -> Result<(), UnitError> {
         let registers = self.host.registers();
         let _one_at_a_time = self.control.lock();
@@ -293,19 +289,19 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         wait_until(&self.host, "take a change of GBPA", taken)
     }
 
-    /// Has commands carried out that are about the unit's own tables.
+    /// Executes commands about the unit's own tables.
     fn carry_out(&self, commands: &[[u64; 2]]) -> Result<(), UnitError> {
         self.queue.submit(&self.host, commands).map_err(UnitError::Unconfirmed)
     }
 
-    /// Has the unit forget what it has read of a stream's entry and context descriptor.
+    /// Invalidates a stream's cached entry and context descriptor.
     fn forget_entry(&self, stream: u32) -> Result<(), UnitError> {
-        // A unit without the first stage knows no command for the second of them.
+        // A unit without the first stage does not know the second command.
         let both = [command::stream(stream), command::context(stream)];
         self.carry_out(&both[..if self.capabilities.has_stage(Stage::One) { 2 } else { 1 }])
     }
 
-    /// Whether the unit walks tables of this layout from this root, for a domain of this number.
+    /// Checks that the unit walks tables of this layout from this root, for a domain of this number.
     fn check(&self, domain: DomainId, root: PhysAddr, format: &Arm<GRANULE>) -> Result<(), UnitError> {
         let can = self.capabilities;
         let stage = Stage::of(format);
@@ -327,7 +323,7 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         Ok(())
     }
 
-    /// Stores what leads `stream` to `to`, all but the first word of its entry, and returns that.
+    /// Stores all words of the entry of `stream` for `to` except the first, which it returns.
     fn lead(&self, stream: &Stream<'_>, to: &Attachment<Arm<GRANULE>>) -> Result<u64, UnitError> {
         let frames = self.host.frames();
         let shareable = match self.capabilities.idr1 & idr1::ATTR_TYPES_OVR {
@@ -359,8 +355,8 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
     }
 }
 
-// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
-// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+// SAFETY: 1 and 2: the submissions at the end of `attach` and `detach`, by `InvalidationQueue` below. 3: the unit's structures change only
+// after the last check. 4: the layout is of its capabilities. 5: the numbers are a field of the unit.
 unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE> {
     type Frames = H::Frames;
 
@@ -372,7 +368,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
         &self.numbers
     }
 
-    /// Of the first stage, where the unit has that. [`Capabilities::layout`] has both.
+    /// First stage, if the unit has it. [`Capabilities::layout`] returns either.
     fn layout(&self) -> Result<Arm<GRANULE>, UnitError> {
         self.capabilities.layout(self.capabilities.stage())
     }
@@ -386,9 +382,8 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
         Iova::new(u64::MAX >> (64 - bits))
     }
 
-    /// A unit that translates already takes another stream table only while it is off: it refuses
-    /// all accesses for as long as that takes, those of attached devices, too. (One that is off
-    /// goes on without such a gap.)
+    /// A unit that already translates takes another stream table only while it is off: meanwhile it refuses all accesses, also of attached
+    /// devices. (One that is off turns on without such a gap.)
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         if registers.read32(reg::CR0) & cr0::SMMUEN != 0 {
@@ -401,8 +396,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
         let (base, shape) = self.streams.lock().registers();
         registers.write64(reg::STRTAB_BASE, base);
         registers.write32(reg::STRTAB_BASE_CFG, shape);
-        // What leads to translations first, else they could be cached anew by what is about to be
-        // forgotten.
+        // Entries first: their translations could be refetched otherwise.
         self.carry_out(&[command::CFGI_ALL])?;
         let all = [command::TLBI_ALL, command::TLBI_EL2];
         let has_el2 = self.capabilities.idr0 & idr0::HYP != 0;
@@ -420,7 +414,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
             }
         };
         let frames = self.host.frames();
-        // Held while the unit is waited for: nothing but attaching waits for it.
+        // Held during the wait for the unit: only attach and detach take it.
         let mut streams = self.streams.lock();
         let mut stream = streams.make(frames, device.0)?;
         if stream.held() != Held::Nothing {
@@ -428,8 +422,8 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
         }
         let first = self.lead(&stream, &to)?;
         stream.hold(held);
-        // The entry is absent until the unit has forgotten what it may have read of its other words
-        // (section 3.21.3: it reads them one by one, in any order).
+        // The entry is not valid until the cached copies of its other words are invalidated (section 3.21.3: the unit reads them one by
+        // one, in any order).
         self.forget_entry(device.0)?;
         if let Held::Table(stage, _) = held {
             // Before the unit can walk the table; see `submit`.
@@ -437,7 +431,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
             fence(Ordering::SeqCst);
         }
         stream.store_first(frames, first);
-        // It may have cached that there was none.
+        // It may have cached the invalid entry.
         self.carry_out(&[command::stream(device.0)])
     }
 
@@ -450,7 +444,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
             return Err(UnitError::NotAttached { device: device.0 });
         }
         stream.store_first(frames, 0);
-        // This first, and confirmed: what it leads to could be cached anew else.
+        // First, and confirmed: its translations could be refetched otherwise.
         self.forget_entry(device.0)?;
         match held {
             Held::Table(Stage::One, domain) => self.carry_out(&[command::tlbi_asid(domain.0)])?,
@@ -464,7 +458,7 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
     fn next_fault(&self) -> Option<Fault> {
         let fault = self.events.lock().next(self.host.frames(), self.host.registers());
         if fault.is_none() {
-            // Writes of the event queue that were aborted are acknowledged, or no event is delivered again.
+            // Acknowledges aborted writes of the event queue, or no event is delivered again.
             self.queue.look_for_errors(&self.host);
         }
         fault
@@ -480,7 +474,6 @@ unsafe impl<H: Host, const GRANULE: u32> Iommu<Arm<GRANULE>> for Unit<H, GRANULE
 /// CR0: the queues that each unit has.
 const QUEUES: u32 = cr0::CMDQEN | cr0::EVENTQEN;
 
-/// The stage's bit in [`Unit::stages`].
 const fn bit(stage: Stage) -> u64 {
     match stage {
         Stage::One => 1,
@@ -488,16 +481,13 @@ const fn bit(stage: Stage) -> u64 {
     }
 }
 
-// SAFETY: a submission ends with CMD_SYNC, which the unit consumes when all invalidations before it
-// are complete, accesses that used what is forgotten included (section 4.7), and a CPU returns `Ok`
-// when that is consumed and no command was refused meanwhile. The commands cover their requests in
-// each stage that a device was attached to: this CPU's fence is either before that of `attach`, and
-// then the unit sees what the caller has stored when it first walks that stage; or after it, and
-// then the stage's bit is seen here. Submissions are in one order by these fences, whichever queue they go to (and a command is confirmed by
-// the CMD_SYNC behind it in its own queue: see `own`). No
-// device has a TLB, as the unit refuses ATS. Registers and memory are as `Registers` and `Frames`
-// promise. Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
-// (`SharedWaits::submit`): the CPU that makes it has the fence, after all that the others have stored.
+// SAFETY: 1: a submission ends with CMD_SYNC, which the unit consumes after all earlier invalidations are complete, including accesses that
+// used their translations (section 4.7), and a CPU returns `Ok` when that is consumed and no command was refused meanwhile. (A CMD_SYNC
+// confirms its own queue: see `own`.) The commands cover their requests in each stage that a device was attached to: this CPU's fence is
+// either before that of `attach`, and then the unit sees what the caller has stored when it first walks that stage; or after it, and then
+// the stage's bit is seen here. If CPUs share waits, `Ok` is of a submission that covers the requests and began after the call
+// (`SharedWaits::submit`): the CPU that makes it has the fence, after all that the others have stored. 2: by `Registers` and `Frames`. 3:
+// these fences order the submissions, in whichever queue they are. 4: no device has a TLB, because the unit refuses ATS.
 unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])
@@ -511,13 +501,13 @@ unsafe impl<H: Host, const GRANULE: u32> InvalidationQueue for Unit<H, GRANULE> 
 }
 
 impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
-    /// Submits `requests` by itself.
+    /// Submits `requests` without sharing the wait.
     fn submit_to(&self, queue: &Queue, requests: &[Request]) -> Result<(), InvalidationError> {
         fence(Ordering::SeqCst);
         let used = self.stages.load(Ordering::Acquire);
         let has_ranges = self.capabilities.idr3 & IDR3_RIL != 0;
         let granularity = if has_ranges { Granularity::Run } else { Granularity::Page };
-        // Another granule than these has no tables, and no domain.
+        // No table, and no domain, has another granule than these.
         let granule = PageSize::from_shift(GRANULE).unwrap_or(PageSize::SIZE_4K);
         let ways = Ways { granule, granularity };
         let stages = || [Stage::One, Stage::Two].into_iter().filter(|stage| used & bit(*stage) != 0);

@@ -5,7 +5,6 @@ use portcullis::platform::Frames;
 use super::{Kind, Software, Watcher};
 use crate::amdvi::layout::{command, control, entry, feature, reg, ring_index, ring_place, status};
 
-/// A unit of AMD-Vi.
 #[derive(Debug)]
 pub struct AmdVi;
 

@@ -1,13 +1,11 @@
-//! Units of software: the registers of each IOMMU, and behind them nothing but what a driver waits
-//! for.
+//! Software units: the registers of each IOMMU, with just the behaviour that a driver waits for.
 //!
-//! Such a unit takes the states that it is told to take, and consumes the commands in its ring
-//! within the write of the doorbell, on the CPU that rings; it walks no tables, and caches nothing.
-//! So what a driver costs is measured without hardware (`portcullis bench invalidation`, `cargo
-//! xtask coherence`); and fuzzers change its registers and its memory under a driver.
+//! Such a unit enters the states that it is told to enter, and consumes the commands of its ring inside the write of the doorbell, on the
+//! CPU that rings; it walks no tables, and caches nothing. They measure what a driver costs without hardware (`portcullis bench
+//! invalidation`, `cargo xtask coherence`); and fuzzers change their registers and memory under a driver.
 //!
-//! Commands are read and confirmations stored where the driver has said that they are. A unit that
-//! has an error that is not acknowledged reads no more of them. A [watched](Software::watched) unit stops where its watcher says so.
+//! A unit reads commands and stores confirmations where the driver has said. A unit with an unacknowledged error reads no more commands. A
+//! [watched](Software::watched) unit stops where its watcher says so.
 
 mod amdvi;
 mod riscv;
@@ -29,7 +27,7 @@ pub use riscv::RiscV;
 pub use smmuv3::SmmuV3;
 pub use vtd::VtD;
 
-/// Registers lie in two pages of this many bytes: at 0, and at some offset from 0x1000 on. A kind of unit may have more elsewhere.
+/// Registers are in two pages of this many bytes: at 0, and at some offset from 0x1000 on. A kind of unit may have more elsewhere.
 const PAGE: usize = 0x400;
 
 /// Words of these two pages.
@@ -37,36 +35,34 @@ const TWO_PAGES: usize = 2 * PAGE / 4;
 
 /// One kind of unit.
 pub trait Kind: Sized + Send + Sync + 'static {
-    /// Registers of 32 bits that are not 0 after a reset: their offsets, and what they say.
+    /// 32-bit registers that are not 0 after a reset: offsets and values.
     const RESET: &'static [(usize, u32)];
 
-    /// Which word the register at `offset` is, a multiple of 4.
+    /// The word index of the register at `offset`, a multiple of 4.
     fn word(offset: usize) -> Option<usize> {
         of_two_pages(offset)
     }
 
-    /// What becomes of the register at `offset`, of 32 bits, that reads `old`, when `value` is
-    /// written to it.
+    /// The new value of the 32-bit register at `offset`, which reads `old`, after a write of `value`.
     fn taken<F: Frames>(unit: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32;
 
-    /// What the unit does when `offset` was written, where `bits` are 64 also the register after
-    /// it. It stops at a command that the watcher does not let it take.
+    /// The unit's reaction to a write of `offset` (and the next register, if `bits` is 64). It stops at a command that the watcher rejects.
     fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, bits: u32, watcher: Option<&Watcher>);
 }
 
-/// Is shown each command before that is carried out. Where it returns `false`, the unit stops there, with an error.
+/// Called with each command before its execution. If it returns `false`, the unit stops there, with an error.
 pub type Watcher = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
 
-/// The registers of a unit of this kind, and the memory that it reads and writes.
+/// The registers of a unit of this kind, and its memory.
 pub struct Software<K, F> {
     words: Box<[AtomicU64]>,
     frames: F,
-    /// Held for each write of a register, as the CPU that has the unit go on is not the one that rings.
+    /// Held for each write of a register, because the CPU that resumes the unit is not the one that rings.
     watcher: Option<Mutex<Watcher>>,
     kind: PhantomData<K>,
 }
 
-/// Which of the words of two pages the register at `offset` is.
+/// The word index of a register in the two pages.
 fn of_two_pages(offset: usize) -> Option<usize> {
     let (page, rest) = (usize::from(offset >= 0x1000), offset & 0xfff);
     (rest < PAGE).then_some((page * PAGE + rest) / 4)
@@ -83,12 +79,11 @@ impl<K, F> fmt::Debug for Software<K, F> {
 }
 
 impl<K: Kind, F: Frames> Software<K, F> {
-    /// A unit as it is after a reset.
+    /// A unit after reset.
     ///
     /// # Safety
-    /// Addresses that are written to its registers, and those in commands that it is told of, are
-    /// of `frames`, and stay allocated while the unit may use them: so it is with a driver whose
-    /// host has the same frames.
+    /// 1. Addresses that are written to its registers, and those in its commands, are of `frames`, and stay allocated while the unit may
+    ///    use them: so it is with a driver whose host has the same frames.
     pub unsafe fn new(frames: F) -> Self {
         let unit = Self { words: words(TWO_PAGES), frames, watcher: None, kind: PhantomData };
         for (offset, value) in K::RESET {
@@ -97,16 +92,15 @@ impl<K: Kind, F: Frames> Software<K, F> {
         unit
     }
 
-    /// The same, whose commands `watcher` is shown.
+    /// The same, with a `watcher` of its commands.
     ///
     /// # Safety
-    /// As for [`new`](Self::new).
+    /// That of [`new`](Self::new).
     pub unsafe fn watched(frames: F, watcher: Watcher) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         Self { watcher: Some(Mutex::new(watcher)), ..unsafe { Self::new(frames) } }
     }
 
-    /// Its memory.
     pub fn frames(&self) -> &F {
         &self.frames
     }
@@ -115,24 +109,24 @@ impl<K: Kind, F: Frames> Software<K, F> {
         if offset.is_multiple_of(4) { self.words.get(K::word(offset)?) } else { None }
     }
 
-    /// What the register of 32 bits at `offset` says: all ones where there is none.
+    /// The 32-bit register at `offset`: all ones if there is none.
     pub fn get(&self, offset: usize) -> u32 {
         self.place(offset).map_or(u32::MAX, |word| word.load(Ordering::Acquire) as u32)
     }
 
-    /// The same of 64 bits.
+    /// The 64-bit register at `offset`.
     pub fn get64(&self, offset: usize) -> u64 {
         u64::from(self.get(offset)) | u64::from(self.get(offset + 4)) << 32
     }
 
-    /// Has the register of 32 bits at `offset` say `value`, whatever a write may do.
+    /// Sets the 32-bit register at `offset`, even if it is read-only.
     pub fn set(&self, offset: usize, value: u32) {
         if let Some(word) = self.place(offset) {
             word.store(u64::from(value), Ordering::Release);
         }
     }
 
-    /// The same of 64 bits.
+    /// The same for 64 bits.
     pub fn set64(&self, offset: usize, value: u64) {
         self.set(offset, value as u32);
         self.set(offset + 4, (value >> 32) as u32);
@@ -140,17 +134,16 @@ impl<K: Kind, F: Frames> Software<K, F> {
 
     /// The word of memory at `address`, rounded down to a multiple of 8.
     fn memory(&self, address: u64) -> &AtomicU64 {
-        // SAFETY: the promise to `new`.
+        // SAFETY: clause 1 of `new`.
         let table = unsafe { self.frames.table(PhysAddr::new(address & !(FRAME_SIZE - 1))) };
         &table[(address % FRAME_SIZE / 8) as usize]
     }
 
-    /// The command at `index` of the ring at `base`.
     fn command(&self, base: u64, index: u32) -> [u64; 2] {
         [0, 8].map(|word| self.memory(base + u64::from(index) * 16 + word).load(Ordering::Acquire))
     }
 
-    /// Confirms: stores the number at the address, of 4 bytes in memory that is 0 beside them.
+    /// Stores a confirmation at an address of 4 bytes, in a word that is otherwise 0.
     fn confirm(&self, number: u32, address: u64) {
         let shift = address % 8 * 8;
         self.memory(address).store(u64::from(number) << shift, Ordering::Release);
@@ -170,10 +163,9 @@ impl<K: Kind, F: Frames> Software<K, F> {
     }
 }
 
-// SAFETY: each access is carried out before it returns, in the order of the calls; an offset that is
-// none of a register reads as all ones. What the unit reads of memory it loads with `Acquire`, in the
-// call of the write that tells it so, and what it stores, and the registers after that, it stores
-// with `Release`.
+// SAFETY: 1 to 6: each access is carried out before it returns, in the order of the calls; the unit loads memory with `Acquire`, in the
+// call of the write that tells it to, and stores memory, and then registers, with `Release`. 7: an offset that is no register's reads as
+// all ones. 8 is left to the host's owner.
 unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
     fn read32(&self, offset: usize) -> u32 {
         self.get(offset)
@@ -192,20 +184,20 @@ unsafe impl<K: Kind, F: Frames> Registers for Software<K, F> {
     }
 }
 
-/// A host whose unit is one of software.
+/// A host with a software unit.
 #[derive(Debug)]
 pub struct SoftwareHost<K, F> {
     /// The unit, and the memory.
     pub unit: Software<K, F>,
     /// The clock, in nanoseconds.
     pub now: fn() -> u64,
-    /// What a CPU does that waits.
+    /// Called while polling.
     pub relax: fn(),
-    /// The longest that a driver waits, in nanoseconds.
+    /// The longest wait, in nanoseconds.
     pub patience: u64,
-    /// How many CPUs share their waits.
+    /// How many CPUs share waits.
     pub cpus: usize,
-    /// Which of them calls.
+    /// The number of the calling CPU.
     pub cpu: fn() -> Option<usize>,
 }
 

@@ -34,12 +34,12 @@ impl Kind for RiscV {
     fn written<F: Frames>(unit: &Software<Self, F>, offset: usize, _: u32, watcher: Option<&Watcher>) {
         let control = unit.get(reg::CQCSR);
         match offset {
-            // As the indices are where the ring is turned off, they are 0 when it is on again.
+            // The indices stay where they are while the ring is off, and are 0 when it is on again.
             reg::CQCSR if control & csr::ENABLE == 0 => unit.set(reg::CQH, 0),
             reg::FQCSR if unit.get(reg::FQCSR) & csr::ENABLE == 0 => unit.set(reg::FQT, 0),
             reg::CQT if control & csr::ON != 0 && control & csr::COMMAND_ERRORS == 0 => {
                 let base = unit.get64(reg::CQB);
-                // LOG2SZ-1 is at most 30 here, as indices are of 32 bits.
+                // LOG2SZ-1 is at most 30 here, because indices have 32 bits.
                 let (address, size) = ((base & NUMBER) << 2, 2_u32 << (base & 0x1f).min(30));
                 let tail = unit.get(reg::CQT) & (size - 1);
                 let mut head = unit.get(reg::CQH) & (size - 1);

@@ -1,5 +1,4 @@
-//! SMMUv3: both stages, stream tables of two levels, a command queue and an event queue. It may have more command queues, for CPUs: see
-//! [`Software::with_own_queues`].
+//! SMMUv3: both stages, two-level stream tables, a command queue and an event queue. It may have ECMDQs: see [`Software::with_own_queues`].
 
 use portcullis::platform::Frames;
 
@@ -10,20 +9,20 @@ use crate::sync::Ordering;
 /// CMDQ_CONS, ECMDQ_CONS: an illegal command (CERROR_ILL).
 const ILLEGAL: u32 = 1 << 24;
 
-/// GERROR: a queue of a CPU has stopped (CMDQP_ERR).
+/// GERROR: an ECMDQ has stopped (CMDQP_ERR).
 const OWN_STOPPED: u32 = 1 << 9;
 
 /// CONTROL_PAGE_BASE: a page of 64 KiB (CMDQGS).
 const GRANULE: u64 = 1 << 1;
 
-/// The most pages of them, as a power of two, and where the registers that tell of the pages end.
+/// The most pages, as a power of two, and the end of the registers that describe them.
 const MOST_PAGES: u32 = 1;
 const TOLD_END: usize = reg::CONTROL_PAGE + (ecmdq::TOLD << MOST_PAGES);
 
-/// Words of a queue for CPUs, with room that keeps it out of the cache lines of the next.
+/// Words of an ECMDQ, padded to keep it out of the cache lines of the next.
 const OWN_WORDS: usize = 32;
 
-/// The pages' own registers, and all that may be a queue's.
+/// The pages' own registers, and all possible queues.
 const MORE_WORDS: usize = (1 << MOST_PAGES) * (ecmdq::TOLD / 4 + (1 << ecmdq::MOST) * OWN_WORDS);
 
 /// A unit of Arm's SMMUv3.
@@ -36,14 +35,14 @@ impl Kind for SmmuV3 {
             reg::IDR0,
             idr0::S1P | idr0::S2P | idr0::TTF_AARCH64 | idr0::COHACC | idr0::ASID16 | idr0::VMID16 | 1 << 27,
         ),
-        // 16 bits of streams, 2^7 events, 2^8 commands.
+        // 16 bits of stream IDs, 2^7 events, 2^8 commands.
         (reg::IDR1, 16 | 7 << 16 | 8 << 21 | idr1::ATTR_TYPES_OVR),
         (reg::IDR3, crate::smmuv3::layout::IDR3_RIL),
         // 48 bits, all granules.
         (reg::IDR5, 5 | 7 << 4),
     ];
 
-    /// With the registers of pages of queues, and of the queues, behind those of all units.
+    /// Appends the registers of pages of queues, and of the queues.
     fn word(offset: usize) -> Option<usize> {
         match offset {
             reg::CONTROL_PAGE..TOLD_END => Some(TWO_PAGES + (offset - reg::CONTROL_PAGE) / 4),
@@ -60,7 +59,7 @@ impl Kind for SmmuV3 {
         if let Some((at, register)) = own(offset) {
             let (is_on, acts) = (unit.get(at + ecmdq::PROD), unit.get(at + ecmdq::CONS));
             let (is_on, acts) = (is_on & ecmdq::EN != 0, acts & ecmdq::EN != 0);
-            // Between two states nothing is written; an index of the unit's, and where the queue is, only while it is off.
+            // Between two states nothing is writable; CONS and the base are writable only while the queue is off.
             let may = is_on == acts && (register == ecmdq::PROD || !is_on);
             return if may { value } else { old };
         }
@@ -97,15 +96,15 @@ impl Kind for SmmuV3 {
     }
 }
 
-/// Where the registers of a CPU's queue begin, of which `offset` is one, and which that is.
+/// The first register of the ECMDQ that has `offset`, and which register that is.
 fn own(offset: usize) -> Option<(usize, usize)> {
     let at = offset.checked_sub(ecmdq::FIRST_PAGE)?;
     (at < ecmdq::PAGE << MOST_PAGES && at % 0x100 < 0x10).then_some((offset - at % 0x100, at % 0x100))
 }
 
 impl<F: Frames> Software<SmmuV3, F> {
-    /// Gives a unit that no driver has seen yet 2^`pages` times 2^`each` more command queues for CPUs (ECMDQ): at most two pages, of up to 256. Each is
-    /// consumed when its own doorbell rings, and stops by itself.
+    /// Adds ECMDQs to a unit that no driver has seen yet: 2^`pages` pages, at most two, of 2^`each` queues, at most 256. Each is consumed
+    /// when its own doorbell rings, and stops by itself.
     #[must_use]
     pub fn with_own_queues(self, pages: u32, each: u32) -> Self {
         let (pages, each) = (pages.min(MOST_PAGES), each.min(ecmdq::MOST));
@@ -126,12 +125,12 @@ impl<F: Frames> Software<SmmuV3, F> {
         unit
     }
 
-    /// The commands from `head` to `tail` of the queue that `base` tells of, both with the wrap bit, are carried out: until where. An error where the watcher does not
-    /// let the unit take one. A command is complete with those before it, so that the index alone confirms.
+    /// Executes the commands from `head` to `tail` of the queue at `base`, both with the wrap bit, and returns the new head, as an error if
+    /// the watcher rejects a command. A command completes together with all earlier ones, so the index alone confirms.
     fn consume(&self, base: u64, mut head: u32, tail: u32, watcher: Option<&Watcher>) -> Result<u32, u32> {
         let Some(takes) = watcher else { return Ok(tail) };
         let size = 1_u32 << (base & 0x1f).min(19);
-        // An index that is none, as a test has set it, is where the unit was told to go.
+        // An invalid index, as a test may set it, ends the walk.
         while head != tail && head.max(tail) < size * 2 {
             if !takes(self.command(base & BASE_ADDRESS, head % size)) {
                 return Err(head);
@@ -141,7 +140,7 @@ impl<F: Frames> Software<SmmuV3, F> {
         Ok(tail)
     }
 
-    /// What the unit does when the CPU's queue with registers at `at` was told something.
+    /// The unit's reaction to a register write of the ECMDQ at `at`.
     fn act(&self, at: usize, watcher: Option<&Watcher>) {
         let (prod, cons) = (self.get(at + ecmdq::PROD), self.get(at + ecmdq::CONS));
         let on = prod & ecmdq::EN;

@@ -7,7 +7,7 @@ use crate::vtd::layout::{
     IQA_WIDE, NARROW_SHIFT, WIDE_SHIFT, cap, descriptor, fsts, global, queue_index, reg,
 };
 
-/// Where its fault record begins.
+/// Offset of its fault record.
 const RECORD: u32 = 0x220;
 
 /// A unit of Intel VT-d.
@@ -30,7 +30,7 @@ impl Kind for VtD {
     fn taken<F: Frames>(_: &Software<Self, F>, offset: usize, old: u32, value: u32) -> u32 {
         match offset {
             reg::GCMD | reg::IQT => value,
-            // A 1 clears.
+            // Write 1 to clear.
             reg::FSTS => old & !value,
             offset if offset == RECORD as usize + 12 => old & !(value & 1 << 31),
             _ if offset >= RECORD as usize => old,
@@ -44,7 +44,7 @@ impl Kind for VtD {
         match offset {
             reg::GCMD => {
                 let command = unit.get(reg::GCMD);
-                // The root stays taken. The write buffer is flushed at once.
+                // The root stays taken. The write buffer flush completes at once.
                 let taken = (unit.get(reg::GSTS) | command) & global::SRTP;
                 if command & !unit.get(reg::GSTS) & global::QIE != 0 {
                     unit.set64(reg::IQH, 0);
@@ -62,7 +62,7 @@ impl Kind for VtD {
                 let index = |register| queue_index(unit.get64(register), shift) as u32 % 256;
                 let (mut head, tail) = (index(reg::IQH), index(reg::IQT));
                 while head != tail {
-                    // What it knows of lies in the lower half of a wide place.
+                    // The unit's descriptors are the lower half of a wide place.
                     let [low, high] = unit.command(queue & !0xfff, head << u32::from(is_wide));
                     if watcher.is_some_and(|takes| !takes([low, high])) {
                         return unit.set(reg::FSTS, unit.get(reg::FSTS) | fsts::IQE);

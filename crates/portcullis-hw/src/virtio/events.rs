@@ -1,4 +1,4 @@
-//! The queue of events: what the device refused.
+//! The event queue: faults.
 
 use portcullis::addr::{DeviceId, Iova};
 use portcullis::platform::Frames;
@@ -14,8 +14,7 @@ use crate::sync::Mutex;
 /// Words of a buffer.
 const WORDS: usize = 4;
 
-/// Buffers that the device fills, one for each descriptor. What comes while all of them are full is
-/// lost.
+/// Buffers that the device fills, one for each descriptor. Faults while all are full are lost.
 #[derive(Debug)]
 pub(super) struct Events {
     ring: Ring,
@@ -30,14 +29,14 @@ struct State {
 }
 
 impl Events {
-    /// The memory of a queue of `size` descriptors. The device does not know of it yet.
+    /// A queue of `size` descriptors. The device does not know of it yet.
     pub fn new<F: Frames>(frames: &F, size: u16, doorbell: usize) -> Result<Self, UnitError> {
         let ring = Ring::new(frames, size, EVENTS, doorbell)?;
         let bytes = usize::from(size) * WORDS * 8;
         let buffers = match Words::new(frames, bytes.div_ceil(4096)) {
             Ok(buffers) => buffers,
             Err(error) => {
-                // SAFETY: of above; the device was told nothing.
+                // SAFETY: 1: allocated above from `frames`. 2: the device was not told of it.
                 unsafe { ring.free(frames) };
                 return Err(error);
             }
@@ -51,24 +50,24 @@ impl Events {
         Ok(Self { ring, buffers, state: Mutex::new(State { available: size, seen: 0 }) })
     }
 
-    /// The queue's memory, as the device is told of it.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the device's queue is off.
+    /// 1. `frames` allocated it.
+    /// 2. The device's queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe {
             self.ring.free(frames);
             self.buffers.free(frames);
         }
     }
 
-    /// The oldest event, if there is one, whose buffer the device may then fill again.
+    /// The oldest event, if there is one. The device may then fill its buffer again.
     pub fn next<H: Host>(&self, host: &H) -> Option<Fault>
     where
         H::Registers: NarrowRegisters,
@@ -82,7 +81,7 @@ impl Events {
             }
             let id = self.ring.used_entry(frames, state.seen);
             state.seen = state.seen.wrapping_add(1);
-            // A buffer that there is not: its place in the driver's ring stays as it is.
+            // An invalid buffer: its place in the driver's ring stays as it is.
             let id = u16::try_from(id).ok().filter(|id| *id < self.ring.size())?;
             let first = usize::from(id) * WORDS;
             let word = |index| self.buffers.load_from_unit(frames, first + index);

@@ -1,21 +1,19 @@
 //! Registers, rings and requests of virtio-iommu: where bits lie, and nothing else.
 //!
-//! Source: Virtual I/O Device (VIRTIO), Version 1.3 (OASIS Committee Specification 01, October
-//! 2023): section 2.7 "Split Virtqueues", section 4.1.4 "Virtio Structure PCI Capabilities",
-//! section 5.13 "IOMMU Device".
+//! Source: Virtual I/O Device (VIRTIO), Version 1.3 (OASIS Committee Specification 01, October 2023): section 2.7 "Split Virtqueues",
+//! section 4.1.4 "Virtio Structure PCI Capabilities", section 5.13 "IOMMU Device".
 #![allow(missing_docs, reason = "names of the specification")]
 
-/// PCI configuration space: offsets, in bytes (PCI Local Bus Specification 3.0, section 6.1, and
-/// VIRTIO 4.1.4).
+/// PCI configuration space: offsets, in bytes (PCI Local Bus Specification 3.0, section 6.1, and VIRTIO 4.1.4).
 pub mod pci {
     pub const ID: u16 = 0x00;
     pub const COMMAND_STATUS: u16 = 0x04;
-    /// There is a list of capabilities.
+    /// The device has a capability list.
     pub const CAPABILITIES: u32 = 1 << 20;
     pub const FIRST_CAPABILITY: u16 = 0x34;
-    /// The number of vendors' capabilities.
+    /// Capability ID of vendors.
     pub const VENDOR: u32 = 9;
-    /// What a virtio capability's first word says: its number, the next one, its type.
+    /// Fields of a virtio capability's first word: ID, next, type.
     pub const fn number(head: u32) -> u32 {
         head & 0xff
     }
@@ -28,7 +26,7 @@ pub mod pci {
     pub const COMMON: u8 = 1;
     pub const NOTIFY: u8 = 2;
     pub const DEVICE: u8 = 4;
-    /// Words of a capability, by their distance from the first.
+    /// Offsets of a capability's words.
     pub const BAR: u16 = 4;
     pub const OFFSET: u16 = 8;
     pub const LENGTH: u16 = 12;
@@ -90,15 +88,14 @@ pub mod config {
     pub const LENGTH: u32 = 40;
 }
 
-/// The queues' numbers (5.13.2).
+/// Queue indices (5.13.2).
 pub const REQUESTS: u16 = 0;
 pub const EVENTS: u16 = 1;
 
-/// A split virtqueue of at most 256 descriptors, in two frames; all in 64-bit words (2.7.5 to
-/// 2.7.8).
+/// A split virtqueue of at most 256 descriptors, in two frames; all in 64-bit words (2.7.5 to 2.7.8).
 pub mod ring {
     pub const MOST: u16 = 256;
-    /// Where the driver's ring (the "available ring") begins, and the device's (the "used ring").
+    /// Word indices of the driver's ring ("available ring") and the device's ("used ring").
     pub const DRIVER: usize = 512;
     pub const DEVICE: usize = 640;
     /// The second word of a descriptor.
@@ -115,12 +112,12 @@ pub mod ring {
     pub const fn with_index(word: u64, index: u16) -> u64 {
         word & !(0xffff << 16) | (index as u64) << 16
     }
-    /// An entry of the driver's ring, of 16 bits: its word, and by how much it is shifted there.
+    /// A 16-bit entry of the driver's ring: its word, and its shift there.
     pub const fn driver_entry(at: u16) -> (usize, u32) {
         let position = at as usize + 2;
         (DRIVER + position / 4, (position % 4 * 16) as u32)
     }
-    /// An entry of the device's ring begins, with its descriptor, in the upper half of this word.
+    /// The word whose upper half has an entry of the device's ring (the descriptor ID).
     pub const fn device_entry(at: u16) -> usize {
         DEVICE + at as usize
     }
@@ -129,10 +126,9 @@ pub mod ring {
     }
 }
 
-/// Requests (5.13.6), as 64-bit words: what the device reads.
+/// Requests (5.13.6), as the 64-bit words that the device reads.
 pub mod request {
-    /// A request's words, and how many bytes of them the device reads. Words that are not here are
-    /// 0.
+    /// A request's words, and how many bytes of them the device reads. Other words are 0.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Request {
         pub words: [u64; 5],
@@ -146,7 +142,7 @@ pub mod request {
     pub const fn attach(domain: u32, endpoint: u32, flags: u32) -> Request {
         Request { words: [head(1, domain), endpoint as u64 | (flags as u64) << 32, 0, 0, 0], bytes: 20 }
     }
-    /// Of `attach`: the endpoint reaches all memory.
+    /// Of `attach`: the endpoint bypasses translation.
     pub const BYPASS: u32 = 1;
 
     pub const fn detach(domain: u32, endpoint: u32) -> Request {
@@ -168,7 +164,7 @@ pub mod request {
         Request { words: [head(5, endpoint), 0, 0, 0, 0], bytes: 72 }
     }
 
-    /// What the device writes behind a request: 4 bytes, of which the first is the status.
+    /// The device writes this many bytes behind a request; the first is the status.
     pub const TAIL_BYTES: u32 = 4;
     pub const fn status(tail: u64) -> u8 {
         tail as u8
@@ -184,8 +180,7 @@ pub mod answer {
     pub const NOMEM: u8 = 8;
 }
 
-/// Properties of an endpoint, as a probe returns them: a type and a length, of 16 bits each, and as
-/// many bytes.
+/// Endpoint properties, as a probe returns them: 16-bit type, 16-bit length, data.
 pub mod property {
     pub const HEAD_BYTES: usize = 4;
     pub const fn kind(head: u64) -> u16 {
@@ -196,13 +191,12 @@ pub mod property {
     }
     pub const NONE: u16 = 0;
     pub const RESERVED_MEMORY: u16 = 1;
-    /// Of reserved memory, behind the head: the kind, the first and the last address, and how many
-    /// bytes all of it has.
+    /// Reserved memory, behind the head: subtype, first and last address, and the total length.
     pub const SUBTYPE: usize = 0;
     pub const FIRST: usize = 4;
     pub const LAST: usize = 12;
     pub const RESERVED_BYTES: usize = 20;
-    /// A subtype: writes there are interrupts.
+    /// Subtype: writes there are interrupts.
     pub const MSI: u8 = 1;
 }
 
@@ -220,7 +214,6 @@ pub mod fault {
     }
     /// The endpoint is attached to nothing.
     pub const DOMAIN: u8 = 1;
-    /// No mapping allows the access.
     pub const MAPPING: u8 = 2;
     pub const READ: u32 = 1;
     pub const WRITE: u32 = 2;

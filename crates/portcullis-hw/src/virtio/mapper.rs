@@ -1,4 +1,4 @@
-//! The translations of a domain, by request.
+//! The mapper of a domain, by requests.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,35 +18,30 @@ use super::unit::Unit;
 use crate::domain::UnitMapper;
 use crate::host::{Host, UnitError};
 
-/// What requests cost, whose source is `portcullis-trace`'s profile `virtio-iommu`: 4.9 us for an
-/// unmap (a measurement of a guest whose host was emulated), and the middle of what pages cost in
-/// large VFIO calls. A flush removes what is stale alone, so no device has anything to fetch again.
+/// Costs of requests, from `portcullis-trace`'s profile `virtio-iommu`: 4.9 us for an unmap (measured in a guest whose host was emulated),
+/// and the middle of the costs of pages in large VFIO calls. A flush removes only stale translations, so no device refetches anything.
 const COSTS: Costs = Costs { submission_ns: 4_900, request_ns: 57, refill_ns: 0 };
 
-/// Costs by which a gather names each of its ranges.
+/// Costs that make a gather list each of its ranges.
 const EACH_RANGE: Costs = Costs { refill_ns: u32::MAX, ..COSTS };
 
-/// How often a map has the device forget what was at its addresses before, while other CPUs unmap
-/// there without end.
+/// Retries of a map while concurrent unmaps leave stale pieces at its addresses.
 const TRIES: usize = 4;
 
 /// The mapper of one domain of a [`Unit`]: see [`Unit::mapper`].
 ///
-/// A map sends one request for each piece that is contiguous in memory, up to 64 with one doorbell,
-/// and waits for the answers. An unmap sends nothing and waits for nothing: the next
-/// [`sync`](Mapper::sync) of what it has gathered sends one request for each run of neighbours, and
-/// waits once for up to 64. So with lazy protection a flush pays for the unmaps of its window
-/// together. While no endpoint is attached, the device has no such domain: then mappings are
-/// recorded, and sent when the first one is attached.
+/// A map sends one request for each physically contiguous piece, up to 64 with one doorbell, and waits for the answers. An unmap sends
+/// nothing and waits for nothing: the next [`sync`](Mapper::sync) of its gather sends one request for each run of adjacent pieces, and
+/// waits once for up to 64. So with lazy protection a flush pays for all unmaps of its window together. While no endpoint is attached, the
+/// device has no such domain: then the mapper records mappings, and sends them when the first endpoint is attached.
 ///
-/// The device removes pieces as a whole only. Of a piece that is to be unmapped in part, nothing
-/// is: it is [kept](Unmapped::kept). (To unmap all of it and map the rest anew would refuse
-/// accesses beside the part.)
+/// The device unmaps only whole pieces. An unmap of a part of a piece removes nothing of it: the piece is reported as
+/// [kept](Unmapped::kept). (To unmap all of it and remap the rest would refuse accesses beside the part.)
 ///
-/// What is mapped is kept in an ordered map in the global allocator's memory, behind a lock: O(log
-/// n) for each piece. A flush of everything looks at all pieces, up to 1,024 with the lock held.
-/// Not for interrupt handlers, which would wait for ever for a lock of the CPU that they have
-/// interrupted.
+/// An ordered map in the global allocator's memory, behind a lock, has all mappings: O(log n) for each piece. A flush of everything visits
+/// all pieces, up to 1,024 with the lock held.
+///
+/// Context: not for interrupt handlers, which would deadlock on a lock of the CPU that they interrupted.
 #[derive(Debug)]
 pub struct RequestMapper<H: Host> {
     unit: Arc<Unit<H>>,
@@ -63,26 +58,22 @@ where
         Self { unit, space, number, geometry }
     }
 
-    /// The domain's number.
     pub fn number(&self) -> DomainId {
         self.number
     }
 
-    /// Leads `device` to this domain. Asks first which addresses the device keeps for itself, where
-    /// the unit can tell. The first device waits for requests to map all that is recorded. Waits
-    /// for the unit.
+    /// Attaches `device` to this domain. First reads which addresses the device reserves, if the unit can tell. The first device waits
+    /// until the unit has mapped all that is recorded. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::Attached`], [`UnitError::NoSuchDevice`]; [`UnitError::Reserved`] where the
-    /// domain may map what the device keeps for itself; [`UnitError::Refused`]: nothing has
-    /// changed. [`UnitError::TimedOut`], [`UnitError::Incomplete`]: the device counts as attached,
-    /// and may be refused.
+    /// [`UnitError::Attached`], [`UnitError::NoSuchDevice`]; [`UnitError::Reserved`] if the domain may map an address that the device
+    /// reserves; [`UnitError::Refused`]: nothing has changed. [`UnitError::TimedOut`], [`UnitError::Incomplete`]: the device counts as
+    /// attached, and may be refused.
     pub fn attach(&self, device: DeviceId) -> Result<(), UnitError> {
         self.unit.attach(device, &self.space, (&self.geometry, &[]))
     }
 
-    /// Enters pieces, and has the device map them. `entered` then says up to which address the
-    /// device may have mapped anything.
+    /// Enters pieces, and requests their mapping. `entered` is then the address up to which the device may have mapped anything.
     fn enter<P: Platform>(
         &self,
         platform: &P,
@@ -134,8 +125,7 @@ where
         })
     }
 
-    /// Enters a list, batch by batch. `entered` then says up to which address the device may have
-    /// mapped anything.
+    /// Enters a list, batch by batch. `entered` is then the address up to which the device may have mapped anything.
     fn enter_list<P: Platform>(
         &self,
         platform: &P,
@@ -146,7 +136,7 @@ where
     ) -> Result<(), MapError> {
         let granule = self.geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
         let mut batch = ArrayVec::<Piece, BATCH>::new();
-        // How much of the range has no memory yet.
+        // Bytes of the range without memory yet.
         let mut left = range.len();
         for (phys, len) in list {
             let misaligned = range.start().get() | range.len() | phys.get() | len;
@@ -161,7 +151,7 @@ where
             if phys.checked_add(last).is_none() {
                 return Err(MapError::BeyondPhysical { phys, len, last: PhysAddr::new(u64::MAX) });
             }
-            // Inside the range, as all that follows.
+            // Inside the range, as is all that follows.
             let first = range.start().get() + (range.len() - left);
             left -= len;
             let (phys, last) = (phys.get(), first + last);
@@ -184,22 +174,21 @@ where
         self.enter(platform, range, &batch, entered)
     }
 
-    /// Marks what is mapped in `range`, up to the address `last`, as unmapped. What was, and what
-    /// could not be.
+    /// Marks mappings in `range`, up to the address `last`, as unmapped. Returns what was removed and what was kept.
     fn unlink<P: Platform>(&self, platform: &P, range: IovaRange, last: u64) -> Unmapped {
         let mut unmapped = Unmapped::of(range, 0);
         let mut from = Some(range.start().get());
         while from.is_some() {
             let some = platform.with_cpu(|_| self.space.unlink(&mut from, last));
-            // Of one range, each byte once.
+            // Each byte of one range counts once, so no overflow.
             unmapped.bytes += some.bytes;
             unmapped.kept += some.kept;
         }
         unmapped
     }
 
-    /// Has the device unmap what is stale in `ranges` (from the first to the last address of each),
-    /// and waits until it has, and has answered other CPUs of it, too.
+    /// Unmaps stale pieces in `ranges` (first to last address of each), and waits for the device's answers, including those to other CPUs
+    /// about them.
     fn remove(&self, ranges: &[(u64, u64)]) -> Result<(), InvalidationError> {
         let host = &self.unit.host;
         let began = host.now_ns();
@@ -226,7 +215,7 @@ where
                 return Ok(());
             }
             let waited_ns = host.now_ns().saturating_sub(began);
-            // A batch of another CPU's may take twice the patience, as this one's own.
+            // Another CPU's batch may take twice the patience, and so may this one's.
             if waited_ns > host.patience_ns().saturating_mul(4) {
                 return Err(InvalidationError::TimedOut { waited_ns });
             }
@@ -235,8 +224,8 @@ where
     }
 }
 
-// SAFETY: `Unit::attach` and `Unit::detach` lead an endpoint to this mapper's domain and away. The unit reads nothing of the mapper's:
-// it has been sent all that it maps, and keeps the account of that itself.
+// SAFETY: 1 and 3: `Unit::attach` and `Unit::detach` attach an endpoint to this mapper's domain, and detach it. 2: the unit reads no memory
+// of the mapper: requests carry all mappings, and it records them itself.
 unsafe impl<H: Host> UnitMapper for RequestMapper<H>
 where
     H::Registers: NarrowRegisters,
@@ -254,13 +243,11 @@ where
     }
 }
 
-// SAFETY: the device maps what it is asked to, and `Ok` of a request to unmap is its word that no
-// access uses the mapping any more (VIRTIO 1.3, section 5.13.6). A piece is sent when nothing else
-// is in the account at its addresses: `enter` has what was there removed first. It leaves the
-// account when the device has unmapped it, or has lost the domain; until then a sync of its
-// addresses asks for it. One whose request to map was not answered well is asked for, too, and
-// nothing is sent while an answer is overdue: so an unmap is never carried out before the map that
-// it is for. Kept pieces are reported.
+// SAFETY: 1, 2 and 4: the device maps what requests name, and `Ok` of an unmap request is its word that no access uses the mapping any more
+// (VIRTIO 1.3, section 5.13.6). A piece is sent when nothing else is recorded at its addresses: `enter` has stale pieces there removed
+// first. It leaves the record when the device has unmapped it, or has lost the domain; until then a sync of its addresses unmaps it. That
+// includes one whose map request failed, and nothing is sent while an answer is overdue: so an unmap is never carried out before its map.
+// Kept pieces are reported. 3: a failed map unlinks what it entered.
 unsafe impl<H: Host> Mapper for RequestMapper<H>
 where
     H::Registers: NarrowRegisters,
@@ -290,7 +277,7 @@ where
         let mut entered = None;
         self.enter_list(platform, range, list, flags, &mut entered).inspect_err(|_| {
             if let Some(last) = entered {
-                // What this call has entered, and no more: behind it may be another's mapping.
+                // Only what this call has entered: behind it may be another caller's mapping.
                 let _ = self.unlink(platform, range, last);
                 gather.add(range);
             }

@@ -1,11 +1,9 @@
-//! virtio-iommu: an IOMMU that a hypervisor offers, whose translations change by request.
+//! virtio-iommu: an IOMMU that a hypervisor offers, whose translations change by requests.
 //!
-//! [`Unit::start`] takes the device over and releases all endpoints. It has no tables in memory:
-//! the [`RequestMapper`] of a domain is a [`Mapper`](portcullis::mapper::Mapper) whose maps and
-//! unmaps are requests.
+//! [`Unit::start`] takes the device over and detaches all endpoints. It has no tables in memory: the [`RequestMapper`] of a domain is a
+//! [`Mapper`](portcullis::mapper::Mapper) whose maps and unmaps are requests.
 //!
-//! The transport is PCI: [`Structures::find`] looks for the device's registers in its configuration
-//! space.
+//! The transport is PCI: [`Structures::find`] finds the device's registers in its configuration space.
 
 mod events;
 mod layout;

@@ -1,14 +1,12 @@
-//! Where a virtio device of PCI has its registers, and how they are read and written.
+//! The registers of a PCI virtio device: their places, and access to them.
 
 use super::layout::pci;
 use crate::host::{Registers, UnitError};
 
-/// Registers that have accesses of 8 and 16 bits, too: virtio has each register accessed at its own
-/// width.
+/// Registers with 8-bit and 16-bit accesses: virtio demands that each register is accessed at its own width.
 ///
 /// # Safety
-/// As [`Registers`]: these accesses reach the unit once and whole, at these widths, in order with
-/// all others.
+/// Clauses 1 to 8 of [`Registers`], for these accesses, too: they reach the unit once and whole, at these widths, in order with all others.
 pub unsafe trait NarrowRegisters: Registers {
     /// Reads the 8-bit register at `offset`.
     fn read8(&self, offset: usize) -> u8;
@@ -23,34 +21,31 @@ pub unsafe trait NarrowRegisters: Registers {
     fn write16(&self, offset: usize, value: u16);
 }
 
-/// Where the structures of a virtio device lie, in bytes from the first of the unit's
-/// [`Registers`].
+/// Offsets of the structures of a virtio device, in bytes from the first of the unit's [`Registers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Structures {
     /// The common configuration.
     pub common: usize,
-    /// The doorbells, and how many bytes they take.
+    /// The doorbells, and the size of their region.
     pub notify: usize,
     /// See `notify`.
     pub notify_bytes: u32,
-    /// How far apart the doorbells are.
+    /// Stride of the doorbells.
     pub notify_multiplier: u32,
-    /// The configuration of the device.
+    /// The device-specific configuration.
     pub device: usize,
 }
 
 impl Structures {
-    /// Looks for them in the configuration space of a PCI device, whose word at an offset `read`
-    /// reads. `place` says where something in one of the device's memory regions (by the number of
-    /// its base address register; offset; length) lies in the window that the host hands the
-    /// driver, `None` where it lies outside. A window that is all of a region answers with the
-    /// offset, for that region alone.
+    /// Finds the structures in the configuration space of a PCI device. `read` returns the word at an offset. `place` translates a place in
+    /// one of the device's memory regions (number of its base address register; offset; length) to an offset in the window that the host
+    /// hands the driver, or returns `None` if it lies outside. For a window that is all of one region, that is the offset, and `None` for
+    /// all others.
     ///
-    /// At most 48 capabilities are looked at, as there is no room for more.
+    /// Reads at most 48 capabilities: there is no room for more.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]: the device is no virtio-iommu; [`UnitError::Lacks`]: one of the
-    /// structures is nowhere in the window.
+    /// [`UnitError::NotThere`]: the device is no virtio-iommu; [`UnitError::Lacks`]: the window does not have one of the structures.
     pub fn find(
         read: impl Fn(u16) -> u32,
         place: impl Fn(u8, u32, u32) -> Option<usize>,
@@ -62,7 +57,7 @@ impl Structures {
         let (mut common, mut notify, mut device) = (None, None, None);
         let has_any = read(pci::COMMAND_STATUS) & pci::CAPABILITIES != 0;
         let mut at = if has_any { pci::next(read(pci::FIRST_CAPABILITY), 0) } else { 0 };
-        // A list that leads back to itself ends here.
+        // Ends even if the list is circular.
         for _ in 0..48 {
             if at < 0x40 {
                 break;
@@ -71,7 +66,7 @@ impl Structures {
             if pci::number(head) == pci::VENDOR {
                 let (offset, length) = (read(at + pci::OFFSET), read(at + pci::LENGTH));
                 let placed = || place(read(at + pci::BAR) as u8, offset, length).map(|at| (at, length));
-                // The first of each kind that can be reached is the one that the device prefers.
+                // The device prefers the first usable one of each type.
                 match pci::kind(head) {
                     pci::COMMON if length >= super::layout::common::LENGTH => {
                         common = common.or_else(placed);
@@ -100,7 +95,7 @@ impl Structures {
         })
     }
 
-    /// Where the doorbell lies that has this number in `QUEUE_NOTIFY_OFF`, if there is one.
+    /// The offset of the doorbell with this `QUEUE_NOTIFY_OFF`, if it is in the region.
     pub(super) fn doorbell(&self, number: u16) -> Option<usize> {
         let offset = u64::from(number) * u64::from(self.notify_multiplier);
         let fits = offset.checked_add(2).is_some_and(|end| end <= u64::from(self.notify_bytes));
@@ -125,13 +120,12 @@ mod tests {
             [0, 1, 2, 15, 16].map(|number| all.doorbell(number))
         };
         assert_eq!(of(4), [Some(0x1000), Some(0x1004), Some(0x1008), Some(0x103c), None]);
-        // Of 32 bits nothing is left of twice as much.
+        // Twice this overflows 32 bits.
         assert_eq!(of(1 << 31), [Some(0x1000), None, None, None, None]);
         assert_eq!(of(0), [Some(0x1000); 5]);
     }
 
-    /// A configuration space with these capabilities, each with its place, its kind, where the next
-    /// one is and what follows.
+    /// A configuration space with these capabilities, each with its offset, type, next and data.
     fn space(capabilities: &[(u16, u8, u16, [u32; 4])]) -> impl Fn(u16) -> u32 + '_ {
         move |offset| match offset {
             pci::ID => pci::VIRTIO_IOMMU,
@@ -177,7 +171,7 @@ mod tests {
             let found = Structures::find(|_| id, in_region_4);
             assert_eq!(found, Err(UnitError::NotThere { register: "PCI identity", value: u64::from(id) }));
         }
-        // A list that leads back to itself.
+        // A circular list.
         let circle = [(0x40, 5, 0x40, [0; 4])];
         assert!(matches!(Structures::find(space(&circle), in_region_4), Err(UnitError::Lacks { .. })));
         // A common configuration that is too short.

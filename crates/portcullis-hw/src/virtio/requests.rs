@@ -1,17 +1,15 @@
-//! The queue of requests: many CPUs put requests there and wait for their answers at the same time.
+//! The request queue: many CPUs send requests and wait for their answers at the same time.
 //!
-//! A CPU takes the lock to write a batch of requests and to make it available, rings the doorbell
-//! without it, and then waits for the last answer of its batch alone. No lock is held while the
-//! device works: batches of other CPUs are under way beside it, and a CPU that finds answers in the
-//! device's ring notes all of them, whose they may be.
+//! A CPU takes the lock to write a batch of requests and make it available, rings the doorbell without it, and then waits only for the last
+//! answer of its batch. No lock is held while the device works: other CPUs' batches are outstanding at the same time, and a CPU that finds
+//! answers in the used ring notes all of them, also other CPUs'.
 //!
-//! A request has a *slot*: two descriptors, and 128 bytes that the device reads and writes. The
-//! device may answer in any order, and does nothing in order: of two requests of which one must
-//! come first, the second is sent when the first is answered.
+//! A request has a *slot*: two descriptors, and 128 bytes that the device reads and writes. The device may answer in any order, and
+//! guarantees no order: of two requests that need one, the second is sent after the first is answered.
 //!
-//! **Time-outs.** What was not answered in time is *overdue*: the device may still carry it out. So
-//! nothing more is sent until it has answered that: what it does late is always before what is sent
-//! later. A batch whose sender the host's panic has unwound is overdue, too: nobody looks for its answers.
+//! **Time-outs.** A request that was not answered in time is *overdue*: the device may still carry it out. So nothing more is sent until it
+//! is answered: its late effect always comes before later requests. A batch whose sender unwound by the host's panic is overdue, too:
+//! nobody waits for its answers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -27,55 +25,53 @@ use crate::frames::Words;
 use crate::host::{Host, UnitError};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Requests that are sent with one doorbell.
+/// Requests of one doorbell.
 pub(super) const BATCH: usize = 64;
 
-/// Words of a slot, and the one among them that the device answers in.
+/// Words of a slot, and the index of the word with the answer.
 const SLOT_WORDS: usize = 16;
 const ANSWER: usize = 15;
 
-/// Looks at memory before the first look at the clock.
+/// Polls of memory before the first read of the clock.
 const LOOKS: u32 = 64;
 
-/// What a slot is for. An answer is `ANSWERED` and the status.
+/// States of a slot. An answer is `ANSWERED` plus the status.
 const FREE: u64 = 0;
 const SENT: u64 = 1;
 const OVERDUE: u64 = 2;
 const ANSWERED: u64 = 0x100;
 
-/// Requests that were not carried out, or not all of them.
+/// Why some requests were not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The device did not answer in time. What it was asked for may still happen.
+    /// The device did not answer in time. The requests may still take effect.
     TimedOut { waited_ns: u64 },
-    /// The request of this number in the batch is the first that was refused.
+    /// The request with this index in the batch is the first that was refused.
     Refused { index: usize, status: u8 },
 }
 
-/// The queue.
 #[derive(Debug)]
 pub(super) struct Requests {
     ring: Ring,
     slots: Words,
     states: Box<[AtomicU64]>,
     state: Mutex<State>,
-    /// As in `State`, to look at without the lock.
+    /// A copy of the one in `State`, readable without the lock.
     seen: AtomicU64,
 }
 
-/// What changes under the lock.
 #[derive(Debug)]
 struct State {
-    /// Entries made available so far, and entries of the device's seen, as the rings count them.
+    /// Entries made available so far, and used entries seen, in the rings' counts.
     available: u16,
     seen: u16,
     free: Vec<u16>,
     overdue: usize,
-    /// The device may not have been told of all that was made available, as the host panicked.
+    /// The device may not have been told of all available entries, because the host panicked.
     is_unrung: bool,
 }
 
-/// A batch that is sent. Dropped where the host panics: then what is not answered is overdue.
+/// A batch that was sent. Dropped if the host panics: then what is not answered is overdue.
 struct Sent<'a, F: Frames> {
     requests: &'a Requests,
     frames: &'a F,
@@ -88,23 +84,23 @@ impl<F: Frames> Drop for Sent<'_, F> {
             // Nothing was sent.
             return;
         }
-        // Whatever the answers are, nobody is told.
+        // No caller gets the answers.
         let _ = self.requests.finish(self.frames, &self.slots, Ok(()), &[]);
         self.requests.state.lock().is_unrung = true;
     }
 }
 
 impl Requests {
-    /// The memory of a queue of `size` descriptors. The device does not know of it yet.
+    /// A queue of `size` descriptors. The device does not know of it yet.
     pub fn new<F: Frames>(frames: &F, size: u16, doorbell: usize) -> Result<Self, UnitError> {
-        // The last descriptor is the one that a probe needs besides.
+        // A probe needs one more descriptor: the last.
         let count = usize::from((size - 1) / 2);
         let ring = Ring::new(frames, size, super::layout::REQUESTS, doorbell)?;
         let bytes = count * SLOT_WORDS * 8;
         let slots = match Words::new(frames, bytes.div_ceil(4096)) {
             Ok(slots) => slots,
             Err(error) => {
-                // SAFETY: of above; the device was told nothing.
+                // SAFETY: 1: allocated above from `frames`. 2: the device was not told of it.
                 unsafe { ring.free(frames) };
                 return Err(error);
             }
@@ -125,27 +121,26 @@ impl Requests {
         })
     }
 
-    /// The queue's memory, as the device is told of it.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the device's queue is off.
+    /// 1. `frames` allocated it.
+    /// 2. The device's queue is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe {
             self.ring.free(frames);
             self.slots.free(frames);
         }
     }
 
-    /// Has the device carry out `requests`, at most [`BATCH`] with one doorbell, and waits until it
-    /// has answered them. Where one is refused, the others of its doorbell may have been carried
-    /// out, and those after them are not sent. Statuses in `fine` are good. At most twice the
-    /// host's patience for each doorbell.
+    /// Sends `requests`, at most [`BATCH`] with one doorbell, and waits for the answers. If one is refused, the others of its doorbell may
+    /// have been carried out, and later ones are not sent. Statuses in `fine` count as success. Takes at most twice the host's patience for
+    /// each doorbell.
     pub fn carry_out<H: Host>(
         &self,
         host: &H,
@@ -169,8 +164,7 @@ impl Requests {
         Ok(())
     }
 
-    /// The same of one probe, with `len` bytes at `address` for the endpoint's properties. One at a
-    /// time.
+    /// The same for a probe, with `len` bytes at `address` for the endpoint's properties. One at a time.
     pub fn probe<H: Host>(&self, host: &H, probe: Request, properties: (u64, u32)) -> Result<(), Failure>
     where
         H::Registers: NarrowRegisters,
@@ -179,8 +173,7 @@ impl Requests {
         self.wait(host, batch, &[answer::OK])
     }
 
-    /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot,
-    /// and until nothing is overdue.
+    /// Sends a batch: as many of `requests` as there are slots for, at least one. Waits for a slot, and until nothing is overdue.
     fn send<'a, H: Host>(
         &'a self,
         host: &'a H,
@@ -228,14 +221,13 @@ impl Requests {
         Ok(batch)
     }
 
-    /// Writes a request into its slot, and its descriptors.
     fn write<F: Frames>(&self, frames: &F, slot: u16, request: &Request, properties: Option<(u64, u32)>) {
         let first = usize::from(slot) * SLOT_WORDS;
-        // Words behind these are 0 for ever.
+        // Later words are always 0.
         for (index, word) in request.words.iter().enumerate() {
             self.slots.store(frames, first + index, *word);
         }
-        // No request is answered by what was left here: no status is so high.
+        // A stale answer cannot be taken for a new one: no status is so high.
         self.slots.store(frames, first + ANSWER, u64::MAX);
         self.states[usize::from(slot)].store(SENT, Ordering::Relaxed);
         let at = |word: usize| self.slots.phys().get() + (first + word) as u64 * 8;
@@ -248,11 +240,11 @@ impl Requests {
         self.ring.describe(frames, tail, (at(ANSWER), request::TAIL_BYTES), (ring::DEVICE_WRITES, 0));
     }
 
-    /// Notes what the device has answered since the last call, of all CPUs' requests.
+    /// Notes all new answers, also to other CPUs' requests.
     fn note_answers<F: Frames>(&self, frames: &F, state: &mut State) {
         let used = self.ring.used(frames);
         if used.wrapping_sub(state.seen) > self.ring.size() {
-            // More than there can be: no answers.
+            // More than are possible: invalid.
             return;
         }
         while state.seen != used {
@@ -263,7 +255,7 @@ impl Requests {
             match kept.load(Ordering::Relaxed) {
                 SENT => {
                     let tail = self.slots.load_from_unit(frames, slot * SLOT_WORDS + ANSWER);
-                    // Release: what the device has done is done for the CPU that loads this.
+                    // Release: what the device has done happens before what the CPU that loads this does next.
                     kept.store(ANSWERED | u64::from(request::status(tail)), Ordering::Release);
                 }
                 OVERDUE => {
@@ -278,7 +270,6 @@ impl Requests {
         self.seen.store(u64::from(state.seen), Ordering::Relaxed);
     }
 
-    /// Waits for the answers of a batch.
     fn wait<H: Host>(&self, host: &H, batch: Sent<'_, H::Frames>, fine: &[u8]) -> Result<(), Failure> {
         let (frames, began) = (host.frames(), host.now_ns());
         let is_answered =
@@ -294,7 +285,7 @@ impl Requests {
             }
             if u64::from(self.ring.used(frames)) != self.seen.load(Ordering::Relaxed) {
                 self.note_answers(frames, &mut self.state.lock());
-                // What the device has claimed against all sense is not noted: the clock goes on.
+                // An impossible answer is not noted: the clock goes on.
                 if waiting.last().is_some_and(is_answered) {
                     continue;
                 }
@@ -312,7 +303,7 @@ impl Requests {
         self.finish(frames, &batch.slots, result, fine)
     }
 
-    /// Gives the slots of a batch back, but for those that are not answered, which are overdue.
+    /// Frees the slots of a batch, except unanswered ones, which are overdue.
     fn finish<F: Frames>(
         &self,
         frames: &F,

@@ -1,4 +1,4 @@
-//! A split virtqueue: descriptors, what the driver makes available, what the device has used.
+//! A split virtqueue: descriptors, available ring, used ring.
 
 use portcullis::platform::Frames;
 
@@ -10,7 +10,7 @@ use crate::host::{Registers, UnitError};
 /// Frames of a ring.
 const FRAMES: usize = 2;
 
-/// The memory of one virtqueue. Its caller orders the changes of the driver's side.
+/// The memory of one virtqueue. The caller serializes changes of the driver's side.
 #[derive(Debug)]
 pub(super) struct Ring {
     words: Words,
@@ -21,27 +21,24 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A queue of `size` descriptors, a power of two of at most [`ring::MOST`], of which the device
-    /// does not know yet.
+    /// A queue of `size` descriptors, a power of two of at most [`ring::MOST`]. The device does not know of it yet.
     pub fn new<F: Frames>(frames: &F, size: u16, number: u16, doorbell: usize) -> Result<Self, UnitError> {
         let words = Words::new(frames, FRAMES)?;
-        // The driver looks for itself.
+        // The driver polls.
         words.store(frames, ring::DRIVER, ring::NO_INTERRUPT);
         Ok(Self { words, size, number, doorbell })
     }
 
-    /// How many descriptors there are.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Where the descriptors, the driver's ring and the device's ring begin.
+    /// Addresses of the descriptors, the available ring and the used ring.
     pub fn addresses(&self) -> [u64; 3] {
         let at = |word: usize| self.words.phys().get() + word as u64 * 8;
         [at(0), at(ring::DRIVER), at(ring::DEVICE)]
     }
 
-    /// Writes a descriptor: `len` bytes at `address`.
     pub fn describe<F: Frames>(
         &self,
         frames: &F,
@@ -54,44 +51,40 @@ impl Ring {
         self.words.store(frames, word + 1, ring::descriptor(len, flags, next));
     }
 
-    /// Writes the entry number `at`, counted without end, of the driver's ring: the chain that
-    /// begins with descriptor `first`.
+    /// Writes entry `at` of the available ring, in a count without end: the chain that begins with descriptor `first`.
     pub fn offer<F: Frames>(&self, frames: &F, at: u16, first: u16) {
         let (word, shift) = ring::driver_entry(at & (self.size - 1));
         let others = self.words.load(frames, word) & !(0xffff << shift);
         self.words.store(frames, word, others | u64::from(first) << shift);
     }
 
-    /// Makes all entries before number `end` available to the device. What was stored before is
-    /// visible to it first.
+    /// Makes all entries before `end` available to the device, after all earlier stores are visible.
     pub fn publish<F: Frames>(&self, frames: &F, end: u16) {
         let word = self.words.load(frames, ring::DRIVER);
         self.words.store(frames, ring::DRIVER, ring::with_index(word, end));
     }
 
-    /// Rings the doorbell.
     pub fn notify<R: NarrowRegisters>(&self, registers: &R) {
         registers.write16(self.doorbell, self.number);
     }
 
-    /// The number, counted without end, of the entry that the device writes next. What it has
-    /// written before is visible.
+    /// The count of used entries, without end. Their contents are visible.
     pub fn used<F: Frames>(&self, frames: &F) -> u16 {
         ring::index(self.words.load_from_unit(frames, ring::DEVICE))
     }
 
-    /// The first descriptor of the chain that entry number `at` names, whatever the device has
-    /// written there.
+    /// The first descriptor of used entry `at`: whatever the device wrote.
     pub fn used_entry<F: Frames>(&self, frames: &F, at: u16) -> u32 {
         ring::id(self.words.load_from_unit(frames, ring::device_entry(at & (self.size - 1))))
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
-    /// It is of `frames`, and the device uses it no more.
+    /// 1. `frames` allocated it.
+    /// 2. The device no longer uses it.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         unsafe { self.words.free(frames) };
     }
 }

@@ -1,4 +1,4 @@
-//! What the device says of itself, and of its endpoints.
+//! The configuration of the device, and properties of its endpoints.
 
 use alloc::vec::Vec;
 
@@ -9,30 +9,28 @@ use super::layout::{common, config, feature, property};
 use super::pci::{NarrowRegisters, Structures};
 use crate::host::UnitError;
 
-/// Reads of the configuration that are tried until it does not change meanwhile.
+/// Attempts to read the configuration without a change meanwhile.
 const TRIES: usize = 16;
 
-/// The most bytes of properties that are read; more is no endpoint that there is.
+/// The most property bytes that are read; no real endpoint has more.
 const MOST_PROPERTIES: u32 = 64 << 10;
 
-/// Addresses that an endpoint keeps for itself: a domain that it is attached to must keep them
-/// free.
+/// Addresses that an endpoint reserves: a domain that it is attached to must not map them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// The addresses.
     pub range: IovaRange,
-    /// Whether writes there are interrupts (MSI); else the endpoint may not use them.
+    /// Whether writes there are MSIs; otherwise the endpoint may not use them.
     pub is_msi: bool,
 }
 
-/// What the device's configuration says.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     pub granules: PageSizes,
     pub aperture: IovaRange,
-    /// The first and the last number of a domain.
+    /// The first and the last domain number.
     pub numbers: (u16, u16),
-    /// 0 where there are no probes.
+    /// 0 if there are no probes.
     pub probe_bytes: u32,
 }
 
@@ -76,7 +74,7 @@ impl Settings {
         let granules = sizes.fold(PageSizes::EMPTY, PageSizes::with);
         let granule = granules.smallest().ok_or(lacks("pages", "page_size_mask", pages))?;
         let no_addresses = lacks("addresses to translate", "input_range.end", input.1);
-        // Whole granules, and never all of 64 bits, which have no length.
+        // Whole granules, and never all 2^64 bytes, which have no length.
         let first = granule.round_up(input.0).ok_or(no_addresses)?;
         let end = input.1.saturating_add(1) & !granule.offset_mask();
         let len = end.checked_sub(first).ok_or(no_addresses)?;
@@ -90,7 +88,7 @@ impl Settings {
     }
 }
 
-/// The regions that an endpoint's properties name. What is malformed, or unknown, is none.
+/// The regions among an endpoint's properties. Skips malformed and unknown ones.
 pub(super) fn parse(bytes: &[u8]) -> Vec<Region> {
     let number = |at: usize, count: usize| {
         let bytes = bytes.get(at..at.checked_add(count)?)?;
@@ -109,7 +107,7 @@ pub(super) fn parse(bytes: &[u8]) -> Vec<Region> {
             if let (Some(subtype), Some(first), Some(last)) =
                 (field(property::SUBTYPE, 1), field(property::FIRST, 8), field(property::LAST, 8))
             {
-                // All addresses there are have no length: all but the last one do.
+                // All 2^64 bytes have no length: leave out the last one.
                 let last = if first == 0 { last.min(u64::MAX - 1) } else { last };
                 let range = IovaRange::from_bounds(Iova::new(first), Iova::new(last));
                 let is_msi = subtype == u64::from(property::MSI);
@@ -121,7 +119,7 @@ pub(super) fn parse(bytes: &[u8]) -> Vec<Region> {
     regions
 }
 
-/// Whether a domain of this geometry, which hands out nothing of `kept` either, never maps an address of `region`.
+/// Whether a domain of this geometry, which also reserves `kept`, never maps an address of `region`.
 pub(super) fn is_kept_free(region: IovaRange, geometry: &Geometry, kept: &[IovaRange]) -> bool {
     let aperture = geometry.aperture;
     let last = region.last().min(aperture.last());
@@ -143,7 +141,6 @@ mod tests {
         Region { range: IovaRange::from_bounds(Iova::new(first), Iova::new(last)).unwrap(), is_msi }
     }
 
-    /// A property of reserved memory.
     fn property(subtype: u8, first: u64, last: u64) -> Vec<u8> {
         [&[1, 0, 20, 0, subtype, 0, 0, 0][..], &first.to_le_bytes(), &last.to_le_bytes()].concat()
     }
@@ -152,7 +149,7 @@ mod tests {
     fn properties_are_read_up_to_the_first_that_is_none() {
         let bytes = [
             property(0, 0x1000, 0x1fff),
-            // Unknown, and longer than its head says of the known one.
+            // Unknown, with a longer body than the known ones.
             alloc::vec![7, 0, 3, 0, 9, 9, 9],
             property(1, 0, u64::MAX),
             // It ends before it begins.
@@ -165,7 +162,7 @@ mod tests {
         let all =
             [region(0x1000, 0x1fff, false), region(0, u64::MAX - 1, true), region(u64::MAX, u64::MAX, false)];
         assert_eq!(parse(&bytes), all);
-        // Whatever is cut off is none.
+        // Truncated properties are skipped.
         for end in 0..bytes.len() {
             assert!(all.starts_with(&parse(&bytes[..end])));
         }

@@ -1,19 +1,18 @@
-//! What is mapped in a domain, and how far the device knows of it.
+//! The mappings of a domain, and how far the device knows of them.
 //!
-//! The device is asked to unmap whole mappings only, and says nothing of what it has unmapped; it
-//! forgets all mappings of a domain with its last endpoint, and knows none before the first. So the
-//! driver keeps account. A *piece* is what one request maps:
+//! The device unmaps only whole mappings, and does not report what it has unmapped; it drops all mappings of a domain with its last
+//! endpoint, and knows none before the first. So the driver records them. A *piece* is the mapping of one request:
 //!
 //! ```text
 //!   Recorded <----------> Live          the first endpoint is attached; the last one is detached
 //!   Entering -----------> Live --unmap--> Stale --sync--> Removing --answered--> gone
 //!      `--unmap--> Doomed --answered--------^  ^---refused----'
 //! ```
-//! `Recorded`: the device has no such domain. `Entering`: a request to map it is under way.
-//! `Doomed`: the same, and it was unmapped meanwhile. `Stale`: unmapped, while devices still reach
-//! it. `Removing`: a request to unmap it is under way.
+//! `Recorded`: the device has no such domain. `Entering`: a map request is outstanding. `Doomed`: the same, and it was unmapped meanwhile.
+//! `Stale`: unmapped, but devices still reach it. `Removing`: an unmap request is outstanding.
 //!
-//! All methods are under one lock and visit at most [`BATCH`] pieces in a row, unless they say
+//! All methods take one lock and visit at most [`BATCH`] pieces at a time, unless documented otherwise; none waits for the device, and only
+//! `enter` allocates.
 //! otherwise; none waits for the device, and only `enter` allocates.
 
 use alloc::collections::BTreeMap;
@@ -24,10 +23,10 @@ use portcullis::addr::Iova;
 use super::requests::BATCH;
 use crate::sync::Mutex;
 
-/// Pieces that a search for stale ones looks at with the lock held.
+/// Pieces that a search for stale ones visits with the lock held.
 const LOOKS: usize = 1024;
 
-/// How far a piece is. See the module's comment.
+/// State of a piece: see the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Recorded,
@@ -38,19 +37,15 @@ enum State {
     Removing,
 }
 
-/// Whether the device has the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
-    /// It does not.
     Gone,
-    /// It may: its first endpoint is about to be attached, or its last one to be detached. Pieces
-    /// are recorded only.
+    /// It may: the first endpoint is about to be attached, or the last one to be detached. Pieces are only recorded.
     Between,
-    /// It does.
     Present,
 }
 
-/// What one request maps.
+/// The mapping of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub first: u64,
@@ -67,40 +62,39 @@ struct Entry {
     state: State,
 }
 
-/// What became of pieces that were to be entered.
+/// The result of entering pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entered {
-    /// There is nothing to be sent.
+    /// Nothing needs to be sent.
     Recorded,
-    /// The device must be asked to map them, and [`Space::answered`] be told when it has answered.
+    /// The caller must send map requests, and then call [`Space::answered`].
     Entering,
-    /// They are not: something is mapped there.
+    /// Not entered: something is mapped there.
     Occupied(Iova),
-    /// They are not: devices may still reach what was mapped there before.
+    /// Not entered: devices may still reach an earlier mapping there.
     Stale,
 }
 
-/// What an unmap has removed, and what it could not, in bytes.
+/// Bytes that an unmap has removed, and bytes that it kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Unlinked {
     pub bytes: u64,
     pub kept: u64,
 }
 
-/// Runs of addresses, from the first to the last of each.
+/// Address runs, as first and last.
 pub(super) type Runs = ArrayVec<(u64, u64), BATCH>;
 
-/// Where a search for stale pieces goes on, and what it has found on the way.
+/// Position and findings of a search for stale pieces.
 #[derive(Debug, Default)]
 pub(super) struct Search {
-    /// `None` where it is over.
+    /// `None` at the end.
     next: Option<(usize, u64)>,
-    /// There are pieces that the device is being asked about: by another CPU, or by this one, where
-    /// two ranges meet in one piece.
+    /// Some pieces have outstanding unmap requests: of another CPU, or of this one, if two ranges meet in one piece.
     pub others: bool,
 }
 
-/// Pieces that the device is asked to map. When this is dropped, also where the host panics, it has answered, or may have mapped them.
+/// Pieces with outstanding map requests. Drop, even if the host panics: the device has answered, or may have mapped them.
 pub(super) struct Asked<'a>(pub &'a Space, pub &'a [Piece]);
 
 impl Drop for Asked<'_> {
@@ -109,7 +103,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// Runs that the device is asked to unmap. Dropped where the host panics: then they are stale, as it may not have.
+/// Runs with outstanding unmap requests. Dropped if the host panics: then they are stale, because they may still be mapped.
 pub(super) struct Leaving<'a>(pub &'a Space, pub &'a Runs);
 
 impl Drop for Leaving<'_> {
@@ -118,10 +112,9 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// The mappings of a domain.
 #[derive(Debug)]
 pub(super) struct Space {
-    /// Its number, for the device.
+    /// The domain's number in requests.
     pub number: u32,
     pieces: Mutex<Pieces>,
 }
@@ -139,7 +132,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// The first piece that has an address in `from..=to`: where it begins.
+    /// The start of the first piece with an address in `from..=to`.
     fn first_in(&self, from: u64, to: u64) -> Option<u64> {
         let before = self.entries.range(..from).next_back().filter(|(_, entry)| entry.last >= from);
         before.or_else(|| self.entries.range(from..=to).next()).map(|(first, _)| *first)
@@ -158,7 +151,7 @@ impl Space {
         Self { number, pieces: Mutex::new(pieces) }
     }
 
-    /// Enters at most [`BATCH`] pieces, each behind the one before it, or none. Allocates.
+    /// Enters at most [`BATCH`] pieces in ascending order, or none. Allocates.
     pub fn enter(&self, new: &[Piece]) -> Entered {
         let (Some(first), Some(last)) = (new.first(), new.last()) else { return Entered::Recorded };
         let mut pieces = self.pieces.lock();
@@ -181,8 +174,7 @@ impl Space {
         entered
     }
 
-    /// The device has answered requests to map pieces. It has mapped them, or it may have: until
-    /// they are unmapped, devices may reach them.
+    /// The device has answered map requests. The pieces are mapped, or may be: devices may reach them until they are unmapped.
     pub fn answered(&self, new: &[Piece]) {
         let mut pieces = self.pieces.lock();
         let Pieces { entries, entering, .. } = &mut *pieces;
@@ -198,8 +190,7 @@ impl Space {
         }
     }
 
-    /// Marks pieces in `*from..=to` as unmapped, and moves `from` behind them; `None` where that is
-    /// all. Parts of pieces are kept.
+    /// Marks pieces in `*from..=to` as unmapped, and advances `from` behind them; `None` at the end. Keeps pieces that are covered in part.
     pub fn unlink(&self, from: &mut Option<u64>, to: u64) -> Unlinked {
         let mut pieces = self.pieces.lock();
         let mut found = Unlinked::default();
@@ -225,7 +216,7 @@ impl Space {
                     entries.remove(&first);
                     found.bytes += bytes;
                 }
-                // Another unmap was first.
+                // A concurrent unmap was first.
                 State::Stale | State::Doomed | State::Removing => {}
             }
             *from = last.checked_add(1).filter(|next| *next <= to);
@@ -233,15 +224,12 @@ impl Space {
         found
     }
 
-    /// A search of all `ranges`.
     pub fn search(ranges: &[(u64, u64)]) -> Search {
         Search { next: ranges.first().map(|(first, _)| (0, *first)), others: false }
     }
 
-    /// Takes stale pieces in `ranges` (from the first to the last address of each), from where
-    /// `search` has come to, and moves that on: runs of neighbours, to be unmapped, of which
-    /// [`removed`](Self::removed) must then be told. Looks at up to 1,024 pieces, mapped ones
-    /// included. `false` where the search is over.
+    /// Takes runs of adjacent stale pieces in `ranges` (first to last address of each), and advances `search`. The caller unmaps them, and
+    /// then calls [`removed`](Self::removed). Visits up to 1,024 pieces, mapped ones included. Returns `false` at the end.
     pub fn take_stale(&self, ranges: &[(u64, u64)], search: &mut Search, runs: &mut Runs) -> bool {
         let mut pieces = self.pieces.lock();
         if pieces.unsettled == 0 {
@@ -262,7 +250,7 @@ impl Space {
                     if let Some((_, last)) = run {
                         *last = entry.last;
                     } else if runs.try_push((first, entry.last)).is_err() {
-                        // Full: it is the first of the next runs.
+                        // Full: it begins the next runs.
                         return true;
                     }
                     entry.state = State::Removing;
@@ -276,10 +264,10 @@ impl Space {
         search.next.is_some()
     }
 
-    /// The device has answered requests to unmap `runs`, all of them well or not.
+    /// The device has answered the unmap requests of `runs`, all with success or not.
     pub fn removed(&self, runs: &Runs, is_unmapped: bool) {
         for (first, last) in runs {
-            // A run may have many pieces, all of them of this CPU's search, and no holes.
+            // A run may have many pieces, all of this CPU's search, and no holes.
             let mut from = Some(*first);
             while from.is_some() {
                 let mut pieces = self.pieces.lock();
@@ -311,15 +299,13 @@ impl Space {
         }
     }
 
-    /// It is: the device has the domain. What is recorded must be entered now, by
-    /// [`recorded`](Self::recorded).
+    /// The endpoint is attached: the device has the domain. The caller must now send [`recorded`](Self::recorded) pieces.
     pub fn attached(&self) {
         self.pieces.lock().presence = Presence::Present;
     }
 
-    /// Recorded pieces from `from` on, which is moved behind them, `None` at the end. The device
-    /// must be asked to map them, and [`answered`](Self::answered) be told. Looks at up to 1,024
-    /// pieces.
+    /// Recorded pieces from `from` on, which advances behind them, to `None` at the end. The caller sends map requests, and then calls
+    /// [`answered`](Self::answered). Visits up to 1,024 pieces.
     pub fn recorded(&self, from: &mut Option<u64>) -> ArrayVec<Piece, BATCH> {
         let mut found = ArrayVec::new();
         let mut pieces = self.pieces.lock();
@@ -340,8 +326,8 @@ impl Space {
         found
     }
 
-    /// An endpoint is about to be detached. If it is the last, nothing more is entered. Whether no
-    /// request to map is under way, as must be before the last one is detached.
+    /// An endpoint is about to be detached. If it is the last, nothing more is entered. Returns whether no map request is outstanding,
+    /// which the last detach demands.
     pub fn detaching(&self) -> bool {
         let mut pieces = self.pieces.lock();
         if pieces.endpoints > 1 {
@@ -351,8 +337,7 @@ impl Space {
         pieces.entering == 0
     }
 
-    /// An endpoint is detached, or it was refused. With the last one the device has forgotten all
-    /// mappings. Visits all of them then.
+    /// An endpoint is detached, or its attach was refused. With the last one the device drops all mappings. Then visits all of them.
     pub fn detached(&self) {
         let mut pieces = self.pieces.lock();
         pieces.endpoints = pieces.endpoints.saturating_sub(1);

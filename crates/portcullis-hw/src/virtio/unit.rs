@@ -1,4 +1,4 @@
-//! The unit: taking it over, endpoints, faults, shutting it down.
+//! The unit: take-over, endpoints, faults, shutdown.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -22,23 +22,21 @@ use crate::frames::Words;
 use crate::host::{Host, Registers, UnitError, wait_until};
 use crate::sync::Mutex;
 
-/// What an endpoint is attached to.
+/// The attachment of an endpoint.
 #[derive(Debug)]
 struct Attached {
-    /// `None` for all memory.
+    /// `None` for bypass.
     space: Option<Arc<Space>>,
-    /// A request to attach or detach it was not answered in time, or nobody knows how, as the host panicked.
+    /// The outcome of an attach or detach request is unknown: it timed out, or the host panicked.
     is_unsure: bool,
-    /// One to detach it was not, and may have been carried out since.
+    /// The outcome of a detach request is unknown, and it may have been carried out since.
     is_leaving: bool,
 }
 
 /// A virtio-iommu.
 ///
-/// The order of its life: [`start`](Self::start), attach what must not be interrupted,
-/// [`enable`](Self::enable), attach and detach as devices come and go,
-/// [`shut_down`](Self::shut_down). Its memory stays allocated when it is dropped instead, as the
-/// device goes on using it.
+/// Life cycle: [`start`](Self::start), attach devices that must not be interrupted, [`enable`](Self::enable), attach and detach,
+/// [`shut_down`](Self::shut_down). A drop instead leaks its memory, because the device goes on using it.
 #[derive(Debug)]
 pub struct Unit<H: Host> {
     pub(super) host: H,
@@ -47,13 +45,12 @@ pub struct Unit<H: Host> {
     features: u64,
     granules: PageSizes,
     aperture: IovaRange,
-    /// The first and the last number of a domain.
+    /// The first and the last domain number.
     numbers: (u16, u16),
     events: Events,
-    /// Where the device writes an endpoint's properties, and how many bytes of them there are.
+    /// The buffer for an endpoint's properties, and its size in bytes.
     properties: Option<(Words, u32)>,
-    /// What is attached. Held while the device is waited for: nothing but attaching and detaching
-    /// waits for it.
+    /// Attachments. Held during waits for the device: only attach and detach take it.
     endpoints: Mutex<BTreeMap<u32, Attached>>,
     /// The domains by their numbers.
     spaces: Mutex<BTreeMap<u16, Weak<Space>>>,
@@ -63,21 +60,18 @@ impl<H: Host> Unit<H>
 where
     H::Registers: NarrowRegisters,
 {
-    /// Takes the device over: resets it, agrees on what both can do, gives it two queues. Then
-    /// `endpoints` are attached to nothing: name all those that a driver may have used before, as
-    /// another kernel that started this one. (By the specification a reset does this; QEMU's device
-    /// keeps attachments and mappings.) What is attached to nothing reaches what the device's
-    /// bypass setting says, as before, until [`enable`](Self::enable).
+    /// Takes the device over: resets it, negotiates features, and gives it two queues. Then detaches `endpoints`: name all that a previous
+    /// driver may have used, such as the kernel that started this one. (The specification has a reset do this; QEMU's device keeps
+    /// attachments and mappings.) The device's bypass setting governs unattached endpoints, as before, until [`enable`](Self::enable).
     ///
-    /// A device may translate its own accesses, too (QEMU's, with `iommu_platform=on`): let it
-    /// [pass through](Self::pass_through) before it is enabled.
+    /// A device may translate its own accesses, too (QEMU's, with `iommu_platform=on`): let it [pass through](Self::pass_through) before it
+    /// is enabled.
     ///
-    /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the
-    /// unit.
+    /// Allocates up to ten frames, and as many as an endpoint's properties take. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where the device has not what is needed;
-    /// [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`], [`UnitError::Refused`].
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] if the device lacks a needed feature; [`UnitError::OutOfMemory`];
+    /// [`UnitError::TimedOut`], [`UnitError::Refused`].
     pub fn start(
         host: H,
         structures: Structures,
@@ -106,8 +100,7 @@ where
         if offered & feature::MAP_UNMAP == 0 {
             return Err(lacks("requests to map and unmap", "features", offered));
         }
-        // The driver does not take BYPASS, which BYPASS_CONFIG replaces: so the device refuses the
-        // accesses of endpoints that are attached to nothing.
+        // The driver does not accept BYPASS, which BYPASS_CONFIG replaces: so the device refuses accesses of unattached endpoints.
         let features = offered
             & (feature::VERSION_1
                 | feature::ACCESS_PLATFORM
@@ -146,7 +139,7 @@ where
         let events = match Events::new(frames, event_size, event_doorbell) {
             Ok(events) => events,
             Err(error) => {
-                // SAFETY: of above; the device was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the device was not told of it.
                 unsafe { requests.free(frames) };
                 return Err(error);
             }
@@ -155,7 +148,7 @@ where
         let properties = match (settings.probe_bytes > 0).then(|| Words::new(frames, count)).transpose() {
             Ok(properties) => properties.map(|words| (words, settings.probe_bytes)),
             Err(error) => {
-                // SAFETY: of above; the device was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the device was not told of them.
                 unsafe {
                     requests.free(frames);
                     events.free(frames);
@@ -164,7 +157,7 @@ where
             }
         };
 
-        // After an error from here on the device may know of the memory: it stays allocated.
+        // After an error from here on the device may know the memory's address: it stays allocated.
         for (number, queue) in [(REQUESTS, requests.ring()), (EVENTS, events.ring())] {
             enable_queue(registers, structures.common, number, queue);
         }
@@ -188,8 +181,7 @@ where
         Ok(unit)
     }
 
-    /// Detaches endpoints from whatever they are attached to, without knowing what that is: to be
-    /// attached elsewhere takes them from there.
+    /// Detaches endpoints from unknown domains: attaching one to another domain removes it from its old one.
     fn release(&self, endpoints: impl IntoIterator<Item = DeviceId>) -> Result<(), UnitError> {
         let number = u32::from(self.numbers.1);
         let mut endpoints = endpoints.into_iter();
@@ -201,7 +193,7 @@ where
             }
             let carry_out = |what, request: fn(u32, u32) -> request::Request| {
                 let requests = batch.iter().map(|endpoint| request(number, *endpoint));
-                // An endpoint that there is not is attached to nothing.
+                // An endpoint that does not exist is not attached.
                 self.requests
                     .carry_out(&self.host, requests, &[answer::OK, answer::NOENT])
                     .map_err(|failure| explain(what, u32::MAX, failure))
@@ -213,8 +205,7 @@ where
         }
     }
 
-    /// Lets no device reach anything but what it is attached to, from the moment that this returns
-    /// `Ok`. Waits for the unit.
+    /// From the return of `Ok`, a device reaches only what it is attached to. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`]: devices may reach anything.
@@ -224,7 +215,7 @@ where
 
     fn set_bypass(&self, bypass: u8, what: &'static str) -> Result<(), UnitError> {
         if self.features & feature::BYPASS_CONFIG == 0 {
-            // It never lets a device pass by.
+            // It never bypasses.
             return Ok(());
         }
         let (registers, at) = (self.host.registers(), self.structures.device + config::BYPASS);
@@ -232,24 +223,22 @@ where
         wait_until(&self.host, what, || registers.read8(at) == bypass)
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// The addresses that can be translated.
+    /// The addresses that the unit translates.
     pub fn aperture(&self) -> IovaRange {
         self.aperture
     }
 
-    /// The numbers that domains may have, the first and the last. (The two numbers behind them are
-    /// the driver's own.)
+    /// The first and the last domain number. (The driver uses the two numbers behind them itself.)
     pub fn domains(&self) -> (DomainId, DomainId) {
         (DomainId(self.numbers.0), DomainId(self.numbers.1 - 2))
     }
 
-    /// Begins the domain `number`, which no other has. It hands out the addresses that the unit translates. Name the devices that
-    /// are to be attached ([`for_device`](UnitDomainBuilder::for_device)), as each may keep addresses for itself.
+    /// Begins the domain `number`, which no other has. It allocates addresses that the unit translates. Name the devices that are to be
+    /// attached ([`for_device`](UnitDomainBuilder::for_device)), because each may reserve addresses.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`].
@@ -260,9 +249,8 @@ where
         Ok(UnitDomainBuilder::new(self.mapper(number, Vec::new())?))
     }
 
-    /// The mapper of the domain `number`, to which no endpoint is attached yet, and which has no
-    /// other mapper. It maps nothing in `reserved`: give it at least the [regions](Self::regions)
-    /// of the devices that are to be attached.
+    /// The mapper of the domain `number`, which has no endpoint yet, and no other mapper. It maps nothing in `reserved`: include at least
+    /// the [regions](Self::regions) of the devices that are to be attached.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDomain`], [`UnitError::DomainInUse`].
@@ -286,8 +274,7 @@ where
         Ok(RequestMapper::new(Arc::clone(self), space, number, geometry))
     }
 
-    /// The addresses that `device` keeps for itself; none where the unit cannot tell. Waits for the
-    /// unit.
+    /// The addresses that `device` reserves; none if the unit cannot tell. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::NoSuchDevice`], [`UnitError::Refused`], [`UnitError::TimedOut`].
@@ -296,11 +283,11 @@ where
         self.probe(device)
     }
 
-    /// The same, by the holder of the lock of the endpoints.
+    /// The same, with the lock of the endpoints held.
     fn probe(&self, device: DeviceId) -> Result<Vec<Region>, UnitError> {
         let Some((words, bytes)) = &self.properties else { return Ok(Vec::new()) };
         let frames = self.host.frames();
-        // What is behind the last property of an earlier endpoint is none of this one's.
+        // Zeroes what an earlier probe has left behind this one's last property.
         (0..words.len()).for_each(|index| words.store(frames, index, 0));
         let probed = self.requests.probe(&self.host, request::probe(device.0), (words.phys().get(), *bytes));
         probed.map_err(|failure| explain("probe a device", device.0, failure))?;
@@ -309,7 +296,6 @@ where
         Ok(parse(&bytes))
     }
 
-    /// Leads `device` to `space`: see [`RequestMapper::attach`].
     pub(super) fn attach(
         &self,
         device: DeviceId,
@@ -354,8 +340,8 @@ where
         Ok(())
     }
 
-    /// Has the device carry out a `request` to attach. It counts as attached from before that, so whatever becomes of the call, a detach
-    /// knows of it; until the unit says that it is not.
+    /// Sends a `request` to attach. The device counts as attached from before that, so a detach knows of it whatever happens to the call;
+    /// until the unit says that it is not attached.
     fn attach_to(
         &self,
         endpoints: &mut BTreeMap<u32, Attached>,
@@ -375,8 +361,8 @@ where
         attached
     }
 
-    /// Detaches the endpoints of `space` of which it is not known whether they are: with its last endpoint the device has forgotten
-    /// what the domain maps, and what is entered there for the next would be that alone which was mapped since.
+    /// Detaches the endpoints of `space` with an unknown state: with its last endpoint the device has dropped the domain's mappings, and
+    /// would give the next endpoint only those that were mapped since.
     fn end_detaching(
         &self,
         endpoints: &mut BTreeMap<u32, Attached>,
@@ -393,23 +379,21 @@ where
                     endpoints.remove(&device);
                 }
                 Err(timed_out @ UnitError::TimedOut { .. }) => return Err(timed_out),
-                // It is attached, as the device says, and so the domain is there.
+                // The device says that it is attached, so the domain exists.
                 Err(_) => attached.is_leaving = false,
             }
         }
         Ok(())
     }
 
-    /// Lets `device` reach all memory, by its physical addresses. Waits for the unit.
+    /// Lets `device` reach all memory, by physical addresses. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::Lacks`] for a unit without pass-through; [`UnitError::Attached`],
-    /// [`UnitError::NoSuchDevice`], [`UnitError::Refused`]: nothing has changed.
-    /// [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
+    /// [`UnitError::Lacks`] for a unit without pass-through; [`UnitError::Attached`], [`UnitError::NoSuchDevice`], [`UnitError::Refused`]:
+    /// nothing has changed. [`UnitError::TimedOut`]: the device counts as attached, and may be refused.
     ///
     /// # Safety
-    /// The device reaches all memory: the caller answers for it, until [`detach`](Self::detach) of
-    /// it has returned `Ok`.
+    /// 1. The device reaches all memory: the caller answers for it, until [`detach`](Self::detach) of it has returned `Ok`.
     pub unsafe fn pass_through(&self, device: DeviceId) -> Result<(), UnitError> {
         if self.features & feature::BYPASS_CONFIG == 0 {
             let value = self.features;
@@ -424,21 +408,18 @@ where
         attached.map_err(|failure| explain("let a device pass through", device.0, failure))
     }
 
-    /// The domain of endpoints that reach all memory.
+    /// The domain of bypassing endpoints.
     fn bypass_number(&self) -> u32 {
         u32::from(self.numbers.1 - 1)
     }
 
-    /// Leads `device` to nothing. When this returns `Ok`, its accesses are refused, and none of
-    /// those before is under way. With its last device a domain's mappings are recorded again.
-    /// Waits for the unit.
+    /// Detaches `device`. After `Ok` its accesses are refused, and no earlier one is outstanding. With its last device a domain's mappings
+    /// become recorded again. Waits for the unit.
     ///
     /// # Errors
-    /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`]: the device may
-    /// still reach what it was attached to, and is attached until another call returns `Ok`. If it
-    /// was the domain's last, mappings that are made until then, or until another device is
-    /// attached, are recorded only. After a time-out, to attach another device to the domain
-    /// detaches this one first.
+    /// [`UnitError::NotAttached`]. [`UnitError::TimedOut`], [`UnitError::Refused`]: the device may still reach what it was attached to, and
+    /// stays attached until another call returns `Ok`. If it was the domain's last, mappings made until then, or until another device is
+    /// attached, are only recorded. After a time-out, attaching another device to the domain detaches this one first.
     pub fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let mut endpoints = self.endpoints.lock();
         let Some(attached) = endpoints.get_mut(&device.0) else {
@@ -455,12 +436,11 @@ where
             wait_until(&self.host, "answer requests to map", || space.detaching())?;
         }
         let number = space.map_or(self.bypass_number(), |space| space.number);
-        // A device that is gone is detached. One that is not attached, as the unit says, may be
-        // detached by a late answer.
+        // A device that does not exist is detached. One that the unit says is not attached may have been detached by a late request.
         let detached: &[u8] = &[answer::OK, answer::NOENT, answer::INVAL];
         let detached = if attached.is_unsure { detached } else { &detached[..2] };
         let before = (attached.is_leaving, attached.is_unsure);
-        // Also where the host panics.
+        // Even if the host panics.
         (attached.is_leaving, attached.is_unsure) = (true, true);
         let answered = self.requests.carry_out(&self.host, [request::detach(number, device.0)], detached);
         if !matches!(answered, Err(Failure::TimedOut { .. })) {
@@ -473,20 +453,19 @@ where
         Ok(())
     }
 
-    /// The next refused access that the unit has reported, if there is one. What comes while all
-    /// buffers of the queue are full is lost. Waits for nothing.
+    /// The next reported fault, if there is one. Faults while all buffers of the queue are full are lost. Does not wait.
     pub fn next_fault(&self) -> Option<Fault> {
         self.events.next(&self.host)
     }
 
-    /// Turns bypass on, detaches all devices, turns the unit off and gives its memory back.
-    /// **Devices then reach all memory**, as without an IOMMU. Waits for the unit.
+    /// Turns bypass on, detaches all devices, turns the unit off and frees its memory. **Devices then reach all memory**, as without an
+    /// IOMMU. Waits for the unit.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`], [`UnitError::Refused`]: the unit may go on, and its memory stays
     /// allocated.
     pub fn shut_down(self) -> Result<(), UnitError> {
-        // First, for a device whose own accesses are translated.
+        // First, for a device that translates its own accesses.
         self.set_bypass(1, "turn bypass on")?;
         for (device, attached) in &mut *self.endpoints.lock() {
             self.detach_from(DeviceId(*device), attached)?;
@@ -495,7 +474,7 @@ where
         registers.write8(at, 0);
         wait_until(&self.host, "reset itself", || registers.read8(at) == 0)?;
         let Self { host, requests, events, properties, .. } = self;
-        // SAFETY: the queues are off with the reset, which the device has confirmed.
+        // SAFETY: 1: the host's frames allocated it. 2: the reset, which the device has confirmed, turned the queues off.
         unsafe {
             requests.free(host.frames());
             events.free(host.frames());
@@ -507,7 +486,7 @@ where
     }
 }
 
-/// Tells the device where a queue's memory is, and turns the queue on.
+/// Gives the device a queue's addresses, and turns the queue on.
 fn enable_queue<R: NarrowRegisters>(registers: &R, structure: usize, number: u16, queue: &Ring) {
     let at = |offset: usize| structure + offset;
     registers.write16(at(common::QUEUE_SELECT), number);
@@ -519,7 +498,6 @@ fn enable_queue<R: NarrowRegisters>(registers: &R, structure: usize, number: u16
     registers.write16(at(common::QUEUE_ENABLE), 1);
 }
 
-/// Why a request about `device` has failed.
 fn explain(what: &'static str, device: u32, failure: Failure) -> UnitError {
     match failure {
         Failure::TimedOut { waited_ns } => UnitError::TimedOut { what, waited_ns },

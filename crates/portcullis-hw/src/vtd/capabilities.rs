@@ -1,4 +1,4 @@
-//! What a unit can do, and in which mode it is driven.
+//! Capabilities of a unit, and its mode.
 
 use portcullis::addr::{DomainId, Iova, PageSize};
 use portcullis::pgtable::{VtdSecondStage, X86FirstStage};
@@ -6,17 +6,16 @@ use portcullis::pgtable::{VtdSecondStage, X86FirstStage};
 use super::layout::{cap, ecap};
 use crate::host::UnitError;
 
-/// How a unit is led from devices to page tables.
+/// How a unit's structures lead from devices to page tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Context entries lead to tables of the second stage. All units have it that walk such tables.
+    /// Context entries point to second-stage tables. All units with a second stage support it.
     Legacy,
-    /// Context entries lead to PASID tables, and these to tables of either stage. A device that is
-    /// attached takes two frames more.
+    /// Context entries point to PASID tables, and these to tables of either stage. An attached device takes two more frames.
     Scalable,
 }
 
-/// What a unit can do, as its two capability registers say.
+/// Capabilities, from two registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     pub(super) cap: u64,
@@ -34,29 +33,27 @@ impl Capabilities {
         self.ecap
     }
 
-    /// Whether devices can be let through without translation.
+    /// Whether devices can pass through.
     pub const fn has_pass_through(&self) -> bool {
         self.has(ecap::PT)
     }
 
-    /// Whether entries that are absent are cached, so that each map must be followed by an
-    /// invalidation.
+    /// Caching mode: non-present entries may be cached, so each map must be followed by an invalidation.
     pub const fn caches_absent(&self) -> bool {
         self.cap & cap::CM != 0
     }
 
-    /// Whether the unit knows of devices that cache translations. (This driver lets no device do
-    /// so: what it attaches is refused translations of its own.)
+    /// Whether the unit supports device TLBs. (This driver leaves them off: the unit refuses translated requests of attached devices.)
     pub const fn has_device_tlbs(&self) -> bool {
         self.has(ecap::DT)
     }
 
-    /// Whether the unit has scalable mode, with tables of one stage at least.
+    /// Whether the unit has scalable mode, with at least one stage.
     pub const fn has_scalable_mode(&self) -> bool {
         self.has(ecap::SMTS) && (self.has(ecap::SSTS) || self.has_first_stage())
     }
 
-    /// Whether it walks tables of the first stage, which it does in scalable mode only.
+    /// Whether it has the first stage, which it walks only in scalable mode.
     pub const fn has_first_stage(&self) -> bool {
         self.has(ecap::SMTS) && self.has(ecap::FSTS)
     }
@@ -65,8 +62,7 @@ impl Capabilities {
         self.ecap & bit != 0
     }
 
-    /// Whether descriptors are of 256 bits. In scalable mode they must be; in legacy mode such a
-    /// unit takes either width.
+    /// Whether descriptors are of 256 bits. In scalable mode they must be; in legacy mode such a unit takes either width.
     pub(super) const fn has_wide_descriptors(&self) -> bool {
         self.has(ecap::SMTS)
     }
@@ -75,25 +71,23 @@ impl Capabilities {
         Iova::new(u64::MAX >> (64 - cap::mgaw(self.cap).min(64)))
     }
 
-    /// Number 0 is kept, as a unit that caches what is absent uses it for that; and the highest,
-    /// for devices without translation.
+    /// Number 0 is reserved, because caching mode uses it for non-present entries; and the highest, for pass-through.
     pub(super) fn domains(&self) -> (DomainId, DomainId) {
         let last = (1_u32 << cap::domain_bits(self.cap).min(16)) - 2;
         (DomainId(1), DomainId(last as u16))
     }
 
-    /// The AW field for the widest addresses of the second stage. 0 where it has no tables.
+    /// AW of the widest second-stage addresses; 0 without a second stage.
     pub(super) fn widest(&self) -> u32 {
         31_u32.saturating_sub(cap::sagaw(self.cap).leading_zeros())
     }
 
-    /// Whether it walks tables of the second stage with this AW field.
+    /// Whether it walks second-stage tables with this AW.
     pub(super) fn walks(&self, aw: u32) -> bool {
         cap::sagaw(self.cap) >> aw & 1 != 0
     }
 
-    /// Four levels where it walks them, else three, else five; large pages and snooping as it has
-    /// them.
+    /// Four levels if it walks them, else three, else five; large pages and snooping if it has them.
     pub(super) fn second_stage(&self, mode: Mode) -> Result<VtdSecondStage, UnitError> {
         if mode == Mode::Scalable && !self.has(ecap::SSTS) {
             return Err(self.lacks("page tables of the second stage in scalable mode"));
@@ -106,13 +100,13 @@ impl Capabilities {
         let largest = match (self.cap & cap::PAGES_2M != 0, self.cap & cap::PAGES_1G != 0) {
             (true, true) => PageSize::SIZE_1G,
             (true, false) => PageSize::SIZE_2M,
-            // 1 GiB without 2 MiB is no hardware that there is.
+            // No hardware has 1 GiB without 2 MiB.
             (false, _) => PageSize::SIZE_4K,
         };
         walked.map(|layout| layout.up_to(largest).with_snoop_control(self.has(ecap::SC))).ok_or(lacks)
     }
 
-    /// Four levels, which every unit with a first stage walks; pages of 1 GiB where it has them.
+    /// Four levels, which every unit with a first stage walks; 1 GiB pages if it has them.
     pub(super) fn first_stage(&self, mode: Mode) -> Result<X86FirstStage, UnitError> {
         if mode != Mode::Scalable {
             return Err(self.lacks("page tables of the first stage in legacy mode"));
@@ -124,13 +118,11 @@ impl Capabilities {
         Ok(X86FirstStage::four_level().up_to(largest))
     }
 
-    /// Whether it walks tables of the first stage of as many levels.
     pub(super) fn walks_first_stage(&self, format: &X86FirstStage) -> bool {
         format.fspm() == 0 || self.cap & cap::FS5LP != 0
     }
 
-    /// Whether the driver can drive it in `mode`, with frames that are coherent by themselves, or
-    /// are cleaned.
+    /// Whether the driver supports it in `mode`. `coherent`: frames are coherent, or are cleaned.
     ///
     /// # Errors
     /// [`UnitError::Lacks`].
@@ -152,9 +144,8 @@ impl Capabilities {
         }
     }
 
-    /// Returns the mode that a driver takes by itself: `on`, in which the unit translates now, so that
-    /// it never stops; else scalable mode with the second stage, else legacy mode, else scalable mode
-    /// without the second stage.
+    /// The driver's default mode: `on`, in which the unit translates now, so that it never stops; else scalable mode with the second stage,
+    /// else legacy mode, else scalable mode without the second stage.
     ///
     /// # Errors
     /// [`UnitError::Lacks`]: none is possible.

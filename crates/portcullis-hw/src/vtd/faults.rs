@@ -1,11 +1,11 @@
-//! What fault records say, in the common form.
+//! Fault records, decoded into [`Fault`]s.
 
 use portcullis::addr::{DeviceId, Iova};
 
 use super::layout::record;
 use crate::fault::{Access, Fault, Reason};
 
-/// A fault record's two words.
+/// Decodes a fault record's two words.
 pub(super) fn decode(low: u64, high: u64) -> Fault {
     let code = record::reason(high);
     let access = match (high & record::T1 != 0, high & record::T2 != 0) {
@@ -19,7 +19,7 @@ pub(super) fn decode(low: u64, high: u64) -> Fault {
     Fault {
         device: DeviceId(u32::from(record::source(high))),
         pasid: (high & record::PP != 0).then(|| record::pasid(high)),
-        // Of an interrupt the record has the index in a table.
+        // For an interrupt the field has the index of its table entry.
         address: (!is_interrupt(code)).then(|| Iova::new(low & !0xfff)),
         access,
         reason: reason_of(code),
@@ -27,35 +27,35 @@ pub(super) fn decode(low: u64, high: u64) -> Fault {
     }
 }
 
-/// Whether a code is about the remapping of interrupts, which this driver leaves as it is (section 7.1.2).
+/// Whether a code concerns interrupt remapping, which this driver does not touch (section 7.1.2).
 const fn is_interrupt(code: u8) -> bool {
     code >> 4 == 2
 }
 
-/// What a fault reason of a record, or of a line in a kernel's log, means.
+/// The meaning of a fault reason, as in a record or in a kernel's log.
 ///
-/// Source: section 7.1.3, the tables of fault reasons: up to 0x0e legacy mode, from 0x30 on scalable mode, by the structure: root
-/// table 0x3*n*, context 0x4*n*, PASID directory 0x50 to 0x52, PASID table 0x58 to 0x5d, first stage 0x70 to 0x77, 0x90 and
-/// 0x91, second stage 0x78 to 0x7d, the address 0x8*n*.
+/// Source: section 7.1.3, the tables of fault reasons: up to 0x0e legacy mode, from 0x30 on scalable mode, by the structure: root table
+/// 0x3*n*, context 0x4*n*, PASID directory 0x50 to 0x52, PASID table 0x58 to 0x5d, first stage 0x70 to 0x77, 0x90 and 0x91, second stage
+/// 0x78 to 0x7d, the address 0x8*n*.
 pub const fn reason_of(code: u8) -> Reason {
     match code {
         0x01 | 0x02 | 0x39 | 0x41 | 0x51 | 0x59 => Reason::NotAttached,
-        // 0x7c and 0x90: accessed and dirty bits are to be set, and the PASID's entry has walks that do not snoop.
+        // 0x7c and 0x90: accessed and dirty bits must be set, and walks by the PASID's entry do not snoop.
         0x03 | 0x0a | 0x0b | 0x30 | 0x3a | 0x42 | 0x43 | 0x48 | 0x52 | 0x5a | 0x5b | 0x7c | 0x90 => {
             Reason::BadContext
         }
-        // Requests for translations and translated ones (0x0d, 0x44), with a PASID (0x31, 0x45, 0x46), for pages (0x32, 0x47), to
-        // execute (0x5c), and privileged ones (0x5d).
+        // Translation requests and translated requests (0x0d, 0x44), with a PASID (0x31, 0x45, 0x46), page requests (0x32, 0x47), execute
+        // (0x5c) and privileged ones (0x5d).
         0x0d | 0x31 | 0x32 | 0x44..=0x47 | 0x5c | 0x5d => Reason::BadRequest,
         0x04 | 0x74 | 0x80 | 0x83 | 0x84 => Reason::BeyondWidth,
-        // The second stage has one code for an entry that allows nothing and one that forbids this.
+        // The second stage has one code for an entry without permissions and for a missing permission.
         0x05 | 0x06 | 0x71 | 0x79 => Reason::NotMapped,
         0x75..=0x77 | 0x81 | 0x82 | 0x85 | 0x86 => Reason::Permission,
         0x0c | 0x72 | 0x7a => Reason::BadEntry,
         0x07..=0x09 | 0x38 | 0x40 | 0x50 | 0x58 | 0x70 | 0x73 | 0x78 | 0x7b | 0x7d | 0x91 => {
             Reason::Unreadable
         }
-        // Among others an address of interrupts (0x0e, 0x87), and interrupts (0x2n).
+        // Others include interrupt addresses (0x0e, 0x87), and interrupts (0x2n).
         _ => Reason::Other,
     }
 }
@@ -149,7 +149,7 @@ mod tests {
         for code in 0..=0xff_u8 {
             let listed = REASONS.iter().find(|listed| listed.0 == code);
             let (what, reason) = listed.map_or(("reserved", Reason::Other), |listed| (listed.1, listed.2));
-            // A read by a request with PASID 5.
+            // A read with PASID 5.
             let high = record::F | record::T1 | record::PP | 5 << 40 | u64::from(code) << 32 | 0x1ff;
             let fault = decode(0x12_3000, high);
             assert_eq!((fault.reason, fault.code), (reason, code.into()), "{code:#x}: {what}");

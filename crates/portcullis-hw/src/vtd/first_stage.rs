@@ -1,4 +1,4 @@
-//! The first stage of a unit in scalable mode, for domains whose tables are those of x86-64.
+//! The first stage of a unit in scalable mode, with x86-64 page tables.
 
 use alloc::sync::Arc;
 
@@ -14,13 +14,11 @@ use crate::host::{Host, UnitError};
 use crate::iommu::{Attachment, Iommu};
 use crate::numbers::Numbers;
 
-/// The same unit for domains with tables of the first stage: devices are attached to these by it,
-/// and it is the [`InvalidationQueue`] of these. Domains of both stages may be there at once, each
-/// with a number of its own.
+/// The same unit for domains with first-stage tables: it attaches devices to these, and is their [`InvalidationQueue`]. A unit may have
+/// domains of both stages, with different numbers.
 ///
-/// The unit translates requests without PASID, and takes them for a user's: it refuses them pages that
-/// are mapped as privileged. A page that a device may write it may read, too. Addresses are the lower
-/// half of the canonical ones.
+/// The unit translates requests without PASID, as user accesses: it refuses them pages that are mapped as privileged. A writable page is
+/// readable. Addresses are the lower half of the canonical ones.
 #[derive(Debug)]
 pub struct FirstStage<H: Host>(Arc<Unit<H>>);
 
@@ -28,14 +26,14 @@ impl<H: Host> FirstStage<H> {
     /// The first stage of `unit`, which was started in scalable mode.
     ///
     /// # Errors
-    /// [`UnitError::Lacks`]: it was not, or has none.
+    /// [`UnitError::Lacks`]: it was not, or has no first stage.
     pub fn of(unit: Arc<Unit<H>>) -> Result<Self, UnitError> {
         unit.capabilities().first_stage(unit.mode())?;
         Ok(Self(unit))
     }
 }
 
-// SAFETY: as the unit's, whose numbers it has, and whose structures lead to tables of either stage.
+// SAFETY: clauses 1 to 5 are the unit's, whose numbers it has, and whose structures lead to tables of either stage.
 unsafe impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
     type Frames = H::Frames;
 
@@ -59,8 +57,8 @@ unsafe impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
         self.0.reserved()
     }
 
-    /// No more than the second stage translates (MGAW), although the manual limits the first stage by
-    /// its levels alone (section 3.6.1): units are reported that refuse more.
+    /// At most the second stage's width (MGAW), although in the manual only its levels limit the first stage (section 3.6.1): some units
+    /// are reported to refuse more.
     fn last_iova(&self) -> Iova {
         let unit = self.0.capabilities().last_iova();
         self.layout().map_or(Iova::new(0), |layout| layout.last_iova().min(unit))
@@ -91,15 +89,14 @@ unsafe impl<H: Host> Iommu<X86FirstStage> for FirstStage<H> {
         self.0.next_fault()
     }
 
-    /// Shuts the unit down, where this is the last that has it: [`UnitError::Shared`] else.
+    /// Shuts down the unit if this is its last `Arc`: [`UnitError::Shared`] otherwise.
     fn shut_down(self) -> Result<(), UnitError> {
         self.0.shut_down()
     }
 }
 
-// SAFETY: as the unit's. What it has cached of the first stage under a domain's number it forgets
-// by descriptors of that stage (section 6.5.2.4), which wait for accesses unasked, and `attach`
-// leads only to PASID 0, which they name.
+// SAFETY: clauses 1 to 4 are the unit's. First-stage translations under a domain's number are invalidated by descriptors of that stage
+// (section 6.5.2.4), which always drain, and name PASID 0, the only one that `attach` uses.
 unsafe impl<H: Host> InvalidationQueue for FirstStage<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

@@ -1,14 +1,12 @@
 //! Intel VT-d.
 //!
-//! [`Unit::start`] takes a unit over, whatever firmware has left of it, and lets no device reach anything until it is
-//! attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of which has an `Arc` of it. CPUs share their
-//! waits where [`Host::cpus`](crate::Host::cpus) says how many there are.
+//! [`Unit::start`] takes over a unit in whatever state firmware left it. After [`enable`](crate::Iommu::enable) no device reaches memory
+//! until it is attached. The unit is the [`InvalidationQueue`](portcullis::invalidation::InvalidationQueue) of all its domains, each of
+//! which holds an `Arc` of it. CPUs share waits if [`Host::cpus`](crate::Host::cpus) gives their number.
 //!
-//! The unit walks tables of the second stage, in legacy mode or in scalable mode ([`Mode`]). In
-//! scalable mode it may have the first stage, too, whose tables are those of x86-64: [`FirstStage`]
-//! is the unit for domains that have these. Each device is led to tables of one stage, by its
-//! requests without PASID; those with one are refused, and so is what devices would cache for
-//! themselves. Interrupt remapping is left as it is.
+//! The unit walks second-stage tables, in legacy mode or in scalable mode ([`Mode`]). In scalable mode it may also have the first stage,
+//! with x86-64 tables: [`FirstStage`] is the unit for domains that have these. The requests of a device without PASID use tables of one
+//! stage; the unit refuses requests with a PASID, and device TLBs. The driver does not touch interrupt remapping.
 
 mod capabilities;
 mod faults;

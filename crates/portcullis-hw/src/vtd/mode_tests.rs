@@ -1,5 +1,4 @@
-//! Units that QEMU's is not, by their capabilities; and the very words of scalable mode's
-//! structures.
+//! Units unlike QEMU's, by their capabilities; and the exact words of scalable mode's structures.
 
 extern crate std;
 
@@ -25,22 +24,22 @@ fn the_mode_is_what_the_unit_has() {
     use Mode::{Legacy, Scalable};
     let second = ecap::SMTS | ecap::SSTS | ecap::SMPWC;
     let first = ecap::SMTS | ecap::FSTS | ecap::SMPWC;
-    // Asked for nothing, for legacy mode, for scalable mode.
+    // The default mode, legacy mode, scalable mode.
     for (cap, ecap, modes) in [
         (CAP, 0, [Some(Legacy), Some(Legacy), None]),
         (CAP, second, [Some(Scalable), Some(Legacy), Some(Scalable)]),
         (CAP, BOTH, [Some(Scalable), Some(Legacy), Some(Scalable)]),
-        // Without the second stage there, legacy mode has it.
+        // Without a second stage in scalable mode, legacy mode is the default.
         (CAP, first, [Some(Legacy), Some(Legacy), Some(Scalable)]),
         (NO_TABLES, first, [Some(Scalable), None, Some(Scalable)]),
-        // What belongs to scalable mode means nothing without it, nor does it without a stage.
+        // Without scalable mode its other bits mean nothing, nor does it without a stage.
         (CAP, second & !ecap::SMTS, [Some(Legacy), Some(Legacy), None]),
         (CAP, first & !ecap::SMTS, [Some(Legacy), Some(Legacy), None]),
         (CAP, ecap::SMTS | ecap::SMPWC, [Some(Legacy), Some(Legacy), None]),
         (NO_TABLES, 0, [None; 3]),
         (NO_TABLES, second, [None; 3]),
         (NO_TABLES, ecap::SMTS, [None; 3]),
-        // The walker is coherent in legacy mode only, in neither.
+        // The walker is coherent only in legacy mode, in neither.
         (CAP, second & !ecap::SMPWC, [Some(Legacy), Some(Legacy), None]),
     ] {
         for (asked, expected) in [None, Some(Legacy), Some(Scalable)].into_iter().zip(modes) {
@@ -71,7 +70,7 @@ fn the_mode_is_what_the_unit_has() {
         let lacks = UnitError::Lacks { what, register: "ECAP", value: QUEUED | ecap };
         assert_eq!(Unit::start(host::<true>(CAP, QUEUED | ecap).0).unwrap_err(), lacks);
     }
-    // Where frames are cleaned, no walker need be coherent.
+    // With cleaned frames, no walker needs to be coherent.
     let (host, _) = host::<false>(CAP, QUEUED | ecap::SMTS | ecap::SSTS);
     assert_eq!(Unit::start(host).unwrap().mode(), Scalable);
 }
@@ -97,15 +96,14 @@ fn a_unit_that_translates_stays_in_its_mode_unless_another_is_asked_for() {
             };
             assert_eq!(taken(None), (if on { left } else { Mode::Scalable }, 0));
             for mode in [Mode::Legacy, Mode::Scalable] {
-                // It is turned off for a moment where the mode changes.
+                // A change of mode turns it off for a moment.
                 assert_eq!(taken(Some(mode)), (mode, u32::from(on && mode != left)));
             }
         }
     }
 }
 
-/// Such a unit takes tables of another mode while it translates; so also the tables of one that firmware
-/// left refusing everything (RTADDR.TTM is 3).
+/// Such a unit takes tables of another mode while it translates; so also after firmware left it refusing everything (RTADDR.TTM is 3).
 #[test]
 fn a_unit_that_takes_any_root_while_it_is_on_never_stops() {
     for (left, asked) in [(0, Some(Mode::Scalable)), (1, Some(Mode::Legacy)), (3, None)] {
@@ -125,7 +123,7 @@ fn a_unit_that_takes_any_root_while_it_is_on_never_stops() {
     }
 }
 
-/// A unit takes descriptors in the mode of its root, and some take none about contexts without one.
+/// A unit decodes descriptors in the mode of its root, and some accept none about contexts without one.
 #[test]
 fn nothing_is_submitted_before_a_root_is_taken() {
     for (cap, status) in [(CAP, 0), (CAP, global::TE), (CAP | cap::CM, 0), (CAP | cap::CM, global::TE)] {
@@ -148,7 +146,7 @@ fn nothing_is_submitted_before_a_root_is_taken() {
         assert_eq!(forgotten(), [Ok(()); 2]);
         assert_eq!((fake(&unit).done(), fake(&unit).state.lock().tail), (Vec::new(), 0));
 
-        // The root is on its way: what is to be forgotten waits for it.
+        // The root is outstanding: invalidations wait for it.
         fake(&unit).state.lock().rootless = true;
         assert!(matches!(unit.enable(), Err(UnitError::TimedOut { .. })));
         assert!(forgotten().iter().all(|result| matches!(result, Err(InvalidationError::TimedOut { .. }))));
@@ -195,7 +193,7 @@ fn the_second_stage_in_scalable_mode() {
     assert_eq!(memory.taken(), 0);
 }
 
-/// As entries of the second stage do by a bit of their own.
+/// Entries of the second stage have a bit of their own for it.
 #[test]
 fn the_first_stage_snoops_where_the_unit_can() {
     let (host, _) = host::<true>(CAP, BOTH | ecap::SC);
@@ -209,11 +207,11 @@ fn the_first_stage_snoops_where_the_unit_can() {
 }
 
 std::thread_local! {
-    /// The CPU that a thread is, where it shares waits.
+    /// The CPU of a thread that shares waits.
     static CPU: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// A descriptor names a stage, and a request does not: so CPUs share waits with those alone that ask for the same stage.
+/// A descriptor names a stage, and a request does not: so CPUs share waits only within a stage.
 #[test]
 fn what_cpus_ask_for_together_is_forgotten_by_its_own_stage() {
     let (mut host, _) = host::<true>(CAP, BOTH);
@@ -222,7 +220,7 @@ fn what_cpus_ask_for_together_is_forgotten_by_its_own_stage() {
     unit.enable().unwrap();
     let stage = FirstStage::of(Arc::clone(&unit)).unwrap();
     const EACH: u64 = if cfg!(watched) { 10 } else { 500 };
-    // Which CPUs ask for the first stage: some of them, none, all.
+    // Which CPUs invalidate the first stage: some of them, none, all.
     for asks_first in [[false, true, false, true], [false; 4], [true; 4]] {
         fake(&unit).done();
         let before = fake(&unit).state.lock().waits;
@@ -246,15 +244,14 @@ fn what_cpus_ask_for_together_is_forgotten_by_its_own_stage() {
         let (done, waits) = (fake(&unit).done(), fake(&unit).state.lock().waits - before);
         assert_eq!(done.len() as u64, 4 * EACH, "each has a domain of its own");
         assert!(cfg!(watched) || waits < 4 * EACH, "{asks_first:?}: no two CPUs were in one submission");
-        // Of the second stage's IOTLB, and by PASIDs.
+        // Descriptors of the second stage's IOTLB, and by PASID.
         let is_first = |low: u64| low & 0xf == 6;
         let by_stage = |domain: u64| *asks_first.get(domain as usize).unwrap();
         assert!(done.iter().all(|[low, _]| is_first(*low) == by_stage(low >> 16 & 0xffff)));
     }
 }
 
-/// Units that are built for 39 bits, or for 46, walk tables of four levels: of what these translate,
-/// the first stage, too, uses what the unit says that it takes.
+/// Units built for 39 or 46 bits walk tables of four levels: the first stage, too, uses only MGAW.
 #[test]
 fn both_stages_end_where_the_unit_does() {
     for (bits, first) in [(39, 39), (46, 46), (48, 47), (57, 47)] {
@@ -315,7 +312,7 @@ fn a_first_stage_of_five_levels() {
 
 #[test]
 fn stages_that_are_not_there_are_refused() {
-    // A first stage alone, and no tables of the second.
+    // Only a first stage, and no second-stage tables.
     let (host, _) = host::<true>(NO_TABLES, BOTH & !ecap::SSTS);
     let unit = Arc::new(Unit::start(host).unwrap());
     assert!(matches!(unit.layout(), Err(UnitError::Lacks { .. })));
@@ -332,12 +329,12 @@ fn stages_that_are_not_there_are_refused() {
     };
     assert_eq!(attach(&stage, 0x28, odd), Err(UnitError::BadRoot { root: PhysAddr::new(0x7800) }));
     assert_eq!(attach(&stage, 0x28, first(1)), Ok(()));
-    // No AW, as there is none.
+    // AW is 0: there is none.
     unit.enable().unwrap();
     assert_eq!(entries(&unit, 0x28).1[0], 1 | 1 << 6);
     assert_eq!(stage.shut_down(), Err(UnitError::Shared));
 
-    // Nor where legacy mode would have them.
+    // Not even if legacy mode would support them.
     let unit = Unit::start_in(self::host::<true>(CAP, BOTH & !ecap::SSTS).0, Mode::Scalable).unwrap();
     assert!(matches!(unit.layout(), Err(UnitError::Lacks { .. })));
     assert_eq!(attach(&unit, 0x28, second(1)), Err(UnitError::NoSuchTables { levels: 4 }));
@@ -391,7 +388,7 @@ fn what_the_unit_does_not_know_is_taken_out_of_a_queue_of_either_width() {
         let unit = Unit::start(host).unwrap();
         unit.enable().unwrap();
         let _ = fake(&unit).done();
-        // Descriptors of devices' own TLBs.
+        // Device TLB descriptors.
         fake(&unit).state.lock().unknown = Some(3);
         let tlb = Invalidation::DeviceTlb { device: DeviceId(0x28), range: None };
         let domain = descriptor::iotlb_domain(3 << 6, 7);

@@ -1,4 +1,4 @@
-//! Queued invalidation: what a domain asks for, as descriptors, and how the unit says that it has stopped.
+//! Queued invalidation: requests as descriptors, and the detection of a unit that has stopped.
 
 use portcullis::addr::{DomainId, PageSize};
 use portcullis::invalidation::{Block, Granularity, Invalidation, InvalidationError, Request};
@@ -13,12 +13,12 @@ use crate::queue::{Command, Commands, Failure, Port, REFUSED};
 /// The unit's side of the ring.
 pub(super) struct Bell<'a, H> {
     host: &'a H,
-    /// Where an index begins in the registers.
+    /// Shift of an index in the registers.
     shift: u32,
 }
 
 impl<'a, H> Bell<'a, H> {
-    /// That of a ring whose descriptors are of 256 bits, or of 128.
+    /// For a ring of 256-bit descriptors, or of 128-bit ones.
     pub fn new(host: &'a H, wide: bool) -> Self {
         Self { host, shift: if wide { WIDE_SHIFT } else { NARROW_SHIFT } }
     }
@@ -31,17 +31,17 @@ impl<H: Host> Doorbell for Bell<'_, H> {
 
     fn head(&self) -> u32 {
         let head = self.host.registers().read64(reg::IQH);
-        // All ones where nothing answers.
+        // All ones: nothing answers.
         if head == u64::MAX { u32::MAX } else { queue_index(head, self.shift) as u32 }
     }
 }
 
-/// The stage of a domain's tables, which says what an invalidation is made of.
+/// The stage of a domain's tables, which decides the descriptors of an invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The first: the translations of requests without PASID.
+    /// The first: translations of requests without PASID.
     First,
-    /// The second. `drain` has invalidations wait for accesses under way.
+    /// The second. `drain` makes invalidations wait for outstanding accesses.
     Second { drain: u64 },
 }
 
@@ -69,8 +69,8 @@ impl<H: Host> Port for Bell<'_, H> {
         descriptor::wait(number, address)
     }
 
-    /// Either bit is set until `go_on` clears it, and no descriptor is fetched meanwhile (FSTS_REG). With IQE the head is at the
-    /// descriptor that the unit does not take; with ITE all waits that it has fetched are aborted.
+    /// Either bit stays set until `go_on` clears it, and the unit fetches no descriptor meanwhile (FSTS_REG). With IQE the head is at the
+    /// invalid descriptor; with ITE all fetched waits are aborted.
     fn failure(&self, _: &dyn Fn(u32) -> u64) -> Option<Failure> {
         let registers = self.host.registers();
         let status = registers.read32(reg::FSTS);
@@ -90,15 +90,16 @@ impl<H: Host> Port for Bell<'_, H> {
     fn go_on(&self, failure: &Failure) {
         let clear = failure.status & (fsts::IQE | fsts::ITE | fsts::ICE);
         self.host.registers().write32(reg::FSTS, clear);
-        // Read back, so that the next CPU that looks does not find what is cleared.
+        // Read back, so that the next CPU that looks does not find the cleared bits.
         let _ = self.host.registers().read32(reg::FSTS);
     }
 }
 
-/// Adds what `request` asks for to `out`, for a unit of these capabilities. Nothing, and `false`, where there is no room.
+/// Appends the descriptors of `request` to `out`, for a unit of these capabilities. Returns `false`, and appends nothing, if there is no
+/// room.
 ///
 /// # Errors
-/// [`REFUSED`]: the unit has no such domain or device. (It would stop, and fail what others ask for.)
+/// [`REFUSED`]: the unit has no such domain or device. (It would stop, and fail other requests.)
 pub(super) fn describe(
     out: &mut Commands,
     capabilities: &Capabilities,
@@ -112,7 +113,7 @@ pub(super) fn describe(
     }
     Ok(match request.invalidation {
         Invalidation::Range { range, leaf_only } if caps & cap::PSI != 0 => {
-            // MAMV is the second stage's limit. The first stage's commands have none of their own, and keep to it.
+            // MAMV limits the second stage. The first stage's descriptors have no limit of their own, and use it, too.
             let granularity = Granularity::Block { max_order: cap::mamv(caps) };
             let pages = |block| stage.pages(domain, block, leaf_only);
             blocks::add(out, range, PageSize::SIZE_4K, granularity, pages, stage.domain(domain))
@@ -124,7 +125,7 @@ pub(super) fn describe(
                 let pages = |address, order| descriptor::device_tlb(source, address, order);
                 blocks::add_for_device(out, range, None, pages)
             } else {
-                // Behind this unit no device caches anything. The wait puts the call in order with all others.
+                // The driver leaves device TLBs off. The wait orders the call among all others.
                 out.try_push(descriptor::NOTHING).is_ok()
             }
         }
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(described(caps, SECOND, two)[..], [pages(0x4000, 1)]);
         assert_eq!(described(caps, SECOND, across)[..], [pages(0x5000, 0), pages(0x6000, 0)]);
         assert_eq!(described(caps, SECOND, four)[..], [descriptor::iotlb_domain(0, 7)]);
-        // Type 6, pages of a PASID, which is 0.
+        // Type 6, pages of PASID 0.
         let low = 6 | 3 << 4 | 7 << 16;
         assert_eq!(described(caps, Stage::First, two)[..], [[low, 0x4000 | 1 << 6 | 1]]);
         let each = [[low, 0x5000 | 1 << 6], [low, 0x6000 | 1 << 6]];

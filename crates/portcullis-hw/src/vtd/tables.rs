@@ -1,5 +1,4 @@
-//! The tables that lead from devices to page tables: a root table, context tables, and in scalable
-//! mode PASID tables.
+//! The tables from devices to page tables: a root table, context tables, and in scalable mode PASID tables.
 
 use alloc::vec::Vec;
 
@@ -14,35 +13,34 @@ use crate::heap::{Map, filled};
 use crate::host::UnitError;
 use crate::queue::Command;
 
-/// Where a device is led to.
+/// The target of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lead {
-    /// Page tables of the first stage, and what the FSPM field says of their levels.
+    /// First-stage page tables, and the FSPM field for their levels.
     FirstStage { root: PhysAddr, levels: u32, fspm: u32 },
-    /// Page tables of the second stage, of the width that AW says.
+    /// Second-stage page tables, of the width of AW.
     SecondStage { root: PhysAddr, aw: u32 },
     /// All memory.
     PassThrough,
 }
 
-/// What has cached something of a device, and forgets it by commands.
+/// What the unit may have cached of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cached {
     mode: Mode,
     domain: u16,
-    /// The translations are forgotten as the first stage's.
+    /// Its translations are invalidated as first-stage ones.
     by_pasid: bool,
 }
 
 impl Cached {
-    /// What has the unit forget that `source` was led anywhere. (Section 6.5.3.3 "Guidance to
-    /// Software for Invalidations".)
+    /// Invalidates the entries of `source` and their translations. (Section 6.5.3.3 "Guidance to Software for Invalidations".)
     pub fn commands(&self, source: u16, drain: u64) -> Forgetting {
         match self.mode {
             Mode::Legacy => {
                 forgetting(descriptor::context_of(self.domain, source), None, self.translations(drain))
             }
-            // A context names no domain.
+            // A context entry names no domain.
             Mode::Scalable => {
                 let pasids = Some(descriptor::pasids_of(self.domain));
                 forgetting(descriptor::context_of(0, source), pasids, self.translations(drain))
@@ -50,8 +48,7 @@ impl Cached {
         }
     }
 
-    /// What has a unit that caches what is absent forget that `source` was: that is cached as
-    /// domain 0's.
+    /// In caching mode, invalidates the cached non-present entries of `source`: these are tagged with domain 0.
     pub fn commands_of_absent(&self, source: u16, drain: u64) -> Forgetting {
         let contexts = descriptor::context_of(0, source);
         forgetting(contexts, all_pasids(self.mode), self.translations(drain))
@@ -66,10 +63,10 @@ impl Cached {
     }
 }
 
-/// What has a unit forget entries, and what it has cached of what they lead to.
+/// Descriptors that invalidate entries and their translations.
 pub(super) type Forgetting = ArrayVec<Command, 3>;
 
-/// First the entries, each kind before what it leads to, which could be cached anew else.
+/// Entries first, each kind before its targets, which could be refetched otherwise.
 fn forgetting(contexts: Command, pasids: Option<Command>, translations: Command) -> Forgetting {
     [Some(contexts), pasids, Some(translations)].into_iter().flatten().collect()
 }
@@ -81,25 +78,23 @@ fn all_pasids(mode: Mode) -> Option<Command> {
     }
 }
 
-/// What has a unit forget everything.
 pub(super) fn everything(mode: Mode, drain: u64) -> Forgetting {
     forgetting(descriptor::CONTEXT_ALL, all_pasids(mode), descriptor::iotlb_all(drain))
 }
 
-/// The root table, and what it leads to.
 #[derive(Debug)]
 pub(super) struct Tables {
     mode: Mode,
     root: Words,
-    /// Context tables that are there: in legacy mode one for each bus, in scalable mode two.
+    /// Existing context tables: in legacy mode one for each bus, in scalable mode two.
     contexts: Vec<Option<Words>>,
     /// PASID tables of devices that have been attached in scalable mode.
     pasids: Map<u16, Pasids>,
-    /// The AW field where nothing else decides it: the widest that the unit has.
+    /// The default AW: the widest of the unit.
     widest: u32,
     /// Walks are coherent.
     walks_snoop: bool,
-    /// The unit can make devices' accesses snoop.
+    /// The unit can force snooping.
     pages_snoop: bool,
 }
 
@@ -110,17 +105,16 @@ struct Pasids {
     table: Words,
 }
 
-/// Where in the tables a device's context entry is.
+/// The place of a device's context entry.
 struct Place {
-    /// The context table's number, the word of the root table that names it, and the entry's first
-    /// word in it.
+    /// Index of the context table, the root table's word that names it, and the entry's first word in it.
     table: usize,
     root: usize,
     index: usize,
 }
 
 impl Tables {
-    /// Tables that lead nowhere.
+    /// Tables without a device.
     pub fn new<F: Frames>(frames: &F, mode: Mode, capabilities: &Capabilities) -> Result<Self, UnitError> {
         let count = match mode {
             Mode::Legacy => 1 << 8,
@@ -137,7 +131,7 @@ impl Tables {
         })
     }
 
-    /// What the unit's root register takes.
+    /// The value of the unit's root register.
     pub fn address(&self) -> u64 {
         let mode = match self.mode {
             Mode::Legacy => RTADDR_LEGACY,
@@ -158,11 +152,10 @@ impl Tables {
         }
     }
 
-    /// Leads a device to `lead`, which is cached as `domain`'s. Makes the tables that are missing.
+    /// Points a device to `lead`, cached under `domain`. Makes missing tables.
     ///
     /// # Errors
-    /// [`UnitError::NoSuchTables`], [`UnitError::Attached`], [`UnitError::OutOfMemory`]: the device
-    /// is led where it was.
+    /// [`UnitError::NoSuchTables`], [`UnitError::Attached`], [`UnitError::OutOfMemory`]: nothing has changed.
     pub fn attach<F: Frames>(
         &mut self,
         frames: &F,
@@ -188,7 +181,7 @@ impl Tables {
         let by_pasid = match self.mode {
             Mode::Legacy => {
                 let [low, high] = context_entry(lead, domain, self.widest)?;
-                // Present with its last store.
+                // This last store makes the entry present.
                 context.store(frames, place.index + 1, high);
                 context.store(frames, place.index, low | entry::PRESENT);
                 false
@@ -197,7 +190,7 @@ impl Tables {
                 let pasids = self.pasids.get_or_insert(source, || Pasids::new(frames))?;
                 let [first, second, third] = pasid_entry(lead, domain, self.widest);
                 let walks = if self.walks_snoop { pasid::WALKS_SNOOP } else { 0 };
-                // Entries of the second stage say so themselves.
+                // Second-stage entries have a bit of their own for it.
                 let pages = match lead {
                     Lead::FirstStage { .. } if self.pages_snoop => pasid::PAGES_SNOOP,
                     _ => 0,
@@ -214,7 +207,7 @@ impl Tables {
         Ok(Cached { mode: self.mode, domain, by_pasid })
     }
 
-    /// Ends that a device is led anywhere. It counts as attached until [`forget`](Self::forget).
+    /// Clears a device's entry. It counts as attached until [`forget`](Self::forget).
     ///
     /// # Errors
     /// [`UnitError::NotAttached`].
@@ -232,7 +225,7 @@ impl Tables {
         Ok(cached)
     }
 
-    /// The unit has forgotten that the device was attached.
+    /// The unit has confirmed the invalidation of the device's entry.
     pub fn forget<F: Frames>(&self, frames: &F, source: u16) {
         let place = self.place(source);
         match self.pasids.get(source) {
@@ -245,8 +238,7 @@ impl Tables {
         }
     }
 
-    /// What may be cached of a device that is attached, or was and is not forgotten: its entry's
-    /// second word says so.
+    /// What may be cached of a device that is attached, or was and is not invalidated yet: its entry's second word says so.
     fn attached<F: Frames>(&self, frames: &F, source: u16) -> Option<Cached> {
         let place = self.place(source);
         let (mode, domain, by_pasid) = match self.mode {
@@ -264,15 +256,16 @@ impl Tables {
         (domain != 0).then_some(Cached { mode, domain, by_pasid })
     }
 
-    /// Gives all frames back.
+    /// Frees all frames.
     ///
     /// # Safety
-    /// They are of `frames`, and the unit is off.
+    /// 1. `frames` allocated them.
+    /// 2. The unit is off.
     pub unsafe fn free<F: Frames>(self, frames: &F) {
         let pasids = self.pasids.into_values().flat_map(|pasids| [pasids.directory, pasids.table]);
         let tables = self.contexts.into_iter().flatten().chain(pasids);
         for words in tables.chain([self.root]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: clauses 1 and 2.
             unsafe { words.free(frames) };
         }
     }
@@ -283,16 +276,15 @@ fn context_entry(lead: Lead, domain: u16, widest: u32) -> Result<[u64; 2], UnitE
     match lead {
         Lead::FirstStage { levels, .. } => Err(UnitError::NoSuchTables { levels }),
         Lead::SecondStage { root, aw } => Ok([root.get() | entry::TRANSLATED, entry::domain(aw, domain)]),
-        // The widest addresses that the unit has, as the manual demands.
+        // The widest AW of the unit, as the manual demands.
         Lead::PassThrough => Ok([entry::PASS_THROUGH, entry::domain(widest, domain)]),
     }
 }
 
-/// The words of a PASID table's entry.
 fn pasid_entry(lead: Lead, domain: u16, widest: u32) -> [u64; pasid::WORDS] {
     let (first, third) = match lead {
         Lead::SecondStage { root, aw } => (root.get() | pasid::SECOND_STAGE | pasid::width(aw), 0),
-        // The manual has AW ignored here. QEMU 10.0 takes the width of addresses from it.
+        // The manual has AW ignored here. QEMU 10.0 takes the address width from it.
         Lead::FirstStage { root, fspm, .. } => {
             (pasid::FIRST_STAGE | pasid::width(widest), pasid::first_stage(root.get(), fspm))
         }
@@ -303,13 +295,13 @@ fn pasid_entry(lead: Lead, domain: u16, widest: u32) -> [u64; pasid::WORDS] {
 }
 
 impl Pasids {
-    /// A directory with one table, which leads nowhere.
+    /// An empty directory with one table.
     fn new<F: Frames>(frames: &F) -> Result<Self, UnitError> {
         let directory = Words::new(frames, 1)?;
         let table = match Words::new(frames, 1) {
             Ok(table) => table,
             Err(error) => {
-                // SAFETY: of the line above; the unit was told nothing.
+                // SAFETY: 1: allocated above from `frames`. 2: the unit was not told of it.
                 unsafe { directory.free(frames) };
                 return Err(error);
             }

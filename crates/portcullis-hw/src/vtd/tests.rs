@@ -1,5 +1,4 @@
-//! The driver on units that QEMU has none of: with a write buffer, and without coherent caches of
-//! what firmware has left.
+//! The driver on units unlike QEMU's: with a write buffer, and with non-coherent leftovers of firmware.
 
 mod left;
 mod seen;
@@ -21,10 +20,10 @@ use crate::fake::{FakeHost, Memory, Unit as Registers};
 use crate::iommu::{Attachment, Iommu};
 use crate::sync::{Mutex, Ordering};
 
-/// Frames of memory: root, context and page tables, the queue, its answers.
+/// Frames of memory: root, context and page tables, the queue, its status words.
 const FRAMES: u64 = 12;
 
-/// What a unit is told, in order.
+/// What a unit sees, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     FlushBuffer,
@@ -33,8 +32,7 @@ enum Told {
     Forget([u64; 2]),
 }
 
-/// A unit whose write buffer keeps everything from it until that is flushed, by command or by an
-/// invalidation.
+/// A unit whose write buffer hides all stores until a flush, by command or by an invalidation.
 #[derive(Debug)]
 struct Buffered {
     memory: Memory,
@@ -57,7 +55,6 @@ impl Buffered {
         core::mem::take(&mut self.state.lock().told)
     }
 
-    /// The word at `at`, as the unit sees it.
     fn sees(&self, at: u64) -> u64 {
         self.state.lock().seen[((at - Memory::FIRST) / 8) as usize]
     }
@@ -103,7 +100,7 @@ impl Registers for Buffered {
                 state.status = value & (global::TE | global::QIE) | (state.status | value) & global::SRTP;
             }
             reg::IQT => {
-                // The queue itself is read when the doorbell rings: a register is no memory.
+                // The unit reads the queue when the doorbell rings: the write buffer does not hide it.
                 while state.head != value {
                     let word = |at: u64| self.memory.word(at).load(Ordering::Acquire);
                     let at = state.queue + state.head;
@@ -152,7 +149,7 @@ fn what_is_stored_leaves_a_write_buffer_before_the_unit_is_to_see_it() {
     assert_eq!(fake.told()[0], Told::FlushBuffer, "the page table");
 }
 
-/// A mapping counts as made when `map` returns: a device may be told of it then.
+/// A mapping is complete when `map` returns: the driver may tell the device then.
 #[test]
 fn what_is_mapped_is_seen_before_a_device_is_told() {
     let unit = Arc::new(started());
@@ -165,7 +162,7 @@ fn what_is_mapped_is_seen_before_a_device_is_told() {
     for phys in [0x1234_5000, 0x6789_a000] {
         let (page, mut view) =
             ([PhysSegment { phys: PhysAddr::new(phys), len: 4096 }], [DmaSegment::default()]);
-        // SAFETY: this unit leads no device there.
+        // SAFETY: no device of this unit accesses it.
         let _ = unsafe { queue.map_raw(&page, Direction::FromDevice, &mut view) }.unwrap();
         let iova = view[0].iova.get();
         let root = domain.space().mapper().table().root().get();

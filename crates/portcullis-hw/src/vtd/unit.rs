@@ -1,4 +1,4 @@
-//! A unit: bring-up, take-over, the tables that lead devices to domains, shutdown.
+//! A unit: bring-up, take-over, device tables, shutdown.
 
 use portcullis::addr::{DeviceId, DomainId, Iova, IovaRange};
 use portcullis::invalidation::{Invalidation, InvalidationError, InvalidationQueue, Request};
@@ -24,59 +24,53 @@ use crate::waits::Waits;
 
 /// A VT-d unit.
 ///
-/// Its structures stay allocated when it is dropped, as the hardware goes on reading them: [`shut_down`](Iommu::shut_down)
-/// gives them back.
+/// A drop leaks its structures, because the hardware goes on reading them: [`shut_down`](Iommu::shut_down) frees them.
 #[derive(Debug)]
 pub struct Unit<H: Host> {
     host: H,
     capabilities: Capabilities,
     mode: Mode,
-    /// What an invalidation of the IOTLB waits for besides.
+    /// The drain bits of IOTLB invalidations.
     drain: u64,
     queue: Queue,
     tables: Mutex<Tables>,
-    /// Whether the unit may have been led to the tables, and whether it has taken their root: see
-    /// [`has_root`](Self::has_root).
+    /// Whether the unit may use the tables, and whether it has taken their root: see [`has_root`](Self::has_root).
     switch: Switch,
     took_root: AtomicBool,
-    /// Held for one command in the global command register, which takes them one at a time.
+    /// Serializes global commands.
     commands: Mutex<()>,
-    /// Where the next fault record is looked for.
+    /// Index of the next fault record.
     next_record: Mutex<usize>,
     numbers: Numbers,
-    /// Of domains with tables of the second stage, and of the first: a request does not say which.
+    /// Of domains with second-stage tables, and with first-stage ones: a request does not say which.
     second: Waits,
     first: Waits,
 }
 
 impl<H: Host> Unit<H> {
-    /// Takes a unit over: reads what it can do, turns off the invalidation queue that firmware may have left on, and turns on
-    /// one of its own. Devices reach what they have reached before, until [`enable`](Iommu::enable); attach before that what
-    /// must not be interrupted (firmware's reserved regions, a display).
+    /// Takes a unit over: reads its capabilities, and replaces the invalidation queue that firmware may have left on by its own. Devices
+    /// keep the access that they had until [`enable`](Iommu::enable); before that, attach devices that must not be interrupted (firmware's
+    /// reserved regions, a display).
     ///
-    /// A unit that translates already stays in its [mode](Mode), if the driver can drive that with
-    /// these frames. Else it is scalable mode where that has the second stage; legacy mode; scalable
-    /// mode without. Where a unit is on in a mode that is left, as one is that firmware has made
-    /// refuse everything, see [`start_in`](Self::start_in) for what `enable` does then.
+    /// A unit that already translates stays in its [mode](Mode), if the driver supports that with these frames. Otherwise the driver
+    /// prefers scalable mode with a second stage; then legacy mode; then scalable mode without one. If a unit is on in a mode that the
+    /// driver leaves, such as one where firmware made it refuse everything, see [`start_in`](Self::start_in) for what `enable` does then.
     ///
-    /// Allocates three frames, or four. Waits for the unit, up to four times the host's patience.
-    /// Faults that were recorded before are dropped.
+    /// Allocates three frames, or four. Waits for the unit, up to four times the host's patience. Drops earlier fault records.
     ///
     /// # Errors
-    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] where there is no queued invalidation (all units since 2009 have it), none that
-    /// waits for accesses under way, a walker that is not coherent and frames that are not
-    /// [cleaned](Frames::clean), or no mode that this driver knows; [`UnitError::OutOfMemory`];
-    /// [`UnitError::TimedOut`].
+    /// [`UnitError::NotThere`]; [`UnitError::Lacks`] if there is no queued invalidation (all units since 2009 have it), none that drains, a
+    /// non-coherent walker with frames that are not [cleaned](Frames::clean), or no mode that this driver supports;
+    /// [`UnitError::OutOfMemory`]; [`UnitError::TimedOut`].
     pub fn start(host: H) -> Result<Self, UnitError> {
         Self::start_with(host, None)
     }
 
-    /// The same in this mode. Where the unit translates already in another, and cannot change that
-    /// while it does (CAP.ESRTPS is clear), [`enable`](Iommu::enable) turns it off for a moment, in
-    /// which devices reach all memory.
+    /// The same in this mode. If the unit already translates in another, and cannot change that while it does (CAP.ESRTPS is clear),
+    /// [`enable`](Iommu::enable) turns it off for a moment, in which devices reach all memory.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start); [`UnitError::Lacks`] where the unit has no such mode.
+    /// Those of [`start`](Self::start); [`UnitError::Lacks`] if the unit has no such mode.
     pub fn start_in(host: H, mode: Mode) -> Result<Self, UnitError> {
         Self::start_with(host, Some(mode))
     }
@@ -101,7 +95,7 @@ impl<H: Host> Unit<H> {
             Some(mode) => capabilities.can(mode, H::Frames::COHERENT).map(|()| mode)?,
             None => capabilities.preferred(mode_of(registers), H::Frames::COHERENT)?,
         };
-        // From major version 2 on, invalidations wait for accesses unasked (section 6.5.2).
+        // From major version 2 on, invalidations always drain (section 6.5.2).
         let (has_drains, drains_unasked) = (cap_value & (cap::DWD | cap::DRD), version >> 4 & 0xf >= 2);
         if has_drains != cap::DWD | cap::DRD && !drains_unasked {
             let what = "invalidations that wait for accesses under way";
@@ -116,7 +110,7 @@ impl<H: Host> Unit<H> {
         let queue = match queue {
             Ok(queue) => queue,
             Err(error) => {
-                // SAFETY: of the line above; the unit was told nothing.
+                // SAFETY: 1: allocated above from the host's frames. 2: the unit was not told of them.
                 unsafe { tables.free(host.frames()) };
                 return Err(error);
             }
@@ -141,7 +135,7 @@ impl<H: Host> Unit<H> {
             second,
             first,
         };
-        // After an error the unit may have been told of the queue's memory: it stays allocated.
+        // After an error the unit may know the queue's address: it stays allocated.
         unit.turn_on_queue()?;
         Ok(unit)
     }
@@ -149,8 +143,8 @@ impl<H: Host> Unit<H> {
     fn turn_on_queue(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
         if registers.read32(reg::GSTS) & global::QIE != 0 {
-            // It may have stopped at a command. No caller waits for the commands of firmware: where the unit does not reach the last
-            // of them, its queue is turned off all the same.
+            // It may have stopped at a descriptor. Nobody waits for firmware's descriptors: if the unit does not reach the last of them,
+            // its queue is turned off all the same.
             registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE);
             let index = |register| registers.read64(register) & 0x7_fff0;
             let _ = wait_until(&self.host, "work off the queue that it was left with", || {
@@ -164,7 +158,7 @@ impl<H: Host> Unit<H> {
         }
         registers.write32(reg::FECTL, FECTL_IM);
         registers.write32(reg::FSTS, fsts::IQE | fsts::ITE | fsts::ICE | fsts::PFO);
-        // What was refused before is of no device that this driver has attached. No more than there are records: one may stay.
+        // Earlier faults are of devices that this driver has not attached. Drops at most as many as there are records: one may stay.
         for _ in 0..cap::fault_records(self.capabilities.cap) {
             if self.next_fault().is_none() {
                 break;
@@ -176,22 +170,20 @@ impl<H: Host> Unit<H> {
         self.command(global::QIE, true, "turn its invalidation queue on")
     }
 
-    /// What the unit can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// The mode that it is driven in.
+    /// Its mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// Gives a global command, and waits until its status says that it is carried out.
+    /// Writes a global command, and waits until its status says that it is done.
     fn command(&self, bit: u32, on: bool, what: &'static str) -> Result<(), UnitError> {
         self.commanded(
             |states| if on { states | bit } else { states & !bit },
@@ -200,7 +192,7 @@ impl<H: Host> Unit<H> {
         )
     }
 
-    /// Writes the global command register, and waits until its status says that what was asked for is done.
+    /// Writes the global command register, and waits for the status that was requested.
     fn commanded(
         &self,
         change: impl FnOnce(u32) -> u32,
@@ -222,21 +214,19 @@ impl<H: Host> Unit<H> {
         })
     }
 
-    /// Whether the unit may have cached anything of this driver's tables. Where it is just taking
-    /// their root, waits until it has.
+    /// Whether the unit may have cached anything of this driver's tables. If it is just taking their root, waits for that.
     ///
-    /// Nothing is submitted before that. The unit takes descriptors in the mode of the root that
-    /// it has: where firmware left it in legacy mode, it may stop at one that names a PASID. And
-    /// chipsets there are (X58) that never end an invalidation of contexts while they have no root
-    /// at all, as Linux's driver notes, whose order is: queue, root, then all is forgotten.
-    /// Nothing need be submitted either: what a caller that finds no root has stored is in memory
-    /// before the unit is led to these tables, by [`Switch`]'s order, and
-    /// [`enable`](Iommu::enable) has all that was cached of others forgotten.
+    /// Nothing is submitted before that. The unit decodes descriptors in the mode of its current root: if firmware left it in legacy mode,
+    /// it may stop at one that names a PASID. And some chipsets (X58) never complete an invalidation of contexts while they have no root at
+    /// all, as Linux's driver notes, whose order is: queue, root, then invalidation of everything. Nothing needs to be submitted either:
+    /// what a caller that finds no root has stored is in memory before the unit is given these tables, by [`Switch`]'s order, and
+    /// [`enable`](Iommu::enable) invalidates everything that was cached of other tables.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`]: it has not taken the root.
+    /// [`UnitError::TimedOut`]: it has not taken the root.
     fn has_root(&self) -> Result<bool, UnitError> {
-        // Acquire: what was before `enable` is before what follows, as with the switch.
+        // Acquire: what was before `enable` happens before what follows, as with the switch.
         let took_root = || self.took_root.load(Ordering::Acquire);
         if took_root() {
             return Ok(true);
@@ -247,7 +237,6 @@ impl<H: Host> Unit<H> {
         wait_until(&self.host, "take its root table", took_root).map(|()| true)
     }
 
-    /// Has the unit forget contexts.
     fn confirm(&self, commands: &[Command]) -> Result<(), UnitError> {
         self.queue.submit(&self.host, &self.bell(), commands).map_err(UnitError::Unconfirmed)
     }
@@ -256,7 +245,7 @@ impl<H: Host> Unit<H> {
         Bell::new(&self.host, self.capabilities.has_wide_descriptors())
     }
 
-    /// Makes a unit with a write buffer see what is stored.
+    /// Makes a unit with a write buffer see earlier stores.
     fn flush_write_buffer(&self) -> Result<(), UnitError> {
         if self.capabilities.cap() & cap::RWBF == 0 {
             return Ok(());
@@ -267,7 +256,7 @@ impl<H: Host> Unit<H> {
 }
 
 impl<H: Host> Unit<H> {
-    /// Leads `device` to `lead`: to the table of `domain`, or to all memory.
+    /// Attaches `device`: to the table of `domain`, or to all memory.
     pub(super) fn attach_to(
         &self,
         device: DeviceId,
@@ -304,7 +293,7 @@ impl<H: Host> Unit<H> {
         Ok(())
     }
 
-    /// Carries out `requests` of domains with tables of the second stage, or of the first.
+    /// Carries out `requests` of domains with tables of `stage`.
     pub(super) fn carry_out(&self, requests: &[Request], stage: Stage) -> Result<(), InvalidationError> {
         let timed_out = |_| InvalidationError::TimedOut { waited_ns: self.host.patience_ns() };
         if !self.has_root().map_err(timed_out)? {
@@ -320,8 +309,8 @@ impl<H: Host> Unit<H> {
     }
 }
 
-// SAFETY: 1. and 2. by the submissions that end `attach` and `detach`: see `InvalidationQueue` below. 3. What the unit reads is
-// stored behind the last check. 4. The layout is of its capabilities. 5. The numbers are a field of the unit.
+// SAFETY: 1 and 2: the submissions at the end of `attach` and `detach`, by `InvalidationQueue` below. 3: the unit's structures change only
+// after the last check. 4: the layout is of its capabilities. 5: the numbers are a field of the unit.
 unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
     type Frames = H::Frames;
 
@@ -351,9 +340,9 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn enable(&self) -> Result<(), UnitError> {
         let registers = self.host.registers();
-        // To the end, as another call of this must not find translation on in a mode that it is about to leave.
+        // Held to the end: another call of this must not find translation on in a mode that this one is about to leave.
         let tables = self.tables.lock();
-        // Before the flush: what was stored before is seen, and what is stored later is told.
+        // Before the flush: earlier stores are seen, and later ones are told.
         self.switch.turn_on();
         self.flush_write_buffer()?;
         let root = tables.address();
@@ -366,7 +355,7 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
         registers.write64(reg::RTADDR, root);
         self.command(global::SRTP, true, "take its root table")?;
         self.took_root.store(true, Ordering::Release);
-        // A unit with ESRTPS does this by itself, and once more does no harm.
+        // A unit with ESRTPS does this by itself, and again does no harm.
         self.confirm(&everything(self.mode, self.drain))?;
         self.command(global::TE, true, "turn translation on")?;
         if self.capabilities.cap() & (cap::PLMR | cap::PHMR) != 0 {
@@ -396,7 +385,7 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
     fn detach(&self, device: DeviceId) -> Result<(), UnitError> {
         let source = source_of(device)?;
         let frames = self.host.frames();
-        // Held while the unit is waited for: nothing but attaching waits for it.
+        // Held during the wait for the unit: only attach and detach take it.
         let tables = self.tables.lock();
         let cached = tables.detach(frames, source)?;
         if self.has_root()? {
@@ -434,13 +423,14 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
 
     fn shut_down(self) -> Result<(), UnitError> {
         self.command(global::TE, false, "turn translation off")?;
-        // The last descriptor is a wait, as the queue must be idle when it is turned off. A wait that is under way, behind a
-        // device that does not answer, say, may be confirmed later than that: GSTS.QIES says that no more are fetched.
+        // The last descriptor is a wait, because the queue must be idle when it is turned off. An outstanding wait, behind a device that
+        // does not answer, say, may be confirmed later than that: GSTS.QIES only says that no more are fetched.
         let settled = self.queue.settle(&self.host, &self.bell());
         self.command(global::QIE, false, "turn its invalidation queue off")?;
         settled?;
         let Self { host, queue, tables, .. } = self;
-        // SAFETY: translation and the queue are off, and no wait is under way, as the unit has confirmed.
+        // SAFETY: 1: the host's frames allocated it. 2: translation and the queue are off, and no wait is outstanding, as the unit has
+        // confirmed.
         unsafe {
             queue.free(host.frames());
             tables.into_inner().free(host.frames());
@@ -449,7 +439,7 @@ unsafe impl<H: Host> Iommu<VtdSecondStage> for Unit<H> {
     }
 }
 
-/// The mode that a unit translates in, if it does.
+/// The mode of a unit that translates.
 fn mode_of(registers: &impl Registers) -> Option<Mode> {
     let is_on = registers.read32(reg::GSTS) & global::TE != 0;
     match registers.read64(reg::RTADDR) & RTADDR_MODE {
@@ -464,11 +454,11 @@ fn source_of(device: DeviceId) -> Result<u16, UnitError> {
     u16::try_from(device.0).map_err(|_| UnitError::NoSuchDevice { device: device.0, last })
 }
 
-// SAFETY: a submission ends with a descriptor that the unit confirms when the submission's others are complete (section 6.5.2.8), IOTLB
-// invalidations wait for accesses (`start` takes no unit that cannot), the descriptors are in the order of the requests, and each covers its request. Submissions are in one order by the ring's exchanges, and those of a
-// unit that has no root yet by the switch's: it has read nothing of what they name. Registers and memory are as `Registers` and `Frames` promise.
-// Where CPUs share waits, `Ok` is of a submission that covers the requests and began after the call (`SharedWaits::submit`). Those of
-// one batch are all of this stage.
+// SAFETY: 1: a submission ends with a descriptor that the unit confirms after its other descriptors are complete (section 6.5.2.8), IOTLB
+// invalidations drain (`start` takes no unit that cannot), and each descriptor covers its request. If CPUs share waits, `Ok` is of a
+// submission that covers the requests and began after the call (`SharedWaits::submit`); all requests of one batch are of this stage. 2: by
+// `Registers` and `Frames`. 3: the ring's exchanges order the submissions, and the switch's order the calls of a unit that has no root yet,
+// which has read nothing of what they name. 4: the descriptors are in the order of the requests.
 unsafe impl<H: Host> InvalidationQueue for Unit<H> {
     fn invalidate(&self, domain: DomainId, invalidation: Invalidation) -> Result<(), InvalidationError> {
         self.submit(&[Request { domain, invalidation }])

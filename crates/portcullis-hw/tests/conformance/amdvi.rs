@@ -1,5 +1,5 @@
-//! QEMU's AMD-Vi: it caches translations, reads a device's entry whenever it has none of its
-//! address, and an invalidation of any pages takes all of the domain.
+//! QEMU's AMD-Vi: it caches translations, reads a device's entry whenever it has no translation of the address, and an invalidation of any
+//! pages takes all of the domain.
 
 use portcullis::addr::{DeviceId, DomainId, IovaRange};
 use portcullis::invalidation::{InvalidationQueue, Request};
@@ -12,15 +12,13 @@ use portcullis_hw::{Fault, Iommu, Registers, UnitDomainBuilder, UnitTables};
 use super::kind::{Careless, Kind, Tables, kind_with_tables, table};
 use super::machine::{Machine, QemuHost, Result};
 
-/// Where QEMU has the unit's registers.
 pub const REGISTERS: u64 = 0xfed8_0000;
 
-/// The first word of the unit's capability block, as a kernel finds it: in the function of class 8,
-/// subclass 6, the block 0x0f.
+/// The first word of the unit's capability block, as a kernel finds it: block 0x0f of the function of class 8, subclass 6.
 fn capability(machine: &Machine) -> Option<u32> {
     let slot = (0..32).find(|slot| machine.configuration(*slot, 8) >> 16 == 0x0806)?;
     let mut at = machine.configuration(slot, 0x34) & 0xfc;
-    // A list has 48 blocks at most.
+    // A list has at most 48 blocks.
     for _ in 0..48 {
         let header = machine.configuration(slot, at);
         match (at, header & 0xff) {
@@ -57,7 +55,7 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
         Some(Machine::pc(&[]))
     }
 
-    /// By a memory definition of one device, to be mapped one to one, to read and to write.
+    /// By a memory block of one device: identity-mapped, readable, writable.
     fn firmware(device: DeviceId, range: IovaRange) -> Result<Reserved> {
         let (start, len) = (range.start().get().to_le_bytes(), range.len().to_le_bytes());
         let number = (device.0 as u16).to_le_bytes();
@@ -68,9 +66,8 @@ kind_with_tables!(Unit<QemuHost>, AmdV1, {
     }
 
     fn start(machine: &Machine) -> Result<Self> {
-        // QEMU says that it caches what is absent, so each map ends with an invalidation, and that
-        // would hide what an unmap leaves out: QEMU takes it for all of the domain. The last
-        // configuration (XTSup) is for a host that cannot read the block.
+        // QEMU reports caching mode, so each map ends with an invalidation, and that would hide one that an unmap omits: QEMU takes it for
+        // all of the domain. The last configuration (XTSup) is for a host that cannot read the block.
         let can_read = machine.window(REGISTERS).read64(0x30) & 1 << 2 == 0;
         let config = Config { capability: capability(machine).filter(|_| can_read), ..Config::default() };
         Ok(Self::new(Unit::start(machine.host(REGISTERS), config)?))

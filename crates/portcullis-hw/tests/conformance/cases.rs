@@ -1,4 +1,4 @@
-//! The cases. Each tries all configurations of an IOMMU, each on a machine of its own.
+//! The cases. Each runs on all configurations of an IOMMU, each on a machine of its own.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use super::machine::{EDU, Edu, Machine, Ram, Result};
 
 type Kernel<K> = (<K as Kind>::Mapper, StdPlatform, Infallible);
 
-/// A machine with a unit that is on, and two devices that are attached to nothing.
+/// A machine with a unit that is on, and two unattached devices.
 struct Rig<K> {
     kind: K,
     devices: [Edu; 2],
@@ -32,20 +32,19 @@ struct Space<K: Kind> {
     domain: UnitDomain<Kernel<K>>,
 }
 
-/// A device in a domain: one queue, each mapping by itself.
+/// A device in a domain: one direct queue.
 struct Card<K: Kind> {
     queue: Queue<Kernel<K>>,
 }
 
-/// A page that a device may always read and write: its address for the device, and in memory.
+/// A page that a device may always read and write: its IOVA, and its physical address.
 type Window = (Iova, PhysAddr);
 
 fn id(device: usize) -> DeviceId {
     DeviceId(EDU[device] << 3)
 }
 
-/// A machine whose devices have addresses up to `mask`: of a larger one they leave the upper bits
-/// away.
+/// A machine whose devices have addresses up to `mask`: they drop higher bits.
 fn machine<K: Kind>(unit: &str, mask: DmaMask) -> Result<Machine> {
     let [first, second] = EDU.map(|slot| format!("edu,addr={slot:02x}.0,dma_mask={:#x}", mask.last()));
     K::machine(unit, &[&first, &second])
@@ -58,7 +57,7 @@ impl<K: Kind> Rig<K> {
         Ok(rig)
     }
 
-    /// The same with a unit that is not on yet, and devices with such addresses.
+    /// The same with a unit that is not on yet.
     fn started(unit: &str, mask: DmaMask) -> Result<Self> {
         let machine = machine::<K>(unit, mask)?;
         let devices = EDU.map(|slot| machine.edu(slot));
@@ -69,18 +68,17 @@ impl<K: Kind> Rig<K> {
         self.machine.ram()
     }
 
-    /// A domain that no device is attached to.
+    /// A domain without devices.
     fn space(&self, number: u16, policy: Policy) -> Result<Space<K>> {
         let domain = self.kind.domain(DomainId(number))?.policy(policy).build(StdPlatform::new())?;
         Ok(Space { domain })
     }
 
-    /// Leads a device to a domain.
     fn attach(&self, device: usize, space: &Space<K>, mask: DmaMask) -> Result<Card<K>> {
         Ok(Card { queue: space.domain.attach(id(device), mask)?.queue(QueueConfig::direct())? })
     }
 
-    /// Leads a device to a domain of its own, with a [window](Card::window) there.
+    /// Attaches a device to a domain of its own, with a [window](Card::window) there.
     fn card(&self, device: usize, number: u16, policy: Policy) -> Result<(Space<K>, Card<K>, Window)> {
         let space = self.space(number, policy)?;
         let mut card = self.attach(device, &space, DmaMask::BITS_64)?;
@@ -93,27 +91,27 @@ impl<K: Kind> Rig<K> {
         Ok(())
     }
 
-    /// Memory whose first granule, at least, has nothing else in it.
+    /// Memory whose first granule, at least, has no other use.
     fn memory(&self, bytes: u64) -> PhysSegment {
         let frames = usize::try_from(bytes.max(K::GRANULE).div_ceil(4096)).unwrap_or(usize::MAX);
         PhysSegment { phys: self.ram().alloc(frames).expect("memory"), len: bytes }
     }
 
-    /// Has a device read the 8 bytes at `from`, and what it got, brought to memory through `to`.
+    /// A device reads the 8 bytes at `from`; returns the result, through `to`.
     fn fetch(&self, device: usize, from: Iova, (to, at): Window) -> [u8; 8] {
         self.devices[device].fetch(from, 0, 8);
         self.devices[device].store(0, to, 8);
         self.ram().read(at)
     }
 
-    /// Has a device write `bytes` to `to`: it reads them at `from`, which is memory at `at`.
+    /// A device writes `bytes` to `to`: it reads them at `from`, which is memory at `at`.
     fn store(&self, device: usize, bytes: [u8; 8], (from, at): Window, to: Iova) {
         self.ram().write(at, &bytes);
         self.devices[device].fetch(from, 0, 8);
         self.devices[device].store(0, to, 8);
     }
 
-    /// What was refused since the last call, if the model records it.
+    /// Faults since the last call, if the model records them.
     fn faults(&self) -> Option<Vec<Fault>> {
         let faults = self.kind.faults();
         match K::RECORDS {
@@ -125,13 +123,13 @@ impl<K: Kind> Rig<K> {
         }
     }
 
-    /// Nothing was refused since the last call, as far as the model says.
+    /// No faults since the last call, as far as the model records them.
     fn assert_no_fault(&self) {
         let faults = self.faults();
         assert!(faults.as_ref().is_none_or(Vec::is_empty), "{faults:?}");
     }
 
-    /// An access of `device` was refused, as far as the model says.
+    /// An access of `device` was refused, as far as the model records it.
     fn assert_fault(&self, device: usize, access: Access, address: Option<Iova>, reasons: &[Reason]) {
         self.assert_fault_of(device, Some(access), address, reasons);
     }
@@ -154,7 +152,7 @@ impl<K: Kind> Rig<K> {
 }
 
 impl<K: Kind> Space<K> {
-    /// What maps for a device in this domain, which the device need not be led to.
+    /// Maps for a device in this domain, which need not be attached.
     fn card(&self, device: usize, mask: DmaMask) -> Result<Card<K>> {
         Ok(Card { queue: self.domain.dma().attach(id(device), mask)?.queue(QueueConfig::direct())? })
     }
@@ -163,7 +161,7 @@ impl<K: Kind> Space<K> {
 impl<K: Kind> Card<K> {
     fn map(&mut self, segment: PhysSegment, direction: Direction) -> Result<(RawMapping, Iova)> {
         let mut view = [DmaSegment::default()];
-        // SAFETY: QEMU's memory, which this process reaches as atomics only.
+        // SAFETY: this process accesses QEMU's memory only by atomics.
         let (mapping, _) = unsafe { self.queue.map_raw(&[segment], direction, &mut view) }?;
         Ok((mapping, view[0].iova))
     }
@@ -172,7 +170,7 @@ impl<K: Kind> Card<K> {
         Ok(self.queue.unmap_raw(mapping)?)
     }
 
-    /// A page that the device may always read and write, to bring bytes to it and to see what it got.
+    /// A page that the device may always read and write, to pass bytes to it and back.
     fn window(&mut self, rig: &Rig<K>) -> Result<Window> {
         let page = rig.memory(4096);
         let (_, iova) = self.map(page, Direction::Bidirectional)?;
@@ -180,12 +178,12 @@ impl<K: Kind> Card<K> {
     }
 }
 
-/// Tries `case` on each unit, which is on.
+/// Runs `case` on each unit, which is on.
 fn on_each<K: Kind>(case: impl Fn(&Rig<K>) -> Result<()>) {
     on_each_of(Rig::<K>::new, case);
 }
 
-/// Tries `case` on what `make` makes of each unit.
+/// Runs `case` on the result of `make` for each unit.
 fn on_each_of<K: Kind>(make: impl Fn(&str) -> Result<Rig<K>>, case: impl Fn(&Rig<K>) -> Result<()>) {
     for (what, why) in K::GAPS {
         not_covered::<K>(what, why);
@@ -196,7 +194,7 @@ fn on_each_of<K: Kind>(make: impl Fn(&str) -> Result<Rig<K>>, case: impl Fn(&Rig
     }
 }
 
-/// Says that a case, or a part of it, cannot be tried, and why. `cargo xtask conformance` lists these.
+/// Reports that a case, or a part of it, cannot run, and why. `cargo xtask conformance` lists these.
 fn not_covered<K>(what: &str, why: &str) {
     // The driver's module, or the kind's own: `portcullis_hw::vtd::..`, `conformance::virtio::..`.
     let kind = std::any::type_name::<K>();
@@ -225,7 +223,7 @@ pub fn a_mapping_is_read_and_written_as_its_direction_allows<K: Kind>() {
         let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let reasons = [Reason::NotMapped, Reason::Permission];
         let page = rig.memory(4096);
-        // What is refused comes first: some models record no refusal by an entry that they have cached.
+        // The refusal comes first: some models record no fault of a cached entry.
         let (mapping, iova) = card.map(page, Direction::ToDevice)?;
         rig.ram().write(page.phys, b"original");
         rig.store(0, *b"replaced", window, iova);
@@ -278,7 +276,7 @@ pub fn a_strict_unmap_ends_access_and_without_its_invalidation_it_does_not<K: Ki
             assert_eq!(card.unmap(mapping)?, Ended::Done(()));
             let _ = rig.kind.neglect(false);
             rig.store(0, *b"unmapped", window, iova);
-            // The second time shows that the first can fail.
+            // The second run shows that the first can fail.
             assert_eq!(&rig.ram().read(page.phys), if neglect { b"unmapped" } else { b"mapped.." });
             if neglect {
                 rig.assert_no_fault();
@@ -323,7 +321,7 @@ pub fn a_lazy_unmap_ends_access_with_its_flush<K: Kind>() {
     });
 }
 
-/// Where the unit says that it caches what is absent, each map has it forget that.
+/// In caching mode, each map invalidates.
 pub fn what_was_absent_is_reached_once_it_is_mapped<K: Kind>() {
     on_each::<K>(|rig| {
         let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
@@ -338,7 +336,7 @@ pub fn what_was_absent_is_reached_once_it_is_mapped<K: Kind>() {
             assert_eq!(same, iova, "the same address again, or this shows nothing");
             let _ = rig.kind.neglect(false);
             rig.store(0, *b"mapped..", window, iova);
-            // The second time shows that the first can fail.
+            // The second run shows that the first can fail.
             let is_absent = neglect && rig.kind.caches_absent();
             match K::CACHES_ABSENT {
                 Err(why) if is_absent => not_covered::<K>("a map without its invalidation", why),
@@ -354,7 +352,7 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
     on_each::<K>(|rig| {
         let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let huge = PhysSegment { phys: rig.ram().alloc(1024).ok_or("memory")?, len: 4 << 20 };
-        // A GiB of addresses, of which the machine has the first quarter.
+        // A GiB of addresses; the machine has the first quarter.
         let giant = PhysSegment { phys: rig.ram().base(), len: 1 << 30 };
         for (segment, offsets) in [
             (huge, [0, (2 << 20) - 8, 2 << 20, (4 << 20) - 8]),
@@ -385,8 +383,8 @@ pub fn large_pages_are_walked_to_their_ends<K: Kind>() {
     });
 }
 
-/// The rest of a large page stays mapped while a part of it is unmapped; and what the IOMMU may hold
-/// as a whole it forgets as a whole (VT-d: by a mask of at least the page's size).
+/// The rest of a large page stays mapped while a part of it is unmapped; and an IOTLB entry of the whole page is invalidated as a whole
+/// (VT-d: by a mask of at least the page's size).
 pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
     on_each::<K>(|rig| {
         let (platform, granule) = (StdPlatform::new(), K::GRANULE);
@@ -395,7 +393,7 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
         let sizes = mapper.geometry().page_sizes;
         let large = (21..40).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
         let large = large.ok_or("large pages")?.bytes();
-        // Where memory is smaller than a page, the device keeps to what there is.
+        // If memory is smaller than a page, the device stays inside it.
         let reach = large.min(256 << 20);
         let phys = if large <= 32 << 20 { rig.memory(large).phys } else { rig.ram().base() };
         let place = |offset: u64| (Iova::new(2 * large + offset), PhysAddr::new(phys.get() + offset));
@@ -404,7 +402,7 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
         let map = |at: Iova, phys, len| -> Result<IovaRange> {
             let range = IovaRange::new(at, len)?;
             let list = [(phys, len)];
-            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            // SAFETY: this process accesses QEMU's memory only by atomics.
             unsafe {
                 mapper.map(&platform, range, list, Permissions::READ_WRITE.into(), &mut Gather::new())
             }?;
@@ -437,7 +435,7 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
             let _ = rig.faults();
             assert!(beside.iter().all(|at| reaches(*at, b"after...")), "the rest of the page");
             rig.assert_no_fault();
-            // The second time shows that the first can fail.
+            // The second run shows that the first can fail.
             assert_eq!(reaches(part, b"too late"), neglect, "the part that is unmapped");
             let _ = rig.faults();
         }
@@ -445,8 +443,8 @@ pub fn a_part_of_a_large_page_ends_alone<K: Kind>() {
     });
 }
 
-/// 64 pages across a multiple of a large page's size, as of a ring that does not begin there, are forgotten on both sides of it,
-/// however many commands that takes.
+/// 64 pages across a multiple of a large page's size, as of an unaligned ring, are invalidated on both sides of it, however many commands
+/// that takes.
 pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
     on_each::<K>(|rig| {
         let (platform, granule) = (StdPlatform::new(), K::GRANULE);
@@ -455,7 +453,7 @@ pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
         let sizes = mapper.geometry().page_sizes;
         let large = (21..40).filter_map(PageSize::from_shift).find(|size| sizes.contains(*size));
         let border = 2 * large.ok_or("large pages")?.bytes();
-        // Page 1 of these is the first of the run, and page 28 is the first behind the border.
+        // Page 1 is the first of the run, and page 28 is the first behind the boundary.
         let memory = rig.memory(66 * granule).phys;
         let place = |page: u64| {
             (Iova::new(border + page * granule - 28 * granule), PhysAddr::new(memory.get() + page * granule))
@@ -464,7 +462,7 @@ pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
         let map = |(at, phys): Window, len| -> Result<IovaRange> {
             let range = IovaRange::new(at, len)?;
             let list = [(phys, len)];
-            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            // SAFETY: this process accesses QEMU's memory only by atomics.
             unsafe {
                 mapper.map(&platform, range, list, Permissions::READ_WRITE.into(), &mut Gather::new())
             }?;
@@ -487,7 +485,7 @@ pub fn a_run_across_a_large_border_ends_on_both_sides<K: Kind>() {
             assert_eq!(mapper.unmap(&platform, run, &mut gather).bytes, run.len());
             mapper.sync(&gather)?;
             let _ = rig.kind.neglect(false);
-            // The second time shows that the first can fail.
+            // The second run shows that the first can fail.
             assert!(ends.iter().all(|page| reaches(*page, b"too late") == is_neglected));
             let _ = rig.faults();
             assert!([0, 65].iter().all(|page| reaches(*page, b"after...")), "what lies beside it");
@@ -501,7 +499,7 @@ pub fn a_list_is_one_piece_for_the_device<K: Kind>() {
     on_each::<K>(|rig| {
         let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let mut list: Vec<_> = (0..9).map(|_| rig.memory(K::GRANULE)).collect();
-        // No piece in memory is behind the one before it.
+        // No piece is physically behind its predecessor.
         list.reverse();
         let mut view = [DmaSegment::default(); 9];
         // SAFETY: as in `Card::map`.
@@ -523,7 +521,7 @@ pub fn a_list_of_odd_pieces_is_reached_piece_by_piece<K: Kind>() {
         let (_space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
         let granule = K::GRANULE;
         let memory: Vec<_> = (0..3).map(|_| rig.memory(3 * granule)).collect();
-        // In the middle of a page, over a border, and over two.
+        // Inside a page, across a boundary, and across two.
         let odd = [(2, 24, 40), (0, granule - 8, 16), (1, 8, 2 * granule)];
         let list = odd.map(|(of, offset, len): (usize, u64, u64)| PhysSegment {
             phys: PhysAddr::new(memory[of].phys.get() + offset),
@@ -604,16 +602,15 @@ pub fn a_device_moves_between_domains_and_leaves_nothing_behind<K: Kind>() {
     });
 }
 
-/// The device writes without a pause while it is led from one domain to the other: each byte lands
-/// in the memory of the domain that it is in, or is refused. When a detach has returned, nothing of
-/// before comes any more.
+/// The device writes without a pause while it moves from one domain to the other: each byte reaches the memory of its current domain, or is
+/// refused. After a detach has returned, no earlier write arrives.
 pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>() {
     const LEN: u64 = 4096;
     on_each::<K>(|rig| {
         let spaces = [rig.space(1, Policy::Strict)?, rig.space(2, Policy::Strict)?];
         let mut cards = [spaces[0].card(0, DmaMask::BITS_64)?, spaces[1].card(0, DmaMask::BITS_64)?];
         let granule = K::GRANULE;
-        // Two granules, with one before and one behind that no domain maps.
+        // Two granules, between two that no domain maps.
         let memory = [rig.memory(4 * granule), rig.memory(4 * granule)];
         let mut places = Vec::new();
         for (card, memory) in cards.iter_mut().zip(&memory) {
@@ -623,7 +620,7 @@ pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>()
         assert_eq!(places[0], places[1], "the same address in both, or this shows little");
         let clear =
             || memory.iter().for_each(|memory| rig.ram().write(memory.phys, &vec![0; 4 * granule as usize]));
-        // Over the border of the two.
+        // Across the boundary of the two.
         let to = Iova::new(places[0].get() + granule - LEN / 2);
         let landed: Vec<u8> = (0..4 * granule)
             .map(|at| if (2 * granule - LEN / 2..2 * granule + LEN / 2).contains(&at) { 0xa5 } else { 0 })
@@ -637,7 +634,7 @@ pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>()
         clear();
         let (written, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            // Also where an assertion fails.
+            // Even if an assertion fails.
             let _stop = OnDrop(|| stop.store(true, Ordering::Relaxed));
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -670,7 +667,6 @@ pub fn a_device_that_moves_while_it_writes_reaches_one_domain_or_none<K: Kind>()
     });
 }
 
-/// Does it when it is dropped.
 struct OnDrop<F: Fn()>(F);
 
 impl<F: Fn()> Drop for OnDrop<F> {
@@ -679,7 +675,7 @@ impl<F: Fn()> Drop for OnDrop<F> {
     }
 }
 
-/// Nothing is unmapped here: what a number led to ends with the attachment, and with the driver.
+/// Nothing is unmapped here: a number's translations end with the attachment, and with the driver.
 pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
     on_each::<K>(|rig| {
         let old = rig.space(1, Policy::Strict)?;
@@ -691,7 +687,7 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
             matches!(rig.space(1, Policy::Strict), Err(error) if error.to_string().contains("is in use")),
             "one number is one domain"
         );
-        // It detaches its device.
+        // Its drop detaches its device.
         drop((old, card));
 
         let new = rig.space(1, Policy::Strict)?;
@@ -710,7 +706,7 @@ pub fn a_number_that_is_used_again_brings_nothing_back<K: Kind>() {
         rig.ram().write(other.phys, b"it stays");
         rig.devices[0].store(0, iova, 8);
         assert_eq!(&rig.ram().read(other.phys), b"it stays", "the next driver's domain has the number");
-        // The first driver has the unit no more.
+        // The first driver no longer has the unit.
         std::mem::forget(new);
         Ok(())
     });
@@ -757,8 +753,8 @@ pub fn addresses_stay_within_what_a_device_can_say<K: Kind>() {
     );
 }
 
-/// A device of 64 bits gets addresses from the top of what its domain has: the unit translates the first byte and the last of all
-/// mappings, of rings, and of memory that stays mapped, however few bits it has of what its tables could say.
+/// A 64-bit device gets the highest addresses of its domain: the unit translates the first and the last byte of all mappings, of rings, and
+/// of persistent mappings, however few bits of its tables it uses.
 pub fn the_highest_addresses_of_a_64_bit_device_are_translated<K: Kind>() {
     on_each::<K>(|rig| {
         let (space, granule) = (rig.space(1, Policy::Strict)?, K::GRANULE);
@@ -793,9 +789,8 @@ pub fn the_highest_addresses_of_a_64_bit_device_are_translated<K: Kind>() {
     });
 }
 
-/// Regions that firmware reserves for a device are there from the moment that the unit is on.
-/// Everything else of 32 bits is handed out: these are not, nor is what the unit, or a device
-/// behind it, keeps from translation.
+/// Regions that firmware reserves for a device are mapped when the unit is on. All other 32-bit addresses are allocated, except those that
+/// the unit, or a device behind it, reserves.
 pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>() {
     on_each_of::<K>(
         |unit| Rig::started(unit, DmaMask::BITS_64),
@@ -805,12 +800,12 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             let at = |offset: u64| {
                 (Iova::new(memory.phys.get() + offset), PhysAddr::new(memory.phys.get() + offset))
             };
-            // Not all of its second page of a larger granule.
+            // Only a part of its second page with a larger granule.
             let range = IovaRange::new(at(granule).0, granule + 4096)?;
             let region = K::firmware(id(0), range)?;
             assert_eq!((region.range, region.permissions), (range, Permissions::READ_WRITE));
             let builder = rig.kind.domain(DomainId(1))?;
-            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            // SAFETY: this process accesses QEMU's memory only by atomics.
             let builder = unsafe { builder.regions([region]) };
             let space = Space { domain: builder.build(StdPlatform::new())? };
             rig.lead(0, &space)?;
@@ -840,7 +835,7 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
             let page = |address: u64| address / granule * granule;
             let mut kept: Vec<_> = rig.kind.reserved()?.iter().chain([&range]).copied().collect();
             kept.retain(|range| range.start().get() < 1 << 32);
-            // Both devices name what each of them keeps.
+            // Both devices report their own.
             kept.sort_by_key(|range| range.start());
             kept.dedup();
             let mut card = space.card(0, DmaMask::BITS_32)?;
@@ -864,7 +859,7 @@ pub fn what_firmware_reserves_is_mapped_one_to_one_and_never_handed_out<K: Kind>
                     }
                 }
             }
-            // The first page is no address.
+            // The first page is never allocated.
             let kept =
                 kept.iter().map(|range| page(range.last().get()) + granule - page(range.start().get()));
             assert_eq!(handed_out + kept.sum::<u64>() + granule, 1 << 32, "all the rest was handed out");
@@ -921,9 +916,8 @@ pub fn a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried
     });
 }
 
-/// Thousands of maps, writes and unmaps of random sizes, with tables reclaimed now and then: each
-/// write lands where it should, and in the end all of the memory is as these writes have left it.
-/// Tables are given back.
+/// Thousands of maps, writes and unmaps of random sizes, with tables reclaimed now and then: each write reaches its page, and in the end
+/// all memory has exactly these writes. Tables are freed.
 pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
     on_each::<K>(|rig| {
         let (space, mut card, window) = rig.card(0, 1, Policy::Strict)?;
@@ -965,7 +959,7 @@ pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
             if step % 7 == 0
                 && let Some((iova, phys)) = gone.pop()
             {
-                // Whole granules are open.
+                // The unit opens whole granules.
                 let granule = |address: u64| address / K::GRANULE;
                 let reached = |(_, from, segment): &(RawMapping, Iova, PhysSegment)| {
                     (granule(from.get())..=granule(from.get() + segment.len - 1))
@@ -989,7 +983,7 @@ pub fn thousands_of_mappings_land_where_they_should<K: Kind>() {
         assert!(tables.is_none_or(|tables| tables <= empty), "{tables:?} bytes of tables, {empty} at first");
         let found = rig.ram().read_all(memory.phys, memory.len);
         let differs = || found.iter().zip(&shadow).position(|(found, wanted)| found != wanted);
-        // Compared as a whole first, as this is compiled without optimisation.
+        // Compared as a whole first, because this is compiled without optimisation.
         assert!(found == shadow, "a write that nothing asked for: {:?}", differs());
         Ok(())
     });
@@ -1007,7 +1001,7 @@ fn take_over<K: Kind>(unit: &str) -> Result<()> {
     let page = rig.memory(4096);
     let (_, iova) = card.map(page, Direction::Bidirectional)?;
     rig.store(0, *b"of first", window, iova);
-    // As a kernel that was started by another finds it, which detaches nothing any more.
+    // As after kexec: the previous kernel never detaches.
     std::mem::forget(space);
     let taken = rig.ram().taken();
     let second = K::start(&rig.machine)?;

@@ -1,4 +1,4 @@
-//! What the cases ask of an IOMMU, and how units with tables in memory answer.
+//! The interface of an IOMMU for the cases, and its implementation for units with tables in memory.
 #![allow(dead_code, reason = "each of the programs that use it uses a part")]
 
 use std::sync::Arc;
@@ -19,78 +19,73 @@ use super::machine::{Machine, Ram, Result};
 pub trait Kind: Sized + Sync {
     /// What changes translations.
     type Mapper: UnitMapper;
-    /// Configurations, as the machine's options make them.
+    /// Configurations, as machine options.
     const UNITS: &[&str];
-    /// Whether the model records refused accesses; if not, why not.
+    /// Whether the model records faults; if not, why not.
     const RECORDS: std::result::Result<(), &str> = Ok(());
-    /// What the model cannot show besides, and why.
+    /// Other behaviour that the model lacks, and why.
     const GAPS: &[(&str, &str)] = &[];
 
-    /// What the model records of the access where a device that is attached to nothing was about to
-    /// write.
+    /// The access in the model's record of an unattached device's write.
     const UNATTACHED_WRITE: Option<Access> = Some(Access::Write);
-    /// Whether each record says what the device was about to do; else some do.
+    /// Whether every record has the kind of access; otherwise some do.
     const TELLS_ACCESS: bool = true;
-    /// What records say of a device that is attached to nothing.
+    /// The reason in records of an unattached device.
     const NOT_ATTACHED: Reason = Reason::NotAttached;
     /// The smallest page.
     const GRANULE: u64 = 4096;
-    /// Whether tables have entries by which a device may write and not read.
+    /// Whether tables have write-only entries.
     const WRITE_ONLY: bool = true;
-    /// Whether a driver that takes over leaves things as they are until it is enabled.
+    /// Whether a driver that takes over changes no access until it is enabled.
     const KEEPS_UNTIL_ENABLED: bool = true;
 
-    /// Whether the model caches what is absent where it says so; if not, why not.
+    /// Whether the model caches non-present entries in caching mode; if not, why not.
     const CACHES_ABSENT: std::result::Result<(), &str> =
         Err("QEMU looks for it again, also where it says that it caches it");
 
-    /// A machine of the configuration `unit`, with `devices`.
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine>;
 
     /// A machine without a unit, if there is one.
     fn machine_without() -> Option<Result<Machine>>;
 
-    /// Starts the driver on the machine's unit, which is not enabled yet.
+    /// Starts the driver on the machine's unit, without enabling it.
     fn start(machine: &Machine) -> Result<Self>;
 
-    /// Enables it.
     fn enable(&self) -> Result<()>;
 
-    /// Begins a domain of the unit, which may have all of the machine's devices.
+    /// Begins a domain of the unit, to which all of the machine's devices may be attached.
     fn domain(&self, number: DomainId) -> Result<UnitDomainBuilder<Self::Mapper, StdPlatform>>;
 
-    /// The addresses that the unit translates for no device, or that devices keep for themselves.
+    /// Addresses that the unit translates for no device, or that devices reserve.
     fn reserved(&self) -> Result<Vec<IovaRange>>;
 
-    /// How much memory the mapper's tables take, where they are in memory.
+    /// Memory of the mapper's tables, if they are in memory.
     fn table_bytes(mapper: &Self::Mapper) -> Option<usize>;
 
     /// Lets a device reach all memory.
     fn pass_through(&self, device: DeviceId) -> Result<()>;
 
-    /// Leads a device to nothing that is attached by no domain.
+    /// Detaches a device that no domain has attached.
     fn detach(&self, device: DeviceId) -> Result<()>;
 
-    /// What was refused since the last call.
+    /// Faults since the last call.
     fn faults(&self) -> Vec<Fault>;
 
-    /// From now on invalidations are confirmed and not made (`true`), or made again. Whether the IOMMU has any.
+    /// `true`: from now on invalidations are confirmed and not executed. `false`: executed again. Returns whether the IOMMU has any.
     fn neglect(&self, neglect: bool) -> bool;
 
-    /// What firmware says that reserves `range` for `device`: by the table of ACPI that describes
-    /// such units, if there is one.
+    /// A `Reserved` of `range` for `device`: parsed from the unit's ACPI table, if there is one.
     fn firmware(_: DeviceId, range: IovaRange) -> Result<Reserved> {
         Ok(Reserved { range, permissions: Permissions::READ_WRITE })
     }
 
-    /// Whether the unit says that it caches what is absent.
+    /// Whether the unit reports caching mode.
     fn caches_absent(&self) -> bool;
 
-    /// Submits invalidations that nothing asked for, where there are any.
+    /// Submits extra invalidations, if the IOMMU has any.
     fn submit(&self, requests: &[Request]) -> Result<()>;
 
-    /// Moves the tail of the unit's queue over a command that no unit knows, and returns whether
-    /// that is possible here.
+    /// Moves the tail of the unit's queue over an invalid command. Returns whether that is possible here.
     fn confuse(_: &Machine) -> bool {
         false
     }
@@ -99,7 +94,7 @@ pub trait Kind: Sized + Sync {
     fn shut_down(self) -> Result<()>;
 }
 
-/// A table of ACPI with this signature, made of `parts` behind its header.
+/// An ACPI table with this signature, and `parts` behind its header.
 pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
     let mut table = [&signature[..], &[0; 32], &parts.concat()].concat();
     let len = table.len() as u32;
@@ -108,14 +103,14 @@ pub fn table(signature: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
     table
 }
 
-/// A unit that can be told to neglect invalidations: `Ok`, and nothing done.
-/// Its type does not name the unit's, so that the domains above are compiled once for each format.
+/// A unit that can be told to neglect invalidations: it returns `Ok`, and does nothing. Its type does not name the unit's, so that the
+/// domains above are compiled once for each format.
 pub struct Careless<X> {
     unit: Arc<dyn Iommu<X, Frames = Ram>>,
     neglect: Arc<AtomicBool>,
 }
 
-// SAFETY: not kept while `neglect` is set, which is what a case is about: it looks at memory that nothing else uses.
+// SAFETY: broken on purpose while `neglect` is set; the cases then access memory that nothing else uses.
 unsafe impl<X: Format> InvalidationQueue for Careless<X> {
     fn invalidate(
         &self,
@@ -138,7 +133,7 @@ unsafe impl<X: Format> InvalidationQueue for Careless<X> {
     }
 }
 
-// SAFETY: the unit's own answers.
+// SAFETY: clauses 1 to 5 are the unit's.
 unsafe impl<X: Format> Iommu<X> for Careless<X> {
     type Frames = Ram;
 
@@ -171,7 +166,7 @@ unsafe impl<X: Format> Iommu<X> for Careless<X> {
     }
 
     unsafe fn attach(&self, device: DeviceId, to: Attachment<X>) -> std::result::Result<(), UnitError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         unsafe { self.unit.attach(device, to) }
     }
 
@@ -215,7 +210,7 @@ impl<U> Tables<U> {
     where
         U: Iommu<X>,
     {
-        // SAFETY: the device reaches all of QEMU's memory, of which this process uses atomics only.
+        // SAFETY: 3: this process accesses QEMU's memory only by atomics.
         Ok(unsafe { self.unit.attach(device, Attachment::PassThrough) }?)
     }
 
@@ -233,7 +228,7 @@ impl<U> Tables<U> {
     }
 }
 
-/// What is the same for all units with tables: a `Kind` for `Tables<$unit>` with layout `$layout`, of which the rest is given.
+/// The common part of all units with tables: a `Kind` for `Tables<$unit>` with layout `$layout`, and the given rest.
 macro_rules! kind_with_tables {
     ($unit:ty, $layout:ty, { $($rest:item)* }) => {
         impl Kind for Tables<$unit> {

@@ -1,6 +1,6 @@
 //! One list of cases on QEMU's IOMMUs, each through the driver that a kernel would use, with `edu` as the device.
 //!
-//! They need QEMU, and run by `cargo xtask conformance`, or where they are asked for with `--ignored`.
+//! They need QEMU, and run by `cargo xtask conformance`, or with `--ignored`.
 #![allow(
     unsafe_code,
     reason = "memory is opened by its number; it is QEMU's, and this process reaches it as atomics only"
@@ -16,7 +16,7 @@ mod smmuv3;
 mod virtio;
 mod vtd;
 
-/// The cases, each for every IOMMU: what one cannot show, the case says itself.
+/// The cases, each for every IOMMU: a case itself reports what one cannot show.
 macro_rules! every_case {
     ($then:ident $($given:tt)*) => {
         $then! {
@@ -67,7 +67,7 @@ macro_rules! on {
     };
 }
 
-/// What concerns one IOMMU only.
+/// Cases of one IOMMU only.
 macro_rules! own {
     ($($iommu:ident { $($case:ident)* })*) => {
         mod own {
@@ -82,7 +82,7 @@ macro_rules! own {
     };
 }
 
-/// The driver for VT-d on the software IOMMU, which is everywhere.
+/// The VT-d driver on the software IOMMU, which runs everywhere.
 mod software {
     use crate::kind::Tables;
     use crate::machine::SoftwareHost;

@@ -1,5 +1,4 @@
-//! QEMU's RISC-V IOMMU: it caches translations by page of 4 KiB, of larger pages, too, and device
-//! contexts; both outlive its modes.
+//! QEMU's RISC-V IOMMU: it caches translations by 4 KiB, also of larger pages, and device contexts; both survive changes of mode.
 
 use portcullis::addr::{DeviceId, DomainId, PhysAddr};
 use portcullis::invalidation::{InvalidationQueue, Request};
@@ -11,22 +10,20 @@ use portcullis_hw::{Access, Fault, Iommu, Registers, UnitDomainBuilder, UnitTabl
 use super::kind::{Careless, Kind, Tables, kind_with_tables};
 use super::machine::{Machine, QemuHost, Result};
 
-/// The slot of the unit on bus 0, where it is on PCI, and where it has its registers where it is
-/// not.
+/// The unit's slot on bus 0, if it is on PCI, and its registers otherwise.
 const SLOT: u32 = 1;
 const REGISTERS: u64 = 0x301_0000;
 
-/// What an empty slot answers.
+/// The answer of an empty slot.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// Where the unit's registers are.
 pub fn registers(machine: &Machine) -> u64 {
     if machine.configuration(SLOT, 0) == NO_DEVICE { REGISTERS } else { machine.place(SLOT, 0x10) }
 }
 
 kind_with_tables!(Unit<QemuHost>, Riscv, {
     const UNITS: &[&str] = &[
-        // Both stages, of which the driver takes the first; contexts of the extended format.
+        // Both stages (the driver takes the first); contexts of the extended format.
         "riscv-iommu-pci,addr=01.0",
         "riscv-iommu-pci,addr=01.0,intremap=off",
         "riscv-iommu-pci,addr=01.0,s-stage=off",
@@ -45,7 +42,7 @@ kind_with_tables!(Unit<QemuHost>, Riscv, {
         ("directories of one and two levels", "the model walks three, and the driver takes the most"),
     ];
     const WRITE_ONLY: bool = false;
-    /// QEMU says so of every access of a device without a context.
+    /// QEMU records a read for every access of a device without a context.
     const UNATTACHED_WRITE: Option<Access> = Some(Access::Read);
 
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {

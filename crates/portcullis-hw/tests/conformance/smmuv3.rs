@@ -1,9 +1,7 @@
-//! QEMU's SMMUv3: it caches leaves, stream table entries and context descriptors, not entries of
-//! tables above the leaves, and not what is absent. It records an event for each four bytes that it
-//! refuses.
+//! QEMU's SMMUv3: it caches leaves, stream table entries and context descriptors, neither non-leaf entries nor non-present ones. It records
+//! an event for every four refused bytes.
 //!
-//! It is more than most units are, so some of what it says that it can do is hidden from the driver
-//! here. `virt` before 10.0 has the first stage only.
+//! It has more features than most units, so these tests hide some of them from the driver. `virt` before 10.0 has only the first stage.
 #![allow(dead_code, unused_imports, reason = "a program that runs a driver behind it uses a part")]
 
 use std::sync::Arc;
@@ -25,32 +23,29 @@ use portcullis_hw::{
 use super::kind::{Careless, Kind, Tables, kind_with_tables, table};
 use super::machine::{EDU, Edu, Machine, QemuHost, Ram, Result, Window};
 
-/// Where `virt` has the unit's registers.
 pub const REGISTERS: u64 = 0x0905_0000;
 
-/// What is hidden. The first stage, so that domains get tables of the second.
+/// Hidden features. The first stage, so that domains get second-stage tables.
 pub const FIRST_STAGE: u32 = 1;
-/// Physical addresses beyond 42 bits. With 44, the root of the second stage with pages of 64 KiB is
-/// four tables side by side, and QEMU 10.0 finds none but the first (`hw/arm/smmu-common.c`,
-/// `smmu_ptw_64_s2`).
+/// Physical addresses beyond 42 bits. With 44, the second-stage root with 64 KiB pages is four concatenated tables, and QEMU 10.0 finds
+/// only the first (`hw/arm/smmu-common.c`, `smmu_ptw_64_s2`).
 pub const WIDTH: u32 = 2;
-/// Stream tables of two levels, streams beyond 8 bits, and invalidations of ranges.
+/// Two-level stream tables, stream IDs beyond 8 bits, and range invalidations.
 pub const COMFORT: u32 = 4;
-/// And what is said to be there and is not: the second stage of `virt` before 10.0.
+/// And a feature that it claims and lacks: the second stage of `virt` before 10.0.
 const BOAST: u32 = 8;
 
-/// A host that hides it.
+/// A host that hides features.
 #[derive(Debug)]
 pub struct Less<const HIDDEN: u32> {
     host: QemuHost,
     registers: Hiding<HIDDEN>,
 }
 
-/// Registers that do not say it.
 #[derive(Debug, Clone)]
 pub struct Hiding<const HIDDEN: u32>(Window);
 
-// SAFETY: those of the window, but for four that only say what there is, and then say less.
+// SAFETY: the window's clauses; four identification registers read less.
 unsafe impl<const HIDDEN: u32> Registers for Hiding<HIDDEN> {
     fn read32(&self, offset: usize) -> u32 {
         let value = self.0.read32(offset);
@@ -103,7 +98,7 @@ impl<const HIDDEN: u32> Host for Less<HIDDEN> {
     }
 }
 
-/// An SMMUv3 with pages of 2^`GRANULE` bytes, of which this is hidden.
+/// An SMMUv3 with pages of 2^`GRANULE` bytes and hidden features.
 pub type Smmu<const GRANULE: u32, const HIDDEN: u32> = Unit<Less<HIDDEN>, GRANULE>;
 
 const GAPS: [(&str, &str); 2] = [
@@ -126,20 +121,20 @@ fn confuse(machine: &Machine) {
     registers.write32(TAIL, (tail + 1) & (2 * places - 1));
 }
 
-/// A node of reserved memory behind one of a unit, and what is read of it.
+/// Parses a reserved memory node behind a unit's.
 fn reserved_node(device: DeviceId, range: IovaRange) -> Result<Reserved> {
-    // Where the first node begins.
+    // Offset of the first node.
     const FIRST: u32 = 48;
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
     let wide = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
-    // Kind, length, revision; identifier; mappings of numbers, and where they are.
+    // Type, length, revision; identifier; ID mappings, and their offset.
     let unit = [&[4, 68, 0, 0][..], &words(&[0, 0, 0]), &wide(&[REGISTERS]), &[0; 44]].concat();
     let memory = [
         &[6, 68, 0, 0][..],
         &words(&[1, 1, 48, 0, 1, 28]),
         &wide(&[range.start().get(), range.len()]),
         &words(&[0]),
-        // One number, its count less one, the stream that it is, the unit's node.
+        // One ID: count minus one, stream ID, the unit's node.
         &words(&[0, 0, device.0, FIRST, 1]),
     ]
     .concat();
@@ -153,10 +148,10 @@ macro_rules! smmu {
         kind_with_tables!(Smmu<$granule, { $hidden }>, Arm<$granule>, {
             const UNITS: &[&str] = &$units;
             const GAPS: &[(&str, &str)] = &GAPS;
-            /// C_BAD_STE and C_BAD_STREAMID say nothing of the access.
+            /// C_BAD_STE and C_BAD_STREAMID have no access.
             const UNATTACHED_WRITE: Option<Access> = None;
             const GRANULE: u64 = 1 << $granule;
-            /// What the first stage lets a device write it lets it read.
+            /// Pages that are writable in the first stage are readable.
             const WRITE_ONLY: bool = $hidden & FIRST_STAGE != 0;
 
             fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {
@@ -207,13 +202,12 @@ fn unit<const HIDDEN: u32>(machine: &Machine) -> Result<Smmu<12, HIDDEN>> {
     Ok(unit)
 }
 
-/// Has `edu` copy 8 bytes.
 fn copy(edu: &Edu, from: Iova, to: Iova) {
     edu.fetch(from, 0, 8);
     edu.store(0, to, 8);
 }
 
-/// Two domains of one number, one with tables of each stage.
+/// Two domains of one number, with tables of different stages.
 pub fn both_stages_at_once() {
     let case = || -> Result<()> {
         let machine = Machine::arm(",iommu=smmuv3", &EDUS)?;
@@ -231,7 +225,7 @@ pub fn both_stages_at_once() {
             let phys = ram.alloc(1).ok_or("memory")?;
             let mut view = [DmaSegment::default()];
             let page = [PhysSegment { phys, len: 4096 }];
-            // SAFETY: QEMU's memory, which this process reaches as atomics only.
+            // SAFETY: this process accesses QEMU's memory only by atomics.
             let (mapping, _) = unsafe { queue.map_raw(&page, Direction::Bidirectional, &mut view) }?;
             live.push((machine.edu(EDU[device]), domain, queue, mapping, phys, view[0].iova));
         }
@@ -244,7 +238,7 @@ pub fn both_stages_at_once() {
         let mut gone = Vec::new();
         for (edu, domain, mut queue, mapping, phys, iova) in live {
             assert_eq!(queue.unmap_raw(mapping)?, Ended::Done(()));
-            // Its buffer is full of what it has read.
+            // Its buffer has what it read.
             edu.store(0, Iova::new(iova.get() + 128), 8);
             assert_eq!(ram.read(PhysAddr::new(phys.get() + 128)), [0; 8], "unmapped");
             gone.push((domain, queue));
@@ -257,7 +251,7 @@ pub fn both_stages_at_once() {
     case().unwrap();
 }
 
-/// A unit that refuses a command stops. It goes on behind it, and those who asked are told.
+/// A unit that refuses a command stops. It resumes behind it, and outstanding submissions fail.
 pub fn a_refused_command_is_reported_and_the_queue_goes_on() {
     let case = || -> Result<()> {
         let machine = Machine::arm(",iommu=smmuv3,type=virt-9.1", &EDUS)?;
@@ -271,7 +265,7 @@ pub fn a_refused_command_is_reported_and_the_queue_goes_on() {
             assert_eq!(refused, Err(InvalidationError::Rejected { code: 1 }));
         }
         assert!(unit.detach(id(0)).is_err());
-        // SAFETY: QEMU's memory, which this process reaches as atomics only.
+        // SAFETY: 3: this process accesses QEMU's memory only by atomics.
         unsafe { unit.attach(id(1), Attachment::PassThrough) }?;
         let page = ram.alloc(1).ok_or("memory")?;
         ram.write(page, b"as it is");
@@ -282,8 +276,7 @@ pub fn a_refused_command_is_reported_and_the_queue_goes_on() {
     case().unwrap();
 }
 
-/// More is refused than there are places for records: the rest is lost, and later ones are recorded
-/// again.
+/// More accesses are refused than there is room for events: the rest is lost, and later ones are recorded again.
 pub fn records_go_on_after_some_were_lost() {
     let case = || -> Result<()> {
         let machine = Machine::arm(",iommu=smmuv3", &EDUS)?;

@@ -1,6 +1,5 @@
-//! QEMU's virtio-iommu: it has no caches, so an unmap acts at once. It checks neither alignment nor
-//! ranges, keeps attachments and mappings over a reset, which the specification says it forgets,
-//! and reports a fault for every 4 bytes.
+//! QEMU's virtio-iommu: it has no caches, so an unmap acts at once. It checks neither alignment nor ranges, keeps attachments and mappings
+//! over a reset, against the specification, and reports a fault for every 4 bytes.
 #![allow(dead_code, unused_imports, reason = "a program that runs a driver behind it uses a part")]
 
 use std::sync::Arc;
@@ -14,13 +13,12 @@ use portcullis_hw::{Fault, Reason, UnitDomainBuilder};
 use super::kind::Kind;
 use super::machine::{EDU, Machine, QemuHost, Ram, Result};
 
-/// Its slot, and the base address register of its structures' region, which is number 4.
+/// Its slot, and the base address register of its structures' region, number 4.
 const SLOT: u32 = 3;
 const REGION: u8 = 4;
 const BASE_REGISTER: u32 = 0x20;
 
-/// A configuration with regions of both kinds, which only RISC-V's machine leaves as they are
-/// given: a PC has its interrupts there.
+/// A configuration with regions of both kinds, which only RISC-V's machine leaves unchanged: a PC has its interrupts there.
 const WITH_REGIONS: &str = concat!(
     r#"{"driver":"virtio-iommu-pci","addr":"03.0","disable-legacy":"on","#,
     r#""reserved-regions":["0xc0000000:0xc00fffff:0","0xd0000000:0xd000ffff:1"]}"#
@@ -46,12 +44,11 @@ impl Kind for VirtioIommu {
         WITH_REGIONS,
     ];
 
-    // It says so where a mapping forbids an access, and not where there is none.
+    // It does so if a mapping forbids an access, and not if there is none.
     const TELLS_ACCESS: bool = false;
-    // It forgets an endpoint that is detached, and then does not say why it refuses it.
+    // It drops a detached endpoint, and then gives no reason.
     const NOT_ATTACHED: Reason = Reason::Other;
-    // By the specification its reset, which a driver begins with, forgets what devices are attached
-    // to.
+    // By the specification the reset at a driver's start detaches all devices.
     const KEEPS_UNTIL_ENABLED: bool = false;
 
     fn machine(unit: &str, devices: &[&str]) -> Result<Machine> {
@@ -74,8 +71,8 @@ impl Kind for VirtioIommu {
     }
 
     fn enable(&self) -> Result<()> {
-        // With `iommu_platform=on` it translates its own accesses, too, and QEMU ends with the
-        // first one that it refuses itself. SAFETY: it reaches what the driver names to it.
+        // With `iommu_platform=on` it translates its own accesses, too, and QEMU exits with the first one that it refuses itself. SAFETY:
+        // 1: it reaches what the driver gives it.
         unsafe { self.0.pass_through(DeviceId(SLOT << 3)) }?;
         Ok(self.0.enable()?)
     }
@@ -102,7 +99,7 @@ impl Kind for VirtioIommu {
     }
 
     fn pass_through(&self, device: DeviceId) -> Result<()> {
-        // SAFETY: the device reaches all of QEMU's memory, of which this process uses atomics only.
+        // SAFETY: 1: this process accesses QEMU's memory only by atomics.
         Ok(unsafe { self.0.pass_through(device) }?)
     }
 
@@ -130,7 +127,7 @@ impl Kind for VirtioIommu {
 
 pub use own::*;
 
-/// What is this IOMMU's alone.
+/// Tests of this IOMMU only.
 mod own {
     use portcullis::addr::{Iova, PageSize, Permissions, PhysAddr};
     use portcullis::invalidation::Gather;
@@ -144,12 +141,11 @@ mod own {
     /// The first of the two devices.
     const FIRST: DeviceId = DeviceId(EDU[0] << 3);
 
-    /// The mapper of a domain that all devices may be attached to, and what reserves its addresses.
+    /// The mapper of a domain to which all devices may be attached.
     fn mapper(kind: &VirtioIommu, number: u16) -> Result<RequestMapper<QemuHost>> {
         Ok(kind.0.mapper(DomainId(number), kind.reserved()?)?)
     }
 
-    /// A machine with this unit and two devices.
     fn rig(unit: &str) -> Result<(Machine, VirtioIommu, [Edu; 2])> {
         let [first, second] = EDU.map(|slot| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff"));
         let machine = VirtioIommu::machine(unit, &[&first, &second])?;
@@ -167,7 +163,7 @@ mod own {
         let range = IovaRange::new(Iova::new(at), memory.len() as u64 * page)?;
         let list = memory.iter().map(|phys| (*phys, page));
         let mut gather = Gather::new();
-        // SAFETY: QEMU's memory, which this process reaches as atomics only.
+        // SAFETY: this process accesses QEMU's memory only by atomics.
         unsafe { mapper.map(&StdPlatform::new(), range, list, Permissions::READ_WRITE.into(), &mut gather) }?;
         Ok(range)
     }
@@ -231,8 +227,7 @@ mod own {
         unmap(&mapper, range).unwrap();
     }
 
-    /// More requests than a ring's index counts to, of domains that a device is attached to and of
-    /// others that are recorded only.
+    /// More requests than a ring index counts to, of domains with a device and of others that are only recorded.
     pub fn many_cpus_share_the_queue_until_its_index_wraps() {
         let (machine, kind, edus) = rig(VirtioIommu::UNITS[0]).unwrap();
         let mappers = [1, 2].map(|number| mapper(&kind, number).unwrap());
@@ -249,7 +244,7 @@ mod own {
                         let at = (number + 1) << 32 | round << 20;
                         let range = map(mapper, (at, 4096), frames)?;
                         if round % 8 == 0 {
-                            // Piece by piece, from behind.
+                            // Piece by piece, from the end.
                             let mut gather = Gather::new();
                             for page in (0..frames.len() as u64).rev() {
                                 let page = IovaRange::new(Iova::new(at + page * 4096), 4096)?;
@@ -273,7 +268,7 @@ mod own {
             edu.fetch(range.start(), 0, 8);
             edu.store(0, Iova::new(0x10_0008), 8);
             assert_eq!(machine.ram().read::<16>(frames[number]), [number as u8; 16]);
-            // What was unmapped is refused.
+            // Unmapped addresses are refused.
             edu.store(0, Iova::new(1 << 32), 8);
         }
         let faults = kind.faults();

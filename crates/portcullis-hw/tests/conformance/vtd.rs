@@ -1,8 +1,8 @@
-//! QEMU's VT-d, and the software IOMMU with the same registers. QEMU's caches translations and contexts, has one fault record, and drops repeats while that is full.
+//! QEMU's VT-d, and the software IOMMU with the same registers. QEMU's caches translations and contexts, has one fault record, and drops
+//! repeats while that is full.
 //!
-//! In scalable mode QEMU 10.0 has either stage, and says of a request without PASID that it had
-//! PASID 0. It takes the width of the first stage's addresses from the second stage's AW, which the
-//! manual has ignored there.
+//! In scalable mode QEMU 10.0 has either stage, and reports a request without PASID with PASID 0. It takes the first stage's address width
+//! from AW, which the manual has ignored there.
 #![allow(dead_code, reason = "a program that runs a driver behind it uses a part")]
 
 use std::convert::Infallible;
@@ -24,10 +24,9 @@ use portcullis_hw::{
 use super::kind::{Careless, Kind, Tables, kind_with_tables, table};
 use super::machine::{EDU, Edu, Machine, Manners, QemuHost, Ram, Result, SoftwareHost};
 
-/// Where `q35` has the unit's registers.
 pub const REGISTERS: u64 = 0xfed9_0000;
 
-/// A reserved memory region structure, and what is read of it.
+/// Parses a reserved memory region structure.
 fn reserved_region(device: DeviceId, range: IovaRange) -> Result<Reserved> {
     let (first, last) = (range.start().get().to_le_bytes(), range.last().get().to_le_bytes());
     let scope = [1, 8, 0, 0, 0, 0, (device.0 >> 3) as u8, (device.0 & 7) as u8];
@@ -100,13 +99,13 @@ kind_with_tables!(FirstStage<QemuHost>, X86FirstStage, {
 const PASID_CACHE: (&str, &str) =
     ("an invalidation of the PASID cache", "QEMU 10.0 has none, and reads PASID tables each time");
 
-/// Puts a descriptor that is none at the tail of the unit's queue.
+/// Puts an invalid descriptor at the tail of the unit's queue.
 fn confuse(machine: &Machine) -> bool {
     const TAIL: usize = 0x88;
     const BASE: usize = 0x90;
     let registers = machine.window(REGISTERS);
     let (tail, base) = (registers.read64(TAIL), registers.read64(BASE));
-    // Zeros are no descriptor. 256 of them are in the queue.
+    // Zeros are no descriptor. The queue has 256.
     let (bytes, size) = if base >> 11 & 1 == 0 { (16, 4096) } else { (32, 8192) };
     machine.ram().write(PhysAddr::new((base & !0xfff) + tail), &vec![0; bytes]);
     registers.write64(TAIL, (tail + bytes as u64) % size);
@@ -177,7 +176,7 @@ where
     let page = ram.alloc(1).ok_or("memory")?;
     let (range, space) = (IovaRange::new(AT, 4096)?, domain.dma().space());
     let (list, mut gather) = ([(page, 4096)], Gather::new());
-    // SAFETY: the machine's memory, which this process reaches as atomics only.
+    // SAFETY: this process accesses the machine's memory only by atomics.
     unsafe {
         space.mapper().map(space.platform(), range, list, Permissions::READ_WRITE.into(), &mut gather)
     }?;
@@ -193,7 +192,7 @@ fn id(device: usize) -> DeviceId {
     DeviceId(EDU[device] << 3)
 }
 
-/// Has a device bring `bytes` to memory at `page`, which is at `AT` for it.
+/// A device writes `bytes` to memory at `page`, which is its `AT`.
 fn brings(device: &Edu, ram: &Ram, page: PhysAddr, bytes: [u8; 8]) -> bool {
     ram.write(page, &bytes);
     device.fetch(AT, 0, 8);
@@ -201,8 +200,8 @@ fn brings(device: &Edu, ram: &Ram, page: PhysAddr, bytes: [u8; 8]) -> bool {
     ram.read::<8>(PhysAddr::new(page.get() + 64)) == bytes
 }
 
-/// One device has tables of the first stage, another of the second, with the same address in both.
-/// An invalidation of the one's domain leaves the other's alone, and each ends access.
+/// One device has first-stage tables, another second-stage ones, with the same address in both. Invalidating one's domain does not affect
+/// the other's, and each ends access.
 pub fn both_stages_at_once() {
     let case = || -> Result<()> {
         let machine = software("software, scalable mode")?;
@@ -218,7 +217,7 @@ pub fn both_stages_at_once() {
         let (platform, mut gather) = (StdPlatform::new(), Gather::new());
         let _ = one.dma().space().mapper().unmap(&platform, range, &mut gather);
         let _ = two.dma().space().mapper().unmap(&platform, range, &mut gather);
-        // The second stage's by the first's descriptors: it is not told.
+        // First-stage descriptors do not invalidate second-stage translations.
         first.invalidate(DomainId(2), Invalidation::Range { range, leaf_only: true })?;
         assert!(brings(&devices[0], ram, page, *b"untold.."));
         assert!(brings(&devices[1], ram, other, *b"untold.."));
@@ -247,15 +246,15 @@ pub fn both_stages_at_once() {
         let first = Arc::into_inner(first).ok_or("a domain has it")?;
         assert_eq!(first.shut_down(), Err(UnitError::Shared));
         Arc::into_inner(unit).ok_or("a domain has it")?.shut_down()?;
-        // What both gave back; the pages stay.
+        // Both freed their tables; the pages stay.
         assert_eq!(ram.taken(), 2);
         Ok(())
     };
     case().unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// QEMU's unit with scalable mode: in legacy mode where that is asked for, in the mode that it is
-/// in where nothing is, and in scalable mode again. No first stage where there is none.
+/// QEMU's unit with scalable mode: explicitly in legacy mode, then by default in its current mode, then in scalable mode again. No first
+/// stage if there is none.
 pub fn a_mode_is_asked_for_or_found() {
     let case = || -> Result<()> {
         let edu = |slot: u32| format!("edu,addr={slot:02x}.0,dma_mask=0xffffffffffffffff");
@@ -268,7 +267,7 @@ pub fn a_mode_is_asked_for_or_found() {
         legacy.enable()?;
         assert!(mode_of(&legacy), "legacy mode");
         let (one, page) = page_of(&legacy, ram, 1, 0)?;
-        // This driver does not see the unit again: the next takes it over as it is.
+        // This driver does not use the unit again: the next takes it over as it is.
         std::mem::forget(one);
         assert!(brings(&devices[0], ram, page, *b"legacy.."));
         assert!(FirstStage::of(legacy).is_err(), "it is in legacy mode");

@@ -8,10 +8,10 @@ use portcullis_hw::model::SoftwareVtd;
 
 use super::Window;
 
-/// Where its buffer of 4 KiB begins, in addresses of its own.
+/// Address of its 4 KiB buffer, in its own address space.
 const BUFFER: u64 = 0x4_0000;
 
-/// Registers: from where, to where, how many bytes, and the command.
+/// Registers: source, destination, count, command.
 const SOURCE: usize = 0x80;
 const TARGET: usize = 0x88;
 const COUNT: usize = 0x90;
@@ -20,7 +20,7 @@ const COMMAND: usize = 0x98;
 const RUN: u64 = 1;
 const TO_MEMORY: u64 = 2;
 
-/// The device, or one like it before the software IOMMU.
+/// The device, or a similar one in front of the software IOMMU.
 pub enum Edu {
     Qemu(Window),
     Software { unit: Arc<SoftwareVtd>, source: u16, buffer: Mutex<Vec<u8>> },
@@ -42,7 +42,7 @@ impl Edu {
         }
     }
 
-    /// Reads `count` bytes of memory from `from` on into its buffer, at `offset`. A refused read leaves zeros, or what was there.
+    /// Reads `count` bytes of memory from `from` on into its buffer, at `offset`. A refused read leaves zeros, or the old contents.
     pub fn fetch(&self, from: Iova, offset: u64, count: u64) {
         match self {
             Self::Qemu(registers) => Self::copy(registers, (from.get(), BUFFER + offset), count, 0),

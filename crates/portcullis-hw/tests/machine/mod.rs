@@ -1,7 +1,7 @@
-//! A machine of QEMU's whose IOMMU and devices are driven from here, with no operating system in it.
+//! A QEMU machine whose IOMMU and devices are driven from here, without an operating system in it.
 //!
-//! Its only program halts; registers go over the qtest socket, and memory is shared (QEMU's `docs/devel/testing/qtest.rst`). So
-//! the drivers under test run as they would in a kernel, against an IOMMU that caches and refuses by rules of its own.
+//! Its only program halts; register accesses use the qtest socket, and memory is shared (QEMU's `docs/devel/testing/qtest.rst`). So the
+//! drivers run as in a kernel, against an independent IOMMU.
 #![allow(dead_code, reason = "each of the programs that use it uses a part")]
 
 mod edu;
@@ -24,7 +24,6 @@ pub use portcullis_hw::model::Manners;
 pub use ram::Ram;
 pub use wire::{Window, Wire};
 
-/// What fails here is told in words.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Bytes of memory. Devices' registers lie far above.
@@ -33,20 +32,18 @@ const RAM_BYTES: usize = 256 << 20;
 /// The slots of two `edu` devices on bus 0.
 pub const EDU: [u32; 2] = [5, 6];
 
-/// A kind of machine.
 struct Board {
     program: &'static str,
-    /// Its program halts: what it is made of, and how QEMU is told.
+    /// Its program, which halts, and the QEMU option for it.
     halt: fn() -> Vec<u8>,
     firmware: &'static str,
     /// QEMU's `-machine`, and other arguments.
     machine: &'static str,
     further: &'static [&'static str],
-    /// Where memory begins.
     ram: u64,
-    /// Where the configuration space lies in memory; on PCs it goes by I/O ports.
+    /// Address of the configuration space; PCs use I/O ports.
     configuration: Option<u64>,
-    /// Where devices' registers go, 16 MiB of them.
+    /// Where to place devices' registers, 16 MiB of them.
     registers: u32,
 }
 
@@ -59,7 +56,7 @@ const PC: Board = Board {
         firmware
     },
     firmware: "-bios",
-    // Its clock goes from one timer to the next. Those that tick would come before `edu`'s, whose copies take 100 ms.
+    // Its clock advances from timer to timer. Periodic timers would come before `edu`'s, whose copies take 100 ms.
     machine: "q35,kernel-irqchip=off,hpet=off,pit=off",
     further: &[],
     ram: 0,
@@ -95,7 +92,7 @@ const RISCV: Board = Board {
 const QEMU: &str = "QEMU 10 or later, whose packages are qemu-system-x86, qemu-system-arm and qemu-system-riscv \
                     on Debian; as root, `cargo xtask conformance` installs them";
 
-/// The longest that QEMU may take to start.
+/// QEMU's start-up time limit.
 const START: Duration = Duration::from_secs(30);
 
 /// A machine, which ends with this value.
@@ -110,7 +107,7 @@ enum Kind {
 }
 
 impl Machine {
-    /// A PC (`q35`) with these devices, each as QEMU's `-device` takes it, or another option with a blank before its value.
+    /// A PC (`q35`) with these devices, each as QEMU's `-device` takes it, or another option, whose value follows a blank.
     pub fn pc(devices: &[&str]) -> Result<Self> {
         Self::start(&PC, "", devices)
     }
@@ -182,7 +179,6 @@ impl Machine {
         Ok(Self { ram, kind: Kind::Qemu { qemu, wire, board, _folder: folder } })
     }
 
-    /// Its memory.
     pub fn ram(&self) -> &Ram {
         &self.ram
     }
@@ -193,7 +189,7 @@ impl Machine {
         Ok(Self { ram, kind: Kind::Software(SoftwareVtd::new(memory, manners)) })
     }
 
-    /// Registers from `base` on; the software IOMMU has its own alone.
+    /// Registers from `base` on; the software IOMMU has only its own.
     pub fn window(&self, base: u64) -> Window {
         match &self.kind {
             Kind::Qemu { wire, .. } => Window::Qemu { wire: Arc::clone(wire), base },
@@ -201,13 +197,13 @@ impl Machine {
         }
     }
 
-    /// A host for the driver of a unit whose registers begin at `base`.
+    /// A host for the driver of a unit with registers at `base`.
     pub fn host(&self, base: u64) -> QemuHost {
         QemuHost { registers: self.window(base), ram: self.ram.clone(), began: Instant::now() }
     }
 
-    /// Where 32 bits of the configuration space of the device in `slot` of bus 0 are: in memory, or behind the I/O port that this
-    /// returns, after it has selected them.
+    /// Selects 32 bits of the configuration space of the device in `slot` of bus 0: they are then in memory, or behind the returned I/O
+    /// port.
     fn select(&self, slot: u32, register: u32) -> (&Arc<Wire>, Option<Window>) {
         let Kind::Qemu { wire, board, .. } = &self.kind else { panic!("the software IOMMU has no PCI bus") };
         match board.configuration {
@@ -219,7 +215,6 @@ impl Machine {
         }
     }
 
-    /// Writes 32 bits of the configuration space of the device in `slot` of bus 0.
     pub fn configure(&self, slot: u32, register: u32, value: u32) {
         match self.select(slot, register) {
             (_, Some(window)) => window.write32(0, value),
@@ -227,7 +222,6 @@ impl Machine {
         }
     }
 
-    /// Reads 32 bits there.
     pub fn configuration(&self, slot: u32, register: u32) -> u32 {
         match self.select(slot, register) {
             (_, Some(window)) => window.read32(0),
@@ -235,8 +229,8 @@ impl Machine {
         }
     }
 
-    /// Gives the device in `slot` its registers, of at most 1 MiB, by the base address register at `register` of its configuration
-    /// space (a second one holds the upper half where that has 64 bits), and switches the device on. Where they are.
+    /// Places the device's registers, of at most 1 MiB, by the base address register at `register` (64-bit ones have a second register),
+    /// turns the device on, and returns the address.
     pub fn place(&self, slot: u32, register: u32) -> u64 {
         let Kind::Qemu { board, .. } = &self.kind else { panic!("the software IOMMU has no PCI bus") };
         let at = board.registers + (slot << 20);
@@ -250,7 +244,7 @@ impl Machine {
         u64::from(at)
     }
 
-    /// The `edu` device in `slot`, or one like it.
+    /// The `edu` device in `slot`, or a similar one.
     pub fn edu(&self, slot: u32) -> Edu {
         match &self.kind {
             Kind::Qemu { .. } => Edu::Qemu(self.window(self.place(slot, 0x10))),
@@ -269,7 +263,7 @@ impl Drop for Machine {
     }
 }
 
-/// What a driver gets of the machine.
+/// A driver's access to the machine.
 #[derive(Debug, Clone)]
 pub struct QemuHost {
     registers: Window,
@@ -298,12 +292,12 @@ impl Host for QemuHost {
     }
 
     fn patience_ns(&self) -> u64 {
-        // A machine that tests share may stand still for long.
+        // A loaded test machine may pause for long.
         5_000_000_000
     }
 }
 
-/// The same for the software IOMMU: a type of its own, so that the cases tell the two apart.
+/// The same for the software IOMMU: a different type, so that the cases distinguish the two.
 #[derive(Debug, Clone)]
 pub struct SoftwareHost(pub QemuHost);
 

@@ -1,4 +1,4 @@
-//! The machine's memory, as both sides share it.
+//! The machine's memory, shared with QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -13,28 +13,25 @@ use portcullis_model::Memory;
 
 use super::Result;
 
-/// How much of its beginning is left alone: QEMU puts firmware there.
+/// Bytes at its beginning that are not used: QEMU puts firmware there.
 const FIRST: u64 = 16 << 20;
 
-/// A handle; a clone is the same memory.
+/// A handle; clones share the memory.
 #[derive(Clone)]
 pub struct Ram(Arc<Shared>);
 
 struct Shared {
     bytes: Place,
-    /// Where it begins, for the machine.
+    /// Its physical address.
     base: u64,
-    /// How many bytes there are.
     len: u64,
-    /// Whether each frame is taken.
     taken: Mutex<Vec<bool>>,
 }
 
-/// Where the bytes are.
 enum Place {
-    /// In a file that QEMU has mapped, too. Bytes go through the file, words through the mapping: the system has one copy of both.
+    /// A file that QEMU maps, too. Bytes go through the file, words through the mapping: both are one page cache.
     Shared { file: File, map: MmapRaw },
-    /// In the software IOMMU's memory, all of whose frames were taken at once.
+    /// Frames of the software IOMMU's memory, all allocated at once.
     Software(Arc<Memory>),
 }
 
@@ -45,13 +42,12 @@ impl fmt::Debug for Ram {
 }
 
 impl Ram {
-    /// Memory in `file`, which begins at `base` for the machine.
+    /// Memory in `file`, at physical address `base`.
     pub fn new(file: File, base: u64, bytes: usize) -> Result<Self> {
         let map = MmapOptions::new().len(bytes).map_raw(&file)?;
         Ok(Self::of(Place::Shared { file, map }, base, bytes, FIRST))
     }
 
-    /// The software IOMMU's.
     pub fn software(bytes: usize) -> Result<(Self, Arc<Memory>)> {
         let memory = Memory::new(bytes as u64 * 2);
         let first = memory.alloc(bytes / FRAME_SIZE as usize).ok_or("no memory")?;
@@ -64,23 +60,20 @@ impl Ram {
         Self(Arc::new(Shared { bytes, base, len: len as u64, taken: Mutex::new(taken) }))
     }
 
-    /// How many frames are taken.
     pub fn taken(&self) -> usize {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|taken| **taken).count()
     }
 
-    /// Where memory begins.
     pub fn base(&self) -> PhysAddr {
         PhysAddr::new(self.0.base)
     }
 
-    /// Where `len` bytes at `at` lie, counted from the beginning of memory.
+    /// Checks `len` bytes at `at`, and returns their offset.
     fn offset(&self, at: u64, len: u64) -> u64 {
         let offset = at.checked_sub(self.0.base).filter(|offset| offset + len <= self.0.len);
         offset.unwrap_or_else(|| panic!("no memory at {at:#x}"))
     }
 
-    /// Reads the bytes from `at` on.
     fn read_to(&self, at: PhysAddr, bytes: &mut [u8]) {
         let offset = self.offset(at.get(), bytes.len() as u64);
         match &self.0.bytes {
@@ -89,21 +82,18 @@ impl Ram {
         }
     }
 
-    /// The `N` bytes from `at` on.
     pub fn read<const N: usize>(&self, at: PhysAddr) -> [u8; N] {
         let mut bytes = [0; N];
         self.read_to(at, &mut bytes);
         bytes
     }
 
-    /// The `len` bytes from `at` on.
     pub fn read_all(&self, at: PhysAddr, len: u64) -> Vec<u8> {
         let mut bytes = vec![0; len as usize];
         self.read_to(at, &mut bytes);
         bytes
     }
 
-    /// Stores bytes from `at` on.
     pub fn write(&self, at: PhysAddr, bytes: &[u8]) {
         let offset = self.offset(at.get(), bytes.len() as u64);
         match &self.0.bytes {
@@ -113,8 +103,8 @@ impl Ram {
     }
 }
 
-// SAFETY: frames are inside the mapping, given out once until they are freed, and zeroed when they are given out. All that reaches
-// them from this process is atomic.
+// SAFETY: 1: frames have one owner until they are freed, and are zeroed then. 2 and 3: they lie inside the mapping. 4: all accesses of this
+// process are atomic, and QEMU is coherent.
 unsafe impl Frames for Ram {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let step = count.checked_next_power_of_two().filter(|_| count > 0)?;
@@ -125,7 +115,7 @@ unsafe impl Frames for Ram {
         drop(taken);
         let at = PhysAddr::new(self.0.base + first as u64 * FRAME_SIZE);
         for frame in 0..count as u64 {
-            // SAFETY: given out above.
+            // SAFETY: 1: allocated above.
             let words = unsafe { self.table(PhysAddr::new(at.get() + frame * FRAME_SIZE)) };
             words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
@@ -139,7 +129,7 @@ unsafe impl Frames for Ram {
         taken[first..first + count].fill(false);
     }
 
-    // QEMU's VT-d says that its walker is not coherent. It is, so there is nothing to clean; the driver must not rely on that.
+    // QEMU's VT-d says that its walker is not coherent. It is, so `clean` does nothing; the driver must not rely on that.
     const COHERENT: bool = false;
 
     fn clean(&self, _: &[AtomicU64]) {}
@@ -148,14 +138,14 @@ unsafe impl Frames for Ram {
         assert!(frame.get().is_multiple_of(FRAME_SIZE));
         let at = self.offset(frame.get(), FRAME_SIZE);
         match &self.0.bytes {
-            // SAFETY: a whole frame inside the mapping, aligned; all accesses of this process are atomic.
+            // SAFETY: a whole aligned frame inside the mapping; this process only uses atomics.
             Place::Shared { map, .. } => unsafe { &*map.as_mut_ptr().add(at as usize).cast() },
             Place::Software(memory) => memory.table_at(frame),
         }
     }
 }
 
-// SAFETY: byte by byte, all of them and no other.
+// SAFETY: byte by byte, exactly the bytes named.
 unsafe impl CopyMemory for Ram {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         self.write(to, &self.read_all(from, len));

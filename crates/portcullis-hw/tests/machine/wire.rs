@@ -1,4 +1,4 @@
-//! QEMU's qtest protocol: a line asks, a line answers.
+//! QEMU's qtest protocol: one line for a request, one for its answer.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,6 @@ use portcullis_hw::virtio::NarrowRegisters;
 
 use super::Result;
 
-/// The socket.
 pub struct Wire(Mutex<BufReader<UnixStream>>);
 
 impl Wire {
@@ -21,10 +20,10 @@ impl Wire {
         Ok(Self(Mutex::new(BufReader::new(socket))))
     }
 
-    /// Sends `line` and returns the answer's words after `OK`.
+    /// Sends `line` and returns the words after `OK`.
     ///
     /// # Panics
-    /// Where QEMU has ended: nothing goes on without it.
+    /// If QEMU has exited.
     fn ask(&self, line: fmt::Arguments<'_>) -> String {
         let mut wire = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = format!("{line}\n");
@@ -58,7 +57,7 @@ impl Wire {
     }
 }
 
-/// Registers: of QEMU's, at an address, or of the software IOMMU.
+/// Registers: QEMU's, at an address, or the software IOMMU's.
 #[derive(Clone)]
 pub enum Window {
     Qemu { wire: Arc<Wire>, base: u64 },
@@ -75,7 +74,7 @@ impl fmt::Debug for Window {
 }
 
 impl Window {
-    /// QEMU's socket, and where these are: the software IOMMU has no registers that are narrow.
+    /// QEMU's socket, and the address: the software IOMMU has no narrow registers.
     fn of_qemu(&self) -> (&Wire, u64) {
         match self {
             Self::Qemu { wire, base } => (wire, *base),
@@ -84,8 +83,8 @@ impl Window {
     }
 }
 
-// SAFETY: QEMU carries out each line before it answers, and the answer is waited for, so accesses are in order; its threads share
-// this memory coherently. The software IOMMU keeps its own promise.
+// SAFETY: 1 to 6: QEMU executes each line before it answers, and each call waits for the answer; its threads share this memory coherently.
+// The software IOMMU has its own clauses. 7: QEMU's bus. 8: one driver at a time.
 unsafe impl Registers for Window {
     fn read32(&self, offset: usize) -> u32 {
         match self {
@@ -122,7 +121,7 @@ unsafe impl Registers for Window {
     }
 }
 
-// SAFETY: as above; each access is of its width.
+// SAFETY: as above, at these widths.
 unsafe impl NarrowRegisters for Window {
     fn read8(&self, offset: usize) -> u8 {
         let (wire, base) = self.of_qemu();

@@ -1,7 +1,7 @@
-//! What drivers write for a range beside what the software IOMMU writes, for random ranges. The commands are read from the rings
-//! and taken apart by the manuals' words, by nothing of the drivers'.
+//! Drivers' commands for random ranges against the software IOMMU's. The test decodes the commands in the rings by the manuals,
+//! independently of the drivers.
 //!
-//! Each command names pages (its first address, and how many bytes); all of a domain or device is every address.
+//! Each command covers pages (first address, and bytes); all of a domain or device is every address.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ const ALL: (u64, u128) = (0, 1 << 64);
 /// First address, and bytes.
 type Named = (u64, u128);
 
-/// A unit's ring: where it begins, how many bytes its tail counts as one command, and what its commands name.
+/// A unit's ring: its base, the bytes of a command in its tail, and the decoder of its commands.
 struct Ring<K> {
     base: fn(&Software<K, Arc<Memory>>) -> u64,
     tail: fn(&Software<K, Arc<Memory>>) -> u32,
-    /// What a command has forgotten: `None` where it is another.
+    /// The addresses that a command invalidates: `None` for another command.
     named: fn([u64; 2]) -> Option<Named>,
 }
 
@@ -38,7 +38,7 @@ struct Rig<U, K> {
 }
 
 impl<U, K: Kind> Rig<U, K> {
-    /// `change` gives the unit other capabilities than it has.
+    /// `change` alters the unit's capabilities.
     fn new<X: Format + Copy>(
         change: impl Fn(&Software<K, Arc<Memory>>),
         start: impl Fn(Behind<K>) -> U,
@@ -55,7 +55,7 @@ impl<U, K: Kind> Rig<U, K> {
         Self::with(with, start, of, ring)
     }
 
-    /// `change` makes another unit of it.
+    /// `change` alters the unit.
     fn with<X: Format + Copy>(
         change: impl Fn(Software<K, Arc<Memory>>) -> Software<K, Arc<Memory>>,
         start: impl Fn(Behind<K>) -> U,
@@ -74,7 +74,7 @@ impl<U, K: Kind> Rig<U, K> {
         Self { unit, of, ring, memory }
     }
 
-    /// What the commands name that the unit receives for `invalidation`.
+    /// The addresses that the unit's commands cover for `invalidation`.
     fn received(&self, invalidation: Invalidation) -> Vec<Named>
     where
         U: InvalidationQueue,
@@ -92,8 +92,7 @@ impl<U, K: Kind> Rig<U, K> {
     }
 }
 
-/// What the address says where it tells the size, as it does of PCIe's Invalidate Request: the lowest bit from 12 on that is 0
-/// says half of it.
+/// A size encoded in the address, as in PCIe's Invalidate Request: the lowest bit from 12 on that is 0 has the weight of half the size.
 fn sized(address: u64, says_size: bool) -> Named {
     if !says_size {
         return (address & !0xfff, 4096);
@@ -145,7 +144,7 @@ fn smmu_named([first, second]: [u64; 2]) -> Option<Named> {
     }
 }
 
-/// An address in a base register, or in a command.
+/// The address bits of a base register or a command.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 fn vtd(mamv: u32) -> Rig<vtd::Unit<Behind<VtD>>, VtD> {
@@ -191,7 +190,7 @@ fn smmuv3<const GRANULE: u32>(has_ranges: bool) -> Rig<smmuv3::Unit<Behind<SmmuV
     Rig::new(change, |host| smmuv3::Unit::start(host).unwrap(), smmuv3::Unit::host, ring)
 }
 
-/// The same, by the queue of the CPU that calls, which is the second.
+/// The same, on the queue of the calling CPU, which is the second.
 fn smmuv3_own(has_ranges: bool) -> Rig<smmuv3::Unit<Behind<SmmuV3>, 12>, SmmuV3> {
     const QUEUE: usize = 0x2_4000;
     let ring = Ring {
@@ -217,21 +216,21 @@ fn ranges() -> impl Iterator<Item = IovaRange> {
         (dice >> 32) % bound
     };
     let across = |page: u64, len: u64| IovaRange::new(Iova::new(page << 12), len << 12).unwrap();
-    // 64 pages of a ring of colour 1 across 2 MiB, and what has no border in it.
+    // 64 pages of a ring of colour 1 across 2 MiB, and ranges without a boundary.
     let known = [across(453, 64), across(448, 64), across(512, 512), across(1 << 18, 1 << 18), across(7, 1)];
     let random = (0..1500).map(move |_| {
         let most = [1, 4, 64, 70, 600, 3000][below(6) as usize];
         let (len, border) = ((1 + below(most)) << 12, (1 + below(500)) << (12 + below(14)));
         let start = (border + 4096 * below(3)).saturating_sub(below(len + 4096));
-        // Also what begins or ends within a page.
+        // Also ranges that begin or end inside a page.
         let mut odd = |bound| if below(2) == 0 { 0 } else { bound & 0xff0 };
         IovaRange::new(Iova::new(start & !0xfff | odd(start)), len).unwrap()
     });
     known.into_iter().chain(random)
 }
 
-/// Checks that `received` holds each page of `asked`, of 2^`granule` bytes, in order and without a gap, and returns how
-/// many pages it has besides the n that were asked for: n, and what is too much.
+/// Checks that `received` covers each page of `asked`, of 2^`granule` bytes, in order and without a gap. Returns n, the pages asked for,
+/// and the surplus pages.
 fn assert_holds(received: &[Named], asked: IovaRange, granule: u32) -> (u128, u128) {
     let first = asked.start().get() >> granule << granule;
     let end = u128::from((asked.last().get() >> granule) + 1) << granule;
@@ -246,7 +245,7 @@ fn assert_holds(received: &[Named], asked: IovaRange, granule: u32) -> (u128, u1
     (pages, held - pages)
 }
 
-/// What the software IOMMU writes, whose largest mask is `max_mask`.
+/// The software IOMMU's blocks, with the largest mask `max_mask`.
 fn of_model(max_mask: u32, invalidation: Invalidation) -> Vec<Named> {
     let memory = Memory::new(1 << 20);
     let config = IommuConfig { max_address_mask: max_mask, ..IommuConfig::new(memory) };
@@ -259,7 +258,7 @@ fn of_model(max_mask: u32, invalidation: Invalidation) -> Vec<Named> {
     queue.descriptors(&Request { domain: DOMAIN, invalidation }).map(named).collect()
 }
 
-/// A unit that takes blocks writes what the software IOMMU writes, and that is one block or two.
+/// A unit that supports blocks gets the software IOMMU's one or two blocks.
 fn as_the_model<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>, max_mask: u32) {
     for range in ranges() {
         let invalidation = Invalidation::Range { range, leaf_only: true };
@@ -272,7 +271,7 @@ fn as_the_model<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>, max_mask: u32) {
     }
 }
 
-/// A device's TLB takes blocks of any size, whatever the unit itself takes.
+/// A device TLB takes blocks of any size, whatever the unit supports.
 fn devices_as_the_model<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>) {
     for range in ranges().map(Some).chain([None]) {
         let invalidation = Invalidation::DeviceTlb { device: DeviceId(DEVICE.0), range };
@@ -296,7 +295,7 @@ fn vtd_writes_the_blocks_of_the_model() {
     for mamv in [0, 5, 9, 18, 36] {
         as_the_model(&vtd(mamv), mamv);
     }
-    // 64 pages across 2 MiB are no domain, and 2 MiB at a multiple of it may be a page.
+    // 64 pages across 2 MiB do not become the domain, and aligned 2 MiB may become a page.
     assert_eq!(vtd(9).received(invalidation(453, 64)), [(448 << 12, 64 << 12), (512 << 12, 8 << 12)]);
     assert_eq!(vtd(8).received(invalidation(512, 512)), [ALL]);
     devices_as_the_model(&vtd(9));
@@ -326,7 +325,7 @@ fn smmuv3_writes_a_run_or_its_pages() {
     CPU.set(None);
 }
 
-/// Each page is named once, and nothing else; more than 64 are the domain.
+/// Each page once, and nothing else; more than 64 become the domain.
 fn pages_or_all<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>, granule: u32) {
     for range in ranges() {
         let received = rig.received(Invalidation::Range { range, leaf_only: true });
@@ -337,7 +336,7 @@ fn pages_or_all<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>, granule: u32) {
     }
 }
 
-/// One command, of at most a sixteenth more than was asked for.
+/// One command, with a surplus of at most a sixteenth.
 fn runs<U: InvalidationQueue, K: Kind>(rig: &Rig<U, K>, granule: u32) {
     for range in ranges() {
         let received = rig.received(Invalidation::Range { range, leaf_only: true });

@@ -1,5 +1,4 @@
-//! A machine whose IOMMU sees no CPU's caches: there are two copies of all memory, that of the caches, which hold everything, and
-//! what the unit reads and writes.
+//! A machine with a non-coherent IOMMU. Memory has two copies: that of the caches, which hold everything, and the unit's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,7 +32,7 @@ impl Machine {
         &bank[((frame.get() - BASE) / FRAME_SIZE) as usize]
     }
 
-    /// The words of memory that these of the caches stand for.
+    /// The unit's copy of these words of the caches.
     fn behind(&self, words: &[AtomicU64]) -> &[AtomicU64] {
         let first = (words.as_ptr().addr() - self.caches.as_ptr().addr()) / 8;
         let (frame, word) = (first / TABLE_ENTRIES, first % TABLE_ENTRIES);
@@ -44,15 +43,14 @@ impl Machine {
 /// Memory, as the CPUs see it.
 struct ByCpu(Arc<Machine>);
 
-/// And as the unit does.
+/// Memory, as the unit sees it.
 struct ByUnit(Arc<Machine>);
 
-// SAFETY: frames are given out once, zeroed in both copies.
+// SAFETY: 1: frames are allocated once, zeroed in both copies. 2 and 3: of the machine behind an `Arc`. 4: `clean` and `invalidate` copy.
 unsafe impl Frames for ByCpu {
     const COHERENT: bool = false;
 
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
-        // None is given out twice.
         let size = count.next_power_of_two();
         let first = self.0.taken.load(Ordering::Relaxed).next_multiple_of(size);
         self.0.taken.store(first + count, Ordering::Relaxed);
@@ -78,7 +76,7 @@ unsafe impl Frames for ByCpu {
     }
 }
 
-// SAFETY: the unit allocates nothing.
+// SAFETY: as above; the unit allocates nothing.
 unsafe impl Frames for ByUnit {
     fn alloc(&self, _: usize) -> Option<PhysAddr> {
         None
@@ -118,9 +116,8 @@ impl<K: Kind> Host for Behind<K> {
     }
 }
 
-/// Where a unit records what it refuses: where its register says where the log is, and the shift and the bits of that; its index
-/// register, by how much that counts, and how many records there are, the laps included; the words of a record; and the first word of
-/// one for a device.
+/// A unit's fault log: the register with its address, its shift and bits; the index register, its step, and the number of records including
+/// laps; the words of a record; and the first word of one for a device.
 struct Log {
     base: (usize, u32, u64),
     tail: (usize, u32, u32),
@@ -148,7 +145,7 @@ fn works<K: Kind, X: Format + Copy, U: Iommu<X>>(
     log: Option<Log>,
 ) {
     let machine = Machine::new();
-    // SAFETY: the driver's host has the same memory, and frees none.
+    // SAFETY: 1: the driver's host has the same memory, and frees none.
     let software = unsafe { Software::new(ByUnit(Arc::clone(&machine))) };
     let host = Behind { unit: software, frames: ByCpu(machine), now: AtomicU64::new(0) };
     let unit = start(host).unwrap();
@@ -157,7 +154,7 @@ fn works<K: Kind, X: Format + Copy, U: Iommu<X>>(
     let to = Attachment::Table { domain: DomainId(7), root: PhysAddr::new(BASE), format };
     // SAFETY: the unit walks no tables.
     unsafe { unit.attach(DEVICE, to) }.unwrap();
-    // Words in which it confirms have more than one owner, too.
+    // Status words have more than one owner, too.
     for round in 0..1_000 {
         assert_eq!(unit.invalidate(DomainId(7), Invalidation::Domain), Ok(()), "{round}");
     }

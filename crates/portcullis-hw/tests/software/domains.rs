@@ -1,5 +1,4 @@
-//! Domains that units make: their numbers, their limits, the devices that are attached to them, and what becomes of their tables
-//! where a unit does not confirm.
+//! Domains of units: their numbers, limits, and devices, and their tables if a unit does not confirm.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -24,7 +23,7 @@ use crate::{Behind, CPU, CPUS, DEVICE, MEMORY, host};
 
 const OTHER: DeviceId = DeviceId(0x30);
 
-/// A unit that is on, its memory, and how much of that was taken before it was started.
+/// A unit that is on, its memory, and the frames taken before it was started.
 struct Bench<U> {
     unit: Arc<U>,
     memory: Arc<Memory>,
@@ -43,7 +42,7 @@ impl<U> Bench<U> {
         Self { unit, memory, before }
     }
 
-    /// The unit and its domains are gone.
+    /// Ends the unit and its domains.
     fn end<X: Format>(self)
     where
         U: Iommu<X>,
@@ -73,7 +72,7 @@ where
     assert_eq!(refused(7), in_use);
     let device = one.attach(DEVICE, DmaMask::BITS_64).unwrap();
 
-    // A device is attached once, and its domain alone detaches it.
+    // A device is attached once, and only its domain detaches it.
     let attached = Some(DomainError::Unit(UnitError::Attached { device: DEVICE.0 }));
     assert_eq!(one.attach(DEVICE, DmaMask::BITS_64).err(), attached);
     let two = domain(8).unwrap();
@@ -88,12 +87,12 @@ where
     assert_eq!(one.detach(DEVICE), Err(UnitError::NotAttached { device: DEVICE.0 }));
     two.attach(DEVICE, DmaMask::BITS_64).unwrap();
 
-    // Its number is in use as long as its table is there: a device of it keeps that.
+    // Its number is in use while its table exists: a device handle keeps that.
     drop(one);
     assert_eq!(refused(7), in_use);
     drop(device);
     let one = domain(7).unwrap();
-    // One that was detached behind its back is gone.
+    // A device that was detached without the domain is gone.
     unit.detach(DEVICE).unwrap();
     one.attach(DEVICE, DmaMask::BITS_64).unwrap();
     assert_eq!(two.detach(DEVICE), Ok(()));
@@ -114,7 +113,8 @@ where
     let pages = |first: u64| IovaRange::new(Iova::new(first), 0x1800).unwrap();
     let region = |range| Reserved { range, permissions: Permissions::READ };
 
-    // What firmware reserves is mapped before a device is there, and not handed out; what the unit does not translate is an error.
+    // Reserved regions are mapped before a device is attached, and never allocated; addresses that the unit does not translate are an
+    // error.
     let reserved = [region(pages(0x9000_0800)), region(pages(0x9000_1000))];
     // SAFETY: the unit walks no tables.
     let domain = unsafe { builder().regions(reserved) }.build(StdPlatform::new()).unwrap();
@@ -125,7 +125,7 @@ where
         assert_eq!(found.map(PhysAddr::get), mapped.then_some(at), "{at:#x}");
     }
     drop(domain);
-    // Around it every page is handed out, up to what the builder was told, and nothing of it.
+    // Every page around it is allocated, up to the builder's limit, and nothing of it.
     let low = IovaRange::new(Iova::new(0), 0x8fff_c000).unwrap();
     let free = builder().reserve(low).last_iova(Iova::new(0x9000_4fff));
     // SAFETY: as above.
@@ -135,7 +135,7 @@ where
         [0x8fff_c000, 0x8fff_d000, 0x8fff_e000, 0x8fff_f000, 0x9000_3000, 0x9000_4000]
     );
     drop(domain);
-    // A region may end where addresses end, and touch a window: but no byte of it may lie beyond, or in one.
+    // A region may end at the last address, and touch a window, but not overlap either.
     let built = |builder: UnitDomainBuilder<_, StdPlatform>, range: IovaRange| {
         // SAFETY: as above.
         unsafe { builder.regions([region(range)]) }.build(StdPlatform::new()).map(drop)
@@ -175,7 +175,7 @@ where
     let passes = builder().policy(Policy::Passthrough).build(StdPlatform::new());
     assert_eq!(passes.err(), Some(DomainError::PassThrough));
 
-    // A device of 64 bits gets the highest addresses that the unit translates, and none in its windows.
+    // A 64-bit device gets the highest addresses that the unit translates, and none in its windows.
     let domain = builder().last_iova(Iova::new(u64::MAX)).build(StdPlatform::new()).unwrap();
     let device = domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
     let (mut queue, mut view): (Queue<_>, _) =
@@ -193,7 +193,7 @@ where
     }));
     bench.end();
 
-    /// All of 32 bits that a domain hands out, in pieces of 1 MiB.
+    /// All 32-bit addresses that a domain allocates, in pieces of 1 MiB.
     fn all_of_32_bits<X, U>(
         domain: portcullis_hw::UnitDomain<(
             portcullis_hw::UnitTables<X, U>,
@@ -217,7 +217,7 @@ where
     }
 }
 
-/// The pages that are left of a domain.
+/// The free pages of a domain.
 fn pages_of<M: Mapper>(space: &Domain<M, StdPlatform>) -> Vec<u64> {
     let mut pages = Vec::new();
     while let Ok(page) = space.reserve(4096, Iova::new(u64::MAX)) {
@@ -228,7 +228,7 @@ fn pages_of<M: Mapper>(space: &Domain<M, StdPlatform>) -> Vec<u64> {
     pages
 }
 
-/// What a builder is told beside addresses is the domain's.
+/// The builder's other options reach the domain.
 fn told<X, U, K>(start: impl Fn(Behind<K>) -> Result<U, UnitError>)
 where
     X: Format,
@@ -256,7 +256,7 @@ where
     let builder = builder.policy(lazy).clock(move || clock.fetch_add(1_000, Ordering::Relaxed));
     let builder =
         builder.cache_maintenance(Arc::new(Lines)).bounce(Arc::clone(&bench.memory), PoolConfig::default());
-    // What the caller keeps out the unit translates, all the same.
+    // The unit translates addresses that the caller reserves.
     let range = IovaRange::new(Iova::new(0x9000_0000), 0x1000).unwrap();
     let region = Reserved { range, permissions: Permissions::READ };
     let kept = bench.unit.domain(DomainId(8)).unwrap().reserve(range);
@@ -274,7 +274,7 @@ where
     bench.end();
 }
 
-/// A unit that was built for 39 bits, with tables of 48, and one that caches what is absent.
+/// A unit that was built for 39 bits, with tables of 48, and one in caching mode.
 #[test]
 fn a_domain_takes_what_its_unit_says_of_itself() {
     let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
@@ -297,7 +297,7 @@ fn a_domain_takes_what_its_unit_says_of_itself() {
     assert_ne!(tail(), before, "the unit forgets that nothing was there");
 }
 
-/// A unit that does not confirm keeps what it may still walk.
+/// A unit that does not confirm leaks what it may still walk.
 fn unconfirmed<X, U, K>(
     start: impl Fn(Behind<K>) -> Result<U, UnitError>,
     stop: impl Fn(&Software<K, Arc<Memory>>),
@@ -310,14 +310,14 @@ fn unconfirmed<X, U, K>(
     let bench = Bench::new(start);
     let (unit, memory) = (&bench.unit, &bench.memory);
     let domain = unit.domain(DomainId(7)).unwrap().build(StdPlatform::new()).unwrap();
-    // A device that was not attached for certain is attached to nothing, or is detached by another call.
+    // A device after an unconfirmed attach is attached to nothing, or another call detaches it.
     stop(&of(unit).unit);
     if let Err(error) = domain.attach(DEVICE, DmaMask::BITS_64) {
         assert!(matches!(error, DomainError::Unit(UnitError::Unconfirmed(_))), "{error}");
         assert_eq!(domain.detach(DEVICE), Err(UnitError::NotAttached { device: DEVICE.0 }));
         domain.attach(DEVICE, DmaMask::BITS_64).unwrap();
     }
-    // As another may have been the one that met the stop.
+    // Another submission may have been the one that met the stop.
     while unit.submit(&[]).is_err() {}
     stop(&of(unit).unit);
     assert!(matches!(domain.detach(DEVICE), Err(UnitError::Unconfirmed(_))));
@@ -337,7 +337,7 @@ fn unconfirmed<X, U, K>(
     assert_eq!(bench.unit.shut_down(), Err(UnitError::Shared), "the domain has it");
 }
 
-/// CPUs that wait at the same time are in one submission; one that names no CPU submits by itself. `tail` says how far the ring is filled.
+/// CPUs that wait at the same time share one submission; one without a number submits by itself. `tail` returns the fill level of the ring.
 fn shared<X, U, K>(
     start: impl Fn(Behind<K>) -> Result<U, UnitError>,
     of: fn(&U) -> &Behind<K>,
@@ -382,10 +382,10 @@ fn shared<X, U, K>(
     bench.end();
 }
 
-/// Commands that a ring has room for.
+/// Commands of a ring.
 const RING: u32 = 256;
 
-/// The five, for each unit with tables, and where its ring's tail is.
+/// The five tests for each unit with tables, with its ring's tail.
 macro_rules! of_each {
     ($($unit:ident: $kind:ty, $start:expr, $stop:expr, $of:expr, $tail:expr;)*) => {
         $(mod $unit {

@@ -1,5 +1,5 @@
-//! The first and the last of all numbers: devices at the ends of buses, functions and tables, and the domains with the lowest and the
-//! highest number. Each is led to its own table, as the unit finds it from its registers on; the next number is refused.
+//! The first and the last of all numbers: devices at the ends of buses, functions and tables, and domains with the lowest and the highest
+//! number. The unit finds each one's table from its registers on; the next number is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,6 @@ use crate::{Behind, MEMORY, host};
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// A unit's registers and memory.
 struct Seen<'a, K>(&'a Software<K, Arc<Memory>>);
 
 impl<K: Kind> Seen<'_, K> {
@@ -22,13 +21,13 @@ impl<K: Kind> Seen<'_, K> {
         self.0.frames().table_at(PhysAddr::new(at & ADDRESS))[at as usize % 4096 / 8].load(Ordering::Acquire)
     }
 
-    /// The word, where its lowest bit says that it is there.
+    /// The word, if its lowest bit says that it is present.
     fn present(&self, at: u64) -> Option<u64> {
         Some(self.word(at)).filter(|word| word & 1 != 0)
     }
 }
 
-/// A root and a domain's number, where a device is led to them.
+/// A root and a domain number, if a device is attached.
 type Led = Option<(u64, u64)>;
 
 /// VT-d 9.1, 9.3.
@@ -46,7 +45,7 @@ fn by_scalable_tables(unit: &Seen<'_, VtD>, device: u64) -> Led {
     Some((unit.present(entry)? & ADDRESS, unit.word(entry + 8) & 0xffff))
 }
 
-/// AMD 2.2.2.1. What is refused has no root.
+/// AMD 2.2.2.1. A blocked device has no root.
 fn by_device_table(unit: &Seen<'_, AmdVi>, device: u64) -> Led {
     let (table, frames) = (unit.0.get64(0) & ADDRESS, (unit.0.get64(0) & 0x1ff) + 1);
     assert!(device < frames * 128, "the unit is told of fewer");
@@ -74,7 +73,7 @@ fn by_streams(unit: &Seen<'_, SmmuV3>, device: u64) -> Led {
     Some((unit.word(context + 8) & ADDRESS, unit.word(context) >> 48))
 }
 
-/// Attaches all `devices`, to tables of their own, by turns in the domains of the lowest and the highest number.
+/// Attaches all `devices`, to tables of their own, alternating between the domains of the lowest and the highest number.
 fn ends<X, U, K>(
     start: impl Fn(Behind<K>) -> Result<U, UnitError>,
     of: fn(&U) -> &Behind<K>,
@@ -130,7 +129,7 @@ fn ends<X, U, K>(
     assert_eq!(memory.frames_in_use(), before);
 }
 
-/// The ends of a function's 3 bits, a device's 5 and a bus's 8, and the middle of the last two, where tables of half a bus meet.
+/// The ends of a function's 3 bits, a device's 5 and a bus's 8, and the middle of the last two, where half-bus tables meet.
 const PCI: [u32; 12] = [0, 7, 8, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xff00, 0xff80, 0xffff];
 
 #[test]
@@ -141,7 +140,7 @@ fn vtd_in_legacy_mode() {
 #[test]
 fn vtd_in_scalable_mode() {
     let start = |host: Behind<VtD>| {
-        // Scalable mode, the second stage and a coherent walker.
+        // Scalable mode, the second stage and coherent walks.
         host.unit.set(0x14, host.unit.get(0x14) | 1 << 11 | 1 << 14 | 1 << 16);
         vtd::Unit::start_in(host, vtd::Mode::Scalable)
     };
@@ -161,7 +160,7 @@ fn amdvi_with_as_many_devices_as_it_is_told() {
 
 #[test]
 fn riscv_with_segments() {
-    // Above PCI's numbers that of a segment.
+    // PCI's numbers with a segment above.
     let devices: Vec<u32> =
         PCI.into_iter().chain([0x1_0000, 0x7f_ffff, 0x80_0000, 0xff_0000, 0xff_ffff]).collect();
     ends::<_, _, RiscV>(riscv::Unit::start, riscv::Unit::host, by_directory, &devices, 0x100_0000);

@@ -1,8 +1,8 @@
-//! What lies below goes wrong.
+//! Failures below the driver.
 //!
-//! The host panics, once, at each seventh of its calls. What unwinds takes nothing with it: the driver then works as before.
+//! The host panics once, at every seventh of its calls. The driver works as before afterwards.
 //!
-//! And a unit does not confirm the last wait, but that its queue is off.
+//! And a unit that does not confirm the last wait, but that its queue is off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -19,13 +19,12 @@ use portcullis_model::Memory;
 
 use crate::{DEVICE, MEMORY};
 
-/// What such a panic carries.
+/// The payload of such a panic.
 struct Planned;
 
-/// No call panics.
 const NEVER: usize = usize::MAX;
 
-/// The calls so far, and which one panics.
+/// The calls so far, and the one that panics.
 #[derive(Default)]
 struct Plan {
     calls: AtomicUsize,
@@ -40,7 +39,7 @@ impl Plan {
 
     fn call(&self) {
         if self.calls.fetch_add(1, Ordering::Relaxed) == self.at.load(Ordering::Relaxed) {
-            // Without a word on standard error.
+            // Bypasses the panic hook, which would print it.
             resume_unwind(Box::new(Planned));
         }
     }
@@ -51,10 +50,10 @@ struct Faulty<K> {
     unit: Software<K, Arc<Memory>>,
     now: AtomicU64,
     plan: Plan,
-    /// The register by which the unit is told of commands, and whether it hears that.
+    /// The doorbell register, and whether the unit gets its writes.
     doorbell: usize,
     is_deaf: AtomicBool,
-    /// How many CPUs there are. CPU 0 makes all calls.
+    /// The number of CPUs. CPU 0 makes all calls.
     cpus: usize,
 }
 
@@ -64,7 +63,7 @@ impl<K> Faulty<K> {
     }
 }
 
-// SAFETY: the model's memory, which keeps its promises.
+// SAFETY: the clauses are the model's memory's.
 unsafe impl<K: Kind> Frames for Faulty<K> {
     /// So that `clean` is called, too.
     const COHERENT: bool = false;
@@ -76,7 +75,7 @@ unsafe impl<K: Kind> Frames for Faulty<K> {
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         self.plan.call();
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.unit.frames().free(first, count) };
     }
 
@@ -86,12 +85,12 @@ unsafe impl<K: Kind> Frames for Faulty<K> {
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         self.plan.call();
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { self.unit.frames().table(frame) }
     }
 }
 
-// SAFETY: the unit's, but for writes that it does not hear.
+// SAFETY: the unit's clauses; some writes do not reach it.
 unsafe impl<K: Kind> Registers for Faulty<K> {
     fn read32(&self, offset: usize) -> u32 {
         self.plan.call();
@@ -155,7 +154,7 @@ impl<K: Kind> Host for Faulty<K> {
     }
 }
 
-/// The unit is told of so much that the ring is full, and hears nothing; then it does; then it has stopped, as `stop` has it; and
+/// The ring is filled while the unit misses doorbells; then it gets them; then it has stopped, by `stop`; and a device comes and goes.
 /// a device comes and goes.
 fn work<K: Kind, X: Format + Copy, U: Iommu<X>>(
     unit: &U,
@@ -177,9 +176,9 @@ fn work<K: Kind, X: Format + Copy, U: Iommu<X>>(
     unit.detach(DEVICE).unwrap();
 }
 
-/// It does all that it should, and as often as there are places and words in which it confirms.
+/// It still works, also after as many submissions as there are places and status words.
 fn is_well<X: Format + Copy>(unit: &impl Iommu<X>) {
-    // What is under way fails with what had stopped the unit; and a device that was being attached, or detached, is attached, or not.
+    // Outstanding submissions fail with the stop; and a device whose attach or detach was outstanding is attached, or not.
     let well = (0..4).any(|_| unit.invalidate(DomainId(7), Invalidation::Domain).is_ok());
     assert!(well, "the ring has stopped");
     let detached = unit.detach(DEVICE);
@@ -191,7 +190,7 @@ fn is_well<X: Format + Copy>(unit: &impl Iommu<X>) {
     unit.detach(DEVICE).unwrap();
 }
 
-/// A host that does not panic, whose unit is told of commands by the register at `doorbell`, and hears that, or does not.
+/// A host that does not panic, with the doorbell register of its unit, which gets its writes or not.
 fn host<K: Kind>(memory: &Arc<Memory>, doorbell: usize, is_deaf: bool) -> Faulty<K> {
     // SAFETY: the driver's host has the same frames.
     let unit = unsafe { Software::new(Arc::clone(memory)) };
@@ -200,7 +199,7 @@ fn host<K: Kind>(memory: &Arc<Memory>, doorbell: usize, is_deaf: bool) -> Faulty
     Faulty { unit, now: AtomicU64::new(0), plan, doorbell, is_deaf, cpus: 0 }
 }
 
-/// A unit that is on, behind a host that does not panic.
+/// A unit that is on, with a host that does not panic.
 fn make<K: Kind, X: Format + Copy, U: Iommu<X>>(
     start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
     doorbell: usize,
@@ -226,7 +225,7 @@ fn survives<K: Kind, X: Format + Copy, U: Iommu<X>>(
     host.plan.set(NEVER);
     work(&unit, host, stop);
     let calls = host.plan.calls.load(Ordering::Relaxed);
-    // Waits make the same calls again and again.
+    // Waits repeat the same calls.
     let (mut at, mut met) = (0, 0);
     while at < calls {
         let (unit, memory) = make();
@@ -242,7 +241,7 @@ fn survives<K: Kind, X: Format + Copy, U: Iommu<X>>(
         (at, met) = (at + 7, met + 1);
     }
     assert!(met > 300, "{met} of {calls}");
-    // While the unit is waited for: more often than there are words in which it confirms.
+    // During waits for the unit: more often than there are status words.
     let (unit, _) = make();
     let host = of(&unit);
     for _ in 0..600 {
@@ -256,8 +255,8 @@ fn survives<K: Kind, X: Format + Copy, U: Iommu<X>>(
     }
 }
 
-/// A wait that the unit has taken, and has not confirmed, may be confirmed when its queue is off: that memory stays allocated. An
-/// SMMUv3 stores nothing to confirm.
+/// A fetched wait that is not confirmed may be confirmed after the queue is off: that memory stays allocated. An SMMUv3 stores no
+/// confirmation.
 fn keeps_its_memory<K: Kind, X: Format + Copy, U: Iommu<X>>(
     start: impl Fn(Faulty<K>) -> Result<U, UnitError>,
     of: fn(&U) -> &Faulty<K>,
@@ -297,7 +296,7 @@ fn smmuv3_survives_its_host() {
     survives::<SmmuV3, _, _>(start, smmuv3::Unit::host, 0x98, |unit| unit.set(0x60, unit.get(0x60) ^ 1));
 }
 
-/// The same by a queue of the CPU's own.
+/// The same with the CPU's own queue.
 #[test]
 fn smmuv3_with_queues_of_cpus_survives_its_host() {
     let start = |mut host: Faulty<SmmuV3>| {
@@ -317,8 +316,7 @@ fn a_unit_that_may_still_store_keeps_its_memory() {
     keeps_its_memory::<RiscV, _, _>(riscv::Unit::start, riscv::Unit::host, 0x24);
 }
 
-/// A queue that is not turned on is an error: nothing that is submitted would be carried out. (An AMD-Vi turns its queue on with
-/// translation.)
+/// A queue that does not turn on is an error: it would execute no submission. (An AMD-Vi turns its queue on with translation.)
 #[test]
 fn a_unit_that_does_not_turn_its_queue_on_is_not_started() {
     fn is_waited_for<K: Kind, U>(start: impl Fn(Faulty<K>) -> Result<U, UnitError>, control: usize) {

@@ -1,4 +1,4 @@
-//! An SMMUv3 with more command queues (ECMDQ): CPUs have queues of their own, and each is a queue by itself.
+//! An SMMUv3 with ECMDQs: CPUs have queues of their own, and each is independent.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use portcullis_model::Memory;
 
 use super::{Behind, CPU, DEVICE, MEMORY, lead_device};
 
-/// Registers of queues for CPUs: the first one's, and each register in it.
+/// The first ECMDQ, and the offsets of its registers.
 const OWN: usize = 0x2_0000;
 const BASE: usize = 0;
 const PROD: usize = 8;
@@ -26,23 +26,22 @@ const MAIN_PROD: usize = 0x98;
 
 type Unit = smmuv3::Unit<Behind<SmmuV3>, 12>;
 
-/// SMMU_GERROR and SMMU_GERRORN (sections 6.3.18 and 19): an error is active where their bits differ, and the driver acknowledges it by making them equal.
-/// Bit 9 says that a CPU's command queue has stopped.
+/// SMMU_GERROR and SMMU_GERRORN (sections 6.3.18 and 19): an error is active while their bits differ, and the driver acknowledges it by
+/// making them equal. Bit 9: an ECMDQ has stopped.
 const GERROR: usize = 0x60;
 const GERRORN: usize = 0x64;
 const OWN_STOPPED: u32 = 1 << 9;
 
-/// What a unit is shown.
 type Watch = Box<dyn Fn([u64; 2]) -> bool + Send + Sync>;
 
-/// A unit with 2^`pages` times 2^`each` such queues, which shows `watcher` its commands.
+/// A unit with 2^`pages` pages of 2^`each` ECMDQs, with a `watcher` of its commands.
 fn software(
     memory: &Arc<Memory>,
     pages: u32,
     each: u32,
     watcher: Option<Watch>,
 ) -> Software<SmmuV3, Arc<Memory>> {
-    // SAFETY: the driver's host has the same frames.
+    // SAFETY: 1: the driver's host has the same frames.
     let unit = unsafe {
         match watcher {
             Some(watcher) => Software::watched(Arc::clone(memory), watcher),
@@ -76,13 +75,13 @@ fn page(page: u64) -> Request {
     Request { domain: DomainId(7), invalidation: Invalidation::Range { range, leaf_only: true } }
 }
 
-/// How many commands each of `queues` queues was told of, which lie `apart`, and the main one.
+/// The tails of `queues` queues, which lie `apart`, and of the main one.
 fn told(unit: &Software<SmmuV3, Arc<Memory>>, queues: usize, apart: usize) -> (Vec<u32>, u32) {
     let tail = |at| unit.get(at) & INDEX;
     ((0..queues).map(|queue| tail(OWN + queue * apart + PROD)).collect(), tail(MAIN_PROD))
 }
 
-/// Submits as each of `cpus`, once.
+/// Submits once as each of `cpus`.
 fn submit_as(unit: &Unit, cpus: impl IntoIterator<Item = Option<usize>>) {
     for cpu in cpus {
         CPU.set(cpu);
@@ -96,7 +95,7 @@ fn each_cpu_has_a_queue_or_shares_one_with_its_neighbours() {
     for (pages, each, cpus, apart, has) in [
         (0, 3, 4, 0x2000, vec![2, 2, 2, 2, 0, 0, 0, 0]),
         (0, 2, 4, 0x4000, vec![2, 2, 2, 2]),
-        // Two for three CPUs, of which one has a queue.
+        // Two for three CPUs, one of which has a queue to itself.
         (0, 1, 3, 0x8000, vec![4, 2]),
         // Four for nine: three each.
         (0, 2, 9, 0x4000, vec![6, 6, 6, 0]),
@@ -111,7 +110,7 @@ fn each_cpu_has_a_queue_or_shares_one_with_its_neighbours() {
         assert!(before.iter().all(|commands| *commands == 0), "nothing but invalidations goes there");
         submit_as(&unit, (0..cpus).map(Some));
         assert_eq!(told(&unit.host().unit, has.len(), apart), (has.clone(), main), "{cpus} CPUs");
-        // A CPU that does not say who it is, or that the host has not told of.
+        // A CPU without a number, or beyond the host's CPUs.
         submit_as(&unit, [None, Some(cpus), Some(usize::MAX)]);
         assert_eq!(told(&unit.host().unit, has.len(), apart), (has, main + 6), "{cpus} CPUs");
         unit.detach(DEVICE).unwrap();
@@ -133,8 +132,8 @@ fn a_host_of_one_cpu_and_a_unit_of_one_queue_have_the_main_one() {
     }
 }
 
-/// Threads that are CPUs, more of them than queues, beside a device that comes and goes: what is confirmed was carried out before, and a unit that refuses a
-/// command now and then fails its submission. All ends.
+/// More CPU threads than queues, and a device that comes and goes: a confirmed command was executed, and a refused one fails its
+/// submission. All calls end.
 #[test]
 fn confirmed_is_carried_out_on_every_queue() {
     const CPUS: usize = 4;
@@ -192,7 +191,7 @@ fn confirmed_is_carried_out_on_every_queue() {
 fn a_queue_that_stops_stops_no_other() {
     const NONE: u64 = u64::MAX;
     let memory = memory();
-    // Which page is not taken.
+    // The page that is refused.
     let refused = Arc::new(AtomicU64::new(NONE));
     let bad = Arc::clone(&refused);
     let takes = move |command: [u64; 2]| command[1] >> 12 != bad.load(Ordering::Relaxed);
@@ -213,7 +212,7 @@ fn a_queue_that_stops_stops_no_other() {
         assert_eq!(unit.submit(&[page(5)]), Err(InvalidationError::Rejected { code: 1 }), "{round}");
         assert_eq!((software.get(at(cpu) + PROD) ^ software.get(at(cpu) + CONS)) & (ON | ERR), 0);
         unit.submit(&[page(5)]).unwrap();
-        // By a command of its own. GERROR tells of the first, and of each after what it told of was acknowledged.
+        // Stopped by a command of its own. GERROR reports the first error, and each after the previous one was acknowledged.
         software.set(GERRORN, software.get(GERROR));
         let errors = software.get(GERROR);
         assert_eq!(unit.submit(&[page(0x77)]), Err(InvalidationError::Rejected { code: 1 }), "{round}");
@@ -222,7 +221,7 @@ fn a_queue_that_stops_stops_no_other() {
         unit.submit(&[page(0x77)]).unwrap();
         CPU.set(None);
     }
-    // The main one, beside those of CPUs.
+    // The main one, besides the ECMDQs.
     let software = &unit.host().unit;
     software.set(0x60, software.get(0x60) ^ 1);
     submit_as(&unit, (0..4).map(Some));
@@ -233,7 +232,7 @@ fn a_queue_that_stops_stops_no_other() {
     assert_eq!(memory.frames_in_use(), 0);
 }
 
-/// A host, behind whose unit is what a test says.
+/// A host with a faulty unit.
 struct Odd {
     memory: Arc<Memory>,
     cpus: usize,
@@ -241,11 +240,11 @@ struct Odd {
     registers: OddRegisters,
 }
 
-/// Registers that go to the unit, but for what a test says.
+/// The unit's registers, with faults.
 #[derive(Clone)]
 struct OddRegisters {
     unit: Arc<Software<SmmuV3, Arc<Memory>>>,
-    /// Writes there are not heard.
+    /// The unit ignores writes there.
     deaf: usize,
     is_deaf: Arc<AtomicBool>,
     /// Nothing answers from here on.
@@ -254,7 +253,7 @@ struct OddRegisters {
     cr1_too_early: Arc<AtomicBool>,
 }
 
-// SAFETY: the unit's, but for writes that it does not hear, and what is beyond the end.
+// SAFETY: the unit's clauses; some writes do not reach it, and nothing answers beyond the end.
 unsafe impl Registers for OddRegisters {
     fn read32(&self, offset: usize) -> u32 {
         if offset >= self.end { u32::MAX } else { self.unit.read32(offset) }
@@ -325,7 +324,7 @@ fn odd(memory: &Arc<Memory>) -> Odd {
 
 type OddUnit = smmuv3::Unit<Odd, 12>;
 
-/// What the unit was told of and does not answer for stays allocated: it may begin to read it. All else comes back.
+/// A queue that the unit was told of, and never acknowledges, stays allocated: the unit may begin to read it. All else is freed.
 #[test]
 fn a_queue_that_is_never_on_is_an_error_and_all_other_memory_comes_back() {
     for queue in 0..4 {
@@ -358,7 +357,7 @@ fn a_queue_that_is_not_turned_off_keeps_all_memory() {
     assert_eq!(memory.frames_in_use(), before);
 }
 
-/// Commands that were never carried out, on the queues of two CPUs, while the unit hears nothing: the waits end, and so does the unit.
+/// Commands that are never executed, on the queues of two CPUs, while the unit ignores doorbells: the waits end, and the unit shuts down.
 #[test]
 fn a_unit_ends_with_commands_in_a_cpu_s_queue() {
     let memory = memory();
@@ -371,7 +370,6 @@ fn a_unit_ends_with_commands_in_a_cpu_s_queue() {
     lead_device(&unit);
     is_deaf.store(true, Ordering::Relaxed);
     CPU.set(Some(0));
-    // More than there are places.
     for _ in 0..300 {
         let lost = unit.submit(&[page(5)]);
         assert!(matches!(lost, Err(InvalidationError::TimedOut { .. })), "{lost:?}");
@@ -388,8 +386,8 @@ fn a_unit_ends_with_commands_in_a_cpu_s_queue() {
     assert_eq!(memory.frames_in_use(), 0);
 }
 
-/// Firmware, or the kernel before this one, has left queues on, one of which has stopped. They are off before the unit is told how it reads queues, and those of
-/// a CPU begin anew.
+/// Firmware, or the previous kernel, has left queues on, one of which has stopped. They are off before the driver sets queue attributes,
+/// and CPUs' queues start anew.
 #[test]
 fn queues_that_were_left_on_are_turned_off_first() {
     for cpus in [0, 4] {
@@ -424,7 +422,7 @@ fn queues_that_were_left_on_are_turned_off_first() {
     }
 }
 
-/// Registers that the host does not reach, a page in memory, one among the unit's other registers, or more pages than there can be.
+/// Registers that the host does not reach, a page in memory, one among the unit's other registers, or more pages than possible.
 #[test]
 fn queues_that_are_not_where_they_could_be_are_left_alone() {
     let cases: [fn(&mut OddRegisters); 5] = [
@@ -437,25 +435,25 @@ fn queues_that_are_not_where_they_could_be_are_left_alone() {
     for (case, change) in cases.into_iter().enumerate() {
         let memory = memory();
         let mut host = odd(&memory);
-        // The event queue's are in page 1, so this unit comes up where these answer.
+        // The event queue's are in page 1, so this unit comes up if these answer.
         change(&mut host.registers);
         let software = Arc::clone(&host.registers.unit);
         let unit = OddUnit::start(host).unwrap();
         assert_eq!(unit.own_queues(), 0, "case {case}");
         assert!((0..4).all(|queue| software.get64(OWN + queue * 0x4000 + BASE) == 0), "case {case}");
     }
-    // What the manual reserves of IDR6 says nothing.
+    // Reserved bits of IDR6 mean nothing.
     let memory = memory();
     let host = odd(&memory);
     let unit = &host.registers.unit;
     unit.set(0x190, unit.get(0x190) | 0xf0f0_ffff);
     assert_eq!(OddUnit::start(host).unwrap().own_queues(), 4);
-    // Of four, three answer.
+    // Three of four answer.
     let memory = self::memory();
     let mut host = odd(&memory);
     host.registers.end = OWN + 3 * 0x4000;
     assert_eq!(OddUnit::start(host).unwrap().own_queues(), 2, "two CPUs for each");
-    // A second page that is where the first is: no queue is used twice. Pages follow each other.
+    // A second page at the offset of the first: no queue is used twice. Offsets ascend.
     for second in [OWN, OWN + 0x2_0000] {
         let memory = self::memory();
         let mut host = odd(&memory);
@@ -466,7 +464,7 @@ fn queues_that_are_not_where_they_could_be_are_left_alone() {
     }
 }
 
-/// What the registers of such a queue take, and when.
+/// Which writes an ECMDQ's registers accept, and when.
 #[test]
 fn a_queue_s_registers_are_written_as_the_manual_says() {
     let memory = memory();

@@ -1,5 +1,5 @@
-//! The VT-d unit of software by its registers alone: tables are written word by word, by the specification, and each refusal's record is
-//! compared with what the specification says of it.
+//! The software VT-d unit by its registers only: the test writes tables word by word, by the specification, and compares each fault record
+//! with it.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ const ROOT: u64 = BASE;
 const CONTEXTS: u64 = BASE + 0x1000;
 const DIRECTORY: u64 = BASE + 0x2000;
 const PASIDS: u64 = BASE + 0x3000;
-/// The tables that an address passes, the highest first.
+/// The tables of a walk, the highest first.
 const LEVELS: [u64; 4] = [BASE + 0x4000, BASE + 0x5000, BASE + 0x6000, BASE + 0x7000];
 const PAGE: u64 = BASE + 0x8000;
-/// Of two frames, where its descriptors are wide.
+/// Two frames, if its descriptors are wide.
 const RING: u64 = BASE + 0x1_0000;
 const STATUS: u64 = BASE + 0xa000;
 
@@ -54,12 +54,12 @@ impl Rig {
 
     fn with(stage: Stage, manners: Manners) -> Self {
         let memory = Memory::with_base(PhysAddr::new(BASE), 1 << 20);
-        // The unit confirms where memory is the driver's.
+        // The status word is in the driver's memory.
         assert_eq!(memory.alloc(16), Some(PhysAddr::new(BASE)));
         let unit = SoftwareVtd::new(Arc::clone(&memory), manners);
         let rig = Self { unit, memory, stage, tail: 0 };
         rig.set(PAGE, 0xfeed);
-        // Whatever goes down: read and write; and what a user's page needs, which has been accessed and written.
+        // Read and write; for the first stage also user, accessed and dirty.
         let entry = if stage == First { 0x67 } else { 3 };
         for (table, next) in LEVELS.into_iter().zip([LEVELS[1], LEVELS[2], LEVELS[3], PAGE]) {
             rig.set(table + 8, next | entry);
@@ -106,7 +106,7 @@ impl Rig {
         self.unit.write(DEVICE, Iova::new(at), &word.to_le_bytes())
     }
 
-    /// The fault's reason, if there is one: whose it is and where it happened are compared here. Clears it.
+    /// The fault's reason, if there is one. Checks its device and address, and clears it.
     fn reason(&self, at: u64, reads: bool) -> Option<u64> {
         assert_eq!(self.unit.read32(0x34) & 0x73, if self.unit.read64(0x228) == 0 { 0 } else { 2 });
         let (low, high) = (self.unit.read64(0x220), self.unit.read64(0x228));
@@ -116,7 +116,7 @@ impl Rig {
         }
         assert_eq!((low, high & 0xffff), (at & !0xfff, DEVICE.into()));
         assert_eq!(high >> 62 & 1, u64::from(reads));
-        // Nothing else of the record clears it.
+        // No other bit clears the record.
         self.unit.write32(0x22c, 0x7fff_ffff);
         assert_eq!(self.unit.read64(0x228), high);
         self.unit.write32(0x22c, 1 << 31);
@@ -125,7 +125,7 @@ impl Rig {
         Some(high >> 32 & 0xff)
     }
 
-    /// The reasons that a read and a write are refused for.
+    /// The reasons of a refused read and a refused write.
     fn refused(&self, at: u64) -> [Option<u64>; 2] {
         let read = self.reads(at).is_none();
         let reads = self.reason(at, true);
@@ -136,13 +136,13 @@ impl Rig {
         [reads, writes]
     }
 
-    /// Has the unit carry out one descriptor, and wait for that.
+    /// The unit executes one descriptor, and a wait.
     fn tell_and_wait(&mut self, low: u64, high: u64) {
         self.tell(low, high);
         self.tell(5, 0);
     }
 
-    /// Has the unit carry out one descriptor.
+    /// The unit executes one descriptor.
     fn tell(&mut self, low: u64, high: u64) {
         let width = if self.stage == Legacy { 16 } else { 32 };
         self.set(RING + self.tail, low);
@@ -153,7 +153,7 @@ impl Rig {
     }
 }
 
-/// What is wrong, and the reasons for it in legacy mode, of the second stage and of the first: of a read, and of a write.
+/// The flaw, and its reasons in legacy mode, second stage and first stage: of a read, and of a write.
 type Row = (&'static str, fn(&Rig), u64, [[u64; 2]; 3]);
 
 #[test]
@@ -229,7 +229,7 @@ fn permissions_are_looked_at() {
 
 #[test]
 fn contexts_pass_or_block() {
-    // Pass-through, and what no mode has.
+    // Pass-through, and a type that no mode has.
     for (stage, passes) in [(Legacy, 2 << 2 | 1), (Second, 4 << 6 | 2 << 2 | 1)] {
         let context = if stage == Legacy { CONTEXTS + 0x28 * 16 } else { PASIDS };
         let rig = Rig::new(stage);
@@ -250,7 +250,7 @@ fn contexts_pass_or_block() {
             "{stage:?} {blocked:#x}"
         );
     }
-    // First-stage tables whose leaves could forbid nothing; a directory, a table and an entry that are absent; PASIDs of a device's own.
+    // First-stage tables without NXE; non-present directory, table and entry; PASIDs of the device.
     type Wrong = (&'static str, fn(&Rig));
     let rows: [Wrong; 5] = [
         ("no execution", |rig| rig.set(PASIDS + 16, LEVELS[0])),
@@ -268,7 +268,7 @@ fn contexts_pass_or_block() {
 
 #[test]
 fn the_unit_keeps_what_it_read_until_it_is_told() {
-    /// Descriptors, and whether the unit then has forgotten a page, what says its tables, and a context.
+    /// Descriptors, and whether the unit has then invalidated a page, a PASID entry, and a context.
     type Told = (u64, u64, [bool; 3]);
     let (of, other) = (DOMAIN << 16, 7 << 16);
     let legacy: [Told; 12] = [
@@ -289,7 +289,7 @@ fn the_unit_keeps_what_it_read_until_it_is_told() {
         (2 | 2 << 4 | of, 0, [true, false, false]),
         (2 | 3 << 4 | of, MAPPED, [true, false, false]),
         (2 | 3 << 4 | other, MAPPED, [false; 3]),
-        // The first stage's, which it has not.
+        // First-stage descriptors in a mode without it.
         (6 | 2 << 4 | of, 0, [false; 3]),
         (6 | 3 << 4 | of, MAPPED, [false; 3]),
         (7 | of, 0, [false, true, false]),
@@ -336,10 +336,10 @@ fn waits_are_confirmed_around_the_ring() {
             rig.tell(5 | 1 << 5 | number << 32, STATUS + number % 5 * 8);
             assert_eq!(rig.get(STATUS + number % 5 * 8), number, "{stage:?}");
         }
-        // One that asks for no status writes none.
+        // A wait without a status write.
         rig.tell(5 | 1 << 4 | 7 << 32, STATUS + 0x100);
         assert_eq!(rig.get(STATUS + 0x100), 0);
-        // Off, the queue stands still; on again, it begins anew.
+        // While off, the queue stops; on again, it starts anew.
         rig.unit.write32(0x18, ON);
         assert_eq!(rig.unit.read32(0x1c), ON | TAKE_ROOT);
         rig.set(RING, 5 | 1 << 5 | 9 << 32);
@@ -348,7 +348,7 @@ fn waits_are_confirmed_around_the_ring() {
         assert_eq!(rig.get(STATUS + 0x100), 0);
         rig.unit.write32(0x18, ON | QUEUE);
         assert_eq!((rig.unit.read64(0x80), rig.unit.read32(0x1c)), (0, ON | TAKE_ROOT | QUEUE));
-        // No status of what it does not have.
+        // No status of missing features.
         for (command, status) in
             [(u32::MAX, ON | TAKE_ROOT | QUEUE), (!ON, TAKE_ROOT | QUEUE), (0, TAKE_ROOT)]
         {
@@ -358,7 +358,7 @@ fn waits_are_confirmed_around_the_ring() {
     }
 }
 
-/// RTADDR (section 11.4.5) is taken with GCMD.SRTP, and with no other command.
+/// RTADDR (section 11.4.5) takes effect with GCMD.SRTP, and with no other command.
 #[test]
 fn the_root_is_taken_with_the_command_for_it() {
     for stage in [Legacy, Second] {
@@ -368,7 +368,7 @@ fn the_root_is_taken_with_the_command_for_it() {
         for (command, is_taken) in [(ON | QUEUE, false), (QUEUE, false), (QUEUE | TAKE_ROOT, true)] {
             rig.unit.write32(0x18, command);
             rig.unit.write32(0x18, ON | QUEUE);
-            // Contexts, PASIDs where there are any, translations.
+            // Contexts, PASIDs if there are any, translations.
             rig.tell_and_wait(1 | 1 << 4, 0);
             if stage != Legacy {
                 rig.tell_and_wait(7 | 3 << 4, 0);
@@ -388,7 +388,7 @@ fn the_registers_say_what_the_unit_has() {
     ] {
         let unit = SoftwareVtd::new(Memory::with_base(PhysAddr::new(BASE), 1 << 20), manners);
         assert_eq!((unit.read64(8), unit.read64(0x10)), (cap, ecap), "{manners:?}");
-        // Whatever is no register of it reads zero, and takes nothing.
+        // Other offsets read zero, and ignore writes.
         for at in (0..0x400).step_by(4) {
             if at != 0x20 && at != 0x90 && at != 0x88 && at != 0x18 {
                 unit.write32(at, u32::MAX);

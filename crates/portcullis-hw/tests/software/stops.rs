@@ -1,4 +1,4 @@
-//! Units that stop again and again at commands that they do not take, while threads submit: what is confirmed was carried out.
+//! Units that stop repeatedly at bad commands, while threads submit: a confirmed command was executed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,11 +17,10 @@ use super::{Behind, DEVICE, MEMORY, lead_device, now};
 const THREADS: u64 = 3;
 const ROUNDS: u64 = 500;
 
-/// The pages that are named, behind all else that a second word may say.
+/// The page numbers in commands, above all other fields of the second word.
 const PAGES: std::ops::Range<u64> = 1 << 20..1 << 21;
 
-/// Which pages were named by commands that a unit has carried out, by the second word, shifted by `shift`. A unit does not
-/// take one in 89 of these.
+/// Records the pages of executed commands, from the second word, shifted by `shift`. A unit refuses one in 89.
 fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     start: impl Fn(Behind<K>) -> Result<U, UnitError>,
     shift: u32,
@@ -31,14 +30,14 @@ fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     let (watched, met) = (Arc::clone(&done), AtomicU64::new(0));
     let watcher = move |command: [u64; 2]| {
         let page = command[1] >> shift;
-        // A submission whose wait is not taken is over when the host's patience is.
+        // A submission whose wait is refused ends with the host's patience.
         if !PAGES.contains(&page) || met.fetch_add(1, Ordering::Relaxed) % 89 != 88 {
             watched.lock().unwrap_or_else(PoisonError::into_inner).insert(page);
             return true;
         }
         false
     };
-    // SAFETY: the driver's host has the same frames.
+    // SAFETY: 1: the driver's host has the same frames.
     let software = unsafe { Software::watched(Arc::clone(&memory), Box::new(watcher)) };
     let patience = 60_000_000_000;
     let host =
@@ -81,14 +80,14 @@ fn confirmed_is_carried_out<K: Kind, X: Format + Copy, U: Iommu<X>>(
     assert_eq!(memory.frames_in_use(), 0);
 }
 
-/// A unit that does not take one of the commands of turning it on, whichever that is, is not said to be on.
+/// A unit that refuses one of the commands of `enable`, whichever that is, is not reported as on.
 fn each_command_counts<K: Kind, X: Format, U: Iommu<X>>(start: impl Fn(Behind<K>) -> Result<U, UnitError>) {
     static CLOCK: AtomicU64 = AtomicU64::new(0);
     for taken in 0.. {
         let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
         let met = AtomicU64::new(0);
         let watcher = move |_| met.fetch_add(1, Ordering::Relaxed) != taken;
-        // SAFETY: the driver's host has the same frames.
+        // SAFETY: 1: the driver's host has the same frames.
         let unit = unsafe { Software::watched(memory, Box::new(watcher)) };
         let now = || CLOCK.fetch_add(1, Ordering::Relaxed);
         let host =

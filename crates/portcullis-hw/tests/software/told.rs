@@ -1,4 +1,4 @@
-//! What drivers tell their units, and when: the registers are watched, and the ring is read when its doorbell rings.
+//! What drivers tell their units, and when: the test watches the registers, and reads the ring at its doorbell.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,16 +11,16 @@ use portcullis_model::Memory;
 
 use super::{DEVICE, MEMORY};
 
-/// What a look at the clock takes, and the host's patience, in nanoseconds.
+/// The advance of the clock by a read, and the host's patience, in nanoseconds.
 const LOOK: u64 = 1_000;
 const PATIENCE: u64 = 1_000_000;
 
 /// A kind of unit with a ring of 256 commands of 16 bytes.
 trait Ringed: Kind {
-    /// The register that is the doorbell.
+    /// The doorbell register.
     const DOORBELL: usize;
 
-    /// The place that a value of the doorbell says.
+    /// The place in a value of the doorbell.
     fn place(value: u64) -> u64;
 
     fn ring(unit: &Software<Self, Arc<Memory>>) -> u64;
@@ -66,14 +66,14 @@ struct Watched<K> {
     unit: Software<K, Arc<Memory>>,
     now: AtomicU64,
     told: Mutex<Vec<[u64; 2]>>,
-    /// The doorbell that the unit does not hear while it is slow, which is for so many turns of a waiting CPU.
+    /// A delayed doorbell write, and the pauses of a waiting CPU left until the unit gets it.
     unheard: Mutex<Option<(usize, u32, u64)>>,
     slow: AtomicU64,
-    /// A VT-d unit's queue was turned off while there were commands in it.
+    /// A VT-d unit's queue was turned off with commands in it.
     cut_off: AtomicBool,
 }
 
-/// A host whose unit is watched. A clone is the same, and stays when the driver has gone.
+/// A host with a watched unit. Clones share it, and outlive the driver.
 struct Watching<K>(Arc<Watched<K>>);
 
 impl<K> Clone for Watching<K> {
@@ -84,7 +84,7 @@ impl<K> Clone for Watching<K> {
 
 impl<K: Ringed> Watching<K> {
     fn new() -> Self {
-        // SAFETY: the driver's host has the same frames.
+        // SAFETY: 1: the driver's host has the same frames.
         let unit = unsafe { Software::new(Memory::with_base(PhysAddr::new(1 << 20), MEMORY)) };
         Self(Arc::new(Watched {
             unit,
@@ -100,7 +100,7 @@ impl<K: Ringed> Watching<K> {
         &self.0.unit
     }
 
-    /// The commands since this was asked last.
+    /// The commands since the last call.
     fn told(&self) -> Vec<[u64; 2]> {
         std::mem::take(&mut self.0.told.lock().unwrap())
     }
@@ -140,7 +140,7 @@ impl<K: Ringed> Watching<K> {
     }
 }
 
-// SAFETY: the unit's own promises; a doorbell that it hears later it reads later.
+// SAFETY: the unit's clauses; it reads at a delayed doorbell later.
 unsafe impl<K: Ringed> Registers for Watching<K> {
     fn read32(&self, offset: usize) -> u32 {
         self.unit().read32(offset)
@@ -188,15 +188,14 @@ impl<K: Ringed> Host for Watching<K> {
     }
 }
 
-/// Commands of RISC-V's IOMMU (version 1.0, section "In-memory queue interface"), by opcode.
+/// Opcodes of RISC-V's IOMMU (version 1.0, section "In-memory queue interface").
 mod opcode {
     pub const IOTINVAL: u64 = 1;
     pub const IOFENCE: u64 = 2;
     pub const IODIR: u64 = 3;
 }
 
-/// "IOMMU Command-queue Fence commands": with PR it waits for reads, with PW for writes, that the unit has processed; with AV
-/// it says when it is done.
+/// "IOMMU Command-queue Fence commands": PR waits for processed reads, PW for writes; AV stores a confirmation.
 #[test]
 fn the_fence_that_confirms_waits_for_reads_and_writes() {
     const AV: u64 = 1 << 10;
@@ -212,8 +211,8 @@ fn the_fence_that_confirms_waits_for_reads_and_writes() {
     assert_eq!(fence & (0x7f | AV | PR | PW), opcode::IOFENCE | AV | PR | PW, "{told:x?}");
 }
 
-/// "IOMMU Command-queue": commands may be carried out in any order, but for a fence. What the directory's entry leads to could
-/// be cached anew, if it were forgotten before the entry.
+/// "IOMMU Command-queue": the unit may reorder commands except across a fence. Translations of an entry could be refetched, if they were
+/// invalidated before the entry.
 #[test]
 fn a_fence_is_between_a_device_s_context_and_its_translations() {
     for (stage, second) in [(riscv::Stage::First, 1), (riscv::Stage::Second, 2)] {
@@ -233,7 +232,7 @@ fn a_fence_is_between_a_device_s_context_and_its_translations() {
     }
 }
 
-/// CR0.ATSCHK (section 6.3.9): without it, what a device says that it has translated passes unchecked.
+/// CR0.ATSCHK (section 6.3.9): without it, translated requests pass unchecked.
 #[test]
 fn a_unit_with_ats_checks_what_devices_have_translated() {
     for ats in [0, 1 << 10] {
@@ -247,8 +246,7 @@ fn a_unit_with_ats_checks_what_devices_have_translated() {
     }
 }
 
-/// A unit that has stopped does not hear doorbells: the driver rings again when it has acknowledged the error, and need not
-/// wait until its patience is over.
+/// A stopped unit misses doorbells: the driver rings again after it has acknowledged the error, before its patience ends.
 #[test]
 fn a_unit_that_had_stopped_is_told_of_what_came_meanwhile() {
     fn rings<K: Ringed>(
@@ -278,8 +276,7 @@ fn a_unit_that_had_stopped_is_told_of_what_came_meanwhile() {
     );
 }
 
-/// A unit that says what is wrong, and does not go on when it is told to: the caller hears what is wrong, and not that it
-/// has waited.
+/// A unit that reports an error, and does not resume: the caller gets that error, and no time-out.
 #[test]
 fn what_a_unit_refused_is_said_also_where_it_stays_where_it_is() {
     let host = Watching::<VtD>::new();
@@ -295,7 +292,7 @@ fn what_a_unit_refused_is_said_also_where_it_stays_where_it_is() {
     assert!(matches!(silent, Err(InvalidationError::TimedOut { .. })), "{silent:?}");
 }
 
-/// FSTS.PFO (section 11.4.7.1): a unit whose records had no room records no fault until it is cleared.
+/// FSTS.PFO (section 11.4.7.1): after an overflow a unit records no fault until it is cleared.
 #[test]
 fn a_unit_whose_fault_records_overflowed_records_again() {
     const RECORD: usize = 0x220;
@@ -303,7 +300,7 @@ fn a_unit_whose_fault_records_overflowed_records_again() {
     let driver = vtd::Unit::start(host.clone()).unwrap();
     driver.enable().unwrap();
     let unit = host.unit();
-    // A read of page 5 by device 0x28, reason 6; pending, and no room for another.
+    // A read of page 5 by device 0x28, reason 6; pending, with an overflow.
     unit.set64(RECORD, 0x5000);
     unit.set64(RECORD + 8, 1 << 63 | 1 << 62 | 6 << 32 | 0x28);
     unit.set(0x34, 1 << 1 | 1);
@@ -313,8 +310,7 @@ fn a_unit_whose_fault_records_overflowed_records_again() {
     assert_eq!(driver.next_fault(), None);
 }
 
-/// The queue is idle when it is turned off, with a wait as its last descriptor (section 6.5.2): also where the unit is late
-/// with what was submitted before.
+/// The queue is idle when it is turned off, with a wait as its last descriptor (section 6.5.2): also if the unit is late with earlier ones.
 #[test]
 fn a_queue_is_not_turned_off_while_commands_are_in_it() {
     let host = Watching::<VtD>::new();
@@ -334,7 +330,7 @@ fn a_queue_is_not_turned_off_while_commands_are_in_it() {
     assert_eq!(host.frames().frames_in_use(), before);
 }
 
-/// IQT and IQH (sections 11.4.8.1 and 2) have more bits than a queue of 256 descriptors needs: these are of no account.
+/// IQT and IQH (sections 11.4.8.1 and 2) have more bits than a queue of 256 descriptors needs: these are ignored.
 #[test]
 fn a_queue_s_places_are_told_modulo_its_length() {
     let memory = Memory::with_base(PhysAddr::new(1 << 20), MEMORY);
@@ -344,7 +340,7 @@ fn a_queue_s_places_are_told_modulo_its_length() {
         assert!(count.fetch_add(1, Ordering::Relaxed) < 1000, "it never gets there");
         true
     };
-    // SAFETY: the test alone uses these frames, and only through the unit.
+    // SAFETY: 1: the test alone uses these frames, and only through the unit.
     let unit = unsafe { Software::<VtD, _>::watched(memory, Box::new(watcher)) };
     unit.write64(0x90, 1 << 20);
     unit.write32(0x18, 1 << 26);
@@ -354,7 +350,7 @@ fn a_queue_s_places_are_told_modulo_its_length() {
         assert_eq!(taken.load(Ordering::Relaxed) - before, more, "{tail}");
         assert_eq!(unit.read64(0x80) >> 4, tail % 256);
     }
-    // IQH begins anew when the queue is turned on (section 11.4.4.1, QIE), and with nothing else.
+    // IQH restarts when the queue is turned on (section 11.4.4.1, QIE), and at no other command.
     for (command, status, head) in [
         (1 << 26 | 1 << 30, 1 << 26 | 1 << 30, 4),
         (1 << 26 | 1 << 31, 3 << 30 | 1 << 26, 4),

@@ -1,4 +1,4 @@
-//! Domains that units make: what firmware reserves, devices, mappings, their end.
+//! Domains of units: reserved regions, devices, mappings, and their end.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! All that drivers do to units of software, and answer, call by call, against the files beside this: writes to registers, words
-//! of memory, frames. What they read is counted.
+//! The drivers' effects on software units and their results, call by call, against the files beside this: register writes, memory words,
+//! frames. Reads are counted.
 #![cfg(not(watched))]
 
 use std::collections::BTreeMap;
@@ -36,15 +36,15 @@ struct Board<K> {
     frames: Tables<false>,
     now: AtomicU64,
     is_deaf: AtomicBool,
-    /// It reads all ones, as what is not there.
+    /// It reads all ones.
     is_absent: AtomicBool,
 }
 
 impl<K: Told> Board<K> {
-    /// Whose registers of capabilities are changed so.
+    /// With a changed capability register.
     fn new(memory: &Arc<Memory>, change: (usize, u32)) -> Self {
         heard::begin(memory, None);
-        // SAFETY: the driver's host has the same frames.
+        // SAFETY: 1: the driver's host has the same frames.
         let unit = unsafe { Software::<K, _>::new(Arc::clone(memory)) };
         unit.set(change.0, unit.get(change.0) ^ change.1);
         Self {
@@ -64,7 +64,7 @@ impl<K: Told> Board<K> {
     }
 }
 
-// SAFETY: the unit's, but for doorbells that it does not hear.
+// SAFETY: the unit's clauses; some doorbells do not reach it.
 unsafe impl<K: Told> Registers for Board<K> {
     fn read32(&self, offset: usize) -> u32 {
         count("read");
@@ -111,7 +111,7 @@ impl<K: Told> Host for Board<K> {
     }
 }
 
-/// Ranges, in pages: where, and how many.
+/// Ranges, in pages: first, and count.
 const RANGES: [(u64, u64); 14] = [
     (0, 1),
     (1, 1),
@@ -155,7 +155,7 @@ impl<U> Script<U> {
     }
 }
 
-/// What is printed of a fault, but for its code.
+/// A fault without its code.
 fn shown(fault: Option<Fault>) -> String {
     let Some(Fault { device, pasid, address, access, reason, .. }) = fault else { return "nothing".into() };
     let address = address.map_or("-".into(), |address| format!("{address:#x}"));
@@ -164,7 +164,7 @@ fn shown(fault: Option<Fault>) -> String {
     format!("{reason:?} {access} {address} device {:#x}{pasid}", device.0)
 }
 
-/// From the start to the end of a unit. `formats` are of tables that it may walk, or may not.
+/// A unit's life. It may support `formats`, or not.
 fn plays<K: Told, X: Format, U: Iommu<X, Frames = Tables<false>>>(
     name: &str,
     start: impl Fn(Board<K>) -> Result<U, UnitError>,
@@ -291,7 +291,7 @@ fn plays<K: Told, X: Format, U: Iommu<X, Frames = Tables<false>>>(
     domains::plays(name, start);
 }
 
-/// What becomes of it where one bit of what the unit says that it can do is another.
+/// The same with each capability bit flipped.
 fn capabilities<K: Told, X: Format, U: Iommu<X>>(
     name: &str,
     start: impl Fn(Board<K>) -> Result<U, UnitError>,

@@ -1,4 +1,4 @@
-//! What becomes of the registers of units of software, whatever is written to them, and of the commands in their rings.
+//! The registers of software units after any writes, and the commands in their rings.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,31 +17,29 @@ const RING: u64 = 0x10_0000;
 const STATUS: u64 = 0x10_2000;
 const REFUSED: u64 = 0x13_0000;
 
-/// How the commands of a kind of unit are played.
+/// How to drive a kind of unit.
 struct Play {
     name: &'static str,
-    /// Writes of 64 bits that say where the ring is, of 256 places; their bytes.
+    /// 64-bit writes that set the base of a ring of 256 places; bytes of a place.
     ring: (usize, u64, usize),
-    /// Registers that are written by lot, with the bits that they have then; how often those of 64 bits are.
+    /// Registers that are written at random, with their possible bits; 64-bit ones more often.
     written: &'static [(usize, u64)],
-    /// The first register that is written by itself.
+    /// The first register that is written individually.
     first: usize,
-    /// A command that has this number stored at the address.
+    /// A command that stores this number at the address.
     wait: fn(u64, u64) -> [u64; 2],
 }
 
-/// Where registers of a kind are: two pages, and those of queues for CPUs. What is further than the second page is the second page again, but for these.
+/// Offsets of the registers of a kind: two pages, and the ECMDQs'. Otherwise the second page repeats.
 fn offsets<K: Kind>() -> impl Iterator<Item = usize> {
     let all = (0..0x400).chain(0x1000..0x1400).chain(0x4000..0x4040).chain(0x2_0000..0x2_0210).step_by(4);
     all.filter(|offset| *offset < 0x1400 || K::word(*offset) != K::word(0x1000 + offset % 0x1000))
 }
 
-/// Registers that are not 0.
 fn all<K: Kind>(unit: &Unit<K>) -> Vec<(usize, u32)> {
     offsets::<K>().map(|offset| (offset, unit.get(offset))).filter(|(_, value)| *value != 0).collect()
 }
 
-/// Registers that read something else than before.
 fn changes(before: &[(usize, u32)], after: &[(usize, u32)]) -> Vec<String> {
     let mut offsets: Vec<usize> = before.iter().chain(after).map(|(offset, _)| *offset).collect();
     offsets.sort_unstable();
@@ -53,7 +51,7 @@ fn changes(before: &[(usize, u32)], after: &[(usize, u32)]) -> Vec<String> {
     changed.map(|offset| format!("{offset:#x}={:x}", of(after, offset))).collect()
 }
 
-/// Each register of a unit that has just been reset, by itself, from `first` on: told where it does not take just what it is written.
+/// Writes each register of a unit after reset, from `first` on: records deviations from plain storage.
 fn each_alone<K: Kind>(said: &mut Transcript, first: usize, unit: impl Fn() -> Unit<K>) {
     let reset: Vec<String> =
         all(&unit()).iter().map(|(offset, value)| format!("{offset:#x}={value:x}")).collect();
@@ -83,7 +81,7 @@ fn each_alone<K: Kind>(said: &mut Transcript, first: usize, unit: impl Fn() -> U
     }
 }
 
-/// A random walk over what a driver writes, with commands that the unit takes or does not.
+/// A random walk over a driver's writes, with valid and invalid commands.
 fn walk<K: Kind>(said: &mut Transcript, play: &Play, unit: impl FnOnce(Unit<K>) -> Unit<K>) {
     let memory = Memory::with_base(PhysAddr::new(RING), 1 << 20);
     assert_eq!(memory.alloc(4), Some(PhysAddr::new(RING)));
@@ -94,10 +92,10 @@ fn walk<K: Kind>(said: &mut Transcript, play: &Play, unit: impl FnOnce(Unit<K>) 
         let mut seen = seen.lock().unwrap();
         seen.push(command);
         assert!(seen.len() < 2000, "it never gets there");
-        // Every 19th is none, when it is met first.
+        // Every 19th is refused the first time.
         command[0] != REFUSED || refused.fetch_xor(true, Ordering::Relaxed)
     };
-    // SAFETY: the ring and where its commands store are memory, and stay.
+    // SAFETY: 1: the ring and the targets of its commands are allocated memory, and stay.
     let unit = unit(unsafe { Software::watched(Arc::clone(&memory), Box::new(watcher)) });
     let (register, base, bytes) = play.ring;
     for place in 0..256 {
@@ -151,7 +149,7 @@ fn plays<K: Kind>(play: &Play, change: impl Fn(Unit<K>) -> Unit<K>) {
     let mut said = Transcript::new(&format!("registers of the unit of software: {}", play.name), Vec::new);
     let alone = || {
         let memory = Memory::with_base(PhysAddr::new(RING), 1 << 20);
-        // SAFETY: no register by itself has the unit read memory.
+        // SAFETY: 1: no single register makes the unit read memory.
         change(unsafe { Software::<K, _>::new(memory) })
     };
     each_alone(&mut said, play.first, alone);

@@ -1,34 +1,32 @@
-//! What each kind of unit is told by, and how it reports.
+//! How to drive each kind of unit, and how it reports.
 
 use portcullis::addr::PhysAddr;
 use portcullis_hw::software::{AmdVi, Kind, RiscV, SmmuV3, VtD};
 
 use super::Unit;
 
-/// What a unit is told by, and says.
 pub trait Told: Kind {
-    /// The register that is the doorbell of commands.
+    /// The doorbell of commands.
     const DOORBELL: usize;
 
-    /// Registers of 32 bits that say what it can do.
+    /// 32-bit capability registers.
     const CAPABILITIES: &'static [usize];
 
     /// It stops with an error.
     fn stop(unit: &Unit<Self>);
 
-    /// It reports what these words say.
+    /// It reports a fault with these words.
     fn report(unit: &Unit<Self>, words: [u64; 4]);
 
-    /// Records of each code with each flag by itself, none and all: the code, and the words.
+    /// Records of each code with each flag individually, none and all: code, and words.
     fn records() -> Vec<(u64, [u64; 4])>;
 }
 
-/// Bits 0 to 63 by themselves, none, and all, of those in `mask`.
+/// Each bit of `mask` individually, none, and all.
 fn flags(mask: u64) -> impl Iterator<Item = u64> {
     (0..64).map(move |bit| mask & 1 << bit).filter(|bit| *bit != 0).chain([0, mask])
 }
 
-/// Words of the memory from an address on.
 fn put(unit: &Unit<impl Kind>, at: u64, words: &[u64]) {
     for (index, word) in words.iter().enumerate() {
         unit.frames().write(PhysAddr::new(at + index as u64 * 8), &word.to_le_bytes()).unwrap();

@@ -4,7 +4,7 @@ use portcullis::addr::{AddrError, Iova, IovaRange, Permissions};
 
 use super::*;
 
-/// Addresses of 39 bits, and these structures.
+/// A table with these structures, and 39 address bits.
 fn dmar(structures: &[Vec<u8>]) -> Vec<u8> {
     table(b"DMAR", &[vec![38, 0], vec![0; 10], structures.concat()].concat())
 }
@@ -44,7 +44,7 @@ fn example() -> Vec<u8> {
     ])
 }
 
-/// What is read of a table in which something is wrong, and what is told.
+/// Parses a table with a flaw.
 fn told(structures: &[Vec<u8>]) -> (Dmar, Vec<Flaw>) {
     let dmar = Dmar::parse(&dmar(structures)).unwrap();
     let flaws = dmar.flaws.clone();
@@ -63,7 +63,7 @@ const FIRST: u64 = 0xfed9_0000;
 const OTHERS: u64 = 0xfed9_1000;
 const GPU: u16 = 2 << 3;
 
-/// The first structure after the header, whose scopes begin 16 bytes behind.
+/// Offset of the first structure; its scopes begin 16 bytes behind.
 const AT: usize = 48;
 
 #[test]
@@ -74,7 +74,6 @@ fn units_scopes_names_and_reserved_memory() {
     assert_eq!((first.registers, first.others, first.scopes.len()), (FIRST, false, 2));
     assert_eq!((second.registers, second.others, second.scopes.len()), (OTHERS, true, 0));
     assert_eq!((first.segment, first.registers_len), (0, 4096));
-    // The bridge 00:1c.1 leads to bus 3.
     let buses = |bridge: u16| (bridge == 0x1c << 3 | 1).then_some((3, 4));
     assert_eq!(first.scopes[0].device(buses), Some(3 << 8 | 2 << 3));
     assert_eq!(first.scopes[0].device(|_| None), None);
@@ -98,14 +97,14 @@ fn a_device_is_asked_for_by_its_number() {
     let dmar = Dmar::parse(&example()).unwrap();
     let of = |segment, device| dmar.reserved_for(segment, device, |_| None).count();
     assert_eq!((of(0, 0x14 << 3), of(0, 0x14 << 3 | 1), of(1, 0x14 << 3)), (1, 0, 0));
-    // The bridge 00:1c.1 leads to the buses 3 and 4, and its scope to all that is behind it.
+    // The bridge 00:1c.1 leads to the buses 3 and 4, and its scope covers all devices behind it.
     let buses = |bridge: u16| (bridge == 0x1c << 3 | 1).then_some((3, 4));
     let scope = DmarScope { kind: DmarScopeKind::Bridge, bus: 0, path: vec![(0x1c, 1)] };
     let covered = [0x1c << 3 | 1, 3 << 8, 4 << 8 | 0xff].map(|device| scope.covers(device, buses));
     assert_eq!(covered, [true; 3]);
     let beside = [0x1c << 3, 2 << 8, 5 << 8].map(|device| scope.covers(device, buses));
     assert_eq!(beside, [false; 3]);
-    // One that is not set up says that bus 0 is behind it.
+    // A bridge that is not set up reports bus 0.
     assert!(!scope.covers(0, |_| Some((0, 0))));
     assert!(!DmarScope { kind: DmarScopeKind::Endpoint, ..scope }.covers(3 << 8, buses));
 }
@@ -204,14 +203,14 @@ fn a_region_of_parts_of_pages_is_used_and_told() {
 fn the_devices_of_a_unit_that_is_refused_are_behind_no_other() {
     for nowhere in [0, u64::MAX, 0xffff_ffff, 0xfed9_0800, u64::MAX - 0xfff] {
         let mut gone = unit(false, 0, nowhere, &[scope(1, 0, 0, &[2, 0])]);
-        // More registers than fit behind the last of these addresses.
+        // The registers extend beyond the last address.
         gone[5] = 1;
         let (dmar, flaws) = told(&[gone, unit(true, 0, OTHERS, &[])]);
         assert_eq!(registers(&dmar), [OTHERS], "{nowhere:#x}");
         assert_eq!((unit_of(&dmar, GPU), unit_of(&dmar, 0)), (None, Some(OTHERS)));
         assert_eq!(flaws, [Flaw::Registers { offset: AT, registers: nowhere }]);
     }
-    // Not even where that names them, too.
+    // Even if another structure names them, too.
     let gpu = [scope(1, 0, 0, &[2, 0])];
     let (dmar, _) = told(&[unit(false, 0, 0, &gpu), unit(true, 0, OTHERS, &gpu)]);
     assert_eq!(unit_of(&dmar, GPU), None);
@@ -228,7 +227,7 @@ fn a_unit_whose_devices_are_not_known_is_refused_and_none_is_in_front_of_others(
         let others = |segment, registers| unit(true, segment, registers, core::slice::from_ref(&disk));
         let (dmar, flaws) = told(&[refused.clone(), others(0, OTHERS), others(1, OTHERS + 0x1000)]);
         assert_eq!(registers(&dmar), [OTHERS, OTHERS + 0x1000]);
-        // The unit of others is in front of what it names.
+        // The unit of all others has the devices that it names.
         assert_eq!(
             [unit_of(&dmar, GPU), unit_of(&dmar, 3 << 3), unit_of(&dmar, 7 << 3)],
             [None, None, Some(OTHERS)]
@@ -237,10 +236,10 @@ fn a_unit_whose_devices_are_not_known_is_refused_and_none_is_in_front_of_others(
         let at = AT + refused.len();
         assert!(matches!(flaws[0], Flaw::Length { offset: 0x48, least: 6, .. }), "{flaws:?}");
         assert_eq!(flaws[1..], [Flaw::Devices { offset: AT }, Flaw::Others { offset: at, segment: 0 }]);
-        // Of the unit of all others, no scope is needed.
+        // The unit of all others needs no scopes.
         let (dmar, flaws) = told(&[unit(true, 0, OTHERS, core::slice::from_ref(&wrong))]);
         assert_eq!((unit_of(&dmar, GPU), flaws.len()), (Some(OTHERS), 1), "{flaws:?}");
-        // Nor of a region: it has the devices that could be read.
+        // A region keeps the devices that could be read.
         let (dmar, flaws) = told(&[reserved(0x8000_0000, 0x8000_0fff, &[gpu.clone(), wrong])]);
         assert_eq!((dmar.reserved_for(0, GPU, |_| None).count(), flaws.len()), (1, 1), "{flaws:?}");
     }
@@ -261,7 +260,7 @@ fn a_unit_whose_devices_are_not_known_is_refused_and_none_is_in_front_of_others(
     ]);
     let others: Vec<_> = dmar.units.iter().filter(|unit| unit.others).map(|unit| unit.segment).collect();
     assert_eq!((others, dmar.refused.len()), (vec![1, 7], 4));
-    // One that is too short to say where its registers are, and in which segment.
+    // Too short for the register address and the segment.
     for len in [4, 8, 15] {
         let mut short = unit(false, 0, FIRST, &[]);
         short.truncate(len);
@@ -342,7 +341,7 @@ fn a_unit_that_is_there_twice_is_one() {
     let twice = |first: usize, second: usize| Flaw::Twice { offset: at[second], first: at[first] };
     assert_eq!(flaws, [twice(0, 2), twice(1, 3)]);
     assert!(dmar.unit_of(1, GPU, |_| None).is_some());
-    // All others, as either says.
+    // It takes all others if either says so.
     for others in [[false, true], [true, false]] {
         let (dmar, _) = told(&others.map(|others| unit(others, 0, FIRST, &[scope(1, 0, 0, &[2, 0])])));
         assert_eq!((registers(&dmar), unit_of(&dmar, 9 << 3)), (vec![FIRST], Some(FIRST)), "{others:?}");
@@ -379,7 +378,7 @@ fn a_width_below_a_page_is_told() {
 #[test]
 fn a_device_without_a_name_is_told_wherever_it_stands() {
     let of = |number| scope(5, number, 0, &[0x15, 2]);
-    // Of a unit, of one that is refused, and of a region.
+    // Of a unit, of a refused one, and of a region.
     let (_, flaws) = told(&[
         unit(false, 0, 0xfed9_0000, &[of(1)]),
         unit(false, 0, 0, &[of(2)]),

@@ -2,9 +2,9 @@ use portcullis::addr::AddrError;
 
 use super::*;
 
-/// Where the first node begins.
+/// Offset of the first node.
 const AT: u64 = 48;
-/// What nodes are, and how long they are without mappings.
+/// Node types, and their lengths without mappings.
 const SMMU: (u8, u64) = (4, 68);
 const ROOT: (u8, u64) = (2, 36);
 const ITS: (u8, u64) = (0, 24);
@@ -16,7 +16,7 @@ fn iort(nodes: &[Vec<u8>]) -> Vec<u8> {
     table(b"IORT", &[le(&[nodes.len() as u64, AT, 0], 4), nodes.concat()].concat())
 }
 
-/// Mappings: first, count less one, output, where to, flags.
+/// Mappings: first, count minus one, output, target, flags.
 type Mapping = [u64; 5];
 
 fn node(kind: u8, data: &[u8], mappings: &[Mapping]) -> Vec<u8> {
@@ -38,7 +38,7 @@ fn its() -> Vec<u8> {
     node(ITS.0, &le(&[1, 0], 4), &[])
 }
 
-/// Reserved memory: regions, and the streams that it is for.
+/// Reserved memory: regions and their streams.
 fn memory(regions: &[(u64, u64)], mappings: &[Mapping]) -> Vec<u8> {
     let regions: Vec<u8> =
         regions.iter().flat_map(|(start, len)| [le(&[*start, *len], 8), vec![0; 4]].concat()).collect();
@@ -68,7 +68,7 @@ fn told(nodes: &[Vec<u8>]) -> (Iort, Vec<Flaw>) {
     (iort, flaws)
 }
 
-/// The root complex of segment 0 behind two units, by these mappings, of which the fourth number is the unit's or an ITS's.
+/// The root complex of segment 0 with these mappings, whose fourth number is a unit or an ITS.
 fn led(mappings: &[Mapping], devices: &[u16]) -> (Vec<Option<(u64, u32)>>, Vec<Flaw>) {
     let place = |mapping: &Mapping| {
         let [first, more, output, to, flags] = *mapping;
@@ -80,7 +80,7 @@ fn led(mappings: &[Mapping], devices: &[u16]) -> (Vec<Option<(u64, u32)>>, Vec<F
     (devices.iter().map(led).collect(), flaws)
 }
 
-/// Where the mappings of `led` are.
+/// Offsets of the mappings of `led`.
 fn mapping(index: usize) -> usize {
     (AT + 2 * SMMU.1 + ITS.1 + ROOT.1) as usize + 20 * index
 }
@@ -144,7 +144,7 @@ fn a_run_that_begins_with_a_device_wins_over_one_that_ends_with_it() {
     };
     assert_eq!(led(&[lower, upper], &devices), (right.to_vec(), vec![at(0, 1, 0x100)]));
     assert_eq!(led(&[upper, lower], &devices), (right.to_vec(), vec![at(1, 0, 0x100)]));
-    // Three in a row, in any order.
+    // Three consecutive ones, in any order.
     let last = [0x200, 0x100, 0x2_0000, 0, 0];
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let runs = order.map(|index| [lower, upper, last][index]);
@@ -154,15 +154,14 @@ fn a_run_that_begins_with_a_device_wins_over_one_that_ends_with_it() {
     }
     // A run of one device begins there.
     assert_eq!(led(&[lower, [0x100, 0, 5, 1, 0]], &[0x100]).0, [Some((SECOND, 5))]);
-    // And does not end there: the first in the table wins.
+    // No range begins there: the first in the table wins.
     let upper = [0x100, 0xff, 0x1_0000, 0, 0];
     assert_eq!(
         led(&[[0x100, 0, 5, 1, 0], upper], &[0x100, 0x101]).0,
         [Some((SECOND, 5)), Some((FIRST, 0x1_0001))]
     );
-    // What begins there may lead past the units.
+    // A range that begins there may bypass the units.
     assert_eq!(led(&[lower, [0x100, 0xff, 0, 2, 0]], &[0xff, 0x100]).0, [Some((FIRST, 0xff)), None]);
-    // Nothing begins there.
     assert_eq!(led(&[lower], &[0x100, 0x101]), (vec![Some((FIRST, 0x100)), None], vec![]));
 }
 
@@ -181,7 +180,7 @@ fn of_runs_that_overlap_otherwise_the_first_in_the_table_wins() {
     );
     let second = vec![Some((SECOND, 0x1_0000)), Some((SECOND, 0x1_0080))];
     assert_eq!(led(&[other, one], &devices), (second, vec![at(1, 0)]));
-    // Where both end with the device, that is no count but the count less one.
+    // Both end with the device, so neither has the count instead of the count minus one.
     assert_eq!(led(&[[0, 0xff, 0, 0, 0], [0x80, 0x7f, 0x1_0000, 1, 0]], &[0xff]).0, [Some((FIRST, 0xff))]);
 }
 
@@ -214,13 +213,12 @@ fn a_single_mapping_is_of_every_device() {
 fn a_mapping_that_leads_to_no_unit_is_told() {
     let place = |to: u64| [[0, 0xff, 0, to, 0], [0x100, 0xff, 0x100, AT, 0]];
     let refers = AT + SMMU.1 + ROOT.1;
-    // The header; inside a node; behind all; the root complex itself; past the end.
+    // The header; inside a node; behind all nodes; the root complex itself; past the end.
     for to in [0, AT + 4, 0x1000, AT + SMMU.1, u64::from(u32::MAX)] {
         let (iort, flaws) = told(&[smmu(FIRST), root(0, &place(to))]);
         assert_eq!((iort.stream(0, 5), iort.stream(0, 0x105).map(|led| led.1)), (None, Some(0x105)));
         assert_eq!(flaws, [Flaw::Reference { offset: refers as usize, to: to as usize }]);
     }
-    // No stream is beyond the last number.
     assert_eq!(led(&[[0, 0xff, 0xffff_fff0, 0, 0]], &[0xf, 0x10]).0, [Some((FIRST, 0xffff_ffff)), None]);
     assert_eq!(led(&[[0xff00, 0xffff_ffff, 0, 0, 0]], &[0xffff]).0, [Some((FIRST, 0xff))]);
 }
@@ -263,7 +261,7 @@ fn nodes_that_cannot_be_read_end_the_walk() {
         let length = Flaw::Length { offset: at, len: len as usize, least, left: 20 };
         assert_eq!(flaws, [length, Flaw::Nodes { count: 3, held: 2 }]);
     }
-    // More nodes than there are; nodes that begin in the header, or nowhere.
+    // More nodes than exist; nodes that begin in the header, or nowhere.
     let header =
         |count: u64, first: u64| table(b"IORT", &[le(&[count, first, 0], 4), good.concat()].concat());
     for (count, first, held) in
@@ -273,7 +271,7 @@ fn nodes_that_cannot_be_read_end_the_walk() {
         assert_eq!(iort.units.len(), held / 2);
         assert_eq!(iort.flaws, [Flaw::Nodes { count: count as usize, held }]);
     }
-    // Fewer are as firmware says.
+    // Fewer are valid.
     assert_eq!(Iort::parse(&header(1, AT)).map(|iort| (iort.roots.len(), iort.flaws)), Ok((0, vec![])));
 }
 
@@ -281,14 +279,14 @@ fn nodes_that_cannot_be_read_end_the_walk() {
 fn mappings_and_regions_beyond_their_node_are_told() {
     let run = [0, 0xff, 0, AT, 0];
     let at = (AT + SMMU.1) as usize;
-    // Two are said to be there, or begin where none can.
+    // A count of two, or nodes that begin where none can.
     for (count, from, held) in [(2, 36, 1), (u32::MAX, 36, 1), (1, 37, 0), (1, 0, 0), (1, u32::MAX, 0)] {
         let mut odd = root(0, &[run]);
         odd[8..16].copy_from_slice(&le(&[count.into(), from.into()], 4));
         let (iort, flaws) = told(&[smmu(FIRST), odd]);
         assert_eq!(iort.stream(0, 5).is_some(), held == 1, "{count} at {from}");
         assert_eq!(flaws, [Flaw::Mappings { offset: at, count: count as usize, held }]);
-        // Of regions as well, behind which is a mapping here.
+        // The same for regions, followed by a mapping.
         let mut odd = memory(&[(0x8000_0000, 0x1_0000)], &[run]);
         odd[20..28].copy_from_slice(&le(&[u32::MAX.into(), from.into()], 4));
         let mappings =
@@ -299,7 +297,7 @@ fn mappings_and_regions_beyond_their_node_are_told() {
 
 #[test]
 fn regions_and_streams_that_are_the_same_bytes_take_no_more_memory_than_the_table() {
-    // Each is a region, and a run of streams: a table that multiplied them would name 250,000.
+    // Each is a region, and a stream range: a product of the two would be 250,000.
     let count = 500_u64;
     let same: Vec<u8> = (0..count).flat_map(|_| le(&[0x1_0000, 0, 0x1_0000, AT, 0], 4)).collect();
     let mut many = node(6, &[le(&[0, count, 28], 4), same].concat(), &[]);
@@ -375,11 +373,10 @@ fn an_address_limit_is_stated_from_the_first_revision_on() {
         (odd[3], odd[32]) = (revision, byte);
         assert_eq!(told(&[odd]).0.roots[0].address_bits, bits);
     }
-    // And where it is there.
     assert_eq!(told(&[node(2, &[0; 16], &[])]).0.roots[0].address_bits, None);
 }
 
-/// One that reaches further than those behind it overlaps them as well.
+/// A range that contains several others overlaps each of them.
 #[test]
 fn each_run_inside_a_longer_one_is_told() {
     let runs = [

@@ -6,7 +6,7 @@ fn ivrs(blocks: &[Vec<u8>]) -> Vec<u8> {
     table(b"IVRS", &[vec![0; 12], blocks.concat()].concat())
 }
 
-/// A unit's block, of this generation, number and place.
+/// A unit's block.
 fn unit(kind: u8, device: u64, registers: u64, entries: &[&[u8]]) -> Vec<u8> {
     let extra = if kind == 0x10 { 0 } else { 16 };
     let head = [le(&[device, 0x40], 2), le(&[registers], 8), le(&[0, 0], 2), vec![0; 4 + extra]].concat();
@@ -24,20 +24,20 @@ fn memory(kind: u8, flags: u8, first: u64, last: u64, (start, len): (u64, u64)) 
     [vec![kind, flags, 32, 0], le(&[first, last], 2), vec![0; 8], le(&[start, len], 8)].concat()
 }
 
-/// A device of the ACPI namespace: its number, its hardware ID, its unique ID.
+/// A device of the ACPI namespace: its number, hardware ID, and unique ID.
 fn named(device: u8, id: &[u8; 8], unique: &[u8]) -> Vec<u8> {
     [&[0xf0, device, 0, 0][..], id, &[0; 8], &[2, unique.len() as u8], unique].concat()
 }
 
-/// All devices but the unit, as firmware has them; those of the last bus are seen as the SMBus.
+/// All devices except the unit, as firmware writes them; the last bus has the SMBus as its alias.
 const USUAL: [&[u8]; 3] =
     [&[3, 8, 0, 0, 4, 0xfe, 0xff, 0], &[0x43, 0, 0xff, 0, 0, 0xa5, 0, 0], &[4, 0xff, 0xff, 0]];
 
 const REGISTERS: u64 = 0xfd10_0000;
-/// Where the first block begins.
+/// Offset of the first block.
 const AT: usize = 48;
 
-/// A unit by three generations of blocks, and a reserved page.
+/// A unit in three generations of blocks, and a reserved page.
 fn example() -> Vec<u8> {
     let uart = named(0x90, b"AMDI0020", b"ID00");
     let usual = USUAL.concat();
@@ -108,7 +108,7 @@ fn cases_of_firmware() {
 
 #[test]
 fn what_devices_do_in_memory_is_what_the_flags_say() {
-    // Bit 0: one to one. Bit 1: read. Bit 2: write. Bit 3: excluded, where all may be done.
+    // Bit 0: identity mapping. Bit 1: read. Bit 2: write. Bit 3: excluded, with all permissions.
     let all = [
         (0b0011, Some(Permissions::READ)),
         (0b0101, Some(Permissions::WRITE)),
@@ -137,7 +137,7 @@ fn memory_is_of_all_devices_of_one_or_of_a_run() {
         memory(0x21, 7, 0x10, 0x20, at(1)),
         memory(0x22, 7, 0x10, 0x20, at(2)),
         memory(0x22, 7, 0x20, 0x10, at(3)),
-        // As long as firmware likes to write it, and as it writes it for none.
+        // All lengths that firmware uses, also for no region.
         memory(0x22, 8, 0, 0xfff, (0x9618_e000, 1)),
         memory(0x21, 7, 0x60, 0, (0, 1)),
         memory(0x21, 7, 0x60, 0, (0, 0x1000)),
@@ -174,13 +174,13 @@ fn what_the_unit_cannot_tell_apart_has_all_regions() {
     assert_eq!([0xff08, 0xff10, 0xa5].map(|device| ivrs.alias(0, device)), [0xa5; 3]);
     assert_eq!([0xff08, 0xff10, 0xa5, 8].map(|device| ivrs.reserved_for(0, device).count()), [2, 2, 2, 0]);
     assert_eq!((ivrs.alias(1, 0xff08), flaws), (0xff08, vec![]));
-    // What comes later wins.
+    // The last one wins.
     let one: &[u8] = &[0x42, 8, 0xff, 0, 0, 0xa0, 0, 0];
     let (ivrs, _) = told(&[unit(0x11, 2, REGISTERS, &[USUAL[0], USUAL[1], USUAL[2], one])]);
     assert_eq!([0xff07, 0xff08].map(|device| ivrs.alias(0, device)), [0xa5, 0xa0]);
 }
 
-/// A run of devices that the unit sees as 0xa0, and a run with a region: the region is of 0xa0 where a device is in both.
+/// A range with the alias 0xa0, and a range with a region: 0xa0 gets the region if a device is in both.
 #[test]
 fn regions_of_one_device_of_an_alias_are_of_the_alias() {
     let run: &[&[u8]] = &[&[0x43, 0x10, 1, 0, 0, 0xa0, 0, 0], &[4, 0x20, 1, 0]];
@@ -233,15 +233,14 @@ fn the_newest_block_that_can_be_read_is_the_units() {
 #[test]
 fn blocks_for_one_unit_that_disagree() {
     let one = |kind, device: u64, registers, of| unit(kind, device, registers, &[&[2, of, 0, 0]]);
-    // The same generation twice has the devices of both.
+    // Two blocks of the same generation are merged.
     let (ivrs, flaws) = told(&[one(0x10, 2, REGISTERS, 8), one(0x10, 2, REGISTERS, 16)]);
     assert_eq!((unit_of(&ivrs, 8), unit_of(&ivrs, 16)), (Some(REGISTERS), Some(REGISTERS)));
     let twice = Flaw::Twice { offset: AT + 28, first: AT };
     assert_eq!((ivrs.units.len(), flaws), (1, vec![twice]));
-    // Of two generations with other registers the newer one is right.
+    // If two generations give different registers, the newer one wins.
     let (ivrs, flaws) = told(&[one(0x10, 2, 0xfeb8_0000, 8), one(0x11, 2, REGISTERS, 8)]);
     assert_eq!((ivrs.units.len(), unit_of(&ivrs, 8), flaws), (1, Some(REGISTERS), vec![twice]));
-    // Two units are two.
     let (ivrs, flaws) = told(&[one(0x11, 2, REGISTERS, 8), in_segment(one(0x11, 2, 0xfd90_0000, 8), 1)]);
     assert_eq!((ivrs.units.len(), flaws.len()), (2, 0));
 }
@@ -264,12 +263,12 @@ fn entries_that_are_odd_are_told() {
         2,
         REGISTERS,
         &[
-            // No start; a start without an end, twice; one that is seen as another; backwards.
+            // No start; a start without an end, twice; one with an alias; backwards.
             &[4, 0x10, 0, 0],
             &[3, 0x20, 0, 0],
             &[0x43, 0x30, 0, 0, 0, 0x31, 0, 0],
             &[3, 0x40, 0, 0, 4, 0x3f, 0, 0],
-            // Kinds that the manual has not, of all lengths, and one of a newer generation.
+            // Unknown types of all lengths, and one of a newer generation.
             &[5, 0x50, 0, 0],
             &[0x41, 0x51, 0, 0, 0, 0, 0, 0],
             &[0x80; 16],
@@ -357,7 +356,7 @@ fn blocks_that_are_odd_are_told() {
     );
 }
 
-/// Linux notes the unit of each number block by block, and the last note counts.
+/// Linux records each device's unit block by block, and the last record wins.
 #[test]
 fn a_device_that_two_units_name_is_behind_the_last() {
     let (ivrs, flaws) = told(&[
@@ -375,11 +374,11 @@ fn a_run_of_one_device_is_one() {
     assert_eq!((ivrs.units[0].devices.as_slice(), flaws.as_slice()), (&[(8, 8)][..], &[][..]));
 }
 
-/// Any device may be the one that cannot be read.
+/// The unreadable entry may name any device.
 #[test]
 fn a_unit_one_of_whose_blocks_cannot_be_read_is_refused() {
     let whole = unit(0x40, 2, REGISTERS, &[&[2, 8, 0, 0]]);
-    // One of 8 bytes, of which 4 are there; one of the namespace, too short for its length.
+    // An entry of 8 bytes, cut to 4; one of the namespace, too short for its length.
     let half: &[u8] = &[0x46, 9, 0, 0];
     let short = [0xf0, 9, 0, 0, b'A', b'M', b'D', b'I', b'0', b'0'];
     for (rest, len, left) in [(half, 8, 4), (&short, 3, 10)] {

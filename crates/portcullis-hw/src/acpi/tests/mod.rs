@@ -1,5 +1,5 @@
-//! Tables made by hand: right ones, and ones that are wrong in each way. `cases` has small tables after public reports of firmware that
-//! was wrong, with made-up names and addresses.
+//! Tables made by hand: valid ones, and ones with each kind of flaw. `cases` has small tables after public reports of wrong firmware, with
+//! made-up names and addresses.
 
 use alloc::string::ToString;
 use alloc::vec;
@@ -17,7 +17,6 @@ fn le(words: &[u64], bytes: usize) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()[..bytes].to_vec()).collect()
 }
 
-/// A table of this signature with a right length and checksum.
 fn table(signature: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let mut table = vec![0; HEADER];
     table[..4].copy_from_slice(signature);
@@ -26,7 +25,6 @@ fn table(signature: &[u8; 4], body: &[u8]) -> Vec<u8> {
     table
 }
 
-/// Sets the length and the checksum.
 fn seal(table: &mut [u8]) {
     let len = table.len() as u32;
     table[4..8].copy_from_slice(&len.to_le_bytes());
@@ -35,8 +33,8 @@ fn seal(table: &mut [u8]) {
     table[9] = 0_u8.wrapping_sub(sum);
 }
 
-/// Tries `parse` on `table` with every byte changed in several ways, and cut everywhere: it returns, and what it finds wrong are sentences.
-/// A checksum that is off is told first.
+/// Runs `parse` on `table` with every byte changed in several ways, and cut at every length: it returns, and its flaws are sentences. A
+/// wrong checksum is the first flaw.
 fn spoil<T: Debug>(
     table: &[u8],
     parse: impl Fn(&[u8]) -> Result<T, AcpiError>,
@@ -75,8 +73,7 @@ fn spoil<T: Debug>(
     }
 }
 
-/// Writes down what is read of `table`, and what is read otherwise where one byte of it is another: lines that are gone or new, and a number
-/// that tells whether all of them are the same.
+/// Records the parse of `table`, and its difference with each single byte changed: lines that are gone or new, and a hash of all of them.
 #[cfg(not(watched))]
 fn write_down<T: Debug>(name: &str, table: &[u8], parse: impl Fn(&[u8]) -> Result<T, AcpiError>) {
     use alloc::string::String;

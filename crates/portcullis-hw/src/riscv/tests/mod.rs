@@ -1,4 +1,4 @@
-//! The driver on units that QEMU has none of: narrow, broken, silent.
+//! The driver on units unlike QEMU's: narrow, broken, silent.
 
 mod model;
 mod seen;
@@ -19,7 +19,6 @@ use model::{BOTH, Model, host};
 
 type Fake = Unit<FakeHost<Model>>;
 
-/// A unit of these capabilities that is on.
 fn on(capabilities: u64) -> Fake {
     let unit = Unit::start(host(capabilities, ddtp::OFF, 16)).unwrap();
     unit.enable().unwrap();
@@ -44,7 +43,7 @@ fn done(unit: &Fake) -> Vec<Command> {
     model(unit).state(|state| state.done.drain(..).map(|(command, _)| command).collect())
 }
 
-/// Commands other than the fence that confirms them.
+/// All commands except the confirming fence.
 fn asked(unit: &Fake) -> Vec<Command> {
     done(unit).into_iter().filter(|command| !command::is_fence(command[0])).collect()
 }
@@ -59,7 +58,7 @@ fn what_is_no_unit_or_can_do_nothing_is_said_so() {
         (BOTH & !0xff | 0x20, "lacks version 1"),
         (BOTH & !0xff, "lacks version 1"),
         (0x10 | 56 << 32, "lacks page tables"),
-        // Sv32 and Sv57x4 alone.
+        // Only Sv32 and Sv57x4.
         (0x10 | 56 << 32 | 1 << 8 | 1 << 19, "lacks page tables"),
         (BOTH & !(0x3f << 32), "lacks physical addresses"),
     ] {
@@ -85,7 +84,7 @@ fn without_memory_nothing_is_kept() {
         assert_eq!(memory.taken(), 0, "of {frames}");
     }
     let unit = Unit::start(host(BOTH, ddtp::OFF, 6)).unwrap();
-    // Device 0 has tables, and so have its neighbours.
+    // Tables exist for device 0 and its neighbours.
     assert_eq!(attach(&unit, 5, Attachment::PassThrough), Ok(()));
     assert_eq!(attach(&unit, 0x8000, Attachment::PassThrough), Err(UnitError::OutOfMemory));
     assert_eq!(attach(&unit, 6, Attachment::PassThrough), Ok(()));
@@ -100,7 +99,7 @@ fn a_unit_that_does_not_get_ready_is_given_up() {
         let result = if when == "enable" { result.unwrap().enable() } else { result.map(|_| ()) };
         assert!(matches!(result, Err(UnitError::TimedOut { .. })), "{register:#x}: {result:?}");
     }
-    // One that vanishes.
+    // A unit that vanishes.
     let unit = on(BOTH);
     for register in [reg::DDTP, reg::CQB, reg::FQB] {
         model(&unit).set(register, u64::MAX);
@@ -135,7 +134,7 @@ fn firmware_s_queues_go_off_and_its_directory_goes_through_off() {
         unit.shut_down().unwrap();
         assert_eq!(memory.taken(), 0);
     }
-    // A unit without a second stage may not know the command for it.
+    // A unit without a second stage may not know its command.
     let unit = Unit::start(host(BOTH & !cap::SECOND_STAGE, ddtp::OFF, 16)).unwrap();
     unit.enable().unwrap();
     assert_eq!(asked(&unit), [command::DIRECTORY_ALL, command::VMA_ALL]);
@@ -149,7 +148,7 @@ fn a_directory_is_as_deep_as_the_unit_walks_it() {
             let unit = Unit::start(host(BOTH | extended, ddtp::OFF, 32)).unwrap();
             model(&unit).state(|state| state.levels = alloc::vec![levels]);
             unit.enable().unwrap();
-            // What else it may read after a mode that it has not.
+            // Other values that it may read back after an unsupported mode.
             model(&unit).state(|state| state.takes_another = true);
             unit.enable().unwrap();
             for device in [0, 5, last] {
@@ -183,7 +182,7 @@ fn a_device_beyond_the_width_that_was_attached_too_early_is_named() {
     unit.detach(DeviceId(0x1_0003)).unwrap();
     // There is room for the other, which is the last.
     assert_eq!(unit.enable(), Ok(()));
-    // Its number is in no command.
+    // No command names its ID.
     assert!(asked(&unit).iter().all(|command| *command != super::layout::command::directory(0x1_0003)));
 }
 
@@ -210,7 +209,7 @@ fn a_context_becomes_valid_when_the_unit_has_forgotten_what_was_there_before() {
         assert_eq!(unit.layout().unwrap().levels(), 4);
         done(&unit);
 
-        // The context goes first, and is forgotten before what it leads to.
+        // The context is cleared and invalidated before its translations.
         unit.detach(DeviceId(0x28)).unwrap();
         let (_, seen) = model(&unit).state(|state| state.done[0]);
         assert_eq!(seen.unwrap()[0] & 1, 0);
@@ -271,7 +270,7 @@ fn a_command_that_the_unit_does_not_know_is_reported_and_the_next_is_carried_out
         let result = unit.invalidate(DomainId(1), PAGE);
         assert_eq!(result, Err(InvalidationError::Rejected { code }));
         assert_eq!(model(&unit).get(reg::CQCSR), control, "it is cleared, and the queue is on");
-        // What stood at the head was not carried out again: it may be what the unit does not know.
+        // The command at the head was not executed again: it may be the bad one.
         assert!(asked(&unit).is_empty());
         assert_eq!(unit.invalidate(DomainId(2), PAGE), Ok(()));
         assert_eq!(asked(&unit), [command::vma(2)]);
@@ -289,7 +288,7 @@ fn a_device_that_does_not_answer_is_named() {
     assert!(matches!(ask(0x28), Err(InvalidationError::DeviceTimedOut { device: 0x28, .. })));
     model(&unit).state(|state| state.is_deaf = false);
     assert_eq!(ask(0x1_0028), Ok(()));
-    // 0x5000 to 0x8fff lie in 16 KiB, and in a page behind them.
+    // 0x5000 to 0x8fff are 16 KiB, and a page behind them.
     let payloads = [0x5000 | 1 << 11, 0x8000];
     assert_eq!(asked(&unit)[4..6], payloads.map(|payload| [4 | 1 << 33 | 0x1_0028 << 40, payload]));
 }
@@ -348,7 +347,7 @@ fn a_queue_that_is_busy_or_gone_has_not_stopped() {
     assert_eq!(failure(running | fault), rejected(fault, false));
     assert_eq!(failure(running | illegal), rejected(illegal, false));
     assert_eq!(failure(running | illegal | late), rejected(illegal | late, true));
-    // A fence that waits in vain is no bad command.
+    // A fence that timed out is no bad command.
     let waited_ns = host.patience_ns();
     let timed_out = InvalidationError::TimedOut { waited_ns };
     assert_eq!(failure(running | late), Some((Some(timed_out), None, true, running | late)));

@@ -1,5 +1,5 @@
-//! A unit that reads its registers and its memory to the letter of the manual, and panics where
-//! that says "UNSPECIFIED". Tests break it in ways that QEMU's never is.
+//! A unit that reads its registers and memory to the letter of the manual, and panics at "UNSPECIFIED". Tests break it in ways that QEMU's
+//! never shows.
 
 use alloc::vec::Vec;
 
@@ -20,33 +20,33 @@ pub struct Model {
 #[derive(Debug)]
 pub struct State {
     words: Vec<u32>,
-    /// The levels of directories that it walks.
+    /// Supported directory levels.
     pub levels: Vec<u32>,
-    /// It takes the next lower mode for one that it has not, instead of keeping its own.
+    /// It replaces an unsupported mode by the next lower one, instead of keeping its own.
     pub takes_another: bool,
-    /// The modes that it was in.
+    /// Its modes so far.
     pub modes: Vec<u32>,
-    /// What it has carried out, with the context that it looked at meanwhile.
+    /// Executed commands, each with the watched context at that time.
     pub done: Vec<(Command, Option<[u64; 4]>)>,
-    /// A device whose context it looks at with each command.
+    /// The device whose context it watches.
     pub watched: Option<u32>,
-    /// It reads no commands.
+    /// It fetches no commands.
     pub is_dead: bool,
-    /// It never gets ready with what is written to this register.
+    /// This register stays busy after a write.
     pub busy: Option<usize>,
     /// Devices do not answer.
     pub is_deaf: bool,
-    /// Bits that it keeps in the controls of its queues, which the manual does not define.
+    /// Undefined bits that its queue controls keep.
     pub keeps: u32,
-    /// For how many reads of its pointer it is busy with a write of either half.
+    /// How many reads of its pointer it stays busy after a write of either half.
     pub slow: u32,
     busy_for: u32,
-    /// It takes no queue of more than 2 entries.
+    /// It supports queues of at most 2 entries.
     pub is_small: bool,
     awaited: bool,
 }
 
-/// A host with a unit of these capabilities, which begins in `mode`, and as many frames.
+/// A host with a unit of these capabilities in `mode`, and this many frames.
 pub fn host(capabilities: u64, mode: u64, frames: usize) -> FakeHost<Model> {
     let memory = Memory::new(frames);
     let state = State {
@@ -72,19 +72,18 @@ pub fn host(capabilities: u64, mode: u64, frames: usize) -> FakeHost<Model> {
 }
 
 impl Model {
-    /// What tests change, and look at.
     pub fn state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.lock())
     }
 
-    /// Sets a register of 64 bits as it never is by a write.
+    /// Sets a 64-bit register, bypassing the rules of writes.
     pub fn set(&self, offset: usize, value: u64) {
         let mut state = self.state.lock();
         state.words[offset / 4] = value as u32;
         state.words[offset / 4 + 1] = (value >> 32) as u32;
     }
 
-    /// Sets one of 32 bits.
+    /// The same for 32 bits.
     pub fn set32(&self, offset: usize, value: u32) {
         self.state.lock().words[offset / 4] = value;
     }
@@ -93,13 +92,13 @@ impl Model {
         self.state.lock().words[offset / 4]
     }
 
-    /// The context that it finds for a device, if it is valid.
+    /// A device's context, if it is valid.
     pub fn context(&self, device: u32) -> Option<[u64; 4]> {
         let words = self.state.lock().context(&self.memory, device)?;
         (words[0] & 1 != 0).then_some(words)
     }
 
-    /// Records a fault, as far as there is room.
+    /// Records a fault, if there is room.
     pub fn fault(&self, header: u64, address: u64) {
         let mut state = self.state.lock();
         let (tail, head) = (state.words[reg::FQT / 4], state.words[reg::FQH / 4]);

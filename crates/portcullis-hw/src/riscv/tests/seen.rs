@@ -1,11 +1,10 @@
-//! All that a unit is shown from its start to its end, word by word, after firmware has left none of its registers 0 (version 1.0,
-//! chapters "Data Structures", "In-memory queue interface", "Memory-mapped register interface").
+//! All that a unit sees of its driver, word by word, after firmware has left all its registers non-zero (version 1.0, chapters "Data
+//! Structures", "In-memory queue interface", "Memory-mapped register interface").
 
 use super::*;
 use crate::fake::{Seen, entries, register, word};
 
-/// The directory of three levels, from the uppermost to the contexts of the lowest devices; commands, and what confirms them;
-/// fault records.
+/// The three-level directory, down to the contexts of the lowest devices; commands, and status words; fault records.
 const UPPER: u64 = Memory::FIRST;
 const MIDDLE: u64 = Memory::FIRST + 0x1000;
 const CONTEXTS: u64 = Memory::FIRST + 0x2000;
@@ -16,8 +15,7 @@ const RECORDS: u64 = Memory::FIRST + 0x5000;
 const FENCE: [u64; 2] = [2, 0];
 const DIRECTORY: [u64; 2] = [3 | 1 << 33 | 0x28 << 40, 0];
 
-/// Commands from the place `first` on, the fence behind them, which stores `number` and waits for reads and writes, and the
-/// doorbell.
+/// Commands from the place `first` on, the fence behind them, which stores `number` and waits for reads and writes, and the doorbell.
 fn submission(first: u64, commands: &[[u64; 2]], number: u64) -> Vec<Seen> {
     let fence = [2 | 1 << 10 | 1 << 12 | 1 << 13 | number << 32, ANSWERS >> 2];
     let mut seen = entries((COMMANDS, 16), first, commands.iter().chain([&fence]));
@@ -32,8 +30,8 @@ fn pointer(value: u64) -> [Seen; 2] {
 
 #[test]
 fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
-    // Firmware's directory, of three levels, beyond the lower 4 GiB; queues that are on, have moved on and have errors. Bit 20 of
-    // each control is one that the manual does not define.
+    // Firmware's three-level directory, above 4 GiB; queues that are on, have advanced and have errors. The manual does not define bit 20
+    // of each control.
     let host = host(BOTH | cap::ATS, ddtp::directory(3) | 0x1_2345_6789 << 10, 16);
     let kept = 1 << 20;
     for control in [reg::CQCSR, reg::FQCSR, reg::PQCSR] {
@@ -46,7 +44,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     let unit = Unit::start(host.uncached()).unwrap();
     let off = |control| register(control, kept);
     let mut wanted = alloc::vec![off(reg::CQCSR), off(reg::FQCSR), off(reg::PQCSR)];
-    // Each table, and then the word that leads there.
+    // Each table before the word that leads there.
     wanted.extend([Seen::Frame(UPPER), Seen::Frame(MIDDLE), word(UPPER, MIDDLE >> 2 | 1)]);
     wanted.extend([Seen::Frame(CONTEXTS), word(MIDDLE, CONTEXTS >> 2 | 1)]);
     wanted.extend([COMMANDS, ANSWERS, RECORDS].map(Seen::Frame));
@@ -58,8 +56,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     assert_eq!(unit.host().seen(), wanted);
 
     unit.enable().unwrap();
-    // Off, with firmware's page number; all is forgotten; and from there to the directory, behind which accesses end that were
-    // under way.
+    // Off, with firmware's page number; everything is invalidated; then the directory, after which outstanding accesses end.
     let mut wanted = pointer(0x1_2345_6789 << 10).to_vec();
     let everything = [[3, 0], [1, 0], [1 | 1 << 7, 0]];
     wanted.extend(submission(0, &everything, 1));
@@ -70,7 +67,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     // SAFETY: the unit walks no tables.
     unsafe { unit.attach(DeviceId(0x28), table(Riscv::sv48(), 7, 0x123_4000)) }.unwrap();
     let context = CONTEXTS + 0x28 * 32;
-    // Not valid, and taken, until all else is there and the unit has forgotten what was.
+    // Not valid, but attached, until all else is stored and stale contents are invalidated.
     let mut wanted = alloc::vec![word(context, 2), word(context + 8, 0)];
     wanted.extend([word(context + 16, 7 << 12), word(context + 24, 9 << 60 | 0x1234)]);
     wanted.extend(submission(5, &[DIRECTORY], 3));
@@ -79,7 +76,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
 
     unit.detach(DeviceId(0x28)).unwrap();
     let mut wanted = alloc::vec![word(context, 2)];
-    // The context, and behind a fence what it leads to.
+    // The context, and after a fence its translations.
     let forgotten = [DIRECTORY, FENCE, [1 | 1 << 32 | 7 << 12, 0], FENCE];
     wanted.extend(submission(7, &forgotten, 4));
     wanted.extend([8, 16, 24].map(|at| word(context + at, 0)));
@@ -88,8 +85,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
 
     let log = alloc::sync::Arc::clone(unit.host().log());
     unit.shut_down().unwrap();
-    // The pointer goes through Off, where its page number stays, to Bare. The driver waits for accesses under way, and turns both
-    // queues off.
+    // The pointer goes through Off, with its page number, to Bare. The driver waits for outstanding accesses, and turns both queues off.
     let mut wanted = pointer(UPPER >> 2).to_vec();
     wanted.extend(pointer(1));
     wanted.extend(submission(12, &[], 5));
@@ -97,7 +93,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     assert_eq!(log.lock()[..], wanted);
 }
 
-/// A unit may need time for either half of the pointer (the manual has writes while it is busy unspecified).
+/// A unit may need time for each half of the pointer (writes while it is busy are unspecified).
 #[test]
 fn a_pointer_is_written_when_the_unit_is_ready_for_each_half() {
     let host = host(BOTH, ddtp::OFF, 16);
@@ -108,7 +104,7 @@ fn a_pointer_is_written_when_the_unit_is_ready_for_each_half() {
     unit.shut_down().unwrap();
 }
 
-/// Section "Command-queue CSR" and "Fault queue CSR": errors are cleared by a 1, bits that are not defined stay, and the queue is on.
+/// Section "Command-queue CSR" and "Fault queue CSR": writing 1 clears errors, undefined bits stay, and the queue stays on.
 #[test]
 fn what_goes_on_after_an_error_is_written_whole() {
     let unit = on(BOTH);
@@ -135,7 +131,7 @@ fn what_goes_on_after_an_error_is_written_whole() {
             "{control:#x} {errors:#x}"
         );
     }
-    // While it is busy with one, the fault queue takes no other.
+    // While busy, the fault queue takes no other write.
     model(&unit).set32(reg::FQCSR, csr::ENABLE | csr::ON | csr::FAULT_OVERFLOW | csr::BUSY);
     unit.host().seen();
     assert_eq!(unit.next_fault(), None);

@@ -1,11 +1,10 @@
-//! How wide the tables are that a unit walks, by its identification registers; and what it does while the driver waits.
+//! The widths of tables, by identification registers; and the unit's behaviour while the driver waits.
 
 use portcullis::pgtable::Format;
 
 use super::*;
 
-/// The second stage translates what there is of physical addresses, and at least 40 bits where tables of AArch32 are there, too
-/// (IHI 0070, section 3.4.1).
+/// The second stage translates the physical address width, and at least 40 bits with AArch32 tables (IHI 0070, section 3.4.1).
 #[test]
 fn the_second_stage_is_as_wide_as_addresses_are() {
     for (code, bits) in [(0, 32), (1, 36), (2, 40), (3, 42), (4, 44), (5, 48)] {
@@ -19,8 +18,8 @@ fn the_second_stage_is_as_wide_as_addresses_are() {
     }
 }
 
-/// IDR5.VAX and IDR5.OAS (section 6.3.6): the first stage translates 48 bits, and 52 of pages of 64 KiB where VAX says so. Its pages lie where the unit
-/// has addresses, of 48 bits at most but for those of 64 KiB.
+/// IDR5.VAX and IDR5.OAS (section 6.3.6): the first stage translates 48 bits, or 52 with VAX and 64 KiB pages. Its output has the physical
+/// address width, at most 48 bits except with 64 KiB pages.
 #[test]
 fn the_first_stage_is_as_wide_as_the_unit_says_of_its_granule() {
     fn bits<const GRANULE: u32>(idr5: u32) -> (u32, u64) {
@@ -41,7 +40,7 @@ fn the_first_stage_is_as_wide_as_the_unit_says_of_its_granule() {
     }
 }
 
-/// IDR5.GRAN4K, GRAN16K and GRAN64K (section 6.3.6): each says of its own granule, and of no other.
+/// IDR5.GRAN4K, GRAN16K and GRAN64K (section 6.3.6) are independent.
 #[test]
 fn a_granule_that_the_unit_has_not_is_refused_whatever_others_it_has() {
     fn walks<const GRANULE: u32>(has: u32) -> bool {
@@ -55,7 +54,7 @@ fn a_granule_that_the_unit_has_not_is_refused_whatever_others_it_has() {
     }
 }
 
-/// Either width alone is too much.
+/// Either width is too much by itself.
 #[test]
 fn tables_that_are_wider_than_the_unit_are_refused() {
     let unit = on(ALL);

@@ -1,4 +1,4 @@
-//! A unit that carries out commands when it is told of them, and drivers of it.
+//! A unit that executes commands in the doorbell, and drivers of it.
 
 use alloc::vec::Vec;
 
@@ -13,7 +13,7 @@ use crate::host::UnitError;
 use crate::iommu::{Attachment, Iommu};
 use crate::sync::{Mutex, Ordering};
 
-/// Both stages, AArch64, coherent, 16 bits of ASIDs and VMIDs, tables of two levels.
+/// Both stages, AArch64, coherent, 16-bit ASIDs and VMIDs, two-level tables.
 pub(super) const IDR0: u32 = 0x3 | idr0::TTF_AARCH64 | idr0::COHACC | idr0::ASID16 | idr0::VMID16 | 1 << 27;
 /// 16 bits of streams, 2^7 events, 2^8 commands.
 pub(super) const IDR1: u32 = 16 | 7 << 16 | 8 << 21 | idr1::ATTR_TYPES_OVR;
@@ -22,7 +22,7 @@ pub(super) const IDR3: u32 = 1 << 10;
 /// 44 bits, all granules.
 pub(super) const IDR5: u32 = 4 | 7 << 4;
 
-/// A unit that carries out commands when it is told of them.
+/// A unit that executes commands in the doorbell.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) memory: Memory,
@@ -34,22 +34,21 @@ pub(super) struct State {
     /// Registers of page 0, and the event queue's two indices.
     pub(super) words: Vec<u32>,
     pub(super) indices: [u32; 2],
-    /// What it has carried out, with the first word of each stream's entry that it was told to
-    /// forget.
+    /// Executed commands, each with the first word of the stream's entry that it invalidates.
     pub(super) done: Vec<([u64; 2], u64)>,
-    /// What was written to CR0 and GBPA.
+    /// Writes of CR0 and GBPA.
     pub(super) controls: Vec<(usize, u32)>,
     /// A register whose writes it ignores.
     pub(super) deaf: Option<usize>,
-    /// It does not consume commands.
+    /// It consumes no commands.
     pub(super) dead: bool,
-    /// It refuses commands of this code.
+    /// It refuses commands with this code.
     pub(super) refused: Option<u64>,
     /// CR0ACK takes these bits from CR0.
     pub(super) acknowledged: u32,
-    /// CR0ACK always shows these bits.
+    /// CR0ACK always has these bits.
     pub(super) stuck: u32,
-    /// How many reads of GBPA find the change before still under way.
+    /// How many reads of GBPA find the previous change outstanding.
     pub(super) updating: u32,
 }
 
@@ -62,7 +61,6 @@ impl State {
         u64::from(self.word(register)) | u64::from(self.word(register + 4)) << 32
     }
 
-    /// The first word of a stream's entry.
     pub(super) fn entry(&self, memory: &Memory, stream: u32) -> u64 {
         let (base, shape) = (self.base(reg::STRTAB_BASE), self.word(reg::STRTAB_BASE_CFG));
         let load = |at: u64| memory.word(at).load(Ordering::Relaxed);
@@ -117,7 +115,7 @@ impl Registers for Model {
             }
             reg::EVENTQ_PROD => u64::from(state.indices[0]),
             reg::EVENTQ_CONS => u64::from(state.indices[1]),
-            // It says that it has queues for CPUs, and there are none.
+            // It claims to have ECMDQs, and has none.
             _ if offset / 4 >= state.words.len() => u64::MAX,
             _ if bits == 64 => state.base(offset),
             _ => u64::from(state.word(offset)),
@@ -183,7 +181,6 @@ pub(super) fn started(ids: [u32; 4], change: impl FnOnce(&mut State)) -> Result<
 
 pub(super) const ALL: [u32; 4] = [IDR0, IDR1, IDR3, IDR5];
 
-/// A unit of these capabilities that is on.
 pub(super) fn on(ids: [u32; 4]) -> Fake {
     let unit = started(ids, |_| {}).unwrap();
     unit.enable().unwrap();

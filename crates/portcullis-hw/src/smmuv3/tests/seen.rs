@@ -1,5 +1,5 @@
-//! All that a unit is shown from its start to its end, word by word, after firmware has left none of its registers 0 (IHI 0070,
-//! sections 4.1 "Commands overview", 5 "Data structure formats", 6.3 "Register formats").
+//! All that a unit sees of its driver, word by word, after firmware has left all its registers non-zero (IHI 0070, sections 4.1 "Commands
+//! overview", 5 "Data structure formats", 6.3 "Register formats").
 
 use portcullis::pgtable::ARM_MAIR;
 
@@ -9,7 +9,7 @@ use crate::fake::{Seen, Uncached, entries, register, word};
 const COMMANDS: u64 = Memory::FIRST;
 const EVENTS: u64 = Memory::FIRST + 0x1000;
 const STREAMS: u64 = Memory::FIRST + 0x2000;
-/// Of the streams from 0x100 to 0x1ff: their entries, and their context descriptors.
+/// The entries and context descriptors of streams 0x100 to 0x1ff.
 const ENTRIES: u64 = Memory::FIRST + 0x4000;
 const CONTEXTS: u64 = Memory::FIRST + 0x8000;
 
@@ -17,8 +17,8 @@ const CFGI_STE: u64 = 0x03 | 0x128 << 32;
 const CFGI_CD: u64 = 0x05 | 0x128 << 32;
 const SYNC: [u64; 2] = [0x46, 0];
 
-/// Firmware, or the kernel before this one, has left the unit on. Its queues' indices are not 0, errors wait for their acknowledgement,
-/// and no driver writes the attributes that the registers have.
+/// Firmware, or the previous kernel, has left the unit on. Its queue indices are not 0, errors are unacknowledged, and the attribute
+/// registers have values that no driver writes.
 fn left(state: &mut State) {
     for (register, value) in [
         (reg::CR0, 0x1f),
@@ -49,7 +49,7 @@ fn commands(first: u32, commands: &[[u64; 2]]) -> Vec<Seen> {
     seen
 }
 
-/// The two registers of each queue's indices, as a start writes them.
+/// The two index registers of each queue, as a start writes them.
 fn queues_at_0(commands: u64, events: u64) -> [Seen; 6] {
     [
         Seen::Register(reg::CMDQ_BASE, 64, COMMANDS | commands),
@@ -69,18 +69,18 @@ fn uncached(ids: [u32; 4], change: impl FnOnce(&mut State)) -> Unit<FakeHost<Mod
 fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     let unit = uncached([IDR0 & !idr0::COHACC | idr0::ATS, IDR1, IDR3, IDR5], left);
     let fake = unit.host().unit();
-    // Interrupts off; queues off, and what else was on stays; CR1 of uncached queues, with tables as they were.
+    // Interrupts off; queues off, all else in CR0 stays; CR1 for uncached queues, with tables unchanged.
     let mut wanted = [COMMANDS, EVENTS, STREAMS].map(Seen::Frame).to_vec();
     wanted.extend([register(reg::IRQ_CTRL, 0), register(reg::CR0, 0x11), register(reg::CR1, 0xaa0)]);
     wanted.extend(queues_at_0(8, 7));
-    // The errors of before are acknowledged.
+    // Earlier errors are acknowledged.
     wanted.extend([register(reg::GERRORN, 0x85), register(reg::CR0, 0x1d)]);
     assert_eq!(unit.host().seen(), wanted);
     assert_eq!(fake.state.lock().done, [], "no command is firmware's");
 
     unit.enable().unwrap();
-    // Firmware's translation goes off where nothing passes meanwhile. Tables are read uncached, outer shareable. Streams beyond
-    // the table are recorded, broadcasts ignored.
+    // Firmware's translation goes off while accesses abort. Table walks are uncached and outer shareable. Events of streams beyond the
+    // table are recorded, broadcasts ignored.
     let mut wanted = alloc::vec![
         register(reg::GBPA, 0x8010_1230),
         register(reg::CR0, 0xc),
@@ -98,7 +98,7 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
     unsafe { unit.attach(DeviceId(0x128), table(Stage::One, 7, 0x12_3456_7000)) }.unwrap();
     let frames = (0..8).map(|frame| Seen::Frame(ENTRIES + frame * 0x1000));
     let mut wanted: Vec<Seen> = frames.collect();
-    // 2^8 entries are there before the word that leads to them.
+    // 2^8 entries are zeroed before the word that leads to them.
     wanted.push(word(STREAMS + 8, ENTRIES | 9));
     let flags = 1 << 30 | 1 << 31 | 1 << 41 | 1 << 45 | 1 << 46 | 1 << 47;
     let how = 24 | 2 << 12 | 2 << 32 | flags | 7 << 48;
@@ -132,12 +132,12 @@ fn a_unit_that_is_not_coherent_sees_each_word_in_this_order() {
 
     let log = Arc::clone(unit.host().log());
     unit.shut_down().unwrap();
-    // All accesses pass, as the attributes say that were there; then the queues go off.
+    // All accesses pass, with the earlier attributes; then the queues go off.
     let end = [register(reg::CR0, 0x1c), register(reg::GBPA, 0x8000_1230), register(reg::CR0, 0)];
     assert_eq!(log.lock()[..], end);
 }
 
-/// As many entries as the unit takes, and no more than a frame of each.
+/// As many entries as the unit supports, but at most a frame of each.
 #[test]
 fn queues_are_as_long_as_the_unit_takes_them() {
     for (commands, events) in [(1, 0), (6, 5), (8, 7), (19, 19)] {
@@ -154,7 +154,7 @@ fn a_unit_acknowledges_each_state_before_it_is_believed() {
         let deaf = started(ALL, |state| state.acknowledged = !bit);
         assert!(matches!(deaf, Err(UnitError::TimedOut { .. })), "{bit:#x}");
     }
-    // Queues of firmware's that go on, that of page requests among them.
+    // Firmware's queues that do not stop, including that of page requests.
     for bit in [cr0::PRIQEN, cr0::EVENTQEN, cr0::CMDQEN] {
         let stuck = started(ALL, |state| {
             left(state);
@@ -165,7 +165,7 @@ fn a_unit_acknowledges_each_state_before_it_is_believed() {
     }
     let unit = started(ALL, |state| state.acknowledged = !cr0::SMMUEN).unwrap();
     assert!(matches!(unit.enable(), Err(UnitError::TimedOut { what: "turn translation on", .. })));
-    // Nor does it lose memory that it may still read, or write.
+    // It frees no memory that the unit may still access.
     for (bit, what) in [
         (cr0::SMMUEN, "turn translation off"),
         (cr0::EVENTQEN, "turn its queues off"),
@@ -182,7 +182,7 @@ fn a_unit_acknowledges_each_state_before_it_is_believed() {
     }
 }
 
-/// Section 6.3.15: software writes no GBPA while Update is 1.
+/// Section 6.3.15: software must not write GBPA while Update is 1.
 #[test]
 fn what_becomes_of_accesses_is_changed_when_the_change_before_is_taken() {
     let unit = started(ALL, |state| {
@@ -194,7 +194,7 @@ fn what_becomes_of_accesses_is_changed_when_the_change_before_is_taken() {
     assert_eq!(change(&unit, |state| (state.word(reg::GBPA), state.updating)), (gbpa::ABORT | 0x1230, 0));
 }
 
-/// The driver's table has its largest number of streams where the unit can tell more of them apart.
+/// The driver's table has its largest size if the unit supports more stream IDs.
 #[test]
 fn a_table_of_streams_has_its_bounds() {
     let linear = IDR0 & !(3 << 27 | idr0::S1P);

@@ -1,5 +1,5 @@
-//! The very words of structures and registers, as the manual has them (IHI 0070, sections 5.2 "Stream Table Entry", 5.4 "Context
-//! Descriptor" and 6.3.9 "SMMU_CR0").
+//! The exact words of structures and registers, by the manual (IHI 0070, sections 5.2 "Stream Table Entry", 5.4 "Context Descriptor" and
+//! 6.3.9 "SMMU_CR0").
 
 use portcullis::pgtable::ARM_MAIR;
 
@@ -7,7 +7,6 @@ use super::*;
 
 const CR0_ATSCHK: u32 = 1 << 4;
 
-/// The words of a stream's entry.
 fn entry(unit: &Fake, stream: u32) -> [u64; 8] {
     let memory = &unit.host().unit().memory;
     let (base, shape) =
@@ -31,10 +30,10 @@ fn entries_and_context_descriptors_are_as_the_manual_has_them() {
             attach(&unit, stream, table(Stage::One, asid, 0x12_3456_7000)).unwrap();
             let [first, rest @ ..] = entry(&unit, stream);
             assert_eq!(first & !0x000f_ffff_ffff_ffc0, 0xb, "valid, and the first stage alone");
-            // Contexts are read through caches of both kinds, inner shareable.
+            // Context descriptors are write-back cacheable, inner shareable.
             assert_eq!(rest, [3 << 6 | 1 << 4 | 1 << 2 | shareable, 0, 0, 0, 0, 0, 0]);
-            // T0SZ of 40 bits; write-back, inner shareable; no second table; valid; 40 bits of addresses; AArch64; faults are
-            // recorded, and aborted; an ASID of none of the CPUs'.
+            // T0SZ of 40 bits; write-back, inner shareable; no second table; valid; 40 address bits; AArch64; faults are recorded and
+            // abort; ASET.
             let flags = 1 << 30 | 1 << 31 | 1 << 41 | 1 << 45 | 1 << 46 | 1 << 47;
             let how = 24 | 1 << 8 | 1 << 10 | 3 << 12 | 2 << 32 | flags;
             let context = first & 0x000f_ffff_ffff_ffc0;
@@ -45,19 +44,19 @@ fn entries_and_context_descriptors_are_as_the_manual_has_them() {
         contexts.dedup();
         assert_eq!(contexts.len(), 3);
         attach(&unit, 0x12a, table(Stage::Two, 0xfffe, 0x12_3456_6000)).unwrap();
-        // T0SZ of 40 bits, from level 1 on; write-back, inner shareable; 40 bits of addresses; AArch64; faults are recorded.
+        // T0SZ of 40 bits, start level 1; write-back, inner shareable; 40 address bits; AArch64; faults are recorded.
         let how = 24 << 32 | 1 << 38 | 1 << 40 | 1 << 42 | 3 << 44 | 2 << 48 | 1 << 51 | 1 << 58;
         assert_eq!(entry(&unit, 0x12a), [0xd, shareable, how | 0xfffe, 0x12_3456_6000, 0, 0, 0, 0]);
         attach(&unit, 0x12b, Attachment::PassThrough).unwrap();
         assert_eq!(entry(&unit, 0x12b), [9, shareable, 0, 0, 0, 0, 0, 0]);
-        // Nothing is left of a stage that the stream had before.
+        // Nothing remains of the stream's earlier stage.
         unit.detach(DeviceId(0x12a)).unwrap();
         attach(&unit, 0x12a, Attachment::PassThrough).unwrap();
         assert_eq!(entry(&unit, 0x12a), [9, shareable, 0, 0, 0, 0, 0, 0]);
     }
 }
 
-/// A unit whose CR0ACK shows these bits alone of what CR0 has.
+/// A unit whose CR0ACK has only these bits of CR0.
 fn on_with(idr0: u32, acknowledged: u32) -> Result<u32, UnitError> {
     let unit = started([idr0, IDR1, IDR3, IDR5], |state| state.acknowledged = acknowledged)?;
     unit.enable().map(|()| change(&unit, |state| state.word(reg::CR0)))
@@ -68,11 +67,11 @@ fn what_devices_translate_themselves_is_checked_where_the_unit_can() {
     let can = IDR0 | idr0::ATS;
     assert_eq!(on_with(can, u32::MAX).unwrap() & CR0_ATSCHK, CR0_ATSCHK);
     assert!(matches!(on_with(can, !CR0_ATSCHK), Err(UnitError::TimedOut { .. })), "it does not check yet");
-    // One without has no such bit, whatever it reads there.
+    // A unit without ATS has no such bit, whatever it reads there.
     assert_eq!(on_with(IDR0, !CR0_ATSCHK).unwrap() & CR0_ATSCHK, 0);
 }
 
-/// A unit that walks AArch32's tables, too, has 40 bits of input at the least (IHI 0070, section 3.4.1).
+/// A unit that also walks AArch32 tables has at least 40 bits of input (IHI 0070, section 3.4.1).
 #[test]
 fn a_unit_with_tables_of_aarch32_has_forty_bits_at_the_least() {
     for (code, bits) in [(0, 40), (1, 40), (2, 40), (4, 44), (5, 48)] {

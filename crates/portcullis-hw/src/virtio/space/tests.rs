@@ -1,4 +1,4 @@
-//! The life of pieces.
+//! The states of pieces.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn what_is_mapped_between_stale_pieces_is_in_no_run() {
         assert_eq!(unlink(&space, page << 12, ((page + pages) << 12) - 1).bytes, pages << 12);
     }
     let (runs, others) = stale(&space, &ALL);
-    // A hole is in none, either: it may be mapped meanwhile.
+    // No run includes a hole: it may be mapped meanwhile.
     assert_eq!(runs[..], [(0x1000, 0x3fff), (0x5000, 0x5fff), (0x7000, 0x7fff)]);
     assert!(!others);
     assert_eq!(stale(&space, &ALL), (Runs::new(), true), "another CPU asks about them");
@@ -149,7 +149,6 @@ fn a_search_goes_on_where_a_call_has_looked_at_enough() {
         }
         assert!(!space.take_stale(&all, &mut search, &mut runs));
         assert_eq!(runs[..], [(last.first, last.last)]);
-        // It is over.
         assert!(!space.take_stale(&all, &mut search, &mut runs));
     }
 }

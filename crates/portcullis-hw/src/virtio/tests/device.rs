@@ -1,4 +1,4 @@
-//! Taking a device over, endpoints, faults.
+//! Take-over, endpoints, faults.
 
 use super::*;
 
@@ -112,21 +112,21 @@ fn odd_queue_sizes_and_small_ones_will_do() {
 #[test]
 fn what_is_carried_out_or_refused_late_leaves_an_endpoint_that_can_be_detached() {
     let bench = Bench::new();
-    // The detach itself is late.
+    // The detach itself times out.
     bench.fake.device().holds = true;
     assert!(matches!(bench.unit.detach(DeviceId(ENDPOINT)), Err(UnitError::TimedOut { .. })));
     bench.fake.catch_up();
     bench.fake.device().holds = false;
     assert!(bench.fake.device().endpoints.is_empty());
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
-    // What was not late must be right.
+    // Requests that are answered in time must succeed.
     bench.mapper.attach(DeviceId(ENDPOINT)).unwrap();
     bench.fake.device().endpoints.clear();
     let refused = bench.unit.detach(DeviceId(ENDPOINT)).unwrap_err();
     assert!(matches!(refused, UnitError::Refused { code: 4, .. }), "{refused}");
 }
 
-/// It was the domain's last endpoint, so the device has forgotten what the domain maps.
+/// It was the domain's last endpoint, so the device has dropped the domain's mappings.
 #[test]
 fn what_is_mapped_is_entered_again_for_the_next_endpoint_after_a_late_detach() {
     for is_refused in [false, true] {
@@ -136,7 +136,7 @@ fn what_is_mapped_is_entered_again_for_the_next_endpoint_after_a_late_detach() {
         assert!(matches!(bench.unit.detach(DeviceId(ENDPOINT)), Err(UnitError::TimedOut { .. })));
         bench.map(32, &[7]);
         assert!(matches!(bench.mapper.attach(DeviceId(OTHER)), Err(UnitError::TimedOut { .. })));
-        // Late, it is carried out, or refused, for ever.
+        // After the time-out the device carries it out, or refuses it for ever.
         bench.fake.device().refuses = is_refused.then_some((2, 0, 2));
         bench.fake.catch_up();
         bench.fake.device().holds = false;
@@ -171,8 +171,8 @@ fn an_attach_that_is_carried_out_late_can_be_undone() {
 
 #[test]
 fn answers_that_make_no_sense_are_no_answers() {
-    // For the request that is under way, which has the first slot: more answers than there can be,
-    // one that begins with its second descriptor, one without a status.
+    // Invalid answers to the outstanding request, which has the first slot: more answers than possible, one with its second descriptor, one
+    // without a status.
     type Act = fn(&mut fake::Device, &fake::Memory);
     let at_doorbell: [(Act, bool); 3] = [
         (|device, memory| device.claim(memory, 0, 0x8000), true),
@@ -200,7 +200,7 @@ fn answers_that_make_no_sense_are_no_answers() {
                 1 => device.use_up(&bench.fake.memory, 0, 1, 0),
                 2 => device.use_up(&bench.fake.memory, 0, u32::MAX, 0),
                 3 => device.use_up(&bench.fake.memory, 0, 254, 0),
-                // A slot that is free.
+                // A free slot.
                 _ => device.use_up(&bench.fake.memory, 0, 8, 0),
             }
         }
@@ -231,7 +231,7 @@ fn a_domain_is_entered_with_its_first_endpoint_and_recorded_again_after_its_last
     let _ = bench.unmap(17, 1, &mut gather);
     bench.mapper.sync(&gather).unwrap();
     assert_eq!(bench.mapped().len(), 199, "which reaches what is mapped");
-    // Stale, when the last one goes.
+    // Stale when the last endpoint is detached.
     let _ = bench.unmap(16, 1, &mut gather);
     bench.unit.detach(DeviceId(OTHER)).unwrap();
     bench.requests();
@@ -254,7 +254,7 @@ fn what_a_device_keeps_for_itself_its_domain_must_not_map() {
     assert_eq!(none, UnitError::NoSuchDevice { device: 0x99, last: u32::MAX });
     let careless = bench.unit.mapper(DomainId(2), Vec::new()).unwrap();
     assert_eq!(careless.attach(DeviceId(OTHER)), Err(UnitError::Reserved { device: OTHER, range: kept }));
-    // Two halves keep it as well as one range.
+    // Two halves reserve as much as one range.
     let half = kept.len() / 2;
     let halves = [kept.start(), kept.start().checked_add(half).unwrap()];
     let reserved = halves.map(|start| IovaRange::new(start, half).unwrap()).to_vec();
@@ -272,7 +272,7 @@ fn a_number_has_one_mapper_at_a_time() {
     assert!(matches!(taken(last.0 + 1), UnitError::NoSuchDomain { .. }));
     let Bench { unit, mapper, .. } = bench;
     drop(mapper);
-    // The endpoint is attached still.
+    // The endpoint is still attached.
     assert!(unit.mapper(DomainId(1), Vec::new()).is_err());
     unit.detach(DeviceId(ENDPOINT)).unwrap();
     unit.mapper(DomainId(1), Vec::new()).unwrap();
@@ -305,7 +305,7 @@ fn an_attach_that_is_refused_leaves_nothing_attached() {
     bench.fake.device().refuses = None;
     bench.map(16, &[1]);
     assert_eq!(bench.mapped(), [], "recorded");
-    // What is refused of it leaves the device attached.
+    // A refused detach leaves the device attached.
     bench.fake.device().refuses = Some((3, 0, answer::NOMEM));
     let incomplete = bench.mapper.attach(DeviceId(ENDPOINT)).unwrap_err();
     assert_eq!(incomplete, UnitError::Incomplete { device: ENDPOINT, code: 8 });
@@ -315,7 +315,7 @@ fn an_attach_that_is_refused_leaves_nothing_attached() {
     assert_eq!(bench.mapped(), [bounds(16, 1)]);
 }
 
-/// A domain with an endpoint stays as it is when the next is refused: the device is asked to map what comes then.
+/// If the next endpoint is refused, a domain with an endpoint stays as it is: the device gets its later map requests.
 #[test]
 fn an_attach_that_is_refused_leaves_the_domain_s_other_endpoint_as_it_was() {
     let bench = Bench::new();
@@ -326,7 +326,7 @@ fn an_attach_that_is_refused_leaves_the_domain_s_other_endpoint_as_it_was() {
     bench.fake.device().refuses = None;
     bench.map(32, &[2]);
     assert_eq!(bench.mapped(), [bounds(16, 1), bounds(32, 1)]);
-    // The first is detached, and with it all that is mapped: it was the last.
+    // The first is detached, and all mappings are dropped: it was the last.
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
     assert_eq!(bench.mapped(), []);
     bench.mapper.attach(DeviceId(OTHER)).unwrap();
@@ -339,7 +339,7 @@ fn a_device_passes_through_and_does_not_without_the_feature() {
     // SAFETY: there is no memory.
     unsafe { bench.unit.pass_through(DeviceId(ENDPOINT)) }.unwrap();
     assert!(bench.fake.device().endpoints.get(&ENDPOINT).is_some_and(|(_, bypass)| *bypass));
-    // It is where it is until it is detached.
+    // It stays attached until it is detached.
     let twice = Err(UnitError::Attached { device: ENDPOINT });
     assert_eq!(bench.mapper.attach(DeviceId(ENDPOINT)), twice);
     // SAFETY: there is no memory.

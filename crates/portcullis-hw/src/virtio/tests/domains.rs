@@ -1,4 +1,4 @@
-//! Domains that the unit makes, which keep free what their devices keep for themselves.
+//! Domains of the unit, which reserve what their devices reserve.
 
 use portcullis::addr::{Direction, DmaSegment, PhysSegment};
 use portcullis::dma::{DmaMask, Queue, QueueConfig};
@@ -46,7 +46,7 @@ fn a_device_is_attached_where_its_own_addresses_are_kept_free() {
     assert!(at + (PAGE - 1) <= last && at > last / 2, "{at:#x} of {last:#x}");
     let _ = queue.unmap_raw(mapping).unwrap();
 
-    // A number that is given back, and a device that is detached with its domain.
+    // The number is released, and the device is detached with its domain.
     drop((queue, device, domain));
     assert_eq!(fake.device().endpoints.get(&OTHER), None);
     let again = unit.domain(DomainId(2)).unwrap().for_device(FIRST).unwrap();
@@ -69,7 +69,7 @@ fn what_a_device_keeps_for_itself_is_none_of_firmwares_regions() {
     let built = builder.build(StdPlatform::new()).map(drop);
     let last = unit.aperture().last();
     assert_eq!(built, Err(DomainError::Untranslated { range, last }));
-    // Beside it there is one, from before the device comes.
+    // An adjacent mapping exists before the device is attached.
     let range = IovaRange::new(Iova::new(KEPT.0 - PAGE), PAGE).unwrap();
     let builder = unit.domain(DomainId(1)).unwrap().for_device(FIRST).unwrap();
     // SAFETY: there is no memory.

@@ -1,5 +1,4 @@
-//! A virtio-iommu of the test's own, which carries out what is written to its doorbell, or does
-//! not, as the test says.
+//! A virtio-iommu in the test, which carries out requests at its doorbell, or not, as the test says.
 
 extern crate std;
 
@@ -17,20 +16,18 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::virtio::layout::{answer, common, config, feature, property};
 use crate::virtio::{NarrowRegisters, Structures};
 
-/// Where memory begins, and its frames.
 const BASE: u64 = 0x1_0000_0000;
 const FRAMES: usize = 64;
 
 pub const STRUCTURES: Structures =
     Structures { common: 0, notify: 0x100, notify_bytes: 8, notify_multiplier: 4, device: 0x200 };
 
-/// Endpoints that there are beside the first and the last: one of many, and one that keeps addresses for itself.
+/// Existing endpoints besides the first and the last: an ordinary one, and one that reserves addresses.
 pub const ENDPOINT: u32 = 0x28;
 pub const OTHER: u32 = 0x30;
 /// First and last.
 pub const KEPT: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 
-/// Memory of some frames.
 pub struct Memory {
     tables: Vec<Table>,
     taken: Mutex<Vec<bool>>,
@@ -77,7 +74,7 @@ impl Memory {
     }
 }
 
-// SAFETY: frames are given out once until they are freed, and zeroed then; all accesses are atomic.
+// SAFETY: 1: a frame has one owner until it is freed, and is zeroed then. 2 and 3: of a table behind an `Arc`. 4: all accesses are atomic.
 unsafe impl Frames for Memory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let spend = |most: u64| most.checked_sub(1);
@@ -103,46 +100,46 @@ unsafe impl Frames for Memory {
     }
 }
 
-/// A mapping: the last address, the memory, the flags.
+/// A mapping: last address, memory, flags.
 pub type Mapping = (u64, u64, u32);
 
-/// What the device is, and how it behaves.
+/// The device, and its behaviour.
 pub struct Device {
     /// The registers, as bytes.
     pub bytes: Vec<u8>,
     pub features: u64,
     pub queue_sizes: [u16; 2],
-    /// Bits of the status that it never sets.
+    /// Status bits that it never sets.
     pub stuck_status: u8,
     /// It reads all ones.
     pub absent: bool,
-    /// It takes requests, and carries none out until it is told to.
+    /// It accepts requests, and delays them until it is told to carry them out.
     pub holds: bool,
-    /// Of the requests of one doorbell, the last first.
+    /// Reverses the requests of each doorbell.
     pub backwards: bool,
-    /// Requests of this kind are refused, from this one on, with this status.
+    /// Refuses requests of this kind, from this index on, with this status.
     pub refuses: Option<(u8, u32, u8)>,
-    /// An endpoint that was unplugged.
+    /// An unplugged endpoint.
     pub unplugged: Option<u32>,
-    /// What is done at the next doorbell for requests, besides.
+    /// Called at the next doorbell for requests.
     pub at_doorbell: Option<fn(&mut Self, &Memory)>,
-    /// How many reads of the configuration's generation find another one.
+    /// How many reads of the configuration generation find a new one.
     pub unsettled: u32,
-    /// Its bypass setting stays as it is.
+    /// Its bypass setting does not change.
     pub keeps_bypass: bool,
-    /// What was written to its registers: where, how many bytes, what.
+    /// Register writes: offset, bytes, value.
     pub writes: Vec<(usize, usize, u64)>,
     /// Doorbells and requests so far, and doorbells for events.
     pub doorbells: u64,
     pub event_doorbells: u64,
     pub requests: Vec<u8>,
-    /// The requests with what was answered, for people.
+    /// Requests and answers, readable.
     pub told: Vec<String>,
     pub endpoints: BTreeMap<u32, (u32, bool)>,
     pub domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,
-    /// As the driver has set them: size, and the addresses of the three parts.
+    /// Set by the driver: size, and the addresses of the three parts.
     pub queues: [(u16, [u64; 3]); 2],
-    /// Entries of the driver's rings taken, and entries of the device's written.
+    /// Available entries taken, and used entries written.
     taken: [u16; 2],
     written: [u16; 2],
     pub held: Vec<u16>,
@@ -206,7 +203,6 @@ impl Device {
         }
     }
 
-    /// All mappings, as first and last address.
     pub fn mapped(&self, domain: u32) -> Vec<(u64, u64)> {
         let mappings = self.domains.get(&domain).into_iter().flatten();
         mappings.map(|(first, (last, ..))| (*first, *last)).collect()
@@ -218,7 +214,7 @@ impl Device {
         (memory.read(at, 8), rest as u32, (rest >> 32) as u16, (rest >> 48) as u16)
     }
 
-    /// Takes what was made available of a queue.
+    /// Takes a queue's available entries.
     fn take(&mut self, memory: &Memory, queue: usize) -> Vec<u16> {
         let (size, [_, driver, _]) = self.queues[queue];
         let end = memory.read(driver + 2, 2) as u16;
@@ -231,7 +227,7 @@ impl Device {
         heads
     }
 
-    /// Writes an entry of the device's ring, and then its index.
+    /// Writes a used entry, and then the index.
     pub fn use_up(&mut self, memory: &Memory, queue: usize, id: u32, bytes: u32) {
         let (size, [_, _, device]) = self.queues[queue];
         let at = device + 4 + u64::from(self.written[queue] % size) * 8;
@@ -240,12 +236,12 @@ impl Device {
         memory.write(device + 2, 2, u64::from(self.written[queue]));
     }
 
-    /// Stores `index` as the number of entries that the device has used.
+    /// Sets the index of used entries.
     pub fn claim(&mut self, memory: &Memory, queue: usize, index: u16) {
         memory.write(self.queues[queue].1[2] + 2, 2, u64::from(index));
     }
 
-    /// Carries out what is held.
+    /// Carries out delayed requests.
     pub fn catch_up(&mut self, memory: &Memory) {
         let mut heads = core::mem::take(&mut self.held);
         if self.backwards {
@@ -269,7 +265,7 @@ impl Device {
             answer[tail] = self.carry_out(&request, tail, &mut answer[..tail]);
             self.tell(&request, answer[tail]);
             for (index, (at, byte)) in writable.iter().zip(&answer).enumerate() {
-                // Of properties no more than there are.
+                // At most the existing properties.
                 if index >= tail || *byte > 0 {
                     memory.write(*at, 1, u64::from(*byte));
                 }
@@ -278,7 +274,7 @@ impl Device {
         }
     }
 
-    /// Notes the request's kind, its words of 32 bits, those of addresses as such, and the answer.
+    /// Records the request's kind and words, and the answer.
     fn tell(&mut self, request: &[u8], answer: u8) {
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
         let words = |bytes: &[u8], size: usize| {
@@ -356,7 +352,7 @@ impl Device {
                 if domain == OTHER && room >= 32 {
                     let head = [property::RESERVED_MEMORY as u8, 0, property::RESERVED_BYTES as u8, 0, 1];
                     properties[..5].copy_from_slice(&head);
-                    // Reserved: a driver looks at none of it.
+                    // Reserved: a driver ignores it.
                     properties[5..8].fill(0xee);
                     properties[8..16].copy_from_slice(&KEPT.0.to_le_bytes());
                     properties[16..24].copy_from_slice(&KEPT.1.to_le_bytes());
@@ -380,7 +376,7 @@ impl Device {
     pub fn report(&mut self, memory: &Memory, words: [u64; 3]) -> bool {
         let new = self.take(memory, 1);
         self.buffers.extend(new);
-        // In whatever order.
+        // In any order.
         let Some(head) = self.buffers.pop() else { return false };
         let (address, ..) = self.descriptor(memory, 1, head);
         for (at, word) in (address..).step_by(8).zip(words) {
@@ -391,13 +387,13 @@ impl Device {
     }
 }
 
-/// The device's registers, its memory, and a clock that goes on by 1 us with each look.
+/// The device's registers, its memory, and a clock that advances by 1 us with each read.
 #[derive(Clone)]
 pub struct Fake {
     pub device: Arc<Mutex<Device>>,
     pub memory: Arc<Memory>,
     now: Arc<AtomicU64>,
-    /// How many accesses and looks at the clock are left before the one that panics; more than there are where none does.
+    /// Accesses and clock reads left before the one that panics; `u64::MAX` for none.
     pub left: Arc<AtomicU64>,
 }
 
@@ -420,7 +416,7 @@ impl Fake {
     fn may_panic(&self) {
         let left = self.left.fetch_sub(1, Ordering::Relaxed);
         if left == 0 {
-            // By no panic hook, which would print it.
+            // Bypasses the panic hook, which would print it.
             std::panic::resume_unwind(alloc::boxed::Box::new("the host"));
         }
     }
@@ -497,7 +493,7 @@ impl Fake {
     }
 }
 
-// SAFETY: the registers are the test's own, and in order by a lock.
+// SAFETY: 1 to 6: a lock serializes accesses; memory accesses are atomic. 7: other offsets read as all ones. 8: only this test uses it.
 unsafe impl Registers for Fake {
     fn read32(&self, offset: usize) -> u32 {
         self.read(offset, 4) as u32
@@ -558,8 +554,8 @@ impl Host for Fake {
     }
 
     fn patience_ns(&self) -> u64 {
-        // The clock moves by 1,000 ns with each look at it. A patient thread never gives up, so that
-        // the threads of a test do not miss each other.
+        // Each read of the clock advances it by 1,000 ns. A thread named "patient" never times out, so that the threads of a test do not
+        // miss each other.
         if std::thread::current().name() == Some("patient") { u64::MAX } else { 100_000 }
     }
 }

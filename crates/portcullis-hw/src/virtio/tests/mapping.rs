@@ -18,7 +18,7 @@ fn pieces_are_what_is_contiguous_and_go_with_one_doorbell() {
     assert_eq!(bench.requests(), [], "there is nothing more");
 }
 
-/// Requests name a first and a last address, so a range is no more than it is wherever it lies.
+/// Requests name a first and a last address, so alignment does not enlarge a range.
 #[test]
 fn a_run_across_a_large_border_is_one_request_for_just_its_addresses() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn a_run_across_a_large_border_is_one_request_for_just_its_addresses() {
 #[test]
 fn a_flush_sends_together_what_unmaps_have_left_and_spares_what_is_mapped() {
     let bench = Bench::new();
-    // A gather may cover what lies between its ranges.
+    // A gather may cover gaps between its ranges.
     (0..100).for_each(|index| bench.map(16 + index * 2, &[index * 3]));
     bench.fake.device().doorbells = 0;
     let mut gather = Gather::new();
@@ -84,11 +84,11 @@ fn what_is_stale_is_removed_before_its_addresses_are_mapped_again() {
     let _ = bench.unmap(16, 1, &mut Gather::new());
     bench.map(16, &[2, 3]);
     assert_eq!((bench.mapped(), bench.requests()), (alloc::vec![bounds(16, 2)], alloc::vec![3, 4, 3]));
-    // What is mapped is in use, also for a list that runs into it.
+    // A mapped address is in use, also for a list that runs into it.
     let mut gather = Gather::new();
     let twice = bench.map_in(15, &[7, 9, 11], &mut gather);
     assert_eq!(twice, Err(MapError::AlreadyMapped { at: Iova::new(16 * PAGE) }));
-    // The address is one of the list's own, also where the piece that has it begins before.
+    // The error names the list's own address, even if the old piece begins before it.
     let within = bench.map_in(17, &[7], &mut gather);
     assert_eq!(within, Err(MapError::AlreadyMapped { at: Iova::new(17 * PAGE) }));
     assert!(gather.is_empty());
@@ -158,7 +158,7 @@ fn malformed_lists_change_nothing() {
     assert!(matches!(try_map(range(1, 2), &[(last, 2 * PAGE)]), MapError::BeyondPhysical { .. }));
     assert!(matches!(try_map(range((1 << 27) - 1, 2), &[]), MapError::BeyondAperture { .. }));
     assert_eq!((bench.mapped(), bench.requests()), (Vec::new(), Vec::new()));
-    // Memory that ends with the last address, and a list whose neighbours would wrap.
+    // Memory up to the last address, and a list whose run would wrap.
     let mut gather = Gather::new();
     let list = [(PhysAddr::new(last), PAGE), (PhysAddr::new(0), PAGE)];
     // SAFETY: there is no memory.
@@ -204,7 +204,7 @@ fn a_device_that_does_not_answer_is_an_error_and_late_answers_make_it_good() {
     bench.map(16, &[1]);
     bench.requests();
     bench.fake.device().holds = true;
-    // A map that may still happen.
+    // A map that may still take effect.
     let mut late = Gather::new();
     assert_eq!(bench.map_in(32, &[2, 4], &mut late), Err(MapError::Unconfirmed));
     let mut gather = Gather::new();
@@ -234,7 +234,7 @@ fn a_late_unmap_takes_nothing_that_was_mapped_after_it() {
     bench.fake.device().holds = true;
     assert!(matches!(bench.mapper.sync(&gather), Err(InvalidationError::TimedOut { .. })));
     bench.fake.device().holds = false;
-    // The doorbell of the next request would have the device carry out both, in whatever order.
+    // At the doorbell of the next request the device would carry out both, in any order.
     assert!(matches!(bench.mapper.sync(&gather), Err(InvalidationError::TimedOut { .. })));
     bench.fake.catch_up();
     bench.mapper.sync(&gather).unwrap();
@@ -279,10 +279,10 @@ fn what_is_unmapped_while_it_is_being_mapped_is_removed_afterwards() {
     let mut gather = Gather::new();
     assert_eq!(bench.unmap(16, 1, &mut gather).bytes, PAGE);
     assert!(matches!(bench.mapper.sync(&gather), Err(InvalidationError::TimedOut { .. })));
-    // The last endpoint does not go, either: its domain would be there anew when the request comes.
+    // The last endpoint is not detached, either: a late request would find its domain anew.
     let before = bench.fake.device().doorbells;
     assert!(matches!(bench.unit.detach(DeviceId(ENDPOINT)), Err(UnitError::TimedOut { .. })));
-    // And nothing more is sent to it meanwhile.
+    // And nothing more is sent meanwhile.
     bench.map(40, &[2]);
     assert_eq!(bench.fake.device().doorbells, before);
     bench.fake.catch_up();
@@ -293,7 +293,7 @@ fn what_is_unmapped_while_it_is_being_mapped_is_removed_afterwards() {
     bench.unit.detach(DeviceId(ENDPOINT)).unwrap();
 }
 
-/// Each request has a doorbell where there is one slot, and otherwise all have one; the pieces behind a refused one are refused, too.
+/// With one slot each request has its own doorbell, otherwise all share one; pieces behind a refused one are refused, too.
 #[test]
 fn the_address_of_the_first_refused_piece_is_told() {
     for (size, first) in [(4, 0), (4, 2), (4, 3), (256, 0), (256, 1), (256, 3)] {
@@ -313,8 +313,8 @@ fn the_address_of_the_first_refused_piece_is_told() {
     }
 }
 
-/// A mapping's request (VIRTIO 1.3, section 5.13.6.7): addresses, memory and rights, when it is made or, if the domain
-/// has no endpoint, with the first that comes; and all of it again after the last has gone.
+/// A map request (VIRTIO 1.3, section 5.13.6.7): addresses, memory and rights, at the map or, in a domain without an endpoint, with the
+/// first one; and again after the last has gone.
 #[test]
 fn a_mapping_has_its_memory_and_its_rights() {
     for is_live in [true, false] {
@@ -349,8 +349,7 @@ fn a_mapping_has_its_memory_and_its_rights() {
     }
 }
 
-/// Four CPUs map, unmap and flush, and the device answers in any order: after each sync nothing of
-/// its range is mapped, and all that is mapped is.
+/// Four CPUs map, unmap and flush, and the device answers in any order: after each sync nothing of its range is mapped, and all else is.
 #[test]
 fn cpus_share_the_queue_and_no_mapping_is_lost_or_left() {
     let bench = Arc::new(Bench::new());

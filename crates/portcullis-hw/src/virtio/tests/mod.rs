@@ -1,4 +1,4 @@
-//! The driver beside a device of its own, which does what QEMU's never does.
+//! The driver with a device in the test, which behaves as QEMU's never does.
 
 extern crate std;
 
@@ -33,7 +33,7 @@ fn start(fake: &Fake) -> Result<Unit<Fake>, UnitError> {
     Unit::start(fake.clone(), STRUCTURES, [DeviceId(ENDPOINT), DeviceId(OTHER), DeviceId(0x99)])
 }
 
-/// A device, its unit, and a domain that an endpoint is attached to.
+/// A device, its unit, and a domain with an endpoint.
 struct Bench {
     fake: Fake,
     unit: Arc<Unit<Fake>>,
@@ -74,7 +74,7 @@ impl Bench {
         bench
     }
 
-    /// Maps pages of memory, each a number of its own, from `page` on.
+    /// Maps pages of memory, by number, from `page` on.
     fn map_in(&self, page: u64, memory: &[u64], gather: &mut Gather) -> Result<(), MapError> {
         let list = memory.iter().map(|frame| (PhysAddr::new(frame * PAGE), PAGE));
         let range = range(page, memory.len() as u64);
@@ -102,14 +102,14 @@ impl Bench {
     }
 }
 
-/// Waits until the device holds requests.
+/// Waits until the device has delayed requests.
 fn until_held(fake: &Fake) {
     while fake.device().held.is_empty() {
         std::thread::yield_now();
     }
 }
 
-/// Has another CPU do `work`, for which it waits however long it takes.
+/// Runs `work` on another CPU, which never times out.
 fn spawn(work: impl FnOnce() + Send + 'static) -> std::thread::JoinHandle<()> {
     std::thread::Builder::new().name("patient".into()).spawn(work).unwrap()
 }

@@ -1,14 +1,14 @@
-//! The host panics, once, at each of its calls. What unwinds takes nothing with it: the driver then works as before.
+//! The host panics once, at each of its calls. The driver works as before afterwards.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// Does `work` on a bench of each time that `new` makes, whose host panics at its first call, its second, and so on, while the device
-/// answers late or at once; and then has all of it done once more.
+/// Runs `work` on new benches whose hosts panic at their first call, their second, and so on, while the device answers late or at once; and
+/// then runs it once more.
 fn at_each_call(new: fn() -> Bench, work: impl Fn(&Bench) -> Result<(), UnitError>) {
     for holds in [false, true] {
-        // Most of a call that is answered late are looks for that.
+        // Most calls that are answered late only poll.
         for left in (0..).step_by(if holds { 997 } else { 1 }) {
             let bench = new();
             bench.fake.device().holds = holds;
@@ -20,7 +20,7 @@ fn at_each_call(new: fn() -> Bench, work: impl Fn(&Bench) -> Result<(), UnitErro
                 assert!(left > 2, "{left}");
                 break;
             }
-            // What was sent before is carried out now, whatever became of the one who sent it.
+            // Earlier requests take effect now, even if their sender has unwound.
             bench.fake.catch_up();
             bench.works(left);
         }
@@ -28,7 +28,7 @@ fn at_each_call(new: fn() -> Bench, work: impl Fn(&Bench) -> Result<(), UnitErro
 }
 
 impl Bench {
-    /// Whether the driver does all that it did before: devices come and go, and what is unmapped is gone.
+    /// Checks that the driver still works: devices come and go, and unmapped pieces are gone.
     fn works(&self, left: u64) {
         let gone = |error: &UnitError| matches!(error, UnitError::NotAttached { .. });
         let detached = self.unit.detach(DeviceId(ENDPOINT));
@@ -36,7 +36,7 @@ impl Bench {
         assert_eq!(self.fake.device().endpoints.get(&ENDPOINT), None, "{left}: attached, and nobody knows");
         self.mapper.attach(DeviceId(ENDPOINT)).unwrap();
         assert!(self.mapped().iter().all(|piece| piece.0 < 64 * PAGE), "{left}");
-        // What is not unmapped is mapped for as long as it likes; but what is unmapped is gone.
+        // Other pieces may stay mapped; but unmapped ones are gone.
         let _ = self.unmap(0, 64, &mut Gather::new());
         assert_eq!(self.mapper.sync(&Gather::everything()), Ok(()), "{left}");
         assert_eq!(self.mapped(), [], "{left}");
@@ -51,7 +51,7 @@ impl Bench {
     }
 }
 
-/// One whose queue has three slots, so that one that is lost is missed.
+/// A queue of three slots, so that a leaked one shows.
 fn few_slots() -> Bench {
     let fake = Fake::new();
     fake.device().queue_sizes[0] = 8;

@@ -1,5 +1,5 @@
-//! All that a device is told by its registers from its start to its end (VIRTIO 1.3, sections 3.1.1 "Driver Requirements: Device
-//! Initialization", 4.1.4.3 "Common configuration structure layout", 5.13.5 "Device Initialization").
+//! All register writes that a device sees of its driver (VIRTIO 1.3, sections 3.1.1 "Driver Requirements: Device Initialization", 4.1.4.3
+//! "Common configuration structure layout", 5.13.5 "Device Initialization").
 
 use super::*;
 
@@ -12,7 +12,7 @@ const BYPASS: usize = 0x200 + 36;
 const REQUESTS: Write = (0x100, 2, 0);
 const EVENTS: Write = (0x104, 2, 1);
 
-/// The driver's writes that turn on queue `number`, with `size` descriptors, at the addresses of its three parts.
+/// Writes that turn on queue `number`, with `size` descriptors, at the addresses of its three parts.
 fn queue(number: u64, size: u64, [descriptors, driver, device]: [u64; 3]) -> Vec<Write> {
     let halves = |at: usize, address: u64| [(at, 4, address & 0xffff_ffff), (at + 4, 4, address >> 32)];
     let parts = [halves(0x20, descriptors), halves(0x28, driver), halves(0x30, device)];
@@ -22,7 +22,7 @@ fn queue(number: u64, size: u64, [descriptors, driver, device]: [u64; 3]) -> Vec
 #[test]
 fn a_device_is_taken_over_and_given_up_in_the_order_of_the_specification() {
     let fake = Fake::new();
-    // Features that no driver of this kind takes: BYPASS, MMIO, IN_ORDER; and what a driver before has left.
+    // Features that this driver never accepts: BYPASS, MMIO, IN_ORDER; and settings of a previous driver.
     fake.device().features |= 1 << 3 | 1 << 5 | 1 << 35 | feature::ACCESS_PLATFORM;
     fake.device().bytes[STATUS] = 0xf;
     let unit = start(&fake).unwrap();
@@ -38,7 +38,7 @@ fn a_device_is_taken_over_and_given_up_in_the_order_of_the_specification() {
     wanted.extend([(SELECT, 2, 0), (SELECT, 2, 1)]);
     wanted.extend(queue(0, 256, queues[0].1));
     wanted.extend(queue(1, 16, queues[1].1));
-    // Its queues are there before it is driven; buffers for events; endpoints are taken from where they were, and released.
+    // Its queues are set before DRIVER_OK; buffers for events; endpoints are attached elsewhere, and detached.
     wanted.extend([(STATUS, 1, 0xf), EVENTS, REQUESTS, REQUESTS]);
     assert_eq!(writes(), wanted);
     unit.enable().unwrap();
@@ -59,7 +59,7 @@ fn numbers_of_the_driver_s_own_are_behind_those_of_domains() {
     assert_eq!(fake.device().endpoints[&ENDPOINT], (8, true));
 }
 
-/// Section 2.5: a field of more than 32 bits, and fields that belong together, are read again where the generation has changed.
+/// Section 2.5: a field of more than 32 bits, and fields that belong together, are read again if the generation has changed.
 #[test]
 fn a_configuration_that_changes_is_read_again_and_not_for_ever() {
     for (unsettled, is_settled) in [(1, true), (30, true), (1000, false)] {

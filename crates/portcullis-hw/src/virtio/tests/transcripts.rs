@@ -1,5 +1,5 @@
-//! All that the driver tells the device, and answers, call by call, against files in `tests/transcripts`: writes to registers (but for
-//! doorbells, which are counted), requests with what was answered, frames.
+//! The driver's messages to the device and its results, call by call, against files in `tests/transcripts`: register writes (doorbells only
+//! counted), requests with answers, frames.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/portcullis-hw/tests/transcripts");
 
-/// The kinds of requests.
+/// Request types.
 const ATTACH: u8 = 1;
 const DETACH: u8 = 2;
 const MAP: u8 = 3;
@@ -38,11 +38,10 @@ fn below(fake: &Fake) -> Vec<String> {
     events
 }
 
-/// A platform that counts how often a CPU was lent: whoever has the record's lock has one, so that nobody spins for a task that is
-/// not running.
+/// A platform that counts how often a CPU was lent: a thread that holds the record's lock has one, so no thread spins for a preempted one.
 struct Lends(StdPlatform, Arc<AtomicU64>);
 
-// SAFETY: all is the ready-made platform's.
+// SAFETY: the clauses are the standard platform's.
 unsafe impl Platform for Lends {
     fn cpus(&self) -> usize {
         self.0.cpus()
@@ -255,7 +254,7 @@ fn faults() {
     script.end("virtio-faults");
 }
 
-/// What becomes of it where what the device says is otherwise.
+/// The same with changed device configurations.
 #[test]
 fn devices() {
     type Change = fn(&mut fake::Device);

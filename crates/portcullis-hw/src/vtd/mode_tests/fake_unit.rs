@@ -24,26 +24,26 @@ pub(super) struct State {
     pub(super) ecap: u64,
     pub(super) status: u32,
     pub(super) root: u64,
-    /// The root that it walks from, and how often translation was turned off.
+    /// Its root, and how often translation was turned off.
     pub(super) taken: u64,
     pub(super) stops: u32,
     pub(super) queue: u64,
-    /// Bytes of the queue that are consumed.
+    /// Consumed bytes of the queue.
     pub(super) head: u64,
     /// It confirms nothing.
     pub(super) deaf: bool,
-    /// It takes no root.
+    /// It never takes a root.
     pub(super) rootless: bool,
-    /// The type of descriptor that it does not know, and whether it has stopped at one.
+    /// The descriptor type that it does not know, and whether it has stopped at one.
     pub(super) unknown: Option<u64>,
     pub(super) stopped: bool,
     pub(super) tail: u64,
-    /// The descriptors that it has carried out, but for waits, and how many waits.
+    /// Executed descriptors except waits, and the number of waits.
     pub(super) done: Vec<[u64; 2]>,
     pub(super) waits: u64,
 }
 
-/// A unit that carries out what it is told at once, and caches nothing.
+/// A unit that executes all commands at once, and caches nothing.
 #[derive(Debug)]
 pub(super) struct FakeUnit {
     pub(super) memory: Memory,
@@ -59,7 +59,6 @@ impl FakeUnit {
         self.memory.word(at).load(Ordering::Acquire)
     }
 
-    /// As many words from `at` on.
     pub(super) fn words<const N: usize>(&self, at: u64) -> [u64; N] {
         core::array::from_fn(|index| self.word(at + index as u64 * 8))
     }
@@ -138,11 +137,11 @@ impl fake::Unit for FakeUnit {
     }
 }
 
-/// Memory whose stores the unit sees by themselves, or not.
+/// Memory that is coherent for the unit, or not.
 #[derive(Debug, Clone)]
 pub(super) struct Seen<const COHERENT: bool>(pub(super) Memory);
 
-// SAFETY: the memory's own.
+// SAFETY: the memory's clauses.
 unsafe impl<const COHERENT: bool> Frames for Seen<COHERENT> {
     const COHERENT: bool = COHERENT;
 
@@ -151,12 +150,12 @@ unsafe impl<const COHERENT: bool> Frames for Seen<COHERENT> {
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { self.0.free(first, count) };
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { self.0.table(frame) }
     }
 }
@@ -165,7 +164,7 @@ unsafe impl<const COHERENT: bool> Frames for Seen<COHERENT> {
 pub(super) struct TestHost<const COHERENT: bool> {
     pub(super) host: FakeHost<FakeUnit>,
     pub(super) frames: Seen<COHERENT>,
-    /// How many CPUs share their waits, and which calls.
+    /// How many CPUs share waits, and which one calls.
     pub(super) cpus: usize,
     pub(super) cpu: fn() -> Option<usize>,
 }
@@ -183,7 +182,7 @@ impl<const COHERENT: bool> Host for TestHost<COHERENT> {
     }
 
     fn now_ns(&self) -> u64 {
-        // While one submits, the others get on and ask.
+        // While one submits, the others run and submit, too.
         if self.cpu().is_some() {
             std::thread::yield_now();
         }
@@ -253,12 +252,12 @@ pub(super) fn attach<X: portcullis::pgtable::Format>(
     unsafe { unit.attach(DeviceId(device), to) }
 }
 
-/// A device's context entry and the entry of PASID 0, where the unit finds them.
+/// A device's context entry and its entry of PASID 0, found from the registers.
 pub(super) fn entries(unit: &TestUnit, device: u64) -> ([u64; 4], [u64; 8]) {
     let fake = fake(unit);
     let root = fake.state.lock().root;
     assert_eq!(root & RTADDR_MODE, 1 << 10, "scalable mode");
-    // A root entry of 16 bytes for a bus, of which the halves name tables of 128 devices.
+    // The halves of a bus's 16-byte root entry name tables of 128 devices.
     let half = fake.word((root & entry::ADDRESS) + (device >> 8) * 16 + (device >> 7 & 1) * 8);
     assert_eq!(half & 0xfff, 1);
     let context: [u64; 4] = fake.words((half & entry::ADDRESS) + (device & 0x7f) * 32);

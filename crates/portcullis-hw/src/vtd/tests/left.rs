@@ -1,5 +1,4 @@
-//! What firmware, or the system before this one, has left running: its queue of invalidations, its log of faults, its protected
-//! memory; and what is no unit.
+//! State left by firmware, or the previous system: an invalidation queue, a fault log, protected memory; and registers of no unit.
 
 use super::*;
 use crate::host::UnitError;
@@ -13,9 +12,9 @@ const PLMR: u64 = 1 << 5;
 const QIE: u32 = 1 << 26;
 const EAFL: u32 = 1 << 28;
 const PMEN_EPM: u64 = 1 << 31;
-/// Where fault records begin.
+/// Offset of the fault records.
 const RECORDS: usize = 0x200;
-/// A descriptor was refused, and the queue stands still.
+/// Invalidation queue error: the queue has stopped.
 const IQE: u64 = 1 << 4;
 
 #[derive(Debug, Default)]
@@ -26,19 +25,18 @@ pub(super) struct LeftState {
     pub status: u32,
     pub fsts: u64,
     pub iqercd: u64,
-    /// Fault records, from offset 0x200 on.
     pub records: Vec<[u64; 2]>,
     pub queue: u64,
     pub head: u64,
     pub tail: u64,
-    /// The queue is this unit's driver's.
+    /// The queue is this driver's.
     pub is_ours: bool,
-    /// It works off no command of firmware's.
+    /// It never consumes firmware's descriptors.
     pub is_stuck: bool,
     pub pmen: u64,
-    /// How many looks it takes until the memory is open; at the most, never.
+    /// Polls until protected memory is open; never, at `u32::MAX`.
     pub opens_after: u32,
-    /// Bytes of firmware's queue that were not worked off when it was turned off.
+    /// Bytes of firmware's queue that were not consumed when it was turned off.
     pub lost: Option<u64>,
 }
 
@@ -93,7 +91,7 @@ impl Registers for Left {
                 if state.status & !value & QIE != 0 && !state.is_ours {
                     state.lost = Some(state.tail - state.head);
                 }
-                // Roots of both kinds stay taken.
+                // Root and interrupt table pointers stay taken.
                 state.status = value & 0x96ff_ffff | (state.status | value) & 0x4100_0000;
             }
             RECORDS.. if offset % 16 == 12 => {
@@ -138,7 +136,7 @@ pub(super) fn state<R>(unit: &Unit<FakeHost<Left>>, f: impl FnOnce(&mut LeftStat
     f(&mut unit.host().unit().state.lock())
 }
 
-/// It may have stopped at a command; and it may not go on at all.
+/// It may have stopped at a descriptor; and it may never resume.
 #[test]
 fn a_queue_that_firmware_has_left_on_is_worked_off_and_turned_off() {
     for (fsts, is_stuck) in [(0, false), (IQE, false), (0, true)] {
@@ -153,7 +151,7 @@ fn a_queue_that_firmware_has_left_on_is_worked_off_and_turned_off() {
         unit.enable().unwrap();
         unit.invalidate(DomainId(7), Invalidation::Domain).unwrap();
     }
-    // One that is off has nothing to wait for.
+    // A queue that is off needs no wait.
     let unit = Unit::start(host(|state| state.tail = 0x120)).unwrap();
     assert_eq!(state(&unit, |state| (state.lost, state.status & QIE)), (None, QIE));
 }
@@ -181,7 +179,7 @@ fn memory_that_firmware_protects_is_opened_where_there_is_such() {
         assert_eq!(enabled(cap, 5), (Ok(()), (6, 0)), "it returns when the memory is open");
         assert!(matches!(enabled(cap, u32::MAX), (Err(UnitError::TimedOut { .. }), (6, _))));
     }
-    // Without such memory the register is none.
+    // Without protected memory the register does not exist.
     assert_eq!(enabled(0, u32::MAX), (Ok(()), (PMEN_EPM | 6, u32::MAX)));
 }
 
@@ -203,7 +201,7 @@ fn what_is_no_unit_or_does_not_wait_for_accesses_is_not_taken() {
         (0x10, cap::DWD, false),
         (0x10, cap::DRD, false),
         (0x10, 0, false),
-        // From version 2 on all wait, asked or not.
+        // From version 2 on all drain, asked or not.
         (0x20, 0, true),
         (0x30, cap::DRD, true),
     ] {

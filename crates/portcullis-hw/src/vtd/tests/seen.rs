@@ -1,5 +1,5 @@
-//! All that a unit is shown from its start to its end, word by word, after firmware has left none of its registers 0 (Rev. 4.1,
-//! sections 6.5.2 "Queued Invalidation Interface", 9 "Translation Structure Formats", 11.4 "Register Descriptions").
+//! All that a unit sees of its driver, word by word, after firmware has left all its registers non-zero (Rev. 4.1, sections 6.5.2 "Queued
+//! Invalidation Interface", 9 "Translation Structure Formats", 11.4 "Register Descriptions").
 
 use super::left::{LeftState, host, state};
 use super::*;
@@ -13,7 +13,7 @@ use portcullis::invalidation::InvalidationError;
 
 const ROOT: u64 = Memory::FIRST;
 
-/// 16 bits of domains, four levels of 48 bits, invalidations that wait for accesses; four fault records at 0x200.
+/// 16 bits of domains, four levels of 48 bits, drains; four fault records at 0x200.
 const CAP: u64 = 6 | 1 << 10 | 47 << 16 | 0x20 << 24 | 3 << 40 | cap::DWD | cap::DRD;
 const FORGET_CONTEXTS: [u64; 2] = [0x11, 0];
 const FORGET_TRANSLATIONS: [u64; 2] = [0xd2, 0];
@@ -41,7 +41,7 @@ fn second(domain: u16) -> Attachment<VtdSecondStage> {
     Attachment::Table { domain: DomainId(domain), root: PhysAddr::new(0x7000), format }
 }
 
-/// A record of a read by `device` that was not allowed.
+/// A record of a refused read by `device`.
 fn fault(device: u64) -> [u64; 2] {
     [0x12_3000, 1 << 63 | 1 << 62 | 6 << 32 | device]
 }
@@ -49,8 +49,8 @@ fn fault(device: u64) -> [u64; 2] {
 #[test]
 fn a_unit_in_legacy_mode_sees_each_word_in_this_order() {
     let queue = Commands { at: ROOT + 0x1000, size: 16, answers: ROOT + 0x2000 };
-    // It translates, remaps interrupts, logs faults in memory, and has a queue with commands; all errors are pending, and all
-    // records taken. Memory is protected, both low and high.
+    // It translates, remaps interrupts, logs faults in memory, and has a queue with descriptors; all errors are pending, and all records
+    // full. Memory is protected, both low and high.
     let host = host(|left| {
         (left.cap, left.ecap) = (CAP | cap::PLMR, 2);
         (left.status, left.fsts) = (0xd700_0000, 0x71);
@@ -59,14 +59,14 @@ fn a_unit_in_legacy_mode_sees_each_word_in_this_order() {
     });
     let unit = Unit::start(host.uncached()).unwrap();
     let mut wanted = [ROOT, queue.at, queue.answers].map(Seen::Frame).to_vec();
-    // The queue's errors, and then it goes off; the log goes off. Commands repeat what is on, and no more.
+    // The queue's errors are cleared, it goes off, and the log goes off. Commands repeat exactly the states that are on.
     wanted.extend([
         register(reg::FSTS, 0x70),
         register(reg::GCMD, 0x9200_0000),
         register(reg::GCMD, 0x8200_0000),
     ]);
     wanted.extend([register(reg::FECTL, 1 << 31), register(reg::FSTS, 0x71)]);
-    // All records, each of which ends an overflow.
+    // All records; clearing each clears an overflow.
     wanted.extend(
         [0x20c, 0x21c, 0x22c, 0x23c]
             .into_iter()
@@ -85,7 +85,7 @@ fn a_unit_in_legacy_mode_sees_each_word_in_this_order() {
     // SAFETY: this unit reads no page tables.
     unsafe { unit.attach(DEVICE, second(7)) }.unwrap();
     let (contexts, entry) = (ROOT + 0x3000, ROOT + 0x3000 + 0x28 * 16);
-    // The table, and then what leads there; the entry's domain, and then what makes it present.
+    // The table before the entry that points to it; the entry's domain before its present bit.
     let wanted =
         [Seen::Frame(contexts), word(ROOT, contexts | 1), word(entry + 8, 2 | 7 << 8), word(entry, 0x7001)];
     assert_eq!(unit.host().seen(), wanted);
@@ -132,7 +132,7 @@ fn a_unit_in_scalable_mode_sees_each_word_in_this_order() {
     let entry = contexts + 0x28 * 32;
     let mut wanted = alloc::vec![Seen::Frame(contexts), word(ROOT, contexts | 1)];
     wanted.extend([Seen::Frame(directory), Seen::Frame(table), word(directory, table | 1)]);
-    // Four levels, the second stage, walks that snoop: present last.
+    // Four levels, the second stage, snooping walks: present last.
     wanted.extend([
         word(table + 16, 0),
         word(table + 8, 7 | 1 << 23),
@@ -163,15 +163,15 @@ fn records_are_read_in_the_order_in_which_the_unit_writes_them() {
     let read =
         |devices: &[u32]| devices.iter().map(|device| (*device, Reason::NotMapped)).collect::<Vec<_>>();
     assert_eq!(records([0, 0, 5, 0]), read(&[5]));
-    // Of a ring: behind the last that was read, and then from the beginning.
+    // A ring: behind the last one read, and then from the beginning.
     assert_eq!(records([2, 0, 0, 1]), read(&[1, 2]));
     assert_eq!(records([4, 1, 2, 3]), read(&[1, 2, 3, 4]));
-    // The last that was read is record 0, and so is the next.
+    // The last one read is record 0, and so is the next.
     assert_eq!(records([5, 0, 0, 0]), read(&[5]));
     assert_eq!(records([0; 4]), read(&[]));
 }
 
-/// FSTS and IQERCD (section 11.4.7): what a descriptor was refused for, and the device that did not answer.
+/// FSTS and IQERCD (section 11.4.7): why a descriptor was refused, and which device did not answer.
 #[test]
 fn why_a_queue_has_stopped_is_told() {
     let host = host(|left| (left.iqercd, left.head) = (0xbeef_0028_ffff_fff3, 0x70));
@@ -190,7 +190,7 @@ fn why_a_queue_has_stopped_is_told() {
     assert_eq!(failure(0x10), Some((rejected, Some(7), false, 0x10)));
     assert_eq!(failure(0x42), Some((late, None, true, 0x42)));
     assert_eq!(failure(0x50), Some((rejected, Some(7), true, 0x50)));
-    // What it had stopped for, and a completion that nobody had asked for, are cleared: no fault, and nothing that came meanwhile.
+    // The stop's reason, and an unexpected completion, are cleared: no fault, and no bit set meanwhile.
     for (status, cleared) in [(0x10_u32, 0x10), (0x73, 0x70), (0x32, 0x30), (0x40, 0x40)] {
         host.unit().state.lock().fsts = status.into();
         let bell = Bell::new(&host, false);
@@ -214,7 +214,7 @@ fn the_first_stage_is_its_unit_s_in_all_but_the_tables() {
     assert!(core::ptr::eq(stage.numbers(), unit.numbers()), "a number is one domain's of either stage");
     state(&unit, |left| left.records[2] = fault(9));
     assert_eq!(stage.next_fault().map(|fault| fault.device), Some(DeviceId(9)));
-    // Through: under the number behind all domains'.
+    // Pass-through, under the highest number.
     // SAFETY: this unit reads no page tables.
     unsafe { stage.attach(DEVICE, Attachment::PassThrough) }.unwrap();
     // SAFETY: as above.
