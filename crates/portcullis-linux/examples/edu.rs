@@ -1,5 +1,6 @@
-//! A driver of QEMU's device `edu` (`docs/specs/edu.rst` of QEMU): it copies 3,000 bytes to the device and back, waits by interrupt, and lets go of the
-//! device when that is to be unplugged. `cargo run -p portcullis-linux --example edu -- 0000:00:0a.0`, with a device that VFIO has.
+//! A driver of QEMU's device `edu` (`docs/specs/edu.rst` of QEMU): it copies 3,000 bytes to the device and back, waits for its interrupt,
+//! and releases the device when it is to be unplugged. `cargo run -p portcullis-linux --example edu -- 0000:00:0a.0`, with a device that is
+//! bound to VFIO.
 #![allow(unsafe_code, reason = "a mapper for the process's memory is made")]
 
 use std::error::Error;
@@ -22,7 +23,7 @@ const DMA_SOURCE: usize = 0x80;
 const DMA_DESTINATION: usize = 0x88;
 const DMA_COUNT: usize = 0x90;
 const DMA_COMMAND: usize = 0x98;
-// Commands, and the interrupt that ends one.
+// Commands, and the flag for an interrupt at the end.
 const START: u64 = 1;
 const TO_MEMORY: u64 = 2;
 const RAISE: u64 = 4;
@@ -77,7 +78,7 @@ impl Edu<'_> {
     }
 }
 
-/// Unmaps, and gives the buffer back.
+/// Unmaps, and returns the buffer.
 fn take<X: Machine>(
     queue: &mut Queue<X, HeapBuffer>,
     mapping: Mapping<HeapBuffer>,
@@ -116,7 +117,7 @@ fn copy<X: Machine>(edu: &Edu, queue: &mut Queue<X, HeapBuffer>) -> Result<(), F
 
 fn run(name: &str, times: u32) -> Result<(), Failure> {
     let device = vfio::Device::open(name)?;
-    // From here on the kernel waits for us when the device is to be unplugged.
+    // From here on an unplug waits for this process.
     let request = device.unplug_request()?;
     let registers = device.bar(0)?;
     let id = registers.read32(0).ok_or("BAR 0 is empty")?;
@@ -125,7 +126,7 @@ fn run(name: &str, times: u32) -> Result<(), Failure> {
     }
 
     let mask = DmaMask::bits(28);
-    // SAFETY: all memory is the process's: the heap's, and buffers on it.
+    // SAFETY: 1: all memory is the process's: the heap's, and buffers on it. 2: the queue copies.
     let mapper = unsafe { device.space().mapper() };
     let domain = DomainBuilder::new(mapper)
         .policy(Policy::Strict)
@@ -138,14 +139,14 @@ fn run(name: &str, times: u32) -> Result<(), Failure> {
     let (asked, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // An error: the device was released below, as the work is done.
+            // On an error the device was released below, because the work is done.
             let waited = request.wait();
             if done.load(Ordering::Acquire) {
                 return;
             }
             if waited.is_ok() {
                 asked.store(true, Ordering::Release);
-                // Ends waits for the interrupt, too.
+                // Also ends waits for the interrupt.
                 if let Err(error) = device.release() {
                     eprintln!("edu: {name} could not be released: {error}");
                 }

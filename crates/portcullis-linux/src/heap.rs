@@ -1,9 +1,9 @@
-//! The process's own memory, as devices' memory: [`Heap`] is where page tables and bounce buffers come from, and a
-//! [`HeapBuffer`] is a buffer for a mapping to own. A program or a test needs no `unsafe` of its own for either.
+//! The process's memory as devices' memory: [`Heap`] provides page tables and bounce buffers, and [`HeapBuffer`] is a mapping's buffer. A
+//! program or a test needs no `unsafe` of its own for either.
 //!
-//! A "physical" address is one of the process here. VFIO and iommufd take such addresses; so does a test whose hardware is
-//! made of software. A device behind an IOMMU that walks page tables by itself does *not*: it wants the machine's addresses.
-//! So the caller of [`AddressSpace::mapper`](crate::vfio::AddressSpace::mapper) signs which kind of address the domain is given.
+//! A "physical" address here is an address of the process. VFIO and iommufd take such addresses; so does a test with software hardware. A
+//! device behind an IOMMU that walks page tables itself does *not*: it needs the machine's addresses. So the caller of
+//! [`AddressSpace::mapper`](crate::vfio::AddressSpace::mapper) promises which kind of address the domain gets.
 //!
 //! ```
 //! use portcullis::prelude::*;
@@ -48,36 +48,35 @@ use portcullis::platform::words::{self, WORD};
 use portcullis::platform::{CopyMemory, FRAME_SIZE, Frames, Table};
 
 pub(crate) const FRAME: usize = FRAME_SIZE as usize;
-/// The end of what an entry of a page table can name.
+/// The end of the addresses that a page table entry can hold.
 const END: u64 = 1 << 52;
 
-/// Frames out of the process's heap, by the global allocator: page tables, coherent memory, bounce buffers.
+/// Frames of the global allocator: page tables, coherent memory, bounce buffers.
 ///
-/// An allocation costs what the allocator takes, the zeroing, and a note for each frame. It may wait for the allocator's lock,
-/// never for hardware. On Linux a block of 2 MiB or more is the kernel's own: on huge pages that the administrator has set aside
-/// (`vm.nr_hugepages`), while there are some; else on transparent ones, where the kernel makes them; else on small pages. Blocks of up to 128 KiB,
-/// as the slots of pools are, are cut out of such blocks of 2 MiB, of which one is kept.
+/// An allocation costs the allocator's time, the zeroing, and a bit for each frame. It may wait for the allocator's lock, never for
+/// hardware. On Linux, blocks of 2 MiB or more come from the kernel: on reserved huge pages (`vm.nr_hugepages`), while there are some; else
+/// on transparent ones, if the kernel makes them; else on small pages. Blocks of up to 128 KiB, such as slots of pools, are cut out of such
+/// blocks of 2 MiB. One empty block stays cached.
 ///
-/// **Who may access what beside a copy.** In frames that this has given out, [`HeapBuffer`]'s among them, all access of the library
-/// is by [words], so whatever is done there by words at the same time is sound. Of other memory (a list that was mapped by
-/// number) a copy accesses the bytes named and no other: those of whole words as words, the others as bytes. Its owner
-/// accesses none of them meanwhile.
+/// **Concurrent access.** The library accesses frames from this allocator, [`HeapBuffer`]'s included, only by [words], so any concurrent
+/// access by words is sound. In other memory (a list that was mapped by number) a copy accesses exactly the bytes named: whole words as
+/// words, other bytes as bytes. The memory's owner accesses none of them meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Heap;
 
-/// Counts frames of somebody else's as the heap's: all access to them is by words. `None`, with nothing counted, where there is no memory for that.
+/// Registers foreign frames as the heap's: all access to them is by words. `None`, with nothing registered, if there is no memory for that.
 #[cfg(target_os = "linux")]
 pub(crate) fn adopt(start: u64, len: usize) -> Option<()> {
     given::give(start / FRAME_SIZE, len / FRAME)
 }
 
-/// Takes that back.
+/// Undoes [`adopt`].
 #[cfg(target_os = "linux")]
 pub(crate) fn disown(start: u64, len: usize) {
     given::take_back(start / FRAME_SIZE, len / FRAME);
 }
 
-/// A zeroed block, on huge pages where it is large or small and the system has some.
+/// A zeroed block, on a huge page if its size allows and the system has some.
 fn alloc_block(layout: Layout) -> *mut u8 {
     #[cfg(all(target_os = "linux", not(any(miri, watched))))]
     if let Some(bytes) = large::bytes(layout.size()) {
@@ -87,35 +86,37 @@ fn alloc_block(layout: Layout) -> *mut u8 {
     {
         return block.as_ptr();
     }
-    // SAFETY: the layout has a size.
+    // SAFETY: the size is not 0.
     unsafe { alloc_zeroed(layout) }
 }
 
 /// # Safety
-/// It is of one [`alloc_block`] of this layout, and nothing uses it.
+/// 1. The block is of one [`alloc_block`] of this layout.
+/// 2. Nothing uses it.
 unsafe fn free_block(block: *mut u8, layout: Layout) {
     #[cfg(all(target_os = "linux", not(any(miri, watched))))]
     if let Some(bytes) = large::bytes(layout.size()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2.
         return unsafe { large::free(block, bytes) };
     } else if layout.size() <= small::MOST * FRAME {
-        // SAFETY: as above. What came from elsewhere goes there.
+        // SAFETY: clause 2; a block of another allocator is returned as an error.
         if unsafe { small::free(block, layout.size() / FRAME) }.is_ok() {
             return;
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: clauses 1 and 2, and the block is of the global allocator.
     unsafe { dealloc(block, layout) };
 }
 
-/// The block of `count` frames; `None` for none, and for more than an address space holds.
+/// The layout of `count` frames; `None` for none, and for more than an address space holds.
 fn layout(count: usize) -> Option<Layout> {
     let align = count.checked_next_power_of_two()?.checked_mul(FRAME)?;
     Layout::from_size_align(count.checked_mul(FRAME)?, align).ok().filter(|layout| layout.size() > 0)
 }
 
-// SAFETY: the global allocator, or the kernel, gives each block to one owner, zeroed and aligned as the layout says; blocks that end beyond 2^52
-// go back at once. An address here is the pointer's own, whose provenance is exposed. The heap exists as long as the process.
+// SAFETY: 1: the global allocator, or the kernel, gives each block to one owner, zeroed and aligned to the layout; blocks beyond 2^52 are
+// freed at once. 2: an address is the pointer's, with exposed provenance. 3: the heap exists as long as the process. 4: the defaults are
+// true of it.
 unsafe impl Frames for Heap {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         let layout = layout(count)?;
@@ -126,7 +127,7 @@ unsafe impl Frames for Heap {
         }
         let fits = address.checked_add(layout.size() as u64).is_some_and(|end| end <= END);
         if !fits || given::give(address / FRAME_SIZE, count).is_none() {
-            // SAFETY: the block from above, which nobody has seen.
+            // SAFETY: clauses 1 and 2: allocated above, and not returned.
             unsafe { free_block(first, layout) };
             return None;
         }
@@ -135,21 +136,21 @@ unsafe impl Frames for Heap {
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
         if let Some(layout) = layout(count) {
-            // First, as the allocator may give the memory to anybody.
+            // First, because the allocator may reuse the memory at once.
             given::take_back(first.get() / FRAME_SIZE, count);
-            // SAFETY: the caller's promise: of one `alloc` of as many frames, and nothing uses them.
+            // SAFETY: clauses 1 and 2 are the caller's: one `alloc` of this many frames, and nothing uses them.
             unsafe { free_block(with_exposed_provenance_mut(first.get() as usize), layout) };
         }
     }
 
     #[inline]
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
-        // SAFETY: the caller's frame, which is not freed while the reference lives; all access to it is atomic.
+        // SAFETY: clause 1 is the caller's: the frame is not freed while the reference lives. All access to it is atomic.
         unsafe { &*with_exposed_provenance(frame.get() as usize) }
     }
 }
 
-/// A range of bytes that a copy may access.
+/// The bytes of a copy.
 #[derive(Clone, Copy)]
 struct Bytes {
     start: usize,
@@ -159,58 +160,59 @@ struct Bytes {
 /// The word at an aligned address.
 ///
 /// # Safety
-/// It is memory of the process, of which nothing but devices and words touches anything while the reference lives.
+/// 1. It is memory of the process; while the reference lives, only devices and words access it.
 #[inline]
 unsafe fn word<'a>(at: usize) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1.
     unsafe { &*with_exposed_provenance(at) }
 }
 
 /// The byte at an address.
 ///
 /// # Safety
-/// As [`word`], but that nothing touches it besides devices.
+/// 1. It is memory of the process; while the reference lives, only devices access it.
 #[inline]
 unsafe fn byte<'a>(at: usize) -> &'a AtomicU8 {
-    // SAFETY: the caller's promise.
+    // SAFETY: clause 1.
     unsafe { &*with_exposed_provenance(at) }
 }
 
 impl Bytes {
     /// # Safety
-    /// They are memory that the CPU reaches, and meanwhile nothing accesses them but devices, and words in frames of the heap's.
+    /// 1. They are memory that the CPU reaches.
+    /// 2. Meanwhile nothing accesses them but devices, and words in the heap's frames.
     unsafe fn new(start: PhysAddr, len: u64) -> Self {
         let start = start.get() as usize;
         Self { start, end: start + len as usize }
     }
 
-    /// The part of them that is in the word at `at`, as numbers of its bytes.
+    /// The bytes of the word at `at` that are in the range, as indices.
     #[inline]
     fn part(self, at: usize) -> std::ops::Range<usize> {
         self.start.saturating_sub(at)..(self.end - at).min(WORD)
     }
 
-    /// Whether all of the word at `at`, of which they have some, may be accessed.
+    /// Whether all of the word at `at`, which overlaps the range, may be accessed.
     #[inline]
     fn has_word(self, at: usize) -> bool {
         (self.start <= at && self.end - at >= WORD) || given::is_given((at / FRAME) as u64)
     }
 
-    /// What they have of the word at `at`, in the places that it has there. Counts from the first byte as the lowest.
+    /// The bytes of the range in the word at `at`, at their places; the first byte is the lowest.
     fn load(self, at: usize) -> u64 {
         if self.has_word(at) {
-            // SAFETY: all of it is of the range, or of a frame of the heap's, whose bytes are all accessed as words.
+            // SAFETY: clause 1: the range has all of it, or it is in a frame of the heap, whose bytes are only accessed as words.
             return u64::from_le(unsafe { word(at) }.load(Ordering::Relaxed));
         }
         let mut bytes = [0; WORD];
         for index in self.part(at) {
-            // SAFETY: it is of the range, outside of the heap's frames.
+            // SAFETY: clause 1: in the range, outside the heap's frames.
             bytes[index] = unsafe { byte(at + index) }.load(Ordering::Relaxed);
         }
         u64::from_le_bytes(bytes)
     }
 
-    /// Stores what they have of the word at `at`: the bytes of `value` in those places, and no others.
+    /// Stores the bytes of `value` that are in the range to the word at `at`, and no others.
     fn store(self, at: usize, value: u64) {
         let (part, bytes) = (self.part(at), value.to_le_bytes());
         if self.has_word(at) {
@@ -223,7 +225,7 @@ impl Bytes {
         }
     }
 
-    /// The address of the first word that has some of them.
+    /// Address of the first word that overlaps the range.
     fn first_word(self) -> usize {
         self.start & !(WORD - 1)
     }
@@ -232,21 +234,21 @@ impl Bytes {
 /// `count` words from an aligned address on.
 ///
 /// # Safety
-/// As [`word`], for each of them.
+/// 1. As [`word`], for each of them.
 #[inline]
 unsafe fn run<'a>(at: usize, count: usize) -> &'a [AtomicU64] {
-    // SAFETY: the caller's promise. A run of none may be anywhere that is aligned.
+    // SAFETY: clause 1. An empty run may have any aligned address.
     unsafe { slice::from_raw_parts(with_exposed_provenance(if count > 0 { at } else { WORD }), count) }
 }
 
 /// Words that a copy loads before it stores them.
 const GROUP: usize = 8;
 
-/// Stores to each word of `to` what `change` makes of the word in its place in `from`.
+/// Stores `change` of each word of `from` to its place in `to`.
 ///
-/// A group is loaded, and then stored. Buffers and slots begin at multiples of their sizes, so pages of source and target often have the same
-/// low bits. Where a TLB then has one place for both, as that of QEMU's software has, a copy of word by word misses it twice for each word: 128
-/// KiB took 740 us in a guest, and not 25. By groups they take 115.
+/// Loads a group of words before it stores them. Buffers and slots are aligned to their sizes, so pages of source and target often have the
+/// same low address bits. A TLB that maps both to one set, such as that of QEMU's software, then misses twice for each word: copying 128
+/// KiB took 740 us in a guest instead of 25. With groups it takes 115 us.
 fn copy_run<W>(
     from: &[W],
     to: &[W],
@@ -264,29 +266,29 @@ fn copy_run<W>(
     to.iter().zip(words).for_each(|(to, word)| store(to, change(word)));
 }
 
-/// Stores to each word of `to` what `change` makes of the word in its place in `from`.
+/// Stores `change` of each word of `from` to its place in `to`.
 fn copy_words(from: &[AtomicU64], to: &[AtomicU64], change: impl FnMut(u64) -> u64) {
     let store = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
     copy_run(from, to, |word| word.load(Ordering::Relaxed), store, change);
 }
 
-/// The bytes from number `shift` on of a word, and as many of the next as make up a word.
+/// The bytes of a word from index `shift` on, filled up with the first bytes of the next.
 #[inline]
 fn joined(before: u64, after: u64, shift: usize) -> u64 {
     before >> (8 * shift) | after << (8 * (WORD - shift))
 }
 
-// SAFETY: by clause. 1: each of the `len` bytes is stored once, and of no other anything but what it was. 2 and 4: `Bytes` accesses
-// whole words only where all of them is named, or the heap's. 3: in frames that `given` knows, it accesses whole words only, by
-// atomics, and so does `HeapBuffer`.
+// SAFETY: 1: each of the `len` bytes is stored once, and other bytes keep their values. 2 and 4: `Bytes` accesses whole words only if all
+// of their bytes are named, or the heap's. 3: in frames that `given` knows, it accesses only whole words, by atomics, and so does
+// `HeapBuffer`.
 unsafe impl CopyMemory for Heap {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         if len == 0 {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let (source, target) = unsafe { (Bytes::new(from, len), Bytes::new(to, len)) };
-        // From a byte of the target to the one of the source, and how far that is into a word where the target's begins one.
+        // The distance from a target byte to its source byte, and the shift between their words.
         let distance = source.start.wrapping_sub(target.start);
         let shift = distance % WORD;
         let mut at = target.first_word();
@@ -296,7 +298,7 @@ unsafe impl CopyMemory for Heap {
                 at += WORD;
             }
             let count = target.end.saturating_sub(at) / WORD;
-            // SAFETY: all of these words is of the ranges.
+            // SAFETY: clause 1: the ranges have all of these words.
             let (from, to) = unsafe { (run(at.wrapping_add(distance), count), run(at, count)) };
             copy_words(from, to, |word| word);
             at += count * WORD;
@@ -305,7 +307,7 @@ unsafe impl CopyMemory for Heap {
             }
             return;
         }
-        // Each word of the target has the end of one word of the source, and the beginning of the next.
+        // Each target word has the end of one source word, and the beginning of the next.
         let mut next = at.wrapping_add(distance) - shift;
         let some = |at: usize| if at < source.end && at + WORD > source.start { source.load(at) } else { 0 };
         let mut before = some(next);
@@ -315,7 +317,7 @@ unsafe impl CopyMemory for Heap {
             target.store(at, joined(before, after, shift));
             (before, at) = (after, at + WORD);
         }
-        // Words of the target all of which are of the range, and all of those behind which are of the source's.
+        // Target words that are all in the range, with the source words behind them in theirs.
         let count = (target.end.saturating_sub(at) / WORD).min(source.end.saturating_sub(next + WORD) / WORD);
         // SAFETY: as above.
         let (from, to) = unsafe { (run(next + WORD, count), run(at, count)) };
@@ -336,22 +338,23 @@ unsafe impl CopyMemory for Heap {
         if len == 0 {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         let bytes = unsafe { Bytes::new(at, len) };
         (bytes.first_word()..bytes.end).step_by(WORD).for_each(|at| bytes.store(at, 0));
     }
 }
 
-/// Bytes in frames of their own in the process's heap, for a mapping to own. Nothing else shares a page with them.
+/// A mapping's buffer in frames of its own on the process's heap: no other memory shares a page with it.
 ///
-/// A device may change them while it is mapped, and so may other threads, so the CPU copies them in and out by [words]. All are
-/// zero at first. They are freed when the value is dropped.
+/// A device may change it while it is mapped, and so may other threads, so the CPU copies bytes in and out by [words]. It is zeroed at
+/// first, and freed on drop.
 #[derive(Debug)]
 pub struct HeapBuffer {
     segment: PhysSegment,
 }
 
-// SAFETY: the frames are the value's own until it is dropped, wherever it is moved, and safe code reaches them by words alone.
+// SAFETY: 1: the addresses are the process's. 2: the value owns the frames until it is dropped, wherever it is moved. 3 and 4: safe code
+// reaches them only by words, in frames of the heap.
 unsafe impl DmaBuffer for HeapBuffer {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(&self.segment)
@@ -359,32 +362,31 @@ unsafe impl DmaBuffer for HeapBuffer {
 }
 
 impl HeapBuffer {
-    /// A buffer of `len` bytes; `None` for no bytes, and where there is no memory. Costs an allocation and the zeroing of whole
-    /// frames.
+    /// A buffer of `len` bytes; `None` for no bytes, and without memory. Costs an allocation and the zeroing of whole frames.
     pub fn new(len: usize) -> Option<Self> {
         let phys = Heap.alloc(len.div_ceil(FRAME))?;
         Some(Self { segment: PhysSegment { phys, len: len as u64 } })
     }
 
-    /// The address of the first byte, in the process and for a mapper that takes the process's addresses.
+    /// Address of the first byte, in the process and for a mapper that takes process addresses.
     pub fn phys(&self) -> PhysAddr {
         self.segment.phys
     }
 
-    /// How many bytes it holds.
+    /// Its length in bytes.
     pub fn size(&self) -> usize {
         self.segment.len as usize
     }
 
-    /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, where some of them do not exist. While a device
-    /// or another thread writes them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
+    /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, if they are out of bounds. Each byte is an old or a new one
+    /// if a device or another thread writes it meanwhile. O(`out.len()`); does not wait.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         self.holds(offset, out.len())?;
         words::read(self.words(), offset, out)
     }
 
-    /// Copies `bytes` to the buffer from `offset` on, and changes no other; `None`, with nothing copied, where some of it does
-    /// not exist. O(`bytes.len()`); waits for nothing.
+    /// Copies `bytes` to the buffer from `offset` on; `None`, with nothing copied, if they are out of bounds. Changes no other byte.
+    /// O(`bytes.len()`); does not wait.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         self.holds(offset, bytes.len())?;
         words::write(self.words(), offset, bytes)
@@ -397,14 +399,14 @@ impl HeapBuffer {
     /// All words of its frames.
     fn words(&self) -> &[AtomicU64] {
         let (first, frames) = (self.segment.phys.get() as usize, self.size().div_ceil(FRAME));
-        // SAFETY: the frames are of one `alloc`, and freed when the value is dropped. All access to them is by words.
+        // SAFETY: the frames are of one `alloc`, and freed on drop. All access to them is by words.
         unsafe { slice::from_raw_parts(with_exposed_provenance(first), frames * FRAME / WORD) }
     }
 }
 
 impl Drop for HeapBuffer {
     fn drop(&mut self) {
-        // SAFETY: of one `alloc` in `new`; the owner of a buffer that no mapping has is its only user.
+        // SAFETY: 1: of one `alloc` in `new`. 2: the owner of an unmapped buffer is its only user.
         unsafe { Heap.free(self.segment.phys, self.size().div_ceil(FRAME)) };
     }
 }
@@ -443,7 +445,7 @@ mod tests {
         let first = Heap.alloc(3).unwrap();
         let given = || [0, 1, 2].map(|frame| given::is_given(first.get() / FRAME_SIZE + frame));
         assert_eq!(given(), [true; 3]);
-        // SAFETY: of one `alloc` of as many frames, and nothing uses them.
+        // SAFETY: clauses 1 and 2: allocated above, and not used.
         unsafe { Heap.free(first, 3) };
         assert_eq!(given(), [false; 3]);
     }

@@ -1,12 +1,11 @@
-//! What programs in Linux user space need beside the core: [`vfio`], devices that a process drives, and address spaces of the
-//! kernel's for them; [`registration`], mappings that are kept because drivers use them again; [`heap`], the process's memory as
-//! devices' memory; and [`buffer`], any other buffer of a program.
+//! The parts of Linux user space besides the core: [`vfio`], devices that a process drives, and kernel address spaces for them;
+//! [`registration`], cached mappings of buffers that drivers reuse; [`heap`], the process's memory as devices' memory; and [`buffer`],
+//! other buffers of a program.
 //!
-//! Everything here stands on the public interface of [`portcullis`] alone: addresses live by the
-//! tokens of a [`Domain`](portcullis::domain::Domain), as they would in a cache or a queue of an
-//! embedder's own.
+//! All of this uses only the public interface of [`portcullis`]: addresses are tokens of a [`Domain`](portcullis::domain::Domain), as in an
+//! embedder's own cache or queue.
 
-// The model checker's words are not memory.
+// The model checker's atomics are not memory.
 #[cfg(not(loom))]
 pub mod buffer;
 #[cfg(not(loom))]

@@ -1,23 +1,23 @@
-//! A list of memory as a mapper is given it, checked, and in contiguous pieces.
+//! A mapper's list of memory, checked and merged into contiguous pieces.
 
 use portcullis::addr::{IovaRange, Permissions, PhysAddr};
 use portcullis::mapper::Geometry;
 use portcullis::pgtable::MapError;
 
-/// Contiguous memory, and where it is mapped.
+/// Contiguous memory, and its IOVAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub range: IovaRange,
-    /// Where the memory is.
+    /// Address of the memory.
     pub address: u64,
-    /// What devices may do with it.
+    /// The devices' permissions.
     pub permissions: Permissions,
 }
 
-/// The pieces of a list, which fill `range`. Those that lie beside each other in memory are one. Allocates.
+/// The pieces of a list, which fill `range`. Merges adjacent ones. Allocates.
 ///
 /// # Errors
-/// [`MapError::Misaligned`], [`MapError::BeyondAperture`] or [`MapError::Length`] for a list that does not fit; [`MapError::OutOfMemory`].
+/// [`MapError::Misaligned`], [`MapError::BeyondAperture`] or [`MapError::Length`] for an invalid list; [`MapError::OutOfMemory`].
 pub fn checked(
     geometry: &Geometry,
     range: IovaRange,

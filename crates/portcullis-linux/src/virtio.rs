@@ -1,5 +1,5 @@
-//! Drivers of the crate `virtio-drivers`, for virtio devices that VFIO gives to this process: [`VfioHal`] is the `Hal` that they ask for, [`Config`] the
-//! configuration space that their PCI transport reads, and [`Translated`] a transport that knows of the IOMMU.
+//! Drivers of the crate `virtio-drivers`, for virtio devices that this process has by VFIO: [`VfioHal`] is their `Hal`, [`Config`] the
+//! configuration space of their PCI transport, and [`Translated`] a transport behind an IOMMU.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -13,13 +13,13 @@
 //! use virtio_drivers::transport::pci::PciTransport;
 //! use virtio_drivers::transport::pci::bus::PciRoot;
 //!
-//! /// The disk: each device has a type of its own, by which its `Hal` is found.
+//! /// The disk: each device has a type of its own, which selects its `Hal`.
 //! enum Disk {}
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Arc::new(vfio::Device::open("0000:01:00.0")?);
 //! let mask = DmaMask::BITS_64;
-//! // SAFETY: all memory is the process's. The disk is trusted with the rest of pages that buffers begin and end in, where it is not copied.
+//! // SAFETY: 1: all memory is the process's. 2: the queue copies.
 //! let mapper = unsafe { device.space().mapper() };
 //! let pool = PoolConfig::default().reached_by(mask.last());
 //! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::try_new()?)?;
@@ -60,10 +60,10 @@ use crate::vfio::{self, KernelMapper, Machine, Registers, give_up};
 
 pub use translated::{NotTranslated, Translated};
 
-/// Hosts, by the types that name them: `Hal`'s functions have no `self`.
+/// Hosts, by type: `Hal`'s functions have no `self`.
 static HOSTS: RwLock<Option<HashMap<TypeId, Arc<Host>>>> = RwLock::new(None);
 
-/// What a device's driver is given.
+/// The state of a device's `Hal`.
 struct Host {
     pci: Arc<vfio::Device>,
     device: Device<Machine>,
@@ -72,29 +72,29 @@ struct Host {
 
 struct State {
     queue: Queue<Machine, Infallible>,
-    /// What is mapped, by its address for the device.
+    /// Coherent memory and mappings, by IOVA.
     rings: HashMap<PhysAddr, CoherentMemory<Heap, KernelMapper, StdPlatform>>,
     shared: HashMap<PhysAddr, RawMapping>,
     /// Registers whose addresses the driver has.
     registers: Vec<(PhysAddr, Registers)>,
 }
 
-/// The `Hal` of the device that `Name`, any type of the program's own, stands for.
+/// The `Hal` of the device that `Name`, any type of the program, stands for.
 ///
-/// Rings are [`CoherentMemory`], and what a driver shares goes through a queue: mapped, or copied, as its configuration says. `share` and `unshare` take locks that nobody
-/// holds for long, and may make system calls as the queue's maps and unmaps do.
+/// Rings are [`CoherentMemory`], and buffers go through a queue, which maps or copies them by its configuration. `share` and `unshare` take
+/// locks that are held only shortly, and may make system calls as the queue's maps and unmaps do.
 ///
 /// # Panics
-/// `share` where the buffer cannot be mapped, as `Hal` has no word for that, and all functions before [`connect`](Self::connect). Where a mapping cannot be *ended*,
-/// the process is **aborted**: the device would go on reaching the caller's memory.
+/// `share` if the buffer cannot be mapped, because `Hal` has no error for that, and all functions before [`connect`](Self::connect). If a
+/// mapping cannot be *ended*, the process **aborts**: the device would keep access to the caller's memory.
 #[derive(Debug)]
 pub struct VfioHal<Name>(PhantomData<fn() -> Name>);
 
-/// What [`VfioHal::connect`] has against a device.
+/// Why [`VfioHal::connect`] failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The type stands for a device already.
+    /// The type already stands for a device.
     #[error("{name} stands for a device already: take another type, or disconnect that one")]
     InUse {
         /// The type's name.
@@ -106,7 +106,7 @@ pub enum ConnectError {
 }
 
 impl<Name: 'static> VfioHal<Name> {
-    /// From now on `Name` stands for this device. What its driver shares goes through a queue of this configuration. Allocates.
+    /// Makes `Name` stand for this device. Its driver's buffers go through a queue of this configuration. Allocates.
     ///
     /// # Errors
     /// [`ConnectError`]
@@ -130,7 +130,7 @@ impl<Name: 'static> VfioHal<Name> {
         Ok(())
     }
 
-    /// `Name` stands for no device any more: its rings, its queue and its registers end.
+    /// Ends the rings, the queue and the registers of `Name`, which then stands for no device.
     ///
     /// # Safety
     /// 1. No driver and no transport that was made with this `Hal` is left, and no thread makes a call of it.
@@ -140,11 +140,11 @@ impl<Name: 'static> VfioHal<Name> {
             .unwrap_or_else(PoisonError::into_inner)
             .as_mut()
             .and_then(|hosts| hosts.remove(&TypeId::of::<Name>()));
-        // Not under the lock, as this may make system calls.
+        // Without the lock, because this may make system calls.
         drop(host);
     }
 
-    /// Calls `f` with what `Name` stands for.
+    /// Calls `f` with the state of `Name`.
     fn with<R>(f: impl FnOnce(&Host, &mut State) -> R) -> R {
         let hosts = HOSTS.read().unwrap_or_else(PoisonError::into_inner);
         let host = hosts.as_ref().and_then(|hosts| hosts.get(&TypeId::of::<Name>())).cloned();
@@ -156,15 +156,15 @@ impl<Name: 'static> VfioHal<Name> {
     }
 }
 
-// SAFETY: by function:
-// - `dma_alloc`: frames of the heap's, zeroed, in one piece, that are the ring's alone until it is freed or the host ends, which the caller of `disconnect` answers for.
+// SAFETY:
+// - `dma_alloc`: zeroed, contiguous frames of the heap, the ring's alone until it is freed or the host ends (clause 1 of `disconnect`).
 // - `mmio_phys_to_virt`: the device's registers, which the host keeps mapped likewise. Each structure of a transport has a part of its own.
-// - `share`, `unshare`: the device reaches the buffer, or a copy of it, from one to the other.
+// - `share`, `unshare`: in between, the device reaches the buffer, or a copy of it.
 unsafe impl<Name: 'static> Hal for VfioHal<Name> {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let ring = |host: &Host, state: &mut State| {
             let ring = CoherentMemory::new(host.device.dma(), Heap, pages.checked_mul(PAGE_SIZE)?).ok()?;
-            // No domain gives zero, which would mean that there is none.
+            // No domain allocates zero, which would mean "none".
             let found = (ring.iova().get(), ring.as_ptr()?);
             state.rings.insert(found.0, ring);
             Some(found)
@@ -192,7 +192,8 @@ unsafe impl<Name: 'static> Hal for VfioHal<Name> {
         let list = [segment(buffer.cast().as_ptr(), buffer.len())];
         let mapped = Self::with(|_, state| {
             let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
-            // SAFETY: the driver's buffer, of this process, which nobody touches during the call, and the driver not before `unshare`. Only this queue ends the mapping.
+            // SAFETY: the driver's buffer, of this process; no code accesses it during the call, and the driver does not before `unshare`.
+            // Only this queue ends the mapping.
             let (mapping, _) = unsafe { state.queue.map_raw(&list, direction, &mut out) }?;
             let at = mapping.iova().get();
             state.shared.insert(at, mapping);
@@ -209,7 +210,7 @@ unsafe impl<Name: 'static> Hal for VfioHal<Name> {
     unsafe fn unshare(at: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {
         Self::with(|_, state| {
             let Some(mapping) = state.shared.remove(&at) else { return };
-            // The driver has its buffer back when this returns, so nothing waits for a batch.
+            // The driver owns its buffer again when this returns, so nothing waits for a batch.
             match state.queue.unmap_raw(mapping) {
                 Ok(Ended::Done(()) | Ended::Flushed(())) => {}
                 Ok(Ended::Pending) => _ = state.queue.commit_raw().unwrap_or_else(|error| give_up(&error)),
@@ -220,12 +221,12 @@ unsafe impl<Name: 'static> Hal for VfioHal<Name> {
 }
 
 impl State {
-    /// Where the registers are that the device has at an address of the bus's.
+    /// The address of the registers at a bus address.
     fn registers_at(&mut self, pci: &vfio::Device, at: PhysAddr, size: usize) -> io::Result<NonNull<u8>> {
         let inside = |(first, registers): &(PhysAddr, Registers)| {
             let offset = usize::try_from(at.checked_sub(*first)?).ok()?;
             let is_inside = offset.checked_add(size)? <= registers.size();
-            // SAFETY: it is inside of the mapping.
+            // SAFETY: inside the mapping.
             if is_inside { NonNull::new(unsafe { registers.as_ptr().add(offset) }) } else { None }
         };
         if let Some(found) = self.registers.iter().find_map(inside) {
@@ -234,7 +235,7 @@ impl State {
         let mut number = 0;
         while number < 6 {
             let (first, is_long) = bar_address(pci, number)?;
-            // Others than that are of another kind, or of none.
+            // Other BARs are of another kind, or absent.
             if first.is_some_and(|first| first <= at)
                 && let Ok(registers) = pci.bar(number)
             {
@@ -250,7 +251,8 @@ impl State {
     }
 }
 
-/// The address that a base address register has, if it is one of memory, and whether it takes the next one, too (PCI Local Bus Specification 3.0, 6.2.5.1).
+/// The address in a base address register, if it is a memory BAR, and whether it also uses the next one (PCI Local Bus Specification 3.0,
+/// 6.2.5.1).
 fn bar_address(pci: &vfio::Device, number: u32) -> io::Result<(Option<PhysAddr>, bool)> {
     let mut bytes = [0; 8];
     let at = 0x10 + 4 * u64::from(number);
@@ -263,12 +265,13 @@ fn bar_address(pci: &vfio::Device, number: u32) -> io::Result<(Option<PhysAddr>,
     Ok((is_memory.then_some(u64::from_le_bytes(bytes) & !0xf), is_long))
 }
 
-/// The configuration space of a device, for the PCI transport of `virtio-drivers`: of a bus on which it is alone, in [`PLACE`](Self::PLACE).
+/// The configuration space of a device, for the PCI transport of `virtio-drivers`: of a bus with only this device, in
+/// [`PLACE`](Self::PLACE).
 #[derive(Debug)]
 pub struct Config(Arc<vfio::Device>);
 
 impl Config {
-    /// Where the device is on that bus.
+    /// The device's place on that bus.
     pub const PLACE: DeviceFunction = DeviceFunction { bus: 0, device: 0, function: 0 };
 
     /// That of a device.
@@ -277,7 +280,7 @@ impl Config {
     }
 }
 
-/// Where a read fails all bits are set, as they are of a device that is not there; a write that fails changes nothing.
+/// A failed read has all bits set, like that of an absent device; a failed write changes nothing.
 impl ConfigurationAccess for Config {
     fn read_word(&self, place: DeviceFunction, offset: u8) -> u32 {
         let mut bytes = [0xff; 4];

@@ -1,5 +1,5 @@
-//! The IOMMU of a virtual machine, for devices that a VMM emulates: the crate `vm-memory` asks a [`GuestIommu`] where each of their accesses goes, and a
-//! [`Domain`](portcullis::domain::Domain) with its queues maps there. With the feature `vm-memory`.
+//! The IOMMU of a virtual machine, for devices that a VMM emulates: the crate `vm-memory` translates their accesses by a [`GuestIommu`],
+//! and a [`Domain`](portcullis::domain::Domain) with its queues maps there. With the feature `vm-memory`.
 //!
 //! ```
 //! use portcullis::addr::{IovaRange, Iova, PageSize, PageSizes, Permissions, PhysAddr, PhysSegment};
@@ -14,9 +14,9 @@
 //! let page = PageSize::from_shift(12).ok_or("no page size")?;
 //! let aperture = IovaRange::from_bounds(Iova::new(0), Iova::new((1 << 39) - 1))?;
 //! let iommu = GuestIommu::new(Geometry { aperture, page_sizes: PageSizes::default().with(page), reserved: vec![] });
-//! // SAFETY: the devices keep no slice of memory from one access to the next.
+//! // SAFETY: 1: the devices keep no slice of memory between accesses. 2: all addresses are the guest's.
 //! let domain = Domain::new(StdPlatform::new(), unsafe { iommu.mapper() }, Policy::Strict)?;
-//! // What the emulated devices access memory through.
+//! // Emulated devices access memory through this.
 //! let seen = IommuMemory::new(memory, iommu, true, ());
 //!
 //! let list = [PhysSegment { phys: PhysAddr::new(0x3000), len: 4096 }];
@@ -42,7 +42,7 @@ use vm_memory::{GuestAddress, Iotlb, Permissions as Access};
 
 use crate::pieces::{self, Piece};
 
-/// Where accesses of a virtual machine's devices go. It can be cloned; a clone is the same.
+/// Translates accesses of a virtual machine's devices. Clones share it.
 #[derive(Debug, Clone)]
 pub struct GuestIommu {
     inner: Arc<Inner>,
@@ -51,12 +51,12 @@ pub struct GuestIommu {
 #[derive(Debug)]
 struct Inner {
     geometry: Geometry,
-    /// All translations: nothing is behind them to be asked.
+    /// All translations, not a cache of them.
     tlb: RwLock<Iotlb>,
 }
 
 impl GuestIommu {
-    /// Makes one that translates nothing yet. The last page of all 64 bits is left out of the aperture, as the address behind it has 65 bits.
+    /// Makes an empty one. Leaves out the last page of all 64 bits, whose end needs 65 bits.
     pub fn new(mut geometry: Geometry) -> Self {
         let granule = geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
         let last = Iova::new(geometry.aperture.last().get().min(u64::MAX - granule));
@@ -66,19 +66,20 @@ impl GuestIommu {
         Self { inner: Arc::new(Inner { geometry, tlb: RwLock::default() }) }
     }
 
-    /// What maps there, for a [`Domain`](portcullis::domain::Domain): its addresses of memory are the guest's. One domain has it.
+    /// A mapper for a [`Domain`](portcullis::domain::Domain), whose memory addresses are the guest's. Use it in one domain.
     ///
     /// # Safety
-    /// 1. Devices whose accesses go through this use each piece of memory that [`translate`](Iommu::translate) names only while they have its iterator,
-    ///    as the accesses of [`Bytes`](vm_memory::Bytes) do: an unmap waits for these, and for no slice that a device has kept.
-    /// 2. All memory that the domain is given is named by the guest's addresses.
+    /// 1. Devices whose accesses go through this use each piece of memory that [`translate`](Iommu::translate) returns only while they hold
+    ///    its iterator, as the accesses of [`Bytes`](vm_memory::Bytes) do: an unmap waits for these, and for no slice that a device has
+    ///    kept.
+    /// 2. All memory of the domain has the guest's addresses.
     pub unsafe fn mapper(&self) -> GuestMapper {
         GuestMapper { inner: Arc::clone(&self.inner) }
     }
 }
 
 impl Inner {
-    // Nothing that holds the lock panics half-way, but for want of memory, which ends the process.
+    // Code under the lock panics half-way only without memory, which aborts.
     fn read(&self) -> RwLockReadGuard<'_, Iotlb> {
         self.tlb.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,7 +89,7 @@ impl Inner {
     }
 }
 
-/// What of `range` is not translated.
+/// The untranslated parts of `range`.
 fn misses(tlb: &Iotlb, range: IovaRange) -> Vec<vm_memory::iommu::IovaRange> {
     let (start, len) = (GuestAddress(range.start().get()), range.len() as usize);
     match Iotlb::lookup(tlb, start, len, Access::No) {
@@ -100,7 +101,8 @@ fn misses(tlb: &Iotlb, range: IovaRange) -> Vec<vm_memory::iommu::IovaRange> {
 impl Iommu for GuestIommu {
     type IotlbGuard<'a> = RwLockReadGuard<'a, Iotlb>;
 
-    /// O(log mappings). Holds off every map and unmap until the iterator is dropped: a thread that has one neither maps nor unmaps, nor asks for another, as that would
+    /// O(log mappings). Blocks every map and unmap until the iterator is dropped: a thread that holds one neither maps nor unmaps, nor
+    /// takes another, because that would deadlock with an unmap that waits for it.
     /// wait behind an unmap that waits for it.
     fn translate(
         &self,
@@ -127,27 +129,28 @@ impl Iommu for GuestIommu {
     }
 }
 
-/// Maps for the devices of a [`GuestIommu`].
+/// The mapper of a [`GuestIommu`].
 ///
-/// An unmap waits for accesses that are under way, and returns when there are none: a sync has nothing to wait for, and lazy protection is as strict here. Takes a lock.
-/// Memory for a translation is allocated by a crate that ends the process where there is none.
+/// An unmap waits for accesses in progress: a sync does not wait, and lazy protection is as strict here. Takes a lock. A crate that aborts
+/// without memory allocates translations.
 #[derive(Debug)]
 pub struct GuestMapper {
     inner: Arc<Inner>,
 }
 
-// SAFETY: by clause of the trait:
-// - Devices reach what is in the IOTLB, under its lock, and each piece only while they hold it, by the promise to `GuestIommu::mapper`. A map enters the
-//   list, and an unmap removes the range, with the lock for themselves: so nobody uses what was removed, and a sync has nothing to wait for.
-// - A map checks all of its list before it enters anything.
-// - An unmap removes all of the range, which may be parts of what was mapped.
-// - There are no marks and no short ways; `unmap_now` is the trait's own; the geometry is a constant.
+// SAFETY:
+// - 1 and 2: devices use translations under the IOTLB's lock, and each piece only while they hold it, by clause 1 of `GuestIommu::mapper`.
+//   A map enters the list, and an unmap removes the range, with the lock held exclusively: so no device uses what was removed, and a sync
+//   does not wait.
+// - 3: a map checks all of its list before it enters anything.
+// - 4: an unmap removes all of the range, which may be parts of mappings.
+// - 5 to 9: there are no section flags and no fast calls; `unmap_now` is the default; the geometry is a constant.
 unsafe impl Mapper for GuestMapper {
     fn geometry(&self) -> &Geometry {
         &self.inner.geometry
     }
 
-    /// Nothing: an unmap has waited.
+    /// None: an unmap has waited.
     fn costs(&self) -> Costs {
         Costs { submission_ns: 0, request_ns: 0, refill_ns: 0 }
     }
@@ -162,7 +165,7 @@ unsafe impl Mapper for GuestMapper {
     ) -> Result<(), MapError> {
         let geometry = &self.inner.geometry;
         let pieces = pieces::checked(geometry, range, list, attributes.permissions)?;
-        // Of the guest's memory none lies at the end of all addresses and at their beginning.
+        // Guest memory does not wrap around the last address.
         let wraps = |piece: &&Piece| piece.address.checked_add(piece.range.len() - 1).is_none();
         if let Some(piece) = pieces.iter().find(wraps) {
             let granule = geometry.page_sizes.smallest().map_or(1, |size| size.bytes());
@@ -190,7 +193,7 @@ unsafe impl Mapper for GuestMapper {
         }
         for Piece { range, address, .. } in pieces {
             let (at, to) = (GuestAddress(range.start().get()), GuestAddress(address));
-            // It refuses nothing today. What it refused would be no translation, and devices would be told so.
+            // It never fails today. A failure would leave no translation, and devices would get an error.
             let _ = tlb.set_mapping(at, to, range.len() as usize, access);
         }
         Ok(())
@@ -232,7 +235,7 @@ mod tests {
         let aperture = IovaRange::from_bounds(Iova::new(0), Iova::new((1 << 32) - 1)).unwrap();
         let page_sizes = PageSizes::default().with(PageSize::from_shift(12).unwrap());
         let iommu = GuestIommu::new(Geometry { aperture, page_sizes, reserved: vec![] });
-        // SAFETY: devices of the tests access memory by `Bytes` alone.
+        // SAFETY: 1: devices of the tests access memory only by `Bytes`. 2: all memory is the guest's.
         let domain = Domain::new(StdPlatform::new(), unsafe { iommu.mapper() }, Policy::Strict).unwrap();
         (domain, memory.clone(), IommuMemory::new(memory, iommu, true, ()))
     }
@@ -249,7 +252,7 @@ mod tests {
         let both = map(&[7, 3, 4], Permissions::READ_WRITE);
         let (read, write) = (map(&[9], Permissions::READ), map(&[10], Permissions::WRITE));
         let at = |range: IovaRange, offset: u64| GuestAddress(range.start().get() + offset);
-        // Across the end of a page, which memory has elsewhere.
+        // Across a page boundary; the next page is elsewhere in memory.
         seen.write_slice(&[5; 16], at(both, PAGE - 8)).unwrap();
         let bytes = |at| memory.read_obj::<[u8; 8]>(GuestAddress(at)).unwrap();
         assert_eq!((bytes(7 * PAGE + PAGE - 8), bytes(3 * PAGE), bytes(8 * PAGE)), ([5; 8], [5; 8], [0; 8]));
@@ -269,7 +272,7 @@ mod tests {
         for (refused, says) in refused.iter().zip(says) {
             assert!(refused.contains(&says), "{refused} and not {says}");
         }
-        // A part goes by itself.
+        // A part can be unmapped.
         let part = IovaRange::new(Iova::new(both.start().get() + PAGE), PAGE).unwrap();
         domain.unmap(part).unwrap();
         assert!(seen.read_obj::<u8>(at(part, 0)).is_err());
@@ -285,7 +288,7 @@ mod tests {
         let map = |first: u64, pages: u64, list: &[(u64, u64)]| {
             let range = IovaRange::new(Iova::new(first * PAGE), pages * PAGE).unwrap();
             let list = list.iter().map(|(phys, len)| (PhysAddr::new(*phys), *len));
-            // SAFETY: no device is there.
+            // SAFETY: there is no device.
             unsafe { mapper.map(platform, range, list, Permissions::READ.into(), &mut Gather::new()) }
         };
         map(16, 2, &[(0, 2 * PAGE)]).unwrap();
@@ -309,7 +312,7 @@ mod tests {
         let all = IovaRange::from_bounds(Iova::new(PAGE), Iova::new(u64::MAX)).unwrap();
         let page_sizes = PageSizes::default().with(PageSize::from_shift(12).unwrap());
         let iommu = GuestIommu::new(Geometry { aperture: all, page_sizes, reserved: vec![] });
-        // SAFETY: there is no device.
+        // SAFETY: 1 and 2: there is no device.
         let mapper = unsafe { iommu.mapper() };
         let aperture = mapper.geometry().aperture;
         assert_eq!((aperture.start(), aperture.last()), (Iova::new(PAGE), Iova::new(u64::MAX - PAGE)));
@@ -331,7 +334,7 @@ mod tests {
         map().unwrap();
     }
 
-    /// Each access of a device goes to the page that the driver has mapped, or is refused; none goes to one after its unmap.
+    /// Each access of a device reaches the page that the driver has mapped, or is refused; none reaches one after its unmap.
     #[test]
     fn a_queue_s_unmap_waits_for_accesses() {
         let (space, memory, seen) = machine();

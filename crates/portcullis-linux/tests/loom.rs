@@ -1,5 +1,4 @@
-//! Registrations under the loom model checker: `cargo xtask test` runs this with `--cfg loom`.
-//! Without that configuration the file is empty.
+//! Registrations under the loom model checker: `cargo xtask test` runs this with `--cfg loom`. Without that the file is empty.
 #![cfg(loom)]
 
 mod loom {

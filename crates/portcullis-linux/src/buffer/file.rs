@@ -1,4 +1,4 @@
-//! Memory of a file: of a memfd, which another process has, too.
+//! Memory of a file, such as a memfd that another process has, too.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +11,9 @@ use portcullis::addr::{PhysAddr, PhysSegment};
 use portcullis::dma::DmaBuffer;
 use portcullis::platform::words;
 
-/// Files that are mapped into this process: where, and from which offset on.
+/// Files that are mapped into this process: address, and offset.
 static MAPPED: RwLock<Vec<Mapped>> = RwLock::new(Vec::new());
-/// How many there are: most programs have none, and do not take the lock.
+/// Their number: most programs have none, and skip the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 struct Mapped {
@@ -23,10 +23,10 @@ struct Mapped {
     file: Arc<OwnedFd>,
 }
 
-/// The file that has all of the `len` bytes at `address`, and where in the file they are; `None` where there is none. Whoever asks has a buffer there, so
-/// that it is counted.
+/// The file behind all of the `len` bytes at `address`, and the offset; `None` if there is none. The caller has a buffer there, which is
+/// therefore counted.
 pub(crate) fn file_at(address: u64, len: u64) -> Option<(Arc<OwnedFd>, u64)> {
-    // Relaxed: whoever has a buffer got it from the thread that counted it.
+    // Relaxed: the caller got its buffer from the thread that counted it.
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -38,22 +38,22 @@ pub(crate) fn file_at(address: u64, len: u64) -> Option<(Arc<OwnedFd>, u64)> {
     is_inside.then(|| (Arc::clone(file), offset + before))
 }
 
-/// Bytes of a memfd, or of another file in memory, that this process shares with others, for a mapping to own. iommufd since Linux 6.13 maps a file by its
-/// descriptor, and an [`AddressSpace`](crate::vfio::AddressSpace) uses that where it can; elsewhere it maps where the file is in this process.
+/// Shared bytes of a memfd, or of another file in memory, as a mapping's buffer. iommufd since Linux 6.13 maps a file by its descriptor,
+/// and an [`AddressSpace`](crate::vfio::AddressSpace) does so if it can; otherwise it maps the file's addresses in this process.
 ///
-/// Whoever has the file may change the bytes at any time, as may a device, so the CPU copies them in and out by [words].
+/// Every holder of the file may change the bytes at any time, as may a device, so the CPU copies them in and out by [words].
 #[derive(Debug)]
 pub struct FileBuffer {
     memory: MmapRaw,
     segment: PhysSegment,
 }
 
-// SAFETY: by clause of the trait:
+// SAFETY:
 // 1. The addresses are the process's.
-// 2. The mapping of the file into this process is the value's own, and stays where it is. Others reach the memory behind it by mappings of theirs, and
-//    by atomics or not, as a device does.
-// 3. Safe code reaches it by words alone.
-// 4. By words; they are frames that the heap counts as its own, as `new` tells it.
+// 2. The value owns the mapping of the file into this process, at a fixed address. Others reach the memory by their own mappings, like a
+//    device.
+// 3. Safe code reaches it only by words.
+// 4. By words; `new` registers the frames as the heap's.
 unsafe impl DmaBuffer for FileBuffer {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(&self.segment)
@@ -61,11 +61,11 @@ unsafe impl DmaBuffer for FileBuffer {
 }
 
 impl FileBuffer {
-    /// Maps `len` bytes of `file` from `offset` on, both in whole pages of 4 KiB. The file is to be as long, and to stay so: an access of bytes that it has lost ends the
-    /// process by a signal (`SIGBUS`). A memfd with `F_SEAL_SHRINK` stays. Makes a few system calls and allocates.
+    /// Maps `len` bytes of `file` from `offset` on, both multiples of 4 KiB. The file must stay at least as long: an access beyond its end
+    /// raises a signal (`SIGBUS`). `F_SEAL_SHRINK` keeps a memfd from shrinking. Makes a few system calls and allocates.
     ///
     /// # Errors
-    /// The kernel's; `InvalidInput` for what is no whole pages, or ends behind the file's end; `OutOfMemory`.
+    /// The kernel's; `InvalidInput` for a range that is not whole pages, or beyond the file's end; `OutOfMemory`.
     pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
         let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
         let file = File::from(file.as_fd().try_clone_to_owned()?);
@@ -77,7 +77,7 @@ impl FileBuffer {
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(invalid("the file ends before the buffer does"));
         }
-        // Of huge pages the kernel maps and unmaps whole ones.
+        // The kernel maps and unmaps whole huge pages.
         let whole = len.checked_next_multiple_of(page_of(&file)?).ok_or(io::ErrorKind::InvalidInput)?;
         let memory = MmapOptions::new().offset(offset).len(whole).map_raw(&file)?;
         let segment = super::segment(memory.as_mut_ptr(), len);
@@ -91,37 +91,37 @@ impl FileBuffer {
         Ok(Self { memory, segment })
     }
 
-    /// The address of the first byte in this process.
+    /// Address of the first byte in this process.
     pub fn phys(&self) -> PhysAddr {
         self.segment.phys
     }
 
-    /// How many bytes it holds.
+    /// Its length in bytes.
     pub fn size(&self) -> usize {
         self.segment.len as usize
     }
 
-    /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, where some of them do not exist. While others write
-    /// them, each byte is an old or a new one. O(`out.len()`); waits for nothing.
+    /// Copies the bytes from `offset` on to `out`; `None`, with nothing copied, if they are out of bounds. Each byte is an old or a new one
+    /// if others write it meanwhile. O(`out.len()`); does not wait.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Option<()> {
         words::read(self.words(), offset, out)
     }
 
-    /// Copies `bytes` to the buffer from `offset` on, and changes no other; `None`, with nothing copied, where some of it does
-    /// not exist. O(`bytes.len()`); waits for nothing.
+    /// Copies `bytes` to the buffer from `offset` on; `None`, with nothing copied, if they are out of bounds. Changes no other byte.
+    /// O(`bytes.len()`); does not wait.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         words::write(self.words(), offset, bytes)
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the pages are mapped until the value is dropped, aligned, and accessed by words alone in this process.
+        // SAFETY: the pages are mapped until the value is dropped, aligned, and this process accesses them only by words.
         unsafe {
             std::slice::from_raw_parts(self.memory.as_mut_ptr().cast(), self.size() / size_of::<AtomicU64>())
         }
     }
 }
 
-/// Bytes of the pages by which a file is mapped, of hugetlbfs; of others one, as the kernel rounds up by itself.
+/// The page size of hugetlbfs; 1 for other files, because the kernel rounds up itself.
 fn page_of(file: &File) -> io::Result<usize> {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: it writes the structure.
@@ -140,7 +140,7 @@ fn page_of(file: &File) -> io::Result<usize> {
 impl Drop for FileBuffer {
     fn drop(&mut self) {
         let start = self.segment.phys.get();
-        // Before its addresses are somebody else's.
+        // Before the addresses can be reused.
         crate::heap::disown(start, self.size());
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).retain(|mapped| mapped.start != start);
         COUNT.fetch_sub(1, Ordering::Relaxed);
@@ -179,13 +179,13 @@ mod tests {
         assert_eq!(found(one.phys().get(), 4096), Some(0));
     }
 
-    /// Pages of the administrator's are set aside for this test where it may; where there are none, the mapping is refused.
+    /// Uses reserved huge pages if the system has some; otherwise the mapping is refused.
     #[test]
     fn a_part_of_a_huge_page_goes_as_a_whole() {
         let pages = "/proc/sys/vm/nr_hugepages";
         let had: u64 = std::fs::read_to_string(pages).unwrap().trim().parse().unwrap();
         let is_changed = had == 0 && std::fs::write(pages, "1").is_ok();
-        // SAFETY: it takes a text, and returns a file of this call's.
+        // SAFETY: it takes a string, and returns a new file.
         let file = unsafe {
             let file =
                 libc::memfd_create(c"portcullis-huge".as_ptr(), libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);

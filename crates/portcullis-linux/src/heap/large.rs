@@ -1,41 +1,41 @@
-//! Large blocks: on huge pages that the administrator has set aside, where there are some, else on transparent ones, else on small pages.
+//! Large blocks: on reserved huge pages, if there are some, else on transparent ones, else on small pages.
 
 use std::ptr::{NonNull, null_mut};
 
-/// Bytes of a huge page. (Of all that Linux has on x86-64, the smallest.)
+/// Bytes of a huge page: the smallest of Linux on x86-64.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The bytes that a block of `len` bytes takes, if it is large.
+/// The bytes of a block of `len` bytes, if it is large.
 pub(super) fn bytes(len: usize) -> Option<usize> {
     if len >= HUGE { len.checked_next_multiple_of(HUGE) } else { None }
 }
 
-/// A zeroed block of `bytes` bytes, whole huge pages of them, that begins at a multiple of `align`, a power of two, and with a huge page. Two to five system
+/// A zeroed block of `bytes` bytes, a multiple of [`HUGE`], aligned to `align`, a power of two, and to a huge page. Two to five system
 /// calls.
 pub(super) fn alloc(bytes: usize, align: usize) -> Option<NonNull<u8>> {
     let (align, how) = (align.max(HUGE), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // What the kernel maps of huge pages begins with one.
+    // The kernel aligns a mapping of huge pages.
     if let Some(block) = within(bytes, align, align - HUGE, how | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
-        // SAFETY: it is the block's. A limit of the system may keep this process from pages that were reserved, and an access would end
-        // it by a signal: so they are made now, or not taken. (Before Linux 5.14 they are not taken.)
+        // SAFETY: the block is this call's. A cgroup limit may keep this process from reserved pages, and an access would raise `SIGBUS`:
+        // so they are faulted in now, or not used. (Before Linux 5.14 they are not used.)
         if unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
             return Some(block);
         }
-        // SAFETY: the block from above, which nobody has seen.
+        // SAFETY: clause 1: mapped above, and not returned.
         unsafe { unmap(block, bytes) };
     }
     let block = within(bytes, align, align, how)?;
-    // SAFETY: it is the block's. A kernel without transparent huge pages says so, and small ones will do.
+    // SAFETY: the block is this call's. A kernel without transparent huge pages returns an error, and small pages will do.
     unsafe { libc::madvise(block.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
     Some(block)
 }
 
-/// New memory of `bytes` bytes at a multiple of `align`, out of `more` bytes more.
+/// New memory of `bytes` bytes at a multiple of `align`, cut out of `more` additional bytes.
 fn within(bytes: usize, align: usize, more: usize, how: i32) -> Option<NonNull<u8>> {
     let all = map(bytes.checked_add(more)?, how)?;
     let skip = all.as_ptr().align_offset(align);
-    // SAFETY: no more is skipped than there is more, as the kernel's memory begins with a page of its kind. The parts before and behind
-    // the block are unmapped: nobody has them.
+    // SAFETY: at most `more` bytes are skipped, because the kernel's memory is page-aligned. Nothing uses the parts in front of and behind
+    // the block, which are unmapped.
     unsafe {
         let block = all.add(skip);
         unmap(all, skip);
@@ -45,25 +45,25 @@ fn within(bytes: usize, align: usize, more: usize, how: i32) -> Option<NonNull<u
 }
 
 fn map(bytes: usize, how: i32) -> Option<NonNull<u8>> {
-    // SAFETY: it maps new memory where there is none.
+    // SAFETY: it maps new memory at a free address.
     let block = unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, how, -1, 0) };
     if block == libc::MAP_FAILED { None } else { NonNull::new(block.cast()) }
 }
 
 /// # Safety
-/// The bytes are mapped, and nobody uses them.
+/// 1. The bytes are mapped, and nothing uses them.
 unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: the caller's promise. It fails where a mapping would be cut and the kernel has no room for another: then it stays.
+        // SAFETY: clause 1. It fails if it would split a mapping and the kernel has no room for another: then the memory stays.
         unsafe { libc::munmap(block.as_ptr().cast(), bytes) };
     }
 }
 
 /// # Safety
-/// It is of one [`alloc`] of as many bytes, and nothing uses it.
+/// 1. The block is of one [`alloc`] of this many bytes, and nothing uses it.
 pub(super) unsafe fn free(block: *mut u8, bytes: usize) {
     if let Some(block) = NonNull::new(block) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1.
         unsafe { unmap(block, bytes) };
     }
 }
@@ -78,7 +78,7 @@ pub(crate) mod tests {
         assert_eq!(bytes(usize::MAX), None);
     }
 
-    /// The line of a field, of the mapping that has this address.
+    /// The value of a field in the mapping at this address.
     pub(crate) fn smaps(at: usize, field: &str) -> Option<String> {
         let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
@@ -93,7 +93,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// Set in the process that looks: nothing else maps anything there.
+    /// Set in the child process of the test, which maps nothing else there.
     const ALONE: &str = "PORTCULLIS_TEST_ALONE";
 
     #[test]
@@ -109,14 +109,14 @@ pub(crate) mod tests {
         let block = alloc(3 * HUGE, 4 * HUGE).unwrap();
         let at = block.addr().get();
         assert_eq!(at % (4 * HUGE), 0);
-        // SAFETY: it is the test's.
+        // SAFETY: allocated above.
         let all = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), 3 * HUGE) };
         assert!(all.iter().all(|byte| *byte == 0));
         all.fill(7);
-        // Set aside by the administrator (ht), or asked for (hg).
+        // Reserved (ht), or advised (hg).
         let flags = smaps(at, "VmFlags").unwrap();
         assert!(flags.contains("ht") || flags.contains("hg"), "{flags}");
-        // SAFETY: of the call above, and the slice is not used any more.
+        // SAFETY: clause 1: allocated above; the slice is no longer used.
         unsafe { free(block.as_ptr(), 3 * HUGE) };
         for part in [0, HUGE, 3 * HUGE - 1] {
             assert_eq!(smaps(at + part, "VmFlags"), None, "{part:#x}");

@@ -1,8 +1,9 @@
-//! Blocks of up to 128 KiB, cut out of [large ones](super::large) of a huge page each: so that the slots of pools, rings and page tables lie on huge pages, where
-//! the system has some.
+//! Blocks of up to 128 KiB, cut out of [large ones](super::large) of a huge page each: so slots of pools, rings and page tables lie on huge
+//! pages, if the system has some.
 //!
-//! Each huge page has a bit for each of its frames. A block of up to 32 frames that begins at a multiple of its size, rounded up to a power of two, lies in one word of
-//! them. A block takes a look at eight words of each huge page that has room, at the most. A huge page whose last block comes back is the system's again, but for one.
+//! Each huge page has a bitmap of its frames. A block of up to 32 frames, aligned to its size rounded up to a power of two, lies in one
+//! word of it. An allocation tests at most eight words of each huge page with room. Freeing the last block of a huge page returns the page
+//! to the system, except one.
 
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,11 +13,11 @@ use super::large::{self, HUGE};
 
 /// The most frames of a block.
 pub(super) const MOST: usize = 32;
-/// Frames whose bits are in a word.
+/// Frames of a bitmap word.
 const IN_WORD: usize = u64::BITS as usize;
 const WORDS: usize = HUGE / FRAME / IN_WORD;
 
-/// A huge page, and which of its frames are in use.
+/// A huge page, and its used frames.
 #[derive(Debug)]
 struct Page {
     start: usize,
@@ -24,21 +25,21 @@ struct Page {
     free: usize,
 }
 
-/// Huge pages, by their addresses.
+/// Huge pages, by address.
 #[derive(Debug)]
 struct Pages(Vec<Page>);
 
 static PAGES: Mutex<Pages> = Mutex::new(Pages(Vec::new()));
 
 fn pages() -> MutexGuard<'static, Pages> {
-    // Nothing panics while it is held.
+    // No code panics while it is held.
     PAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The first place for `count` frames, a multiple of that number rounded up to a power of two, among those not in `used`.
+/// The first free index for `count` frames, aligned to that number rounded up to a power of two.
 fn place(used: u64, count: usize) -> Option<usize> {
     let (mut starts, mut len) = (!used, 1);
-    // Those that begin a run of `len` free frames.
+    // Bits that begin a run of `len` free frames.
     while len < count {
         let more = len.min(count - len);
         starts &= starts >> more;
@@ -78,7 +79,7 @@ impl Page {
 }
 
 impl Pages {
-    /// A block out of the pages that there are; whether nobody has had it before is not known.
+    /// A block of the existing pages; it may not be zeroed.
     fn take(&mut self, count: usize) -> Option<usize> {
         self.0.iter_mut().find_map(|page| page.take(count))
     }
@@ -90,7 +91,7 @@ impl Pages {
         Some(())
     }
 
-    /// Takes a block back, if it is of one of the pages. Returns the page that is not needed any more.
+    /// Frees a block, if one of the pages has it. Returns a page that is no longer needed.
     fn give_back(&mut self, at: usize, count: usize) -> Result<Option<usize>, NotHere> {
         let start = at & !(HUGE - 1);
         let index = self.0.binary_search_by_key(&start, |page| page.start).map_err(|_| NotHere)?;
@@ -102,22 +103,21 @@ impl Pages {
     }
 }
 
-/// A block is of none of the pages.
 #[derive(Debug)]
 pub(super) struct NotHere;
 
-/// A zeroed block of `count` frames, 1 to [`MOST`]; `None` where no huge page can be had.
+/// A zeroed block of `count` frames, 1 to [`MOST`]; `None` without a huge page.
 pub(super) fn alloc(count: usize) -> Option<NonNull<u8>> {
     let found = pages().take(count);
     let at = match found {
         Some(at) => at,
         None => {
-            // Without the lock, as the kernel may take its time: others may add one meanwhile.
+            // Without the lock, because the kernel may be slow: another thread may add one meanwhile.
             let page = large::alloc(HUGE, HUGE)?;
             let mut pages = pages();
             if pages.add(page.expose_provenance().get()).is_none() {
                 drop(pages);
-                // SAFETY: the page from above, which nobody has seen.
+                // SAFETY: clause 1: allocated above, and not returned.
                 unsafe { large::free(page.as_ptr(), HUGE) };
                 return None;
             }
@@ -125,17 +125,17 @@ pub(super) fn alloc(count: usize) -> Option<NonNull<u8>> {
         }
     };
     let block = NonNull::new(with_exposed_provenance_mut::<u8>(at))?;
-    // SAFETY: it is this caller's alone. An earlier owner may have left something there.
+    // SAFETY: the block is this call's. An earlier owner may have stored something there.
     unsafe { block.write_bytes(0, count * FRAME) };
     Some(block)
 }
 
 /// # Safety
-/// It is of one [`alloc`] of as many frames, or of none, and nothing uses it.
+/// 1. The block is of one [`alloc`] of this many frames, and nothing uses it; or it is of no `alloc`.
 pub(super) unsafe fn free(block: *mut u8, count: usize) -> Result<(), NotHere> {
     let page = pages().give_back(block.addr(), count)?;
     if let Some(page) = page {
-        // SAFETY: it has no block any more, and is in the list no more.
+        // SAFETY: clause 1: the page has no block, and is no longer in the list.
         unsafe { large::free(with_exposed_provenance_mut(page), HUGE) };
     }
     Ok(())
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Blocks of all sizes, in and out: they lie beside each other, and pages go with their last block, but for one.
+    /// Blocks of all sizes, in and out: they are adjacent, and all pages but one are freed with their last block.
     #[test]
     fn blocks_share_pages_and_pages_go() {
         let mut pages = Pages(Vec::new());
@@ -211,23 +211,22 @@ mod tests {
         assert!(pages.give_back(7 * HUGE - FRAME + 100 * HUGE, 1).is_err());
     }
 
-    /// What was freed is not seen by the next owner.
     #[test]
     fn blocks_are_zero_and_lie_on_huge_pages() {
         for _ in 0..3 {
             let blocks: Vec<_> = [1, 32, 3, 7].map(|count| (alloc(count).unwrap(), count)).into();
             for (block, count) in &blocks {
-                // SAFETY: it is the test's.
+                // SAFETY: allocated above.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), count * FRAME) };
                 assert!(bytes.iter().all(|byte| *byte == 0));
                 bytes.fill(7);
                 let flags = large::tests::smaps(block.addr().get(), "VmFlags").unwrap();
                 assert!(flags.contains("ht") || flags.contains("hg"), "{flags}");
             }
-            // SAFETY: of the calls above.
+            // SAFETY: clause 1: allocated above.
             blocks.into_iter().for_each(|(block, count)| unsafe { free(block.as_ptr(), count) }.unwrap());
         }
-        // SAFETY: it is of no call.
+        // SAFETY: clause 1: of no `alloc`.
         assert!(unsafe { free(std::ptr::without_provenance_mut(FRAME), 1) }.is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! Acquiring a range: a mapped entry is lent, a missing one is mapped, and room is made for it if
-//! there is none. What is mapped or may still be reached never exceeds the limits.
+//! Acquiring a range: share a mapped entry, or map a missing one, and evict others if there is no room. Memory that devices may reach never
+//! exceeds the limits.
 
 use portcullis::addr::{Direction, Iova, PhysSegment};
 use portcullis::domain::{MapListError, Refused};
@@ -15,28 +15,27 @@ use super::state::{Claim, Held, Step};
 use super::{RegistrationCache, pause};
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
-    /// Holds `memory`, mapped for `direction`. A hit, where `memory` is part of an entry that is
-    /// [kept](Keep::UntilForgotten) or is just the range of another, changes no translation and
-    /// waits only for the cache's lock: O(log n). If `keep` asks for it, an entry of just this
-    /// range is kept from then on.
+    /// Acquires `memory`, mapped for `direction`. A hit changes no translation, and waits only for the cache's lock: `memory` is part of a
+    /// [persistent](Keep::UntilForgotten) entry, or exactly the range of another. O(log n). If `keep` says so, an entry of exactly this
+    /// range becomes persistent.
     ///
-    /// A miss maps the whole granules of `memory`, as [`Domain::map`](portcullis::domain::Domain::map)
-    /// does; it may allocate. If the limits leave no room, idle entries are unmapped first, the
-    /// least recently used ones, and the hardware has confirmed that before the new one is mapped:
-    /// one invalidation, or one for each 64 entries that must go for a large one. If other callers
-    /// are unmapping entries that will make the room, it waits for them. CPUs that miss the same
-    /// range at the same time may map it once each. The caller holds no lock and no CPU.
+    /// A miss maps the whole granules of `memory`, as [`Domain::map`](portcullis::domain::Domain::map) does; it may allocate. If the limits
+    /// leave no room, it first evicts idle entries in LRU order, and waits for the invalidation before it maps: one, or one for each 64
+    /// entries if a large range needs more. If other callers are evicting entries that will make the room, it waits for them. CPUs that
+    /// miss the same range at the same time may map it once each.
+    ///
+    /// Context: may wait; the caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`AcquireError`]: nothing is held, and the entry is not mapped.
+    /// [`AcquireError`]: nothing is acquired or mapped.
     ///
     /// # Safety
-    /// As for [`Domain::map`](portcullis::domain::Domain::map), for as long as the device may reach the memory by the table of the
-    /// [module](crate::registration): until a [`forget`](Self::forget) of it has returned `Ok`; or, where all who acquired it did so
-    /// [`WhileHeld`](Keep::WhileHeld), until the [`release`](Self::release) of the last of them has returned `Ok`. After an error
-    /// that says `Unconfirmed`, of this call or a release, and after a panic it goes on until a `forget` of the memory has returned
-    /// `Ok`; after [`MapListError::Unconfirmed`] a [flush](portcullis::domain::Domain::flush) will do.
-    // A call would hand the registration over through memory.
+    /// As for [`Domain::map`](portcullis::domain::Domain::map), clauses 1 to 3, for as long as the device may reach the memory by the table
+    /// of the [module](crate::registration): until a [`forget`](Self::forget) of it has returned `Ok`; or, if every caller acquired it
+    /// [`WhileHeld`](Keep::WhileHeld), until the last [`release`](Self::release) has returned `Ok`. After an `Unconfirmed` error, of this
+    /// call or a release, and after a panic, it lasts until a `forget` of the memory has returned `Ok`; after [`MapListError::Unconfirmed`]
+    /// a [flush](portcullis::domain::Domain::flush) suffices.
+    // Inlined: a call would pass the registration through memory.
     #[inline(always)]
     pub unsafe fn acquire(
         &self,
@@ -56,7 +55,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             }
         }
         lent.done();
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let held = unsafe { self.acquire_missing(memory, direction, keep) }?;
         Ok(self.registration(held, memory.len))
     }
@@ -68,7 +67,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     }
 
     /// # Safety
-    /// As for [`acquire`](Self::acquire).
+    /// As for [`acquire`](Self::acquire), clauses 1 to 3.
     #[cold]
     #[inline(never)]
     unsafe fn acquire_missing(
@@ -102,7 +101,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     hands.done();
                     return Ok(held);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: clauses 1 to 3 are the caller's.
                 Step::Reserved(slot) => return unsafe { self.map(slot, &mut hands, &span, bytes) },
                 Step::Failed(error) => return Err(error),
                 Step::Wait => pause(),
@@ -115,10 +114,10 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// Maps the entry that was reserved.
+    /// Maps the reserved entry.
     ///
     /// # Safety
-    /// As for [`acquire`](Self::acquire).
+    /// As for [`acquire`](Self::acquire), clauses 1 to 3.
     unsafe fn map(
         &self,
         slot: u32,
@@ -127,8 +126,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         bytes: u64,
     ) -> Result<Held, AcquireError> {
         let domain = self.device.domain();
-        // The entry is there already: if addresses are short, deferred unmaps are confirmed to free
-        // some.
+        // The entry exists already: if addresses are short, deferred unmaps are confirmed to free some.
         let reserved = match domain.reserve(bytes, Iova::new(self.device.mask())) {
             Ok(reserved) => reserved,
             Err(error) => {
@@ -141,12 +139,12 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         };
         let mut unconfirmed = Gather::new();
         hands.entry = Entry::Mapping { slot, range: Some(reserved.range()) };
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 to 3 are the caller's.
         let linked = unsafe { reserved.link(&[span.memory()], span.permissions(), &mut unconfirmed) };
         let linked = match linked {
             Ok(linked) => linked,
             Err(Refused { error, unlinked, is_confirmed }) => {
-                // Another caller's translations may be there, which are left alone.
+                // Another caller's translations may be there; they stay.
                 let free = self.with(|state| {
                     hands.entry = Entry::None;
                     if is_confirmed {
@@ -174,7 +172,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         hands.entry = Entry::None;
         held.ok_or_else(|| match self.end_evicted(hands, |_| ()) {
             Ok(()) => AcquireError::forgotten(span),
-            // The caller that had it forgotten waits for this, and tries again.
+            // A concurrent forget waits for this, and tries again.
             Err(error) => AcquireError::Unconfirmed { error },
         })
     }

@@ -1,32 +1,29 @@
-//! The limits of a cache, the options of an acquisition, and the figures that a cache reports.
+//! The limits of a cache, the options of an acquisition, and statistics.
 
 use portcullis::addr::Iova;
 
-/// The most that a [`RegistrationCache`](super::RegistrationCache) opens to devices at any time.
+/// The most memory that a [`RegistrationCache`](super::RegistrationCache) opens to devices at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegistrationLimits {
-    /// Entries, from 1 on. Each takes one mapping of the domain.
+    /// Entries, at least 1. Each has one mapping of the domain.
     pub entries: usize,
-    /// Bytes of the whole granules that entries cover, which must stay in memory for them. At least
-    /// one granule.
+    /// Bytes of whole granules in entries, which are locked in memory. At least one granule.
     pub bytes: u64,
 }
 
 /// How long a range stays mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// While a registration of just this range is held: the last release unmaps it strictly.
+    /// While a registration of exactly this range is held: the last release unmaps it strictly.
     WhileHeld,
-    /// Until the owner [forgets](super::RegistrationCache::forget) it, or the room is needed for
-    /// another range, or a trim. **Devices reach it meanwhile, whether it is held or not**: the
-    /// caller states that the buffer is long-lived, and that the device may use it all the time
+    /// Until the owner [forgets](super::RegistrationCache::forget) it, its room is needed for another range, or a trim. **Devices reach it
+    /// meanwhile, whether it is held or not**: the caller states that the buffer is long-lived, and that the device may use it all the time
     /// (`PERSISTENT_STREAMING`).
     UntilForgotten,
 }
 
-/// A range that a device reaches, held. Give it back to
-/// [`release`](super::RegistrationCache::release), once; it cannot be copied. If it is dropped
-/// without that, the range counts as held until the cache is dropped.
+/// A held range that a device reaches. [`release`](super::RegistrationCache::release) it once; it cannot be copied. If it is dropped, the
+/// range counts as held until the cache is dropped.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a registration that is not released stays held, and cannot make room for another"]
 pub struct Registration {
@@ -40,13 +37,13 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns the address of the first byte for the device.
+    /// Returns the IOVA of the first byte.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Returns how many bytes were asked for. Never 0.
+    /// Returns the length that was acquired. Never 0.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> u64 {
@@ -54,60 +51,56 @@ impl Registration {
     }
 }
 
-/// The state in which a release leaves the range.
+/// The state of a range after its release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Released {
-    /// The device still reaches it: other callers hold it, or it is kept [until it is
-    /// forgotten](Keep::UntilForgotten).
+    /// The device still reaches it: other callers hold it, or it is [persistent](Keep::UntilForgotten).
     Open,
-    /// The registration was the last, and the device reaches the range no more.
+    /// It was the last registration, and the device no longer reaches the range.
     Unmapped,
-    /// The owner had the range forgotten while it was held: the device may have met faults instead
-    /// of the memory. If the registration was the last of a range that is not kept, the device
-    /// reaches it no more.
+    /// The owner forgot the range while it was held: the device may have met faults. After the last registration of a range that is not
+    /// persistent, the device no longer reaches it.
     Forgotten,
 }
 
-/// The entries that a [`forget`](super::RegistrationCache::forget) has unmapped, besides those that
-/// other callers were unmapping already.
+/// Entries that a [`forget`](super::RegistrationCache::forget) has unmapped, except those that other callers were already unmapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forgotten {
     /// Entries that overlapped the range.
     pub entries: usize,
     /// Bytes of their granules.
     pub bytes: u64,
-    /// How many of the entries were held: the device may meet faults at their addresses.
+    /// How many of them were held: the device may meet faults at their addresses.
     pub held: usize,
 }
 
-/// What a cache holds now, and its counts since it was made.
+/// The contents of a cache, and its counts since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RegistrationUsage {
-    /// Entries in use, whatever for: never more than the limit.
+    /// Entries in use in any state: never more than the limit.
     pub entries: usize,
     /// Bytes of granules that devices reach, or may still reach: never more than the limit.
     pub bytes: u64,
-    /// Entries that have no holder and that devices reach, as they are kept [until they are
-    /// forgotten](Keep::UntilForgotten).
+    /// Persistent entries without a holder, which devices reach.
     pub idle_entries: usize,
     /// Bytes of their granules.
     pub idle_bytes: u64,
-    /// Entries whose unmapping the hardware has not confirmed. They count against the limits.
-    /// Every call that needs room, trims, or forgets a range that overlaps them tries again.
+    /// Entries whose invalidation is not confirmed. They count against the limits. Every call that needs room, trims, or forgets an
+    /// overlapping range tries again.
     pub unconfirmed_entries: usize,
     /// Bytes of their granules.
     pub unconfirmed_bytes: u64,
-    /// Entries that were forgotten while held: unmapped, and kept until the last release, so that
-    /// no other caller gets addresses which the holder may still tell a device.
+    /// Entries that were forgotten while held: unmapped, with their addresses reserved until the last release, because a holder may still
+    /// tell them to a device.
     pub forgotten_entries: usize,
-    /// The most entries that there ever were.
+    /// The most entries so far.
     pub peak_entries: usize,
-    /// The most bytes that there ever were.
+    /// The most bytes so far.
     pub peak_bytes: u64,
-    /// Acquisitions of a range that was mapped already.
+    /// Acquisitions of a mapped range.
     pub hits: u64,
     /// Acquisitions that mapped a range.
     pub misses: u64,
-    /// Idle entries unmapped to make room for others.
+    /// Idle entries evicted to make room.
     pub evictions: u64,
 }

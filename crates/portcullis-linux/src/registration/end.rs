@@ -1,5 +1,4 @@
-//! Releasing, forgetting and trimming: how entries end. After `Ok` no device reaches an entry that
-//! the call has ended.
+//! Releasing, forgetting and trimming. After `Ok` no device reaches an entry that the call has ended.
 
 use std::sync::PoisonError;
 
@@ -19,17 +18,16 @@ use super::state::{BATCH, Ended, Evicted, State};
 use super::{RegistrationCache, pause};
 
 impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
-    /// Gives a registration back: the caller's device is done with it. O(1), except for the last
-    /// registration of a range that is not [kept](super::Keep::UntilForgotten): the range is
-    /// unmapped, with one invalidation; if its owner is forgetting it at this moment, the call
-    /// waits for that invalidation. Allocates nothing. The caller holds no lock and no CPU.
+    /// Releases a registration. O(1), except the last registration of a range that is not [persistent](super::Keep::UntilForgotten): that
+    /// unmaps the range, with one invalidation; if its owner is forgetting it at this moment, the call waits for that invalidation. Does
+    /// not allocate. Context: may wait; the caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`ReleaseRegistrationError`]; after `Unconfirmed` the memory may still be reached.
+    /// [`ReleaseRegistrationError`]; after `Unconfirmed` devices may still reach the memory.
     #[inline(always)]
     pub fn release(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
         let Registration { slot, generation, whole, cache, .. } = registration;
-        // Nothing is in hand meanwhile: where the entry stays open, it is released when a call below panics; else nothing has changed.
+        // `Hands` is not needed: if the entry stays open, a panic below leaves it released; otherwise nothing has changed.
         if cache == self.number {
             let mut state = self.lock();
             let stays = state.release(slot, generation, whole);
@@ -41,7 +39,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         self.release_otherwise(registration)
     }
 
-    /// Ends the registrations that the short way does not.
+    /// The slow path of `release`.
     #[cold]
     #[inline(never)]
     fn release_otherwise(&self, registration: Registration) -> Result<Released, ReleaseRegistrationError> {
@@ -55,7 +53,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         self.release_last(&mut hands, registration, ended)
     }
 
-    /// Ends, in the state, the registration in `hands`, if there is such an entry.
+    /// Ends the registration in `hands`, if its entry exists.
     #[cold]
     fn end_held(
         &self,
@@ -76,8 +74,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         Some(ended)
     }
 
-    /// Returns how a release has ended that was a range's last, or of a forgotten range; waits
-    /// until it has ended.
+    /// Ends the last registration of a range, or of a forgotten range, and waits until that is done.
     #[cold]
     fn release_last(
         &self,
@@ -109,20 +106,16 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// Takes `memory` back for its owner: unmaps every entry that shares a byte with it, for any
-    /// direction, held or not, and waits until no device reaches any of them. A range whose
-    /// acquisition was under way when the call began is unmapped, too; the owner is responsible for
-    /// ranges that are acquired later. Holders' devices meet faults, and their releases return
-    /// [`Forgotten`](Released::Forgotten); no other caller gets the addresses before that. An empty
-    /// range is no error; one that runs past the last address ends there.
+    /// Takes `memory` back for its owner: unmaps every entry that shares a byte with it, for any direction, held or not, and waits until no
+    /// device reaches any of them. Also unmaps ranges whose acquisition was in progress when the call began; the owner is responsible for
+    /// ranges that are acquired later. Holders' devices meet faults, and their releases return [`Forgotten`](Released::Forgotten); no other
+    /// caller gets the addresses before that. An empty range is no error; one that runs past the last address ends there.
     ///
-    /// Costs one invalidation for each 64 entries, and waits for those of CPUs that are mapping or
-    /// unmapping such entries at the moment. O(log n) for each entry, and for each size class.
-    /// Allocates nothing. The caller holds no lock and no CPU.
+    /// Costs one invalidation for each 64 entries, and waits for CPUs that are mapping or unmapping such entries. O(log n) for each entry,
+    /// and for each size class. Does not allocate. Context: may wait; the caller holds no lock and no CPU.
     ///
     /// # Errors
-    /// [`ForgetError`]: all of it is unmapped, but **devices may still reach it**, until another
-    /// call succeeds.
+    /// [`ForgetError`]: all of it is unmapped, but **devices may still reach it**, until another call succeeds.
     pub fn forget(&self, memory: PhysSegment) -> Result<Forgotten, ForgetError> {
         let most = (u64::MAX - memory.phys.get()).saturating_add(1);
         let memory = PhysSegment { len: memory.len.min(most), ..memory };
@@ -157,26 +150,23 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             match failed {
                 Some(failed) => return Err(failed),
                 None if !others => return Ok(forgotten),
-                // Each entry that is left leaves its phase when its mapping or its invalidation is
-                // over.
+                // Each remaining entry leaves its phase when its mapping or its invalidation is over.
                 None => pause(),
             }
         }
     }
 
-    /// Unmaps idle entries, the least recently used first, until the rest has no more than `keep`
-    /// bytes, and also the entries that an earlier call could not confirm. Returns how many bytes
-    /// devices do not reach any more.
+    /// Unmaps idle entries, in LRU order, until the rest has at most `keep` bytes, and also entries with an unconfirmed invalidation.
+    /// Returns how many bytes devices no longer reach.
     ///
-    /// Costs one invalidation for each 64 entries; O(log n) for each. Allocates nothing. The caller
-    /// holds no lock and no CPU.
+    /// Costs one invalidation for each 64 entries; O(log n) for each. Does not allocate. Context: may wait; the caller holds no lock and no
+    /// CPU.
     ///
     /// # Errors
-    /// [`InvalidationError`]: devices may still reach the entries that could not be confirmed,
-    /// until a later call succeeds.
+    /// [`InvalidationError`]: devices may still reach the unconfirmed entries, until a later call succeeds.
     pub fn trim(&self, keep: u64) -> Result<u64, InvalidationError> {
         let mut bytes = 0;
-        // Entries that fail meanwhile are another call's.
+        // Entries that fail meanwhile are left to later calls.
         let mut unconfirmed = self.with(|state| state.unconfirmed.len());
         let mut hands = Hands::new(self, Entry::None);
         loop {
@@ -200,8 +190,8 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         }
     }
 
-    /// Unmaps the batch in `hands`, which is empty then, and waits until no device reaches it.
-    /// Calls `settled` under the same lock under which the result is recorded.
+    /// Unmaps the batch in `hands`, which is then empty, and waits until no device reaches it. Calls `settled` under the same lock under
+    /// which the result is recorded.
     pub(super) fn end_evicted(
         &self,
         hands: &mut Hands<'_, M, P>,
@@ -218,8 +208,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
             let Evicted { range, lost, again, .. } = *evicted;
             // From here on a token has the addresses, and counts them if this call unwinds.
             evicted.lost = true;
-            // An entry that was unlinked before is not unlinked again: another caller's translation
-            // may be there now.
+            // An entry that was unlinked before is not unlinked again: another caller's translation may be there now.
             if again {
                 gather.add(range);
                 tokens.push(Unlinked::from_range(domain, (range, lost)));
@@ -230,7 +219,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
                     evicted.again = true;
                     tokens.push(unlinked);
                 }
-                // A later call removes what could not be removed.
+                // A later call removes the rest.
                 Err(linked) => {
                     kept += linked.kept();
                     linked.into_range();
@@ -241,7 +230,7 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
         let confirmed = domain.confirm(&gather);
         let mut free: ArrayVec<_, BATCH> = ArrayVec::new();
         self.with(|state| {
-            // Each entry that is unlinked has its token, in the same order.
+            // Each unlinked entry has a token, in the same order.
             let mut tokens = tokens.into_iter();
             for Evicted { slot, lost, again, .. } in hands.batch.drain(..) {
                 let Some(unlinked) = (if again { tokens.next() } else { None }) else {
@@ -262,12 +251,12 @@ impl<M: Mapper, P: Platform> RegistrationCache<M, P> {
     }
 }
 
-/// Returns the token of an entry's addresses, at which translations may be.
+/// Returns the token of an entry's addresses, which may have translations.
 fn linked<M: Mapper, P: Platform>(domain: &Domain<M, P>, range: IovaRange, lost: bool) -> Linked<'_, M, P> {
     if lost { Linked::from_lost(domain, range) } else { Linked::from_range(domain, range) }
 }
 
-/// A cache's entries while it ends. Dropping it gives up the addresses of those that are left.
+/// The entries of a cache that is dropped. Its own drop leaks the addresses of those that remain.
 struct Leaving<'a, M: Mapper, P: Platform> {
     domain: &'a Domain<M, P>,
     slots: &'a mut Slots,
@@ -286,7 +275,7 @@ impl<M: Mapper, P: Platform> Drop for Leaving<'_, M, P> {
 impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
     fn drop(&mut self) {
         let domain = self.device.domain();
-        // No other call can be under way: only the type has the lock.
+        // No other call can hold the lock.
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let leaving = Leaving { domain, slots: &mut state.slots };
         let mut gather = Gather::new();
@@ -295,7 +284,7 @@ impl<M: Mapper, P: Platform> Drop for RegistrationCache<M, P> {
             match entry.phase {
                 Phase::Free | Phase::Gone => {}
                 Phase::Unconfirmed if !entry.interrupted => gather.add(range),
-                // All of it may be there, or nothing, if a call has not come back to it.
+                // Anything from all of it to nothing may be mapped, if a call has unwound.
                 Phase::Live | Phase::Unconfirmed | Phase::Ending | Phase::Mapping => {
                     let linked = linked(domain, range, entry.lost);
                     // Dropping the token counts them.

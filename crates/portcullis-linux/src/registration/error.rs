@@ -8,24 +8,24 @@ use portcullis::invalidation::InvalidationError;
 use super::config::Registration;
 use super::index::Span;
 
-/// A cache that cannot be made.
+/// Why a cache cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationConfigError {
     /// The domain's devices use physical addresses: there is nothing to map or to unmap.
     #[error("a domain without translation has nothing to register")]
     NoTranslation,
-    /// The limits leave no room for an entry, or there are too few numbers for the entries.
+    /// The limits leave no room for an entry, or exceed the entry numbers.
     #[error("a cache of {entries} entries and {bytes} bytes: 1 to {most} entries and a granule are needed")]
     Limits {
         /// Entries asked for.
         entries: usize,
         /// Bytes asked for.
         bytes: u64,
-        /// The most entries that there can be.
+        /// The most entries of a cache.
         most: usize,
     },
-    /// There is no memory for the cache's own book-keeping.
+    /// There is no memory for the cache itself.
     #[error("no memory to keep account of {entries} entries")]
     OutOfMemory {
         /// Entries asked for.
@@ -33,11 +33,11 @@ pub enum RegistrationConfigError {
     },
 }
 
-/// A range that was not acquired. No part of it is held.
+/// Why a range was not acquired. No part of it is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The range by itself is larger than the limit.
+    /// The range alone exceeds the limit.
     #[error("{bytes} bytes of granules: the cache's limit is {limit}")]
     TooLarge {
         /// Bytes of the granules that it touches.
@@ -51,10 +51,10 @@ pub enum AcquireError {
         /// [`RegistrationLimits::entries`](super::RegistrationLimits::entries).
         limit: usize,
     },
-    /// The entries that are held leave too few bytes. Nothing was evicted.
+    /// Held entries leave too few bytes. Nothing was evicted.
     #[error("{wanted} bytes are wanted: of the cache's limit of {limit}, {held} are held")]
     NoBytes {
-        /// Bytes of the granules that were wanted.
+        /// Bytes of the granules of the range.
         wanted: u64,
         /// [`RegistrationLimits::bytes`](super::RegistrationLimits::bytes).
         limit: u64,
@@ -64,25 +64,23 @@ pub enum AcquireError {
     /// There is no memory to record that the caller waits for room. Nothing was evicted.
     #[error("no memory to keep account of who waits for room")]
     NoMemory,
-    /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may
-    /// still reach them**, as before. They count against the limits until some later call succeeds.
+    /// Idle entries were unmapped to make room, and the hardware did not confirm it: **devices may still reach them**. They count against
+    /// the limits until a later call succeeds.
     #[error("no room could be made, as unmapped entries may still be reached: {error}")]
     Eviction {
         /// Why it was not confirmed.
         error: InvalidationError,
     },
-    /// The owner had a part of the range forgotten while it was being acquired.
+    /// The owner forgot a part of the range during the acquisition.
     #[error("the {len} bytes at {phys} were forgotten while they were being acquired")]
     Forgotten {
-        /// The address at which the range begins.
+        /// The start of the range.
         phys: PhysAddr,
         /// Its length in bytes.
         len: u64,
     },
-    /// The range was forgotten in the same way, but the hardware did not confirm that it is
-    /// unmapped again: **devices may still reach it** until a
-    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim)
-    /// succeeds.
+    /// The range was forgotten in the same way, but the hardware did not confirm its unmap: **devices may still reach it** until a
+    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim) succeeds.
     #[error("forgotten while it was being acquired, and devices may still reach it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
@@ -106,20 +104,18 @@ impl From<IovaError> for AcquireError {
     }
 }
 
-/// A registration that was not released as it should be.
+/// Why a registration was not released normally.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseRegistrationError {
-    /// It belongs to another cache. Nothing is changed.
+    /// It belongs to another cache. Nothing has changed.
     #[error("a registration of another cache")]
     OtherCache {
         /// The registration, to be released to its own cache.
         registration: Registration,
     },
-    /// The registration was the last and is released, but the hardware did not confirm that the
-    /// range is unmapped: **devices may still reach it** until a
-    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim)
-    /// succeeds.
+    /// It was the last registration and is released, but the hardware did not confirm the unmap: **devices may still reach it** until a
+    /// [`forget`](super::RegistrationCache::forget) or a [`trim`](super::RegistrationCache::trim) succeeds.
     #[error("released, but devices may still reach it: {error}")]
     Unconfirmed {
         /// Why it was not confirmed.
@@ -127,14 +123,13 @@ pub enum ReleaseRegistrationError {
     },
 }
 
-/// A range that devices may still reach, although every entry in it was to be unmapped: the
-/// hardware did not confirm. The entries count against the limits; a caller that forgets the range
-/// again tries again.
+/// A forgotten range that devices may still reach: the hardware did not confirm its unmap. The entries count against the limits; another
+/// forget of the range tries again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("devices may still reach what {entries} entries were for: {error}")]
 pub struct ForgetError {
-    /// Entries that are not confirmed as unmapped.
+    /// Entries with an unconfirmed unmap.
     pub entries: usize,
-    /// Why the first of them is not.
+    /// Why the first of them is unconfirmed.
     pub error: InvalidationError,
 }

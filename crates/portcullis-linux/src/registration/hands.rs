@@ -1,4 +1,4 @@
-//! The work that a call has begun: if a call below panics, these guards return it to the state.
+//! A call's work in progress: if a call below panics, these guards return it to the state.
 
 use portcullis::addr::IovaRange;
 use portcullis::domain::Unlinked;
@@ -8,30 +8,27 @@ use portcullis::platform::Platform;
 use super::RegistrationCache;
 use super::state::{Batch, Claim, Ended, Evicted, Held, State};
 
-/// The entries that a call works on: one that it holds or maps, and those that it unmaps. It is
-/// filled and emptied under the state's lock, in the same turn that changes the state, so that the
-/// two agree wherever a call unwinds.
+/// The entries of a call: one that it holds or maps, and those that it unmaps. It changes only under the state's lock, in the same critical
+/// section as the state, so that the two agree wherever a call unwinds.
 ///
-/// Dropping it ends the call's work on all of them. Entries that may be mapped become unconfirmed,
-/// and a later call unmaps them. Addresses that were in a token of the domain when the call unwound
-/// are lost, and counted by it. A call that ends well leaves it empty.
+/// Drop ends the call's work on all of them. Entries that may be mapped become unconfirmed, and a later call unmaps them. Addresses in a
+/// token when the call unwound are leaked, and the token counts them. A call that succeeds leaves it empty.
 pub(super) struct Hands<'a, M: Mapper, P: Platform> {
     cache: &'a RegistrationCache<M, P>,
     pub entry: Entry,
     pub batch: Batch,
 }
 
-/// The entry that a call is about.
+/// The entry of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Entry {
     None,
-    /// The caller has a registration of it, or is about to get one, or has just given one back.
+    /// The caller has a registration of it, is about to get one, or has just released one.
     Held {
         slot: u32,
         whole: bool,
     },
-    /// The entry has addresses once there is a range, which a token has; then translations may be
-    /// there.
+    /// The entry has addresses once `range` is set, and a token has these; then translations may be there.
     Mapping {
         slot: u32,
         range: Option<IovaRange>,
@@ -56,8 +53,7 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
         Self { cache, entry, batch: Batch::new() }
     }
 
-    /// Marks the work as done: all of it is in the state, or is the caller's responsibility from
-    /// here on.
+    /// Marks the work as done: it is in the state, or the caller's responsibility from here on.
     #[inline]
     pub(super) fn done(self) {
         std::mem::forget(self);
@@ -74,8 +70,7 @@ impl<'a, M: Mapper, P: Platform> Hands<'a, M, P> {
             };
             abandon(state, batch);
             if let Entry::Held { slot, whole } = *entry {
-                // The caller gets no answer, so the call waits for nothing; but the registration
-                // has ended.
+                // The caller gets no result, so the call does not wait; but the registration has ended.
                 *entry = match state.end_held(slot, whole, false, batch) {
                     Ended::Forgotten(Some((range, lost))) => Entry::Freed { range, lost },
                     _ => Entry::None,
@@ -105,8 +100,8 @@ impl<M: Mapper, P: Platform> Drop for Hands<'_, M, P> {
     }
 }
 
-/// A hit on its way to the caller: an entry, and whether all of it is held. Dropping it releases
-/// the entry. (A batch would make the frame of the shortest way large.)
+/// A hit that is being returned: an entry, and whether all of it is held. Drop releases the entry. (It has no batch, which would enlarge
+/// the frame of the fast path.)
 pub(super) struct Lent<'a, M: Mapper, P: Platform> {
     pub cache: &'a RegistrationCache<M, P>,
     pub held: Option<(u32, bool)>,
@@ -129,7 +124,7 @@ impl<M: Mapper, P: Platform> Drop for Lent<'_, M, P> {
     }
 }
 
-/// Room that is set aside. Dropping it gives the room up.
+/// Reserved room. Drop releases it.
 pub(super) struct MakingRoom<'a, M: Mapper, P: Platform> {
     pub cache: &'a RegistrationCache<M, P>,
     pub claim: Claim,

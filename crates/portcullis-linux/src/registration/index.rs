@@ -1,9 +1,7 @@
-//! The entries in order of where they begin, by size. It finds entries that cover a range, and
-//! every entry that overlaps it.
+//! The entries sorted by start and size, to find entries that cover a range, and all that overlap it.
 //!
-//! Entries may overlap in any way. In one ordered set, a search for entries that overlap a range
-//! would have to begin as far before the range as the longest entry is long. So the set is divided
-//! by permission and by size class: the entries of one class are less than twice as long as each
+//! Entries may overlap in any way. In one ordered set, a search for overlaps would have to begin as far before the range as the longest
+//! entry is long. So the set is divided by permission and by size class: the entries of one class are less than twice as long as each
 //! other, so each search begins at most two of its own lengths before the range.
 
 use std::collections::BTreeSet;
@@ -11,18 +9,16 @@ use std::ops::Bound;
 
 use portcullis::addr::{Permissions, PhysAddr, PhysSegment};
 
-/// Kinds of permission.
 const KINDS: usize = 3;
 
-/// Size classes of each kind: lengths from one power of two on to the next.
+/// Size classes of each kind: from one power of two to the next.
 const CLASSES: usize = 64;
 
-/// The number of entries of a class that a search for a covering one looks at. If more of them
-/// begin before the range and do not reach its end, they overlap each other heavily. Finding none
-/// is then right often enough, and otherwise the range is mapped once more.
+/// Entries of a class that a search for a covering one visits. If more of them begin before the range and do not reach its end, they
+/// overlap heavily. Finding none is then right often enough, and otherwise the range is mapped once more.
 const NEAREST: usize = 8;
 
-/// The bytes to be reached, from the first to the last, and the access to them.
+/// A range of bytes, first and last, and the access to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     first: u64,
@@ -31,14 +27,14 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Returns `None` for a range of no bytes, and for one that runs past the last address.
+    /// Returns `None` for an empty range, and for one that runs past the last address.
     pub(super) fn new(memory: PhysSegment, permissions: Permissions) -> Option<Self> {
         let last = memory.phys.checked_add(memory.len.checked_sub(1)?)?;
         Some(Self { first: memory.phys.get(), last: last.get(), permissions })
     }
 
     pub(super) fn memory(&self) -> PhysSegment {
-        // No number holds the length of all 2^64 bytes, and no segment of memory has it either.
+        // No `u64` holds the length of all 2^64 bytes, and no segment of memory has it either.
         PhysSegment { phys: PhysAddr::new(self.first), len: (self.last - self.first).wrapping_add(1) }
     }
 
@@ -46,13 +42,13 @@ impl Span {
         self.permissions
     }
 
-    /// Returns a number to hash: it differs for ranges of one length, and mostly for others.
+    /// A hash: it differs for ranges of one length, and mostly for others.
     #[inline]
     pub(super) fn mixed(&self) -> u64 {
         self.first ^ (self.last - self.first).rotate_left(40) ^ (self.kind() as u64) << 62
     }
 
-    /// Returns whether both have a byte in common, whatever the access.
+    /// Returns whether both share a byte, whatever the access.
     pub(super) fn touches(&self, other: &Self) -> bool {
         self.first <= other.last && self.last >= other.first
     }
@@ -66,7 +62,7 @@ impl Span {
     }
 
     fn class(&self) -> usize {
-        // By the distance of the last byte, as no number holds the length of all 2^64 bytes.
+        // By the distance of the last byte, because no `u64` holds the length of all 2^64 bytes.
         (self.last - self.first).checked_ilog2().map_or(0, |log| log as usize)
     }
 
@@ -76,7 +72,6 @@ impl Span {
     }
 }
 
-/// An entry's place in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     group: u8,
@@ -90,19 +85,18 @@ impl Key {
         self.slot
     }
 
-    /// Returns the first key of `group` that begins at `first` or later, and the last that begins
-    /// at `last` or earlier.
+    /// The bounds of `group` for entries that begin from `first` to `last`.
     fn bounds(group: usize, first: u64, last: u64) -> (Self, Self) {
         let group = group as u8;
         (Self { group, first, last: 0, slot: 0 }, Self { group, first: last, last: u64::MAX, slot: u32::MAX })
     }
 }
 
-/// The numbers of entries, by the range that they cover.
+/// Entry numbers, by range.
 #[derive(Debug)]
 pub(super) struct Index {
     keys: BTreeSet<Key>,
-    /// The number of entries in each class of each kind.
+    /// Entries in each class of each kind.
     counts: [u32; KINDS * CLASSES],
 }
 
@@ -127,15 +121,14 @@ impl Index {
         }
     }
 
-    /// Returns the first entry of just `span` that `wanted` accepts. O(log n), and O(1) for each
-    /// such entry.
+    /// Returns the first entry of exactly `span` that `wanted` accepts. O(log n), and O(1) for each such entry.
     pub(super) fn exact(&self, span: &Span, wanted: impl Fn(u32) -> bool) -> Option<u32> {
         let same = self.keys.range(span.key(0)..=span.key(u32::MAX));
         same.map(Key::slot).find(|slot| wanted(*slot))
     }
 
-    /// Returns an entry that covers `span` and that `wanted` accepts. O(log n) for each size class
-    /// in use that is not smaller; looks at the [`NEAREST`] entries in each.
+    /// Returns an entry that covers `span` and that `wanted` accepts. O(log n) for each used size class from that of `span` on; visits the
+    /// [`NEAREST`] entries in each.
     pub(super) fn covering(&self, span: &Span, wanted: impl Fn(u32) -> bool) -> Option<u32> {
         (span.class()..CLASSES).find_map(|class| {
             let group = span.kind() * CLASSES + class;
@@ -148,9 +141,8 @@ impl Index {
         })
     }
 
-    /// Returns the next entry in order after `after` that shares a byte with `span`, whatever its
-    /// permissions. O(log n) for each class of each kind in use, and O(1) for each entry that
-    /// begins less than two of its own lengths before `span` and ends there, too.
+    /// Returns the next entry after `after` that shares a byte with `span`, with any permissions. O(log n) for each used class of each
+    /// kind, and O(1) for each entry that begins less than two of its own lengths before `span` and ends there, too.
     pub(super) fn overlapping(&self, span: &Span, after: Option<Key>) -> Option<Key> {
         let begin = after.map_or(0, |key| usize::from(key.group));
         (begin..self.counts.len()).find_map(|group| {
@@ -171,7 +163,7 @@ impl Index {
     }
 }
 
-/// Returns the most by which the last byte of an entry of `class` lies behind its first.
+/// The largest distance between the last and the first byte of an entry of `class`.
 fn longest(class: usize) -> u64 {
     u64::MAX >> (CLASSES - 1 - class)
 }

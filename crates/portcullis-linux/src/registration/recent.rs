@@ -1,14 +1,12 @@
-//! The entries at which ranges were found last: a table in front of the ordered index. An answer is
-//! only a hint, which the caller checks.
+//! A hash table of recently found entries, in front of the index. A result is only a hint, which the caller checks.
 
 use super::index::Span;
 
-/// The most places: the table has four for each entry that there may be, up to this number.
+/// The most places: four for each possible entry, up to this number.
 const MOST_PLACES: usize = 1 << 17;
 
-/// An entry's number in each place, one place for each range, by its hash. The caller checks the
-/// entry that it finds: the number may belong to another range with the same place, or to an entry
-/// that has ended.
+/// An entry's number in each place, by the hash of its range. The caller checks the entry: the number may belong to another range with the
+/// same hash, or to an entry that has ended.
 #[derive(Debug)]
 pub(super) struct Recent {
     /// The places, a power of two of them.
@@ -16,7 +14,7 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Makes a table for `entries` entries; returns `None` without memory.
+    /// Makes a table for `entries` entries; `None` without memory.
     pub(super) fn new(entries: usize) -> Option<Self> {
         let len = entries.saturating_mul(4).min(MOST_PLACES).next_power_of_two();
         let mut places = Vec::new();
@@ -25,7 +23,7 @@ impl Recent {
         Some(Self { places: places.into_boxed_slice() })
     }
 
-    /// Returns the number that was put there for `span`, or any other.
+    /// Returns the number that was stored for `span`, or any other.
     #[inline]
     pub(super) fn get(&self, span: &Span) -> u32 {
         self.places[self.place(span)]

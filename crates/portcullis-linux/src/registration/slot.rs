@@ -1,14 +1,12 @@
-//! The entries of a cache, and lists threaded through them. A number leads to an entry for the life
-//! of the cache, and an entry is in one list at most.
+//! The entries of a cache, and intrusive lists of them. A number names an entry for the life of the cache; an entry is in at most one list.
 
 use portcullis::addr::IovaRange;
 
 use super::index::Span;
 
-/// No entry.
 const NONE: u32 = u32::MAX;
 
-/// The state of an entry. Only `Live` ones are handed out.
+/// The state of an entry. Only `Live` ones are shared.
 ///
 /// ```text
 ///   Free -> Mapping -> Live -> Ending -> Free
@@ -19,7 +17,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Free,
-    /// The caller that acquired it is entering its translations.
+    /// The acquiring caller is entering its translations.
     Mapping,
     /// Devices reach it.
     Live,
@@ -34,28 +32,24 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub span: Option<Span>,
-    /// Its addresses, once it has some.
     pub range: Option<IovaRange>,
-    /// The time at which it was made, on a counter of the cache: it tells one use of the slot from
-    /// another.
+    /// The time it was made, on a counter of the cache: it distinguishes uses of the slot.
     pub generation: u64,
     /// Bytes of its granules.
     pub bytes: u64,
-    /// The number of registrations of any part of it.
+    /// Registrations of any part of it.
     pub refs: u64,
-    /// The number of those registrations that cover all of it.
+    /// Registrations of all of it.
     pub whole: u64,
-    /// The bytes that the domain counts as open for it beside what is in use.
+    /// The bytes that the domain counts as open for it beside used ones.
     pub open: u64,
     pub phase: Phase,
     pub keep: bool,
-    /// The owner has had it forgotten.
+    /// The owner has forgotten it.
     pub forgotten: bool,
-    /// Its addresses are never used again, and the domain has counted them: another caller's
-    /// translation was found there, or a call that had them has not come back.
+    /// Its addresses are leaked and counted: another caller's translation was found there, or the call that had them has unwound.
     pub lost: bool,
-    /// The call that mapped or unmapped it has not come back, or could not remove all of it, so its
-    /// translations may be there.
+    /// The call that mapped or unmapped it has unwound, or could not remove all of it, so its translations may be there.
     pub interrupted: bool,
     before: u32,
     after: u32,
@@ -81,8 +75,7 @@ impl Slot {
         }
     }
 
-    /// Returns the bytes that are open in its granules beside what is held: all, if no holder has
-    /// all of the range.
+    /// The open bytes of its granules beside held ones: all, if no holder has all of the range.
     pub(super) fn open_now(&self) -> u64 {
         match self.phase {
             Phase::Free | Phase::Mapping | Phase::Gone => 0,
@@ -102,13 +95,13 @@ impl Slot {
     }
 }
 
-/// Entries in a row, by number, and their bytes.
+/// A list of entries by number, and their bytes.
 #[derive(Debug)]
 pub(super) struct List {
     first: u32,
     last: u32,
-    /// Not as wide as the bytes: two words side by side would be changed by vector instructions, which take longer here, most of all where a CPU is
-    /// emulated.
+    /// Narrower than the bytes: the compiler would update two adjacent words by vector instructions, which take longer here, most of all on
+    /// an emulated CPU.
     len: u32,
     pub bytes: u64,
 }
@@ -118,21 +111,20 @@ impl List {
         Self { first: NONE, last: NONE, len: 0, bytes: 0 }
     }
 
-    /// Returns how many entries there are.
     pub(super) fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Returns the number of the first entry, the one that was pushed first.
+    /// The number of the first entry, which was pushed first.
     pub(super) fn first(&self) -> Option<u32> {
         (self.first != NONE).then_some(self.first)
     }
 }
 
-/// All entries that there may be, named by the numbers that `take` returns.
+/// All entries of the limit, by the numbers that `take` returns.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Never longer than the capacity that was reserved.
+    /// Never longer than the reserved capacity.
     slots: Vec<Slot>,
     most: usize,
     free: List,
@@ -140,10 +132,10 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The most entries that can have numbers.
+    /// The most entries with numbers.
     pub(super) const MOST: usize = NONE as usize;
 
-    /// Makes room for `most` entries; returns `None` without memory for them.
+    /// Reserves `most` entries; `None` without memory.
     pub(super) fn new(most: usize) -> Option<Self> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(most).ok()?;
@@ -154,8 +146,7 @@ impl Slots {
         self.used
     }
 
-    /// Takes an entry that is not in use, whose phase the caller is to change; returns `None` if
-    /// there is none. Allocates nothing.
+    /// Takes a free entry, whose phase the caller changes; `None` if there is none. Does not allocate.
     pub(super) fn take(&mut self) -> Option<u32> {
         let number = match self.free.first() {
             Some(number) => {
@@ -174,7 +165,7 @@ impl Slots {
         Some(number)
     }
 
-    /// Takes back an entry that is in no list.
+    /// Frees an entry that is in no list.
     pub(super) fn give_back(&mut self, number: u32) {
         *self.at_mut(number) = Slot::new();
         let mut free = std::mem::replace(&mut self.free, List::new());
@@ -183,7 +174,6 @@ impl Slots {
         self.used -= 1;
     }
 
-    /// Returns entry `number`, which [`take`](Self::take) returned.
     pub(super) fn at(&self, number: u32) -> &Slot {
         &self.slots[number as usize]
     }
@@ -192,12 +182,11 @@ impl Slots {
         &mut self.slots[number as usize]
     }
 
-    /// Returns entry `number`, whatever its phase.
     pub(super) fn get(&self, number: u32) -> Option<&Slot> {
         self.slots.get(number as usize)
     }
 
-    /// Makes an entry that is in no list the last of `list`.
+    /// Appends an entry that is in no list to `list`.
     pub(super) fn push(&mut self, list: &mut List, number: u32) {
         let last = list.last;
         let slot = self.at_mut(number);
@@ -211,7 +200,7 @@ impl Slots {
         list.last = number;
     }
 
-    /// Takes an entry out of `list`, in which it is.
+    /// Removes an entry from `list`, which has it.
     pub(super) fn unlink(&mut self, list: &mut List, number: u32) {
         let slot = self.at_mut(number);
         let (before, after) = (slot.before, slot.after);
@@ -228,7 +217,6 @@ impl Slots {
         }
     }
 
-    /// Yields all entries in use.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.slots.iter_mut().filter(|slot| slot.phase != Phase::Free)
     }

@@ -1,8 +1,8 @@
-//! The book-keeping of a cache, all of it under one lock: entries, their order, the idle ones, and
-//! how full the cache is. What is mapped or may still be reached never exceeds the limits.
+//! The state of a cache, under one lock: entries, their index, the idle list, and the usage. Memory that devices may reach never exceeds
+//! the limits.
 //!
-//! Nothing here waits or touches translations: a step returns what its caller must do, with the
-//! lock free, and another step records how that went.
+//! No function here waits or changes translations: a step returns what its caller must do without the lock, and another step records the
+//! result.
 
 mod room;
 
@@ -17,16 +17,15 @@ use super::index::{Index, Key, Span};
 use super::recent::Recent;
 use super::slot::{List, Phase, Slot, Slots};
 
-/// The most entries that share one invalidation, and that a call looks at under the lock at a time.
+/// The most entries that share one invalidation, and that a call visits in one critical section.
 pub(super) const BATCH: usize = 64;
 
-/// An entry of those that are unmapped together.
+/// An entry in a batch of unmaps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Evicted {
     pub slot: u32,
     pub range: IovaRange,
-    /// Its addresses are lost, and counted; or they are in a token, which counts them when the call
-    /// unwinds.
+    /// Its addresses are leaked and counted; or they are in a token, which counts them if the call unwinds.
     pub lost: bool,
     /// An earlier attempt has unlinked it already.
     pub again: bool,
@@ -34,7 +33,7 @@ pub(super) struct Evicted {
 
 pub(super) type Batch = ArrayVec<Evicted, BATCH>;
 
-/// An entry as a registration needs it.
+/// The fields of an entry for a registration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     pub slot: u32,
@@ -50,25 +49,25 @@ pub(super) struct State {
     recent: Recent,
     limits: RegistrationLimits,
     granule: PageSize,
-    /// Live entries without a holder, the least recently used first.
+    /// Live entries without a holder, in LRU order.
     pub idle: List,
     pub unconfirmed: List,
-    /// The number of entries that callers are unmapping, and their bytes.
+    /// Entries that callers are unmapping, and their bytes.
     ending: (usize, u64),
     gone: usize,
-    /// The bytes of all entries but those that are gone.
+    /// The bytes of all entries except `Gone` ones.
     bytes: u64,
     claimed: Claim,
-    /// The CPUs that make room at this moment.
+    /// CPUs that are making room.
     waiting: Vec<Waiting>,
     generation: u64,
     counts: RegistrationUsage,
-    /// The change of what the domain is to count as open.
+    /// The change of open bytes to report to the domain.
     pub opened: i64,
 }
 
 impl State {
-    /// Returns `None` without memory for what is allocated in advance.
+    /// Returns `None` without memory for the initial allocations.
     pub(super) fn new(limits: RegistrationLimits, granule: PageSize) -> Option<Self> {
         Some(Self {
             slots: Slots::new(limits.entries)?,
@@ -102,16 +101,15 @@ impl State {
         }
     }
 
-    /// Begins a forget of `span`: a caller that makes room for a part of it must not map it any
-    /// more. Returns the number of the next entry: those that are there have smaller ones.
+    /// Begins a forget of `span`: a caller that is making room for a part of it must no longer map it. Returns the next generation:
+    /// existing entries have smaller ones.
     pub(super) fn begin_forget(&mut self, span: &Span) -> u64 {
         self.waiting.iter_mut().for_each(|waiting| waiting.forgotten |= waiting.span.touches(span));
         self.generation + 1
     }
 
-    /// Holds an entry that is mapped already, if there is one: of just this range, or a larger one
-    /// that is kept. A larger one that is not kept is never held for it: its own holders' last
-    /// release must end it.
+    /// Acquires a mapped entry, if there is one: of exactly this range, or a larger persistent one. Never a larger one that is not
+    /// persistent: its own holders' last release must end it.
     #[inline(always)]
     pub(super) fn hit(&mut self, span: &Span, keep: Keep) -> Option<Held> {
         let recent = self.recent.get(span);
@@ -128,7 +126,7 @@ impl State {
         self.hold(slot, whole, span, keep)
     }
 
-    /// Holds a live entry, of which `span` is a part, or all if `whole`.
+    /// Acquires a live entry, of which `span` is a part, or all if `whole`.
     #[inline(always)]
     fn hold(&mut self, slot: u32, whole: bool, span: &Span, keep: Keep) -> Option<Held> {
         let entry = self.slots.at_mut(slot);
@@ -138,7 +136,7 @@ impl State {
         let iova = range.start().checked_add(distance)?;
         entry.refs += 1;
         entry.whole += u64::from(whole);
-        // An entry that lends a part of itself is kept already.
+        // An entry of which a part is acquired is persistent already.
         entry.keep |= keep == Keep::UntilForgotten;
         let (generation, first) = (entry.generation, entry.refs == 1);
         Self::count(entry, entry.open_if_reached(), &mut self.opened);
@@ -149,8 +147,7 @@ impl State {
         Some(Held { slot, generation, iova, whole })
     }
 
-    /// As [`hit`](Self::hit), by the index, without holding the entry. Also returns whether it is
-    /// of just the range.
+    /// As [`hit`](Self::hit), by the index, without acquiring the entry. Also returns whether the range is exactly the entry's.
     fn find(&mut self, span: &Span) -> Option<(u32, bool)> {
         let live = |slot: u32| self.slots.at(slot).phase == Phase::Live;
         if let Some(slot) = self.index.exact(span, live) {
@@ -176,8 +173,7 @@ impl State {
         Some(slot)
     }
 
-    /// Adds a live or an unconfirmed entry to `batch`, which has room, to be unmapped with the
-    /// others.
+    /// Adds a live or an unconfirmed entry to `batch`, which has room, to be unmapped.
     pub(super) fn evict_one(&mut self, slot: u32, batch: &mut Batch) {
         let entry = self.slots.at_mut(slot);
         let unconfirmed = entry.phase == Phase::Unconfirmed;
@@ -197,14 +193,13 @@ impl State {
         }
     }
 
-    /// Makes an entry live that was being mapped; returns `None` if it must end immediately, in
-    /// `batch`, because it was forgotten.
+    /// Makes a mapped entry live; returns `None` if it was forgotten and must end at once, in `batch`.
     pub(super) fn mapped(&mut self, slot: u32, batch: &mut Batch) -> Option<Held> {
         let entry = self.slots.at_mut(slot);
         let (range, span, generation) = (entry.range?, entry.span?, entry.generation);
         entry.phase = Phase::Live;
         if entry.forgotten {
-            // The registration was never given out.
+            // The registration was never returned.
             (entry.refs, entry.whole, entry.keep) = (0, 0, false);
             self.evict_one(slot, batch);
             return None;
@@ -215,8 +210,7 @@ impl State {
         Some(Held { slot, generation, iova: Iova::new(range.start().get() | distance), whole: true })
     }
 
-    /// Ends an entry that could not be mapped. Devices may still reach what was entered for a
-    /// moment, if it is `unconfirmed`.
+    /// Ends an entry that could not be mapped. If `unconfirmed`, devices may still reach what was entered for a moment.
     pub(super) fn not_mapped(&mut self, slot: u32, unconfirmed: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.refs, entry.whole, entry.keep) = (0, 0, false);
@@ -227,7 +221,7 @@ impl State {
         }
     }
 
-    /// Records that the unmapping of an entry is over. Returns whether its addresses are free now.
+    /// Records the end of an entry's unmap. Returns whether its addresses are free now.
     pub(super) fn ended(&mut self, slot: u32, confirmed: bool) -> bool {
         let bytes = self.slots.at(slot).bytes;
         self.ending.0 -= 1;
@@ -239,10 +233,8 @@ impl State {
         self.drop_entry(slot)
     }
 
-    /// Records that the call that was mapping or unmapping an entry has not come back from a call
-    /// below, or could not remove all of it. Translations may be there if `interrupted`: then a
-    /// later call unmaps whatever of it is there. No caller gets its addresses meanwhile, nor ever
-    /// if they are `lost`.
+    /// Records that the call that was mapping or unmapping an entry has unwound, or could not remove all of it. If `interrupted`,
+    /// translations may be there: then a later call unmaps the rest. No caller gets its addresses meanwhile, nor ever if they are `lost`.
     pub(super) fn abandon(&mut self, slot: u32, lost: bool, interrupted: bool) {
         let entry = self.slots.at_mut(slot);
         (entry.lost, entry.interrupted) = (lost, interrupted);
@@ -259,8 +251,7 @@ impl State {
         self.recount(slot);
     }
 
-    /// Ends an entry that no device reaches any more. Returns whether it has no holder either: then
-    /// it is given back.
+    /// Ends an entry that no device reaches any more. Returns whether it has no holder either: then it is freed.
     fn drop_entry(&mut self, slot: u32) -> bool {
         let entry = self.slots.at_mut(slot);
         let (span, bytes) = (entry.span, entry.bytes);
@@ -279,8 +270,7 @@ impl State {
         unheld
     }
 
-    /// Takes one registration off an entry that stays open; returns `false`, and changes nothing,
-    /// if it does not stay open.
+    /// Releases one registration of an entry that stays open; if it does not, returns `false` and changes nothing.
     #[inline(always)]
     pub(super) fn release(&mut self, slot: u32, generation: u64, whole: bool) -> bool {
         let stays = |entry: &Slot| {
@@ -300,11 +290,9 @@ impl State {
         true
     }
 
-    /// As [`release`](Self::release), for any entry. Entries that must be unmapped for that are in
-    /// `batch`; if a range is returned, its addresses are free now. The last registration of a
-    /// range that is not kept must report that no device reaches it: so a caller that `waits`
-    /// learns that another one is still unmapping the range, and must come again; nothing is
-    /// changed then.
+    /// As [`release`](Self::release), for any entry. Entries that must be unmapped for that are in `batch`; if a range is returned, its
+    /// addresses are free now. The last registration of a range that is not persistent must report that no device reaches it: so a caller
+    /// that `waits` learns that another one is still unmapping the range, and must retry; nothing has changed then.
     pub(super) fn end_held(&mut self, slot: u32, whole: bool, waits: bool, batch: &mut Batch) -> Ended {
         let entry = self.slots.at_mut(slot);
         if waits && entry.phase == Phase::Ending && entry.refs == 1 && !entry.keep {
@@ -340,8 +328,8 @@ impl State {
         }
     }
 
-    /// Adds an entry of the index to `batch`, which has room, as its owner takes the memory back.
-    /// Returns whether it did: if not, other callers are mapping or unmapping the entry.
+    /// Adds an entry of the index to `batch`, which has room, because its owner takes the memory back. Returns whether it did: if not,
+    /// other callers are mapping or unmapping the entry.
     pub(super) fn forget(&mut self, slot: u32, batch: &mut Batch, forgotten: &mut Forgotten) -> bool {
         let entry = self.slots.at_mut(slot);
         entry.forgotten = true;
@@ -355,7 +343,7 @@ impl State {
         true
     }
 
-    /// Returns the next entry after `after` that overlaps `span` and is older than `stamp`.
+    /// Returns the next entry after `after` that overlaps `span` and has a generation below `stamp`.
     pub(super) fn next_overlapping(&self, span: &Span, after: Option<Key>, stamp: u64) -> Option<Key> {
         let mut after = after;
         loop {
@@ -367,13 +355,13 @@ impl State {
         }
     }
 
-    /// Recomputes the bytes of an entry that the domain counts as open.
+    /// Recomputes the open bytes of an entry.
     fn recount(&mut self, slot: u32) {
         let entry = self.slots.at_mut(slot);
         Self::count(entry, entry.open_now(), &mut self.opened);
     }
 
-    /// Has the domain count `open` bytes for an entry.
+    /// Sets an entry's open bytes to `open`.
     #[inline]
     fn count(entry: &mut Slot, open: u64, opened: &mut i64) {
         // Wraps, as the domain's sum does.
@@ -382,13 +370,12 @@ impl State {
     }
 }
 
-/// The result of a release.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ended {
     Open,
-    /// The entry is in the batch. The answer to give once it is unmapped.
+    /// The entry is in the batch. The result after its unmap.
     Last(Released),
-    /// It was forgotten. The addresses that are free now, and whether they are lost.
+    /// It was forgotten. The addresses that are free now, and whether they are leaked.
     Forgotten(Option<(IovaRange, bool)>),
     /// It is being forgotten, and is still held.
     Wait,

@@ -1,5 +1,5 @@
-//! Which mappings a kernel has: a kernel removes a mapping as a whole only, so one must know where each begins and ends. Of what, and how,
-//! is noted too: a container that was without a device gets its mappings again.
+//! The record of the kernel's mappings: a kernel removes only whole mappings, so the mapper must know their bounds. It also has their
+//! memory and permissions: a container without a device gets its mappings again later.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use portcullis::addr::{Iova, IovaRange};
 use super::ranges::common;
 use crate::pieces::Piece;
 
-/// The mappings of an address space, which lie apart.
+/// The mappings of an address space, without overlaps.
 #[derive(Debug, Default)]
 pub struct Book {
     /// By their first address.
@@ -22,7 +22,7 @@ impl Book {
         self.mappings.len() as u64
     }
 
-    /// How many bytes they have together.
+    /// Their total bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -57,7 +57,7 @@ impl Book {
         Ok(())
     }
 
-    /// Takes those out that lie in `range` as a whole, and returns them, and how many bytes of others lie there.
+    /// Removes and returns mappings that lie in `range` as a whole, and how many bytes of others lie there.
     pub fn take(&mut self, range: IovaRange) -> (Vec<Piece>, u64) {
         let (mut whole, mut kept) = (Vec::new(), 0);
         for mapping in self.touching(range) {
@@ -75,7 +75,7 @@ impl Book {
     }
 }
 
-/// Joins mappings that lie beside each other, which come in order.
+/// Groups sorted mappings that are adjacent.
 pub fn joined(mappings: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     mappings.chunk_by(|one, next| one.range.last().checked_add(1) == Some(next.range.start()))
 }

@@ -1,4 +1,4 @@
-//! A [`Device`] that this process drives: its registers, and the address space that its accesses go through.
+//! A [`Device`] that this process drives: its registers, and its address space.
 
 use std::fs::File;
 use std::io;
@@ -28,17 +28,16 @@ const BARS: u32 = 6;
 const GET_REGION_INFO: u64 = vfio(8);
 const RESET: u64 = vfio(11);
 
-/// The command register of PCI's configuration space, and its bits for memory and for accesses of the device's own (PCI Local Bus
-/// Specification 3.0, 6.2.2).
+/// The command register of PCI configuration space, and its bits for memory and bus mastering (PCI Local Bus Specification 3.0, 6.2.2).
 const COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 
-/// A PCI device in the hands of this process. The kernel resets it, where it knows how, when it and all of its [`Registers`] and
-/// [`Interrupt`]s are dropped, as each of these holds the device's file; when it is [released](Self::release); and when the process ends.
+/// A PCI device that this process drives. The kernel resets it, if it can, when it and all of its [`Registers`] and [`Interrupt`]s are
+/// dropped, because each of these holds the device's file; when it is [released](Self::release); and when the process ends.
 ///
-/// It makes no access of its own before [`set_bus_master`](Self::set_bus_master). After that it reaches what is mapped in its
-/// [address space](Self::space), and nothing else.
+/// It makes no access before [`set_bus_master`](Self::set_bus_master). After that it reaches only the mappings of its [address
+/// space](Self::space).
 #[derive(Debug)]
 pub struct Device {
     opened: Arc<Opened>,
@@ -46,9 +45,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the device of this name, like `0000:01:00.0`, with an address space of its own: by iommufd where the kernel has it, else
-    /// by VFIO's type 1. VFIO must have the device; the error says how to give it. Makes a dozen system calls, and the kernel resets
-    /// the device.
+    /// Opens a device by name, such as `0000:01:00.0`, with an address space of its own: by iommufd if the kernel has it, else by VFIO's
+    /// type 1. It must be bound to VFIO; the error says how. Makes a dozen system calls, and the kernel resets the device.
     ///
     /// # Errors
     /// [`OpenError`] says what to do.
@@ -91,13 +89,12 @@ impl Device {
         Self { opened: Arc::new(Opened::new(place.name(), space, member)), place }
     }
 
-    /// As [`open`](Self::open), in an address space that another device has, or had: it reaches at once what is mapped there, also what
-    /// was mapped before it was plugged in. The kernel takes some microseconds for each mapping. With type 1, maps and unmaps of the space
-    /// wait meanwhile.
+    /// As [`open`](Self::open), in an address space of another device, or a former one: it reaches at once all that is mapped there, also
+    /// earlier mappings. The kernel takes some microseconds for each mapping. With type 1, maps and unmaps of the space wait meanwhile.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`OpenError::OtherAddresses`] where the device can use less than the space has; an
-    /// [`OpenError::Call`] where it has no memory, or may lock no more of it, for what is to be mapped. The device is closed then.
+    /// As [`open`](Self::open); [`OpenError::OtherAddresses`] if the device cannot use all addresses of the space; an [`OpenError::Call`]
+    /// if the kernel has no memory, or may lock no more of it, for the mappings. The device is closed then.
     pub fn open_in(name: &str, space: &AddressSpace) -> Result<Self, OpenError> {
         let place = Place::find(name)?;
         place.check_bound(&path(IOMMUS))?;
@@ -110,29 +107,28 @@ impl Device {
         self.place.name()
     }
 
-    /// The number by which it makes its accesses: bus, device and function.
+    /// Its bus, device and function.
     pub fn id(&self) -> DeviceId {
         self.place.id()
     }
 
-    /// What its accesses go through.
+    /// The address space of its accesses.
     pub fn space(&self) -> &AddressSpace {
         self.opened.space()
     }
 
-    /// The registers behind base address register `number`, 0 to 5, which the device is told to answer for. Makes six system calls.
+    /// The registers behind base address register `number`, 0 to 5; turns on the device's memory decoding. Makes six system calls.
     ///
-    /// An access to them ends the process by a signal (`SIGBUS`) while the device is not told to answer: after
-    /// [`write_config`](Self::write_config) has taken that back, and in a low power state. A driver does neither while threads access
-    /// registers.
+    /// While memory decoding is off, an access raises a signal (`SIGBUS`): after [`write_config`](Self::write_config) has turned it off,
+    /// and in a low power state. A driver does neither while threads access registers.
     ///
-    /// Of a device that is pulled out without warning all bits of a read are set, and there is no signal. Where a driver reads such a value, it
-    /// reads another register that never has it, as NVMe's version, or the vendor's number by [`read_config`](Self::read_config);
-    /// and if that has all bits set, too, it [releases](Self::release) the device. A device that is unplugged in order answers until it is
-    /// released. Afterwards, too, all bits are set, and there is no signal.
+    /// After surprise removal a read has all bits set, and there is no signal. A driver that reads such a value reads another register that
+    /// never has it, such as NVMe's version, or the vendor ID by [`read_config`](Self::read_config); if that has all bits set, too, it
+    /// [releases](Self::release) the device. After an orderly unplug request a device answers until it is released. Afterwards, too, all
+    /// bits are set, and there is no signal.
     ///
     /// # Errors
-    /// Where there are none, or they cannot be mapped.
+    /// There are none, or they cannot be mapped.
     pub fn bar(&self, number: u32) -> io::Result<Registers> {
         // Regions beyond are no BARs.
         let region = if number < BARS { Some(self.region(number)?) } else { None };
@@ -153,12 +149,12 @@ impl Device {
     fn region(&self, index: u32) -> io::Result<vfio_region_info> {
         let mut region =
             vfio_region_info { argsz: size_of::<vfio_region_info>() as u32, index, ..Default::default() };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         self.opened.with(|file| unsafe { call(file.as_fd(), GET_REGION_INFO, &mut region) })?;
         Ok(region)
     }
 
-    /// Reads PCI's configuration space from `offset` on. One or two system calls.
+    /// Reads PCI configuration space from `offset` on. One or two system calls.
     ///
     /// # Errors
     /// The kernel's.
@@ -168,7 +164,7 @@ impl Device {
         self.opened.with(|file| file.read_exact_at(out, at))
     }
 
-    /// Writes to PCI's configuration space. The kernel keeps what is its own from being changed.
+    /// Writes to PCI configuration space. The kernel protects its own fields.
     ///
     /// # Errors
     /// The kernel's.
@@ -178,7 +174,7 @@ impl Device {
         self.opened.with(|file| file.write_all_at(bytes, at))
     }
 
-    /// Lets the device make accesses of its own, or keeps it from them.
+    /// Turns bus mastering on or off.
     ///
     /// # Errors
     /// The kernel's.
@@ -195,16 +191,16 @@ impl Device {
     /// Resets the device, which takes up to a second.
     ///
     /// # Errors
-    /// The kernel's; `ENOTTY` where it knows no way to reset it.
+    /// The kernel's; `ENOTTY` if it knows no way to reset it.
     pub fn reset(&self) -> io::Result<()> {
-        // SAFETY: it takes a number.
+        // SAFETY: clause 1: it takes a number.
         self.opened.with(|file| unsafe { call_with(file.as_fd(), RESET, 0) }).map(drop)
     }
 
-    /// Turns on `count` interrupts, numbered from 0 on, of `kind`; without one, of the first of MSI-X, MSI and INTx of which the device has as
-    /// many. They are on, and their kind is the only one in use, until all are dropped; for another count, drop these first.
+    /// Turns on `count` interrupts, numbered from 0, of `kind`, or of the first of MSI-X, MSI and INTx with enough of them. No other kind
+    /// is available until all are dropped; for another count, drop these first.
     ///
-    /// Two system calls, one more for each kind that has too few, and one for each interrupt; the kernel takes up to a millisecond.
+    /// Two system calls, one more for each kind with too few, and one for each interrupt; the kernel takes up to a millisecond.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -214,7 +210,7 @@ impl Device {
     /// let interrupt = disk.interrupts(None, 1)?.pop().ok_or("there is one")?;
     /// loop {
     ///     interrupt.wait()?;
-    ///     // The driver takes what is done off the queues, and has the device take its wire back, if that is what it has:
+    /// // The driver processes completions, and makes the device deassert its INTx, if it uses that:
     ///     registers.write32(0x10, 1).ok_or("no register")?;
     ///     interrupt.unmask()?;
     /// }
@@ -238,41 +234,41 @@ impl Device {
         }
     }
 
-    /// The kernel's request that the device be [released](Self::release): it is to be unplugged, or somebody unbinds it from VFIO. The
-    /// kernel raises it as soon as it wants the device, and again every 10 seconds, and the unplug waits for the release. Without one it only writes a line to its log.
+    /// The kernel's request to [release](Self::release) the device: it is to be unplugged, or unbound from VFIO. The kernel raises it at
+    /// once, and again every 10 seconds, and the unplug waits for the release. Without one it only logs a line.
     ///
     /// # Errors
     /// As [`interrupts`](Self::interrupts).
     pub fn unplug_request(&self) -> Result<Interrupt, InterruptError> {
         let mut one = self.interrupts(InterruptKind::UnplugRequest, 1)?;
-        // As many as were asked for.
+        // As many as requested.
         one.pop().ok_or_else(|| InterruptError::InUse { name: self.name().to_owned() })
     }
 
-    /// Lets go of the device, whoever has [`Registers`] and [`Interrupt`]s of it: when this returns `Ok`, it reaches no memory any more,
-    /// and the kernel, which has reset it, goes on with an unplug that waited.
+    /// Releases the device, even if there are [`Registers`] and [`Interrupt`]s of it: after `Ok` it no longer reaches memory, and the
+    /// kernel, which has reset it, continues an unplug.
     ///
-    /// - Its mappings are over *for it*. The driver has its buffers back as always: each mapping goes to
-    ///   [`Queue::unmap`](portcullis::dma::Queue::unmap), and the queue is [committed](portcullis::dma::Queue::commit); who maps by number
-    ///   calls [`DmaOps::unmap_all`](portcullis::dma::DmaOps::unmap_all). The space lives on: mappings that other devices use
-    ///   stay, and a device that [joins](Self::open_in) later reaches what is mapped then. (A container of type 1 has
-    ///   removed all mappings with its last device: unmaps make no system call then, and a device that joins has them
-    ///   made again, of what the process has at these addresses by then.)
-    /// - Reads of its registers have all bits set from then on, and writes change nothing: accesses under way end.
+    /// - Its mappings end *for it*. The driver gets its buffers back as always: it passes each mapping to
+    ///   [`Queue::unmap`](portcullis::dma::Queue::unmap), and [commits](portcullis::dma::Queue::commit) the queue; a driver that maps by
+    ///   number calls [`DmaOps::unmap_all`](portcullis::dma::DmaOps::unmap_all). The space lives on: mappings that other devices use stay,
+    ///   and a device that [joins](Self::open_in) later reaches the mappings of that time. (A container of type 1 has removed all mappings
+    ///   with its last device: unmaps then make no system call, and a device that joins has them made again, of the memory that the process
+    ///   has at these addresses by then.)
+    /// - Reads of its registers have all bits set from then on, and writes change nothing: accesses in progress end.
     /// - Threads that wait for its interrupts return an error, and so does every later call of the device's.
     ///
-    /// Two system calls for each [`bar`](Self::bar), one or two to close it, of which the kernel makes a reset of up to a second, and one
-    /// for each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Called again, it
-    /// does nothing where it has returned `Ok`, and else tries again.
+    /// Two system calls for each [`bar`](Self::bar), one or two to close it, in which the kernel resets it for up to a second, and one for
+    /// each interrupt. With type 1, maps and unmaps of the space wait meanwhile. Another call does nothing after `Ok`, and else tries
+    /// again.
     ///
     /// # Errors
-    /// The kernel's, where it has no memory to take the registers' place: the device is not released, and it may be tried again. All
-    /// registers are the device's as before; only where the kernel has the memory, and does not put it there, those of a
-    /// [`bar`](Self::bar) that came before may be covered already.
-    /// `EBUSY` where another process, as a child of `fork`, has the file of a device of type 1: it is closed here, but the
-    /// device goes on, and its mappings are as they were. Called again, it asks the kernel again, and returns `EBUSY` as long as that process
-    /// or another device of the same group has the group. With iommufd, and while this process has another device of the
-    /// group, the kernel does not say it: `Ok` is returned, though a device that a child of `fork` has goes on until the child ends.
+    /// The kernel's, if it has no memory to replace the registers: the device is not released, and the call may be repeated. All registers
+    /// are the device's as before; only if the kernel has the memory, and does not put it there, those of an earlier [`bar`](Self::bar) may
+    /// be replaced already.
+    /// `EBUSY` if another process, such as a child of `fork`, has the file of a type 1 device: it is closed here, but the device goes on,
+    /// with its mappings. Another call asks the kernel again, and returns `EBUSY` as long as that process or another device of the same
+    /// group has the group. With iommufd, and while this process has another device of the group, the kernel does not report it: the call
+    /// returns `Ok`, though a device that a child of `fork` has goes on until the child ends.
     pub fn release(&self) -> io::Result<()> {
         self.opened.release()
     }

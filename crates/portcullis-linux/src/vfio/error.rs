@@ -5,17 +5,17 @@ use std::io;
 
 use super::interrupts::InterruptKind;
 
-/// Why a device could not be opened. `{:?}` prints the text, too, as `main` does with what it returns.
+/// Why a device could not be opened. `{:?}` prints the text, too, for errors that `main` returns.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// There is no such device.
     #[error("there is no PCI device {name}: names are like 0000:01:00.0 (`lspci -D` lists them)")]
     NoDevice {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
-    /// No IOMMU is in front of the device.
+    /// The device is behind no IOMMU.
     #[error(
         "{name} is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and boot Linux with intel_iommu=on where it \
          is Intel's; give one to a virtual machine (QEMU: -device intel-iommu)"
@@ -24,7 +24,7 @@ pub enum OpenError {
         /// The device.
         name: String,
     },
-    /// The device has another driver than VFIO's, or none.
+    /// The device is not bound to VFIO.
     #[error(
         "{name} has {}, and VFIO must have it. As root: modprobe vfio-pci; echo vfio-pci > /sys/bus/pci/devices/{name}/driver_override; \
          {}echo {name} > /sys/bus/pci/drivers_probe",
@@ -37,7 +37,7 @@ pub enum OpenError {
         /// Its driver.
         driver: Option<String>,
     },
-    /// Another device, which the IOMMU cannot tell from this one, has a driver of the kernel.
+    /// Another device in its IOMMU group is bound to a kernel driver.
     #[error(
         "{name} cannot be told from {other} by the IOMMU, which has the driver {driver}: unbind that, too, or bind it to vfio-pci"
     )]
@@ -49,7 +49,7 @@ pub enum OpenError {
         /// The other's driver.
         driver: String,
     },
-    /// This user may not open a file of the kernel's.
+    /// This user may not open a file of the kernel.
     #[error(
         "{path} may not be opened by this user: give it to a group of yours (chgrp, chmod g+rw; a rule of udev keeps that), or be root"
     )]
@@ -57,13 +57,13 @@ pub enum OpenError {
         /// The file.
         path: String,
     },
-    /// Somebody has the device, or its group, already.
+    /// The device, or its group, is already open.
     #[error("{path} is in use: another process has the device, or another device of its group")]
     Busy {
         /// The file.
         path: String,
     },
-    /// The IOMMU does not check interrupts: a device could raise any. The administrator may allow that.
+    /// The IOMMU has no interrupt remapping: a device could raise any interrupt. The administrator may allow that.
     #[error(
         "the IOMMU does not check the interrupts of devices (no interrupt remapping), so that a device could raise any: turn it on in the \
          firmware, or, for devices that are trusted, boot Linux with {parameter}"
@@ -78,7 +78,7 @@ pub enum OpenError {
          it with CONFIG_VFIO_PCI"
     )]
     NoVfio,
-    /// The kernel lets devices have no addresses.
+    /// The kernel allows devices no addresses.
     #[error("the kernel lets the device have no addresses")]
     NoAddresses,
     /// The device cannot use all addresses of the space that it was to join.
@@ -89,12 +89,12 @@ pub enum OpenError {
         /// The device.
         name: String,
     },
-    /// A call to the kernel failed.
+    /// A system call failed.
     #[error("{call} failed: {error}")]
     Call {
-        /// Which one.
+        /// Its name.
         call: String,
-        /// Why.
+        /// Its error.
         error: io::Error,
     },
 }
@@ -121,19 +121,19 @@ impl OpenError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InterruptError {
-    /// The device, or the machine, has not as many of a kind.
+    /// The device, or the machine, has too few interrupts of a kind.
     #[error("{name} has {most} interrupts of {} at the most, and not {wanted}", named(kinds))]
     TooFew {
         /// The device.
         name: String,
         /// The kinds that were tried.
         kinds: Vec<InterruptKind>,
-        /// How many were wanted.
+        /// How many were requested.
         wanted: u32,
-        /// How many there are of one of them.
+        /// How many one of them has.
         most: u32,
     },
-    /// Those of an earlier call have not been dropped.
+    /// Interrupts of an earlier call have not been dropped.
     #[error(
         "{name} has interrupts in use, and one kind may be at a time: drop all that an earlier call returned"
     )]
@@ -141,17 +141,16 @@ pub enum InterruptError {
         /// The device.
         name: String,
     },
-    /// A call to the kernel failed.
+    /// A system call failed.
     #[error("{call} failed: {error}")]
     Call {
-        /// Which one.
+        /// Its name.
         call: &'static str,
-        /// Why.
+        /// Its error.
         error: io::Error,
     },
 }
 
-/// Kinds as a sentence has them.
 fn named(kinds: &[InterruptKind]) -> String {
     let names = kinds.iter().map(|kind| match kind {
         InterruptKind::MsiX => "MSI-X",

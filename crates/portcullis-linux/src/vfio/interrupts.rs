@@ -1,8 +1,7 @@
-//! A device's [`Interrupt`]s, as file descriptors that the kernel signals (eventfd): MSI-X, MSI and INTx, and the kernel's own request
-//! that the device be let go of.
+//! A device's [`Interrupt`]s, as eventfds that the kernel signals: MSI-X, MSI and INTx, and the kernel's own request to release the device.
 //!
-//! An interrupt is a count in the kernel, which a read takes and sets to 0. Nothing of it runs in the program by itself: a thread
-//! [waits](Interrupt::wait) for it, or an event loop that has its [descriptor](AsFd).
+//! An interrupt is a counter in the kernel, which a read returns and resets. It runs no code in the program: a thread
+//! [waits](Interrupt::wait) for it, or an event loop with its [descriptor](AsFd).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -27,19 +26,18 @@ const SET_IRQS: u64 = vfio(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InterruptKind {
-    /// The device writes one of up to 2048 messages, for which it must be [a bus master](super::Device::set_bus_master).
+    /// The device writes one of up to 2048 messages, which takes [bus mastering](super::Device::set_bus_master).
     MsiX,
     /// The same, with up to 32 messages.
     Msi,
-    /// The device pulls a wire, which others may share. The kernel masks the wire then, until [`Interrupt::unmask`].
+    /// The device asserts a line, which others may share. The kernel then masks it, until [`Interrupt::unmask`].
     Intx,
-    /// Not the device, but the kernel, which asks that the device be [released](super::Device::release), as it is to be unplugged or to have
-    /// another driver.
+    /// The kernel asks for a [release](super::Device::release) of the device, which is to be unplugged or to get another driver.
     UnplugRequest,
 }
 
 impl InterruptKind {
-    /// VFIO's number of it.
+    /// Its index in VFIO.
     fn index(self) -> u32 {
         match self {
             Self::MsiX => VFIO_PCI_MSIX_IRQ_INDEX,
@@ -49,13 +47,13 @@ impl InterruptKind {
         }
     }
 
-    /// Of which of the two that may be in use beside each other it is.
+    /// Which of the two concurrently usable groups it belongs to.
     fn place(self) -> usize {
         usize::from(self == Self::UnplugRequest)
     }
 }
 
-/// A count that the kernel adds to.
+/// A counter that the kernel increments.
 #[derive(Debug)]
 pub struct Event(File);
 
@@ -70,13 +68,12 @@ impl Event {
         Ok(Self(unsafe { File::from_raw_fd(file) }))
     }
 
-    /// Adds 1, as the kernel does.
     pub fn signal(&self) {
-        // It fails where the count is at its most: then it is signalled already.
+        // It fails at the maximum: then it is signalled already.
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// The count, which is 0 from then on.
+    /// Returns and resets the counter.
     fn take(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         match (&self.0).read(&mut count) {
@@ -87,17 +84,17 @@ impl Event {
     }
 }
 
-/// Makes `VFIO_DEVICE_SET_IRQS` of these files, -1 for none, from `start` on, or of `count` interrupts without files.
+/// Calls `VFIO_DEVICE_SET_IRQS` with these files, -1 for none, from `start` on, or for `count` interrupts without files.
 fn set(file: &File, flags: u32, index: u32, (start, count): (u32, u32), files: &[i32]) -> io::Result<u32> {
     let mut words = vec![0, flags, index, start, count];
     words.extend(files.iter().map(|file| file.cast_unsigned()));
     words[0] = (words.len() * size_of::<u32>()) as u32;
-    // SAFETY: it is this call's structure, which has as many files as it says, and points nowhere.
+    // SAFETY: clause 1: this call's structure, with as many files as it says, and without pointers.
     let left = unsafe { call(file.as_fd(), SET_IRQS, words.as_mut_slice()) }?;
     Ok(left.unsigned_abs())
 }
 
-/// The interrupts of one call. The last that is dropped turns them off.
+/// The interrupts of one call. The last drop turns them off.
 #[derive(Debug)]
 struct Vectors {
     opened: Arc<Opened>,
@@ -108,7 +105,7 @@ impl Drop for Vectors {
     fn drop(&mut self) {
         let mut in_use = locked(&self.opened.in_use);
         let flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
-        // Where the device was released they are off.
+        // They are off if the device was released.
         let _ = self.opened.with(|file| set(file, flags, self.kind.index(), (0, 0), &[]));
         in_use[self.kind.place()] = false;
     }
@@ -117,12 +114,12 @@ impl Drop for Vectors {
 /// An interrupt of a device, of [`Device::interrupts`](super::Device::interrupts) or
 /// [`Device::unplug_request`](super::Device::unplug_request).
 ///
-/// It owns an eventfd, which does not block: an event loop waits until [it](AsFd::as_fd) can be read, and then takes the
-/// [`count`](Self::count). It can be sent to another thread, and several may wait for it: each count goes to one of them.
+/// It owns a non-blocking eventfd: an event loop polls [it](AsFd::as_fd) for reading, and then takes the [`count`](Self::count). It can be
+/// sent to another thread, and several may wait for it: each count goes to one of them.
 ///
-/// Dropped, it is turned off, by one system call; what the device raises then is lost. The interrupts of one call may be dropped in any
-/// order, also after the device, whose file they hold open. After [`Device::release`](super::Device::release) `wait` and `count` return an
-/// error for ever, so that threads which wait for one come to their end. An event loop that reads the descriptor itself finds one more count in it.
+/// A drop turns it off, by one system call; later interrupts of the device are lost. The interrupts of one call may be dropped in any
+/// order, also after the device, whose file they hold open. After [`Device::release`](super::Device::release) `wait` and `count` always
+/// return an error, so that waiting threads end. An event loop that reads the descriptor itself finds one more count in it.
 #[derive(Debug)]
 pub struct Interrupt {
     event: Arc<Event>,
@@ -156,7 +153,7 @@ impl Interrupt {
             let files: Vec<i32> = events.iter().map(|event| event.0.as_raw_fd()).collect();
             let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
             let left = opened.signal(&events, |file| set(file, flags, kind.index(), (0, count), &files));
-            // The kernel says how many are left where it has not as many.
+            // The kernel returns how many are left if there are too few.
             match left.map_err(|error| InterruptError::call("VFIO_DEVICE_SET_IRQS", error))? {
                 0 => {}
                 left => {
@@ -177,21 +174,21 @@ impl Interrupt {
         self.vectors.kind
     }
 
-    /// Its number among those of its call: the one by which the device is told of it, as an entry of the table of MSI-X.
+    /// Its number within its call, as the device knows it: its index in the MSI-X table, for example.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Waits until it is raised, and returns how often it was since the last call. Two system calls (`poll` and `read`). Of other threads
-    /// that wait, each is told of other times.
+    /// Waits until it is raised, and returns how often since the last call. Two system calls (`poll` and `read`). Concurrent waiters each
+    /// get different counts.
     ///
     /// # Errors
-    /// Of kind [`NotConnected`](io::ErrorKind::NotConnected): the device was released, before or while it waits. Or the kernel's.
+    /// Of kind [`NotConnected`](io::ErrorKind::NotConnected): the device was released, before or during the wait. Or the kernel's.
     pub fn wait(&self) -> io::Result<u64> {
         self.wait_until(None)
     }
 
-    /// As [`wait`](Self::wait), for no longer than `limit`: 0 where it was not raised.
+    /// As [`wait`](Self::wait), for at most `limit`: 0 if it was not raised.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -199,14 +196,14 @@ impl Interrupt {
         self.wait_until(Instant::now().checked_add(limit))
     }
 
-    /// How often it was raised since the last call, without waiting: 0 where it was not. One system call.
+    /// How often it was raised since the last call, without waiting. One system call.
     ///
     /// # Errors
-    /// That the device was released; or the kernel's.
+    /// The device was released; or the kernel's.
     pub fn count(&self) -> io::Result<u64> {
         let count = self.event.take()?;
         if self.vectors.opened.is_released() {
-            // Others may be waiting.
+            // Wakes other waiters.
             self.event.signal();
             return Err(self.vectors.opened.released());
         }
@@ -216,11 +213,11 @@ impl Interrupt {
     fn wait_until(&self, end: Option<Instant>) -> io::Result<u64> {
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            // Up to the next millisecond, or it would not be over then.
+            // Rounded up to a millisecond, or it would return too early.
             let left = left.map(|left| left.as_nanos().div_ceil(1_000_000));
             let limit = left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX));
             let mut poll = libc::pollfd { fd: self.event.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: it is one structure, of a file that is open.
+            // SAFETY: one structure, with an open file.
             if unsafe { libc::poll(&raw mut poll, 1, limit) } < 0 {
                 let error = io::Error::last_os_error();
                 if error.kind() != io::ErrorKind::Interrupted {
@@ -235,11 +232,11 @@ impl Interrupt {
         }
     }
 
-    /// Lets the wire of an [INTx](InterruptKind::Intx) interrupt raise it again, after the driver has had the device take its wire back. One
-    /// system call; nothing for other kinds.
+    /// Unmasks an [INTx](InterruptKind::Intx) interrupt, after the driver has made the device deassert it. One system call; nothing for
+    /// other kinds.
     ///
     /// # Errors
-    /// That the device was released; or the kernel's.
+    /// The device was released; or the kernel's.
     pub fn unmask(&self) -> io::Result<()> {
         if self.kind() != InterruptKind::Intx {
             return Ok(());
@@ -270,7 +267,7 @@ impl Drop for Interrupt {
 fn has(file: &File, kind: InterruptKind) -> io::Result<u32> {
     let argsz = size_of::<vfio_irq_info>() as u32;
     let mut info = vfio_irq_info { argsz, index: kind.index(), ..Default::default() };
-    // SAFETY: it is this call's structure, and points nowhere.
+    // SAFETY: clause 1: this call's structure, without pointers.
     match unsafe { call(file.as_fd(), GET_IRQ_INFO, &mut info) } {
         Ok(_) if info.flags & VFIO_IRQ_INFO_EVENTFD != 0 => Ok(info.count),
         Ok(_) => Ok(0),

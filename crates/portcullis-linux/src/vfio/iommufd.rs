@@ -1,4 +1,4 @@
-//! An address space of iommufd: an IOAS, which device files are attached to. Linux 6.6 or later, with `CONFIG_IOMMUFD` and
+//! An address space of iommufd: an IOAS, to which device files are attached. Linux 6.6 or later, with `CONFIG_IOMMUFD` and
 //! `CONFIG_VFIO_DEVICE_CDEV`.
 
 use std::fs::File;
@@ -24,7 +24,7 @@ use crate::buffer::file::file_at;
 
 pub const PATH: &str = "/dev/iommu";
 
-/// The most ranges that are asked for at once. (A PC has two or three.)
+/// The most ranges in one answer. (A PC has two or three.)
 const RANGES: usize = 64;
 
 #[derive(Debug)]
@@ -41,35 +41,35 @@ impl Iommufd {
     pub fn open() -> Result<Self, OpenError> {
         let file = open(PATH)?;
         let mut alloc = iommu_ioas_alloc { size: size_of_u32::<iommu_ioas_alloc>(), ..Default::default() };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         let made = unsafe { call(file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_ALLOC), &mut alloc) };
         made.map_err(|error| OpenError::call("IOMMU_IOAS_ALLOC", error))?;
         Ok(Self { file, ioas: alloc.out_ioas_id })
     }
 
-    /// Gives the device to this process.
+    /// Binds the device to this iommufd.
     pub fn bind(&self, device: &File) -> io::Result<()> {
         let mut bind = vfio_device_bind_iommufd {
             argsz: size_of_u32::<vfio_device_bind_iommufd>(),
             iommufd: self.file.as_raw_fd(),
             ..Default::default()
         };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         unsafe { call(device.as_fd(), vfio(18), &mut bind) }.map(drop)
     }
 
-    /// Leads a device that is bound to this address space.
+    /// Attaches a bound device to this IOAS.
     pub fn attach(&self, device: &File) -> io::Result<()> {
         let mut attach = vfio_device_attach_iommufd_pt {
             argsz: size_of_u32::<vfio_device_attach_iommufd_pt>(),
             pt_id: self.ioas,
             ..Default::default()
         };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         unsafe { call(device.as_fd(), vfio(19), &mut attach) }.map(drop)
     }
 
-    /// Maps a part of a file, by its descriptor and the offset.
+    /// Maps a part of a file, by descriptor and offset.
     fn map_file(&self, range: IovaRange, (fd, start): (i32, u64), flags: u32) -> Result<(), i32> {
         let mut map = iommu_ioas_map_file {
             size: size_of_u32::<iommu_ioas_map_file>(),
@@ -80,13 +80,13 @@ impl Iommufd {
             length: range.len(),
             iova: range.start().get(),
         };
-        // SAFETY: it is this call's structure. The kernel pins the file's memory.
+        // SAFETY: clause 1: this call's structure. The kernel pins the file's memory.
         unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_MAP_FILE), &mut map) }
             .map(drop)
             .map_err(|error| code(&error))
     }
 
-    /// The addresses that all attached devices can use, and by which mappings are aligned.
+    /// The addresses that all attached devices can use, and the alignment of mappings.
     pub fn ranges(&self) -> io::Result<Ranges> {
         let mut found = [iommu_iova_range::default(); RANGES];
         let mut asked = iommu_ioas_iova_ranges {
@@ -96,7 +96,7 @@ impl Iommufd {
             allowed_iovas: found.as_mut_ptr() as u64,
             ..Default::default()
         };
-        // SAFETY: it is this call's structure, and points to as many ranges as it says.
+        // SAFETY: clause 1: this call's structure, which points to as many ranges as it says.
         unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_IOVA_RANGES), &mut asked) }?;
         let allowed = found.iter().take(asked.num_iovas as usize);
         let allowed = allowed.filter_map(|range| from_kernel(range.start, range.last));
@@ -104,7 +104,7 @@ impl Iommufd {
     }
 }
 
-/// Opens a device by its own file, and gives it to this process.
+/// Opens a device by its own file, and binds it.
 pub fn bind(kernel: &Iommufd, place: &Place) -> Result<File, OpenError> {
     let cdev = place.cdev()?.ok_or(OpenError::NoVfio)?;
     let file = open(&cdev)?;
@@ -118,9 +118,9 @@ pub fn bind(kernel: &Iommufd, place: &Place) -> Result<File, OpenError> {
     Ok(file)
 }
 
-// SAFETY: the kernel's documentation of iommufd (`Documentation/userspace-api/iommufd.rst`, `linux/iommufd.h`): a mapping is of just the
-// addresses asked for (FIXED_IOVA), and of none that are in use. An unmap takes whole mappings away. It takes them out of the page tables of
-// all attached devices and unpins their pages, so it has the IOTLB forget them before. Where it would cut a mapping it fails.
+// SAFETY: by the kernel's documentation of iommufd (`Documentation/userspace-api/iommufd.rst`, `linux/iommufd.h`). 1: an unmap removes
+// whole mappings from the page tables of all attached devices and unpins their pages, so it invalidates the IOTLB before. If it would split
+// a mapping it fails. 2: a mapping has exactly the addresses requested (FIXED_IOVA), and none that are in use.
 unsafe impl Calls for Iommufd {
     unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
         let readable = if permissions.allows(Permissions::READ) { READABLE } else { 0 };
@@ -129,7 +129,7 @@ unsafe impl Calls for Iommufd {
         let by_file = file_at(address, range.len())
             .map(|(file, start)| self.map_file(range, (file.as_raw_fd(), start), flags));
         match by_file {
-            // The kernel does not know the call, or not this kind of file.
+            // The kernel does not have the call, or not for this kind of file.
             None | Some(Err(libc::ENOTTY | libc::EOPNOTSUPP | libc::EINVAL | libc::EBADF)) => {}
             Some(done) => return done,
         }
@@ -142,7 +142,7 @@ unsafe impl Calls for Iommufd {
             iova: range.start().get(),
             ..Default::default()
         };
-        // SAFETY: it is this call's structure. The kernel pins the memory, and checks that it is the process's.
+        // SAFETY: clause 1: this call's structure. The kernel pins the memory, and checks that it is the process's.
         unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_MAP), &mut map) }
             .map(drop)
             .map_err(|error| code(&error))
@@ -155,10 +155,11 @@ unsafe impl Calls for Iommufd {
             iova: range.start().get(),
             length: range.len(),
         };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         match unsafe { call(self.file.as_fd(), iommufd(IOMMUFD_CMD_IOAS_UNMAP), &mut unmap) } {
             Ok(_) => Ok(unmap.length),
-            // Also where there is nothing: older kernels say the same of a range that cuts a mapping, whose pages devices go on reaching.
+            // Even if nothing is mapped: older kernels return the same for a range that splits a mapping, whose pages devices go on
+            // reaching.
             Err(error) => Err(code(&error)),
         }
     }

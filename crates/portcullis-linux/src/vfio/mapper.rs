@@ -1,4 +1,4 @@
-//! The [`KernelMapper`] that maps in an address space of the kernel's, and the account of what is mapped.
+//! [`KernelMapper`], which maps in a kernel address space, and the record of its mappings.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,26 +18,24 @@ use super::ranges::Ranges;
 use super::space::Usage;
 use crate::pieces::{self, Piece};
 
-/// Maps in an [`AddressSpace`](super::AddressSpace). The addresses of memory are the process's own.
+/// Maps in an [`AddressSpace`](super::AddressSpace). Memory addresses are the process's.
 ///
-/// A map makes one system call for each piece that is contiguous in the process's memory, and an unmap one for each run of neighbours;
-/// each pins or unpins pages (5 to 20 us for 4 KiB in a guest, 10 ms for a GiB). A map that fails removes what it has entered. The
-/// kernel removes its mappings as a whole only, so the domain removes one when all of its parts are to go.
+/// A map makes one system call for each contiguous piece of the process's memory, and an unmap one for each run of neighbours; each pins or
+/// unpins pages (5 to 20 us for 4 KiB in a guest, 10 ms for a GiB). A failed map removes what it has entered. The kernel removes only whole
+/// mappings, so the domain removes one when all of its parts are unmapped.
 ///
-/// **Many small buffers.** Each map by itself is a mapping of the kernel's, of which a container takes 65,535, and takes its own call: the
-/// kernel can neither add to a mapping that devices use nor join two without a moment in which neither is there. So let
-/// neighbours come together. What is mapped before the device uses the first of it is noted by
-/// [`Pieces`](portcullis::domain::Pieces), in any order, and mapped by one call for each run of neighbours. An area that its owner says may
-/// stay open as a whole is registered once ([`Keep::UntilForgotten`](crate::registration::Keep)), and its buffers are lent
-/// by a [`RegistrationCache`](crate::registration::RegistrationCache) without a call.
+/// **Many small buffers.** Each map is a mapping of the kernel, and a container takes 65,535 of them, with a call each: the kernel can
+/// neither extend a mapping in use nor join two without a gap. So let neighbours come together. [`Pieces`](portcullis::domain::Pieces)
+/// collects memory that is mapped before the device uses any of it, in any order, and maps each run of neighbours by one call. An area that
+/// its owner may leave open as a whole is registered once ([`Keep::UntilForgotten`](crate::registration::Keep)), and a
+/// [`RegistrationCache`](crate::registration::RegistrationCache) shares its buffers without a call.
 ///
-/// An unmap returns when no device reaches the range any more, as the kernel gives its pages back then. So [`sync`](Mapper::sync) has
-/// nothing to wait for, and lazy protection is as strict here.
+/// An unmap returns when no device reaches the range any more, because the kernel unpins the pages then. So [`sync`](Mapper::sync) does not
+/// wait, and lazy protection is as strict here.
 ///
-/// Of the attributes it keeps the permissions. (A device that may write may also read where the IOMMU's tables say so: AMD's and
-/// Intel's do not.)
+/// Of the attributes it supports the permissions. (Some IOMMUs' tables make writable pages readable; AMD's and Intel's do not.)
 ///
-/// The lock of the book of mappings is not held during system calls. Waits for the kernel: not for handlers of signals.
+/// System calls run without the lock of the record. Context: waits for the kernel; not for signal handlers.
 pub struct KernelMapper {
     space: Arc<Space>,
 }
@@ -54,18 +52,18 @@ impl KernelMapper {
     }
 }
 
-/// An address space, whatever its kernel.
+/// An address space of either kernel interface.
 pub struct Space {
     calls: Arc<dyn Calls>,
     geometry: Geometry,
     most_mappings: Option<u64>,
     book: Mutex<Book>,
-    /// What a map that failed could not remove again: nothing is confirmed before it is gone.
+    /// Ranges that a failed map could not remove: no sync succeeds before they are gone.
     stuck: Mutex<Vec<IovaRange>>,
     has_stuck: AtomicBool,
     made: AtomicU64,
-    /// Whether the kernel has what the book has. Not while a container has no device: there it keeps nothing, and nobody reaches
-    /// anything. All that maps and unmaps holds it for reading.
+    /// Whether the kernel has the recorded mappings. Not while a container has no device: then it has none, and no device reaches anything.
+    /// Every map and unmap holds it for reading.
     in_kernel: RwLock<bool>,
 }
 
@@ -89,17 +87,16 @@ impl Space {
     }
 
     fn in_kernel(&self) -> RwLockReadGuard<'_, bool> {
-        // Nothing panics half-way while it is held.
+        // No code panics half-way while it is held.
         self.in_kernel.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps all that maps and unmaps waiting, while a device comes or goes.
+    /// Blocks all maps and unmaps while a device comes or goes.
     pub fn while_it_changes(&self) -> RwLockWriteGuard<'_, bool> {
         self.in_kernel.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel has removed all mappings, as no device is there any more: nothing is in anybody's way that maps which failed could not
-    /// remove.
+    /// The kernel has removed all mappings with the last device: also what failed maps could not remove.
     pub fn is_out(&self, in_kernel: &mut bool) {
         *in_kernel = false;
         for range in self.stuck().drain(..) {
@@ -107,17 +104,17 @@ impl Space {
         }
     }
 
-    /// Has the kernel map what the book has, as a device is there again.
+    /// Makes the kernel map all recorded mappings, because a device is attached again.
     ///
     /// # Errors
-    /// The first refusal, as an error of `errno`. Some may be mapped then.
+    /// The first error, as an `errno`. Some may be mapped then.
     pub fn is_in(&self, in_kernel: &mut bool) -> Result<(), i32> {
         if std::mem::replace(in_kernel, true) {
             return Ok(());
         }
         let all: Vec<Piece> = self.book().all().collect();
         all.into_iter().try_for_each(|Piece { range, address, permissions }| {
-            // SAFETY: who mapped it has promised, for as long as it is in the book, that the memory may be open.
+            // SAFETY: the caller of its map promised that the memory may be open for as long as it is recorded.
             unsafe { self.calls().map(range, address, permissions) }
         })
     }
@@ -137,13 +134,13 @@ impl Space {
         Usage { mappings: book.len(), most_mappings: self.most_mappings, bytes: book.bytes(), calls }
     }
 
-    /// The kernel's calls, of which the next one counts.
+    /// The kernel's calls; counts the next one.
     fn calls(&self) -> &dyn Calls {
         self.made.fetch_add(1, Ordering::Relaxed);
         &*self.calls
     }
 
-    /// Enters all pieces into the book, or none.
+    /// Records all pieces, or none.
     fn enter(&self, pieces: &[Piece]) -> Result<(), MapError> {
         let mut book = self.book();
         let wanted = pieces.len() as u64;
@@ -163,15 +160,15 @@ impl Space {
         Ok(())
     }
 
-    /// Has the kernel map all pieces. Where it refuses one, those before are removed again.
+    /// Maps all pieces. After an error it removes the earlier ones.
     ///
     /// # Safety
-    /// As [`Calls::map`], for each.
+    /// As for [`Calls::map`], for each piece.
     unsafe fn map_pieces(&self, pieces: &[Piece]) -> Result<(), (MapError, bool)> {
         let in_kernel = self.in_kernel();
         self.enter(pieces).map_err(|error| (error, false))?;
         for (index, piece) in pieces.iter().enumerate().filter(|_| *in_kernel) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the contract of `Calls::map` is the caller's.
             if let Err(code) = unsafe { self.calls().map(piece.range, piece.address, piece.permissions) } {
                 let (entered, others) = pieces.split_at(index);
                 others.iter().for_each(|piece| drop(self.book().take(piece.range)));
@@ -183,11 +180,11 @@ impl Space {
         Ok(())
     }
 
-    /// Removes a piece of a list that failed. Where the kernel does not, nothing is confirmed until it does.
+    /// Removes a piece of a failed list. If the kernel does not, nothing is confirmed until it does.
     fn undo(&self, range: IovaRange) {
         if self.calls().unmap(range).is_err() {
             self.stuck().push(range);
-            // Release and acquire are the lock's: who is to confirm this map has seen it fail.
+            // Release and acquire are the lock's: a caller that confirms this map has seen it fail.
             self.has_stuck.store(true, Ordering::Relaxed);
         } else {
             drop(self.book().take(range));
@@ -218,14 +215,14 @@ impl Space {
             let len = run.iter().fold(0, |sum, mapping| sum + mapping.range.len());
             let Ok(joined) = IovaRange::new(run[0].range.start(), len) else { continue };
             match if *in_kernel { self.calls().unmap(joined) } else { Ok(len) } {
-                // Less, where somebody else who has the file has removed some: of that it is not known who waited for it.
+                // Less, if another holder of the file has removed some: whether anyone waited for that is not known.
                 Ok(bytes) => {
                     unmapped.bytes += bytes.min(len);
                     gather.add(joined);
                 }
                 Err(_) => {
                     let mut book = self.book();
-                    // `take` has removed these from the book above, and the kernel maps nothing over them: there is room for each.
+                    // `take` has removed these from the record above, and the kernel maps nothing over them: there is room for each.
                     for mapping in run {
                         let _ = book.add(*mapping);
                     }
@@ -236,7 +233,7 @@ impl Space {
         unmapped
     }
 
-    /// Removes what maps that failed could not.
+    /// Removes what failed maps could not.
     #[cold]
     fn unstick(&self) -> Result<(), InvalidationError> {
         let _in_kernel = self.in_kernel();
@@ -257,13 +254,14 @@ impl Space {
     }
 }
 
-// SAFETY: by clause of the trait:
-// - A map opens the memory that it is given, by `Calls`, and after an unmap of `Calls` no device reaches it: so a sync has nothing to wait for.
-//   While the kernel has nothing of the space, as it has no device, both change the book alone, which is mapped before a device comes.
-// - A map that fails removes what it has entered; where it cannot, no sync says `Ok` before that is gone.
-// - An unmap removes what the book has of the range, and what the kernel does not remove is kept, and in the book again. Where a call
-//   panics, it may have done any part of that. (Of what another process has mapped by the same file the book knows nothing.)
-// - `unmap_now` is the trait's own. There are no marks, no short ways, and the geometry is a constant.
+// SAFETY:
+// - 1 and 2: a map opens only the given memory (`Calls`, 2), and after an unmap no device reaches it (`Calls`, 1): so a sync does not wait.
+//   While the kernel has no mappings of the space, which has no device, both change only the record, which is mapped before a device is
+//   attached.
+// - 3: a failed map removes what it has entered; if it cannot, no sync returns `Ok` before that is gone.
+// - 4 and 8: an unmap removes the recorded mappings of the range; what the kernel does not remove is reported as kept, and recorded again.
+//   A call that panics may have done any part of that. (Mappings that another process made by the same file are not recorded.)
+// - 5 to 7 and 9: `unmap_now` is the default; there are no section flags and no fast calls; the geometry is a constant.
 unsafe impl Mapper for KernelMapper {
     const REMOVES_WHOLES: bool = true;
 
@@ -271,7 +269,7 @@ unsafe impl Mapper for KernelMapper {
         &self.space.geometry
     }
 
-    /// Nothing: an unmap has waited.
+    /// None: an unmap has waited.
     fn costs(&self) -> Costs {
         Costs { submission_ns: 0, request_ns: 0, refill_ns: 0 }
     }
@@ -285,7 +283,7 @@ unsafe impl Mapper for KernelMapper {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let pieces = pieces::checked(&self.space.geometry, range, list, attributes.permissions)?;
-        // SAFETY: the caller's promise; the addresses are the process's by the promise of `AddressSpace::mapper`.
+        // SAFETY: clauses 1 to 4 are the caller's; the addresses are the process's by clause 1 of `AddressSpace::mapper`.
         unsafe { self.space.map_pieces(&pieces) }.map_err(|(error, entered)| {
             if entered {
                 gather.add(range);
@@ -306,7 +304,7 @@ unsafe impl Mapper for KernelMapper {
 
 #[cfg(test)]
 impl KernelMapper {
-    /// A mapper over a kernel of the test's own.
+    /// A mapper over a fake kernel.
     pub(super) fn over(calls: Arc<dyn Calls>, ranges: &Ranges) -> Option<Self> {
         Some(Self { space: Arc::new(Space::new(calls, ranges)?) })
     }

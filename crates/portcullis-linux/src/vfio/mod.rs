@@ -1,7 +1,7 @@
-//! Devices that a process drives by itself, and memory for them, by Linux's VFIO: over iommufd where the kernel has it, else over type 1.
+//! Devices that a process drives, and memory for them, by Linux's VFIO: over iommufd if the kernel has it, else over type 1.
 //!
-//! VFIO gives a process a device, and maps memory of the process for it by system calls, each of which pins pages. Under the core this is a
-//! [`Mapper`](portcullis::mapper::Mapper) like others: queues, pools and rings stand on it, so that most I/O needs no system call.
+//! VFIO gives a process a device, and maps memory of the process for it by system calls, which pin pages. For the core this is a
+//! [`Mapper`](portcullis::mapper::Mapper): with queues, pools and rings over it, most I/O needs no system call.
 //!
 //! ```no_run
 //! use portcullis::dma::DomainBuilder;
@@ -12,7 +12,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let disk = vfio::Device::open("0000:01:00.0")?;
 //! let mask = DmaMask::BITS_64;
-//! // SAFETY: all memory is the process's: the heap's, and buffers on it.
+//! // SAFETY: 1: all memory is the process's: the heap's, and buffers on it. 2: the queue copies.
 //! let mapper = unsafe { disk.space().mapper() };
 //! let pool = PoolConfig::default().reached_by(mask.last());
 //! let domain = DomainBuilder::new(mapper).bounce(Heap, pool).build(StdPlatform::try_new()?)?;
@@ -21,19 +21,19 @@
 //!
 //! let buffer = HeapBuffer::new(4096).ok_or("no memory")?;
 //! let mapping = queue.map(buffer, Direction::FromDevice)?;
-//! // mapping.iova() is what the device is told. It writes, and then:
+//! // mapping.iova() goes to the device. It writes, and then:
 //! let mut head = [0; 16];
 //! queue.unmap(mapping)?.for_each(|buffer| buffer.read(0, &mut head).unwrap_or_default());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Interrupts** are file descriptors: [`Device::interrupts`] turns on as many as are wanted, by MSI-X, MSI or INTx, and each
-//! [`Interrupt`] is waited for by a thread, or by an event loop.
+//! **Interrupts** are file descriptors: [`Device::interrupts`] turns on as many as requested, by MSI-X, MSI or INTx, and a thread or an
+//! event loop waits for each [`Interrupt`].
 //!
-//! **A device that is unplugged.** The kernel asks for it by an interrupt of its own ([`Device::unplug_request`]), and waits until the
-//! process lets go of it. [`Device::release`] is the one call that does that: the device reaches no memory any more, its registers
-//! have all bits set, and who waits for its interrupts is told. The buffers come back by the driver's queues, as always:
+//! **Unplug.** The kernel requests it by an interrupt of its own ([`Device::unplug_request`]), and waits until the process releases the
+//! device by [`Device::release`]: then the device no longer reaches memory, its registers read as all ones, and waits for its interrupts
+//! end. The driver's queues return the buffers, as always:
 //!
 //! ```no_run
 //! # use portcullis::dma::{Mapping, Queue};
@@ -56,27 +56,27 @@
 //! # }
 //! ```
 //!
-//! A driver that also waits for interrupts has a thread for the request, which releases the device: waits for interrupts end then, with an error of kind
-//! [`NotConnected`](std::io::ErrorKind::NotConnected). `examples/edu.rs` of this crate is a whole driver of that kind.
+//! A driver that also waits for interrupts has a thread for the request, which releases the device: waits for interrupts then end, with an
+//! error of kind [`NotConnected`](std::io::ErrorKind::NotConnected). `examples/edu.rs` of this crate is such a driver.
 //!
-//! **A device that is plugged in** joins an address space that is there, by [`Device::open_in`], and reaches at once what is mapped in it.
-//! A space outlives its devices, and what it has mapped, too: the next device that joins has that.
+//! **Hot-plug.** A device joins an existing address space by [`Device::open_in`], and reaches at once all that is mapped in it. A space and
+//! its mappings outlive its devices: the next device that joins has them.
 //!
-//! The pool of that domain lies where the device reaches it: else each copy for a device of few address bits would take two system calls.
+//! The pool of that domain lies where the device reaches it: otherwise each copy for a device of few address bits would take two system
+//! calls.
 //!
-//! **What a process must know.** Memory that is mapped is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A
-//! child of `fork` gets copies of pages that are mapped (Linux 5.12 or later), and the devices go on with the parent's. But the child
-//! has the files, too, so that what is mapped stays so until it ends or runs another program: they are closed on `exec`. Until then a
-//! device that was released in the parent goes on, and its unplug waits. It must use no
-//! queue and drop no mapping of the parent's: by iommufd that would unmap the parent's memory. When a process ends in whatever
-//! way, the kernel resets its devices, where it knows how, and removes all that was mapped.
+//! **For the process.** Mapped memory is locked, and counts for `RLIMIT_MEMLOCK`: the error of a map says how much. A child of `fork` gets
+//! copies of mapped pages (Linux 5.12 or later), and the devices go on with the parent's. But the child has the files, too, so the mappings
+//! stay until it ends or runs another program: the files are closed on `exec`. Until then a device that was released in the parent goes on,
+//! and its unplug waits. The child must use no queue and drop no mapping of the parent's: with iommufd that would unmap the parent's
+//! memory. When a process ends in any way, the kernel resets its devices, if it can, and removes all mappings.
 //!
-//! Before Linux 6.2, memory that a device is only to read must have been written once before it is mapped: else the kernel may pin a
-//! page of zeros that many share, and the device reads that for good, whatever the process writes later.
+//! Before Linux 6.2, memory that a device only reads must have been written once before it is mapped: otherwise the kernel may pin a shared
+//! zero page, which the device then reads for good, whatever the process writes later.
 //!
-//! The kernel keeps the pages of a mapped buffer until the mapping ends. If the process calls `munmap` on the buffer before, the device
-//! goes on using these pages, and no one else gets them; but a device that joins a container without devices gets whatever is at
-//! these addresses by then.
+//! The kernel pins the pages of a mapped buffer until the mapping ends. If the process calls `munmap` on the buffer before, the device goes
+//! on using these pages, and no other owner gets them; but a device that joins a container without devices gets the pages that are at these
+//! addresses by then.
 
 mod book;
 mod calls;
@@ -108,5 +108,5 @@ pub(crate) use scope::give_up;
 pub use scope::{Scope, scope};
 pub use space::{AddressSpace, Kind, Usage};
 
-/// What queues over an [`AddressSpace`] stand on: see [`portcullis::dma::Machine`].
+/// The types of queues over an [`AddressSpace`]: see [`portcullis::dma::Machine`].
 pub type Machine = (KernelMapper, portcullis::std_platform::StdPlatform, crate::heap::Heap);

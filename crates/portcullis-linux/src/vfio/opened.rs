@@ -1,4 +1,4 @@
-//! A device's file, which its registers and interrupts hold open, too, and how all of them let go of it at once.
+//! A device's file, which its registers and interrupts share, and its release.
 
 use std::fs::File;
 use std::io;
@@ -10,28 +10,28 @@ use super::interrupts::Event;
 use super::registers::Bar;
 use super::space::{AddressSpace, Member};
 
-/// What a device, its registers and its interrupts share. The last of them closes the file.
+/// The common part of a device, its registers and its interrupts. The last of them closes the file.
 #[derive(Debug)]
 pub struct Opened {
     name: String,
     space: AddressSpace,
     /// `None` once it is released.
     member: RwLock<Option<Member>>,
-    /// Held by whoever releases it, until that is over: the group that the kernel has kept then, as another process has the device.
+    /// Held for the whole of a release: the group that the kernel did not release, because another process has the device.
     kept: Mutex<Option<u32>>,
-    /// What is to be told of that.
+    /// The BARs and interrupts to be notified of a release.
     bars: Mutex<Vec<Weak<Bar>>>,
     events: Mutex<Vec<Weak<Event>>>,
-    /// Which indices of interrupts are in use: the device's own, of which VFIO lets one kind be in use, and requests to unplug it.
+    /// Used interrupt indices: of the device, where VFIO allows one kind at a time, and of unplug requests.
     pub in_use: Mutex<[bool; 2]>,
 }
 
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way while one of these is held.
+    // No code panics half-way while one of these is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds to a list, and forgets those that are gone.
+/// Adds to a list, and removes dropped items.
 fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: impl IntoIterator<Item = Weak<T>>) {
     let mut list = locked(list);
     list.retain(|one| one.strong_count() > 0);
@@ -56,12 +56,12 @@ impl Opened {
         self.member.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// The error of whatever needs the device's file after it was closed.
+    /// The error of calls after the device was released.
     pub fn released(&self) -> io::Error {
         io::Error::new(io::ErrorKind::NotConnected, format!("{} was released", self.name))
     }
 
-    /// Makes calls for the device. Its file stays open meanwhile.
+    /// Makes calls for the device, whose file stays open meanwhile.
     ///
     /// # Errors
     /// That of the calls, or that it was released.
@@ -70,7 +70,7 @@ impl Opened {
         calls(&member.as_ref().ok_or_else(|| self.released())?.file)
     }
 
-    /// Drops a mapping of registers: a release beside it finds the mapping, or waits until it is gone.
+    /// Drops a mapping of registers: a concurrent release finds the mapping, or waits until it is gone.
     pub fn while_not_released(&self, drops: impl FnOnce()) {
         let _member = self.member.read().unwrap_or_else(PoisonError::into_inner);
         drops();
@@ -85,7 +85,7 @@ impl Opened {
         })
     }
 
-    /// As [`with`](Self::with), for calls that have the kernel signal these.
+    /// As [`with`](Self::with), for calls that make the kernel signal these.
     pub fn signal<T>(
         &self,
         events: &[Arc<Event>],
@@ -97,7 +97,7 @@ impl Opened {
         })
     }
 
-    /// Puts memory in the place of all registers. None is dropped meanwhile.
+    /// Replaces all registers by memory. No mapping is dropped meanwhile.
     fn cover(&self) -> io::Result<()> {
         let bars = locked(&self.bars);
         let bars = bars.iter().filter_map(Weak::upgrade).filter(|bar| !bar.is_covered());
@@ -105,11 +105,11 @@ impl Opened {
         ready.into_iter().try_for_each(|(memory, bar)| bar.cover(memory))
     }
 
-    /// Lets go of the device: see [`Device::release`](super::Device::release).
+    /// Releases the device: see [`Device::release`](super::Device::release).
     pub fn release(&self) -> io::Result<()> {
         let mut kept = locked(&self.kept);
         let mut member = self.member.write().unwrap_or_else(PoisonError::into_inner);
-        // A mapping holds the file, so no one can say that it is closed before all of these are gone.
+        // A mapping holds the file, which is closed only after all of these are gone.
         self.cover()?;
         let gone = member.take();
         drop(member);
@@ -131,7 +131,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // There is no one to tell. Where another process has the file, all goes on as it was.
+        // There is no caller to report to. If another process has the file, the device goes on.
         let _ = self.release();
     }
 }

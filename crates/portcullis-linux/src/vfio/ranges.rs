@@ -1,23 +1,23 @@
-//! The addresses that a kernel lets a space have, and what becomes of them as the geometry of a mapper.
+//! The kernel's address ranges of a space, and a mapper's geometry.
 
 use portcullis::addr::{Iova, IovaRange, PageSize, PageSizes};
 use portcullis::mapper::Geometry;
 
 use super::limits::page_size;
 
-/// What a kernel says of an address space.
+/// The kernel's limits of an address space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranges {
     pub allowed: Vec<IovaRange>,
-    /// The sizes of pages, a bit each. The lowest is what mappings are aligned to.
+    /// Page sizes, a bit each. The lowest is the alignment of mappings.
     pub page_sizes: u64,
-    /// Mappings that it may have, where that is limited.
+    /// The most mappings, if they are limited.
     pub most_mappings: Option<u64>,
 }
 
 impl Ranges {
-    /// The geometry of a mapper: from the first address to the last, without what lies between. The process's memory is mapped by its own
-    /// pages, of `page` bytes, at the least. `None` where the kernel allows nothing.
+    /// The geometry of a mapper: from the first address to the last, with the gaps reserved. Its pages are at least the process's, of
+    /// `page` bytes. `None` if the kernel allows nothing.
     pub fn geometry(&self, page: u64) -> Option<Geometry> {
         let mut allowed = self.allowed.clone();
         allowed.sort_by_key(|range| range.start());
@@ -40,7 +40,7 @@ impl Ranges {
         Some(Geometry { aperture, page_sizes, reserved })
     }
 
-    /// Whether all that `geometry` has is allowed.
+    /// Whether all of `geometry` is allowed.
     pub fn allow(&self, geometry: &Geometry) -> bool {
         let Some(own) = self.geometry(1) else { return false };
         let holes = || own.reserved.iter().filter_map(|hole| common(*hole, geometry.aperture));
@@ -50,14 +50,14 @@ impl Ranges {
     }
 }
 
-/// The addresses from `first` to `last`, as a kernel says; `None` where there are none. The last page of all 64 bits is left out, as the
-/// length of all of them has 65 bits. (AMD's IOMMU has them all.)
+/// The range from `first` to `last`, as a kernel gives it; `None` if it is empty. Leaves out the last page of all 64 bits, whose total
+/// length has 65 bits. (AMD's IOMMU reports them all.)
 pub fn from_kernel(first: u64, last: u64) -> Option<IovaRange> {
     let last = last.min(u64::MAX - page_size());
     IovaRange::from_bounds(Iova::new(first), Iova::new(last)).ok()
 }
 
-/// The addresses that both have.
+/// The intersection.
 pub fn common(one: IovaRange, other: IovaRange) -> Option<IovaRange> {
     IovaRange::from_bounds(one.start().max(other.start()), one.last().min(other.last())).ok()
 }

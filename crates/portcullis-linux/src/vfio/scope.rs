@@ -1,4 +1,4 @@
-//! Buffers that are borrowed: mapped for as long as a function runs.
+//! Borrowed buffers, mapped while a function runs.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use portcullis::pgtable::MapError;
 use super::mapper::KernelMapper;
 use crate::buffer::segment;
 
-/// Maps buffers that the caller lends, and ends all of their mappings before [`scope`] returns.
+/// Maps the caller's buffers, and ends all mappings before [`scope`] returns.
 #[derive(Debug)]
 pub struct Scope<'queue, 'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> {
     queue: &'queue mut Queue<X, B>,
@@ -17,8 +17,8 @@ pub struct Scope<'queue, 'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuff
     buffers: PhantomData<&'buffers mut [u8]>,
 }
 
-/// Calls `f` with a scope, in which buffers that are only borrowed can be mapped. When it returns, no device reaches any of them, and they
-/// have what their devices wrote.
+/// Calls `f` with a scope that maps borrowed buffers. When it returns, no device reaches any of them, and they have what their devices
+/// wrote.
 ///
 /// ```no_run
 /// # use portcullis::dma::{DmaMapError, Queue};
@@ -31,13 +31,13 @@ pub struct Scope<'queue, 'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuff
 ///     wait();
 ///     Ok::<_, DmaMapError>(())
 /// })?;
-/// // Here the block is the caller's again.
+/// // Here the caller owns the block again.
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// Costs an unmap for each mapping, and a commit of the queue, with all else that waits in it. The process is **aborted** where the kernel does not remove a mapping,
-/// as the caller's memory would go on being the device's. It does so when `f` panics, too: mappings end then.
+/// Costs an unmap for each mapping, and a commit of the queue, with all its other pending unmaps. The process **aborts** if the kernel does
+/// not remove a mapping, because the device would keep access to the caller's memory. If `f` panics, mappings end in the same way.
 pub fn scope<'buffers, X, B, R>(
     queue: &mut Queue<X, B>,
     f: impl FnOnce(&mut Scope<'_, 'buffers, X, B>) -> R,
@@ -50,16 +50,16 @@ where
 }
 
 impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffers, X, B> {
-    /// Lets the device read and write a buffer. Returns its first address.
+    /// Lets the device read and write a buffer. Returns its first IOVA.
     ///
     /// # Errors
-    /// As [`Queue::map_raw`], with nothing mapped. Where devices may reach the buffer nevertheless, the process is aborted.
+    /// As [`Queue::map_raw`], with nothing mapped. If devices may still reach the buffer, the process aborts.
     pub fn map(&mut self, buffer: &'buffers mut [u8]) -> Result<Iova, DmaMapError> {
         let len = buffer.len();
         self.enter(buffer.as_mut_ptr(), len, Direction::Bidirectional)
     }
 
-    /// Lets the device write a buffer. Of one that it writes only in part the rest is not what it was. Else as [`map`](Self::map).
+    /// As [`map`](Self::map), but the device only writes. Bytes that it does not write may change.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -68,7 +68,7 @@ impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffe
         self.enter(buffer.as_mut_ptr(), len, Direction::FromDevice)
     }
 
-    /// Lets the device read a buffer, and not write it. Else as [`map`](Self::map).
+    /// As [`map`](Self::map), but the device only reads.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -80,9 +80,9 @@ impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffe
         self.open.try_reserve(1).map_err(|_| DmaMapError::List(MapError::OutOfMemory.into()))?;
         let list = [segment(first, len)];
         let mut out = [DmaSegment { iova: Iova::new(0), len: 0 }];
-        // SAFETY: the memory is borrowed until the scope has ended the mapping, exclusively where the device may write: so nobody touches it while the queue copies,
-        // or others only read what the queue reads, too. It is the process's, and the mapper takes its addresses; an unmap of that mapper takes access away at
-        // once, by every policy. Only this queue ends the mapping.
+        // SAFETY: the memory is borrowed until the scope has ended the mapping, exclusively if the device may write: so no code accesses it
+        // while the queue copies, or others only read, like the queue. It is the process's, and the mapper takes its addresses; an unmap of
+        // that mapper takes effect at once, under every policy. Only this queue ends the mapping.
         let mapped = unsafe { self.queue.map_raw(&list, direction, &mut out) };
         let (mapping, _) = mapped.inspect_err(|error| {
             if error.may_be_reached() {
@@ -95,11 +95,11 @@ impl<'buffers, X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Scope<'_, 'buffe
     }
 }
 
-/// Mappings end with the scope, however `f` is left.
+/// Mappings end with the scope, however `f` ends.
 impl<X: Machine<Mapper = KernelMapper>, B: DmaBuffer> Drop for Scope<'_, '_, X, B> {
     fn drop(&mut self) {
         for mapping in self.open.drain(..) {
-            // What waits is the commit's.
+            // The commit ends pending ones.
             if let Err(failed) = self.queue.unmap_raw(mapping)
                 && !failed.waits
             {

@@ -1,4 +1,4 @@
-//! An [`AddressSpace`] of the kernel's, which devices join and leave.
+//! A kernel [`AddressSpace`], which devices join and leave.
 
 use std::fmt;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::ranges::Ranges;
 use super::sysfs::Place;
 use super::type1::Container;
 
-/// A kernel's interface to its IOMMU.
+/// The kernel's interface.
 #[derive(Debug, Clone)]
 pub(super) enum Kernel {
     Iommufd(Arc<Iommufd>),
@@ -31,23 +31,23 @@ pub(super) struct Member {
     pub group: Option<u32>,
 }
 
-/// How full an address space is.
+/// The usage of an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Mappings that the kernel has.
     pub mappings: u64,
-    /// The most that it takes; `None` where only memory limits them.
+    /// The most mappings; `None` if only memory limits them.
     pub most_mappings: Option<u64>,
-    /// Bytes that are mapped. Their pages are locked in memory.
+    /// Mapped bytes. Their pages are locked in memory.
     pub bytes: u64,
-    /// System calls that maps and unmaps have made since the space was opened.
+    /// System calls of maps and unmaps since the space was opened.
     pub calls: u64,
 }
 
 /// The addresses of one or more devices of this process: an IOAS of iommufd, or a container of VFIO's type 1.
 ///
-/// It is [a device's](super::Device::space), and others may [join](super::Device::open_in) it. It can be cloned; it ends, with all of its
-/// mappings, when the last clone, device and mapper of it is gone, or when the process ends in whatever way.
+/// It is [a device's](super::Device::space), and others may [join](super::Device::open_in) it. Clones share it; it ends, with all its
+/// mappings, when the last clone, device and mapper is gone, or when the process ends in any way.
 ///
 /// A child of `fork` has the file, too: mappings then live until both have ended.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl AddressSpace {
         Ok(Self { kernel, space: Arc::new(Space::new(calls, ranges).ok_or(OpenError::NoAddresses)?) })
     }
 
-    /// Opens a device in it, which reaches at once what is mapped.
+    /// Opens a device in it, which reaches all mappings at once.
     pub(super) fn add(&self, place: &Place) -> Result<Member, OpenError> {
         let other = || OpenError::OtherAddresses { name: place.name().to_owned() };
         let fits = |ranges: io::Result<Ranges>| match ranges {
@@ -106,7 +106,7 @@ impl AddressSpace {
                 match joined {
                     Ok(()) => Ok(member),
                     Err(error) => {
-                        // Where the kernel does not let it go, the container goes on with its group.
+                        // If the kernel does not release it, the container keeps its group.
                         let _ = self.leave(container, &mut in_kernel, member);
                         Err(error)
                     }
@@ -115,19 +115,19 @@ impl AddressSpace {
         }
     }
 
-    /// Closes a device of it, which reaches nothing any more then.
+    /// Closes a device, which then no longer reaches anything.
     ///
     /// # Errors
     /// As [`Container::remove`].
     pub(super) fn remove(&self, member: Member) -> io::Result<()> {
         match &self.kernel {
-            // The kernel takes it out of the space by itself, and keeps the mappings.
+            // The kernel detaches it, and keeps the mappings.
             Kernel::Iommufd(_) => Ok(()),
             Kernel::Type1(container) => self.leave(container, &mut self.space.while_it_changes(), member),
         }
     }
 
-    /// As [`remove`](Self::remove), for a device of this group that it has failed for.
+    /// Repeats a [`remove`](Self::remove) that failed for a device of this group.
     pub(super) fn remove_again(&self, group: u32) -> io::Result<()> {
         let Kernel::Type1(container) = &self.kernel else { return Ok(()) };
         let mut in_kernel = self.space.while_it_changes();
@@ -137,7 +137,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Asks what the kernel has let go of since a device left that another process had.
+    /// Updates groups that the kernel may have released since a device left that another process had.
     fn find_out(&self, container: &Container, in_kernel: &mut bool) {
         if !container.has_group() {
             self.space.is_out(in_kernel);
@@ -155,17 +155,17 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// The addresses that its devices can use, and the pages by which they are mapped.
+    /// The addresses and page sizes of its devices.
     pub fn geometry(&self) -> &Geometry {
         self.space.geometry()
     }
 
-    /// How full it is. Takes a lock.
+    /// Its usage. Takes a lock.
     pub fn usage(&self) -> Usage {
         self.space.usage()
     }
 
-    /// Which of the kernel's interfaces it is of.
+    /// Its kernel interface.
     pub fn kind(&self) -> Kind {
         match self.kernel {
             Kernel::Iommufd(_) => Kind::Iommufd,
@@ -173,22 +173,22 @@ impl AddressSpace {
         }
     }
 
-    /// What maps in it, for a [`Domain`](portcullis::domain::Domain). One domain has it: where there are two, one refuses what the other
-    /// has mapped at the same addresses.
+    /// A mapper for a [`Domain`](portcullis::domain::Domain). Use it in one domain: each of two refuses addresses that the other has
+    /// mapped.
     ///
     /// # Safety
-    /// 1. **Every address of memory is one of this process**, and not of the machine's memory: the pieces that buffers name
-    ///    ([`DmaBuffer`](portcullis::dma::DmaBuffer)) to the domain of this mapper, and what its memory gives it
-    ///    ([`Frames`](portcullis::platform::Frames)). [`Heap`](crate::heap::Heap) and [`HeapBuffer`](crate::heap::HeapBuffer) have such
-    ///    addresses. Those of a simulated machine, or of a kernel's own memory, would open other memory of the process.
-    /// 2. Where a buffer is mapped and not copied, its devices are trusted with the rest of its first and last page. A whole number of pages has no such rest, and
-    ///    queues that [copy](portcullis::dma::QueueConfig::bounce) or [choose](portcullis::dma::QueueConfig::auto) open none.
+    /// 1. **Every memory address is one of this process**, not one of the machine: the pieces that buffers
+    ///    ([`DmaBuffer`](portcullis::dma::DmaBuffer)) pass to the domain of this mapper, and what its memory
+    ///    ([`Frames`](portcullis::platform::Frames)) allocates. [`Heap`](crate::heap::Heap) and [`HeapBuffer`](crate::heap::HeapBuffer)
+    ///    have such addresses. Those of a simulated machine, or of a kernel's own memory, would open other memory of the process.
+    /// 2. If a buffer is mapped instead of copied, the caller trusts its devices with the rest of its first and last page. Whole pages have
+    ///    no rest, and queues that [copy](portcullis::dma::QueueConfig::bounce) or [choose](portcullis::dma::QueueConfig::auto) open none.
     pub unsafe fn mapper(&self) -> KernelMapper {
         KernelMapper::new(Arc::clone(&self.space))
     }
 }
 
-/// Which of the kernel's interfaces an address space is of.
+/// The kernel interface of an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// iommufd.

@@ -1,4 +1,4 @@
-//! What the kernel says of a PCI device below `/sys`: its group, its driver, and the file by which VFIO opens it.
+//! A PCI device below `/sys`: its group, its driver, and its VFIO file.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -8,12 +8,9 @@ use portcullis::addr::DeviceId;
 
 use super::error::OpenError;
 
-/// Where devices are.
 const DEVICES: &str = "/sys/bus/pci/devices";
-/// Where IOMMUs are.
 pub const IOMMUS: &str = "/sys/class/iommu";
 
-/// A device.
 #[derive(Debug)]
 pub struct Place {
     name: String,
@@ -22,7 +19,7 @@ pub struct Place {
     numbers: [u32; 4],
 }
 
-/// The numbers of a name like `0000:01:00.0`.
+/// Parses a name such as `0000:01:00.0`.
 pub fn numbers(name: &str) -> Option<[u32; 4]> {
     let (rest, function) = name.split_once('.')?;
     let mut parts = rest.split(':');
@@ -55,7 +52,7 @@ impl Place {
         &self.name
     }
 
-    /// The number by which the device makes its accesses on its bus.
+    /// Its bus, device and function.
     pub fn id(&self) -> DeviceId {
         let [_, bus, device, function] = self.numbers;
         DeviceId(bus << 8 | device << 3 | function)
@@ -71,8 +68,8 @@ impl Place {
         last_of_link(&self.folder.join("driver"))
     }
 
-    /// Checks that VFIO has the device, whichever of its drivers that is. `iommus` is where the kernel lists its IOMMUs: where it has
-    /// none, no driver of VFIO's takes the device. (Behind some IOMMUs a device has no group before it has a driver.)
+    /// Checks that the device is bound to any VFIO driver. `iommus` is where the kernel lists its IOMMUs: without any, no VFIO driver takes
+    /// the device. (Behind some IOMMUs a device has no group before it has a driver.)
     pub fn check_bound(&self, iommus: &Path) -> Result<(), OpenError> {
         let has_iommu = || iommus.read_dir().is_ok_and(|mut entries| entries.next().is_some());
         match self.driver() {
@@ -82,7 +79,7 @@ impl Place {
         }
     }
 
-    /// The device's own file, where the kernel has one.
+    /// The device's own file, if the kernel has one.
     pub fn cdev(&self) -> Result<Option<String>, OpenError> {
         let folder = self.folder.join("vfio-dev");
         let failed = |error| OpenError::call(format!("reading {}", folder.display()), error);
@@ -94,13 +91,13 @@ impl Place {
         Ok(entry.map(|entry| format!("/dev/vfio/devices/{}", entry.file_name().to_string_lossy())))
     }
 
-    /// The error of a group that has a driver of the kernel.
+    /// The error of a group with a kernel driver.
     pub fn not_viable(&self) -> OpenError {
         let others = self.folder.join("iommu_group/devices").read_dir().into_iter().flatten().flatten();
         let driven = others.filter_map(|other| {
             let driver = last_of_link(&other.path().join("driver"))?;
             let other = other.file_name().to_string_lossy().into_owned();
-            // Bridges are in the kernel's hands by right.
+            // The kernel drives bridges.
             let is_ours = driver.contains("vfio") || driver == "pci-stub" || driver == "pcieport";
             (!is_ours).then_some((other, driver))
         });
@@ -110,13 +107,13 @@ impl Place {
     }
 }
 
-/// The last part of where a link leads.
+/// The last component of a link's target.
 fn last_of_link(link: &Path) -> Option<String> {
     let to = std::fs::read_link(link).ok()?;
     Some(to.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Where a file of the kernel's is.
+/// The path of a kernel file.
 pub fn path(name: &str) -> PathBuf {
     #[cfg(test)]
     if let Some(root) = super::tests::kernel::root() {
@@ -125,7 +122,7 @@ pub fn path(name: &str) -> PathBuf {
     name.into()
 }
 
-/// Opens a file of the kernel's.
+/// Opens a kernel file.
 pub fn open(name: &str) -> Result<File, OpenError> {
     OpenOptions::new().read(true).write(true).open(path(name)).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => OpenError::Permission { path: name.to_owned() },

@@ -1,4 +1,4 @@
-//! Over a kernel that behaves as its documents say, and fails where the test likes.
+//! With a fake kernel that follows its documentation, and fails where the test says.
 
 mod calls;
 mod device;

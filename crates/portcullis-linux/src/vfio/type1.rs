@@ -1,4 +1,4 @@
-//! An address space of VFIO's type 1, version 2: a container, which groups of devices are added to. Linux 5.4 or later.
+//! An address space of VFIO's type 1, version 2: a container of groups of devices. Linux 5.4 or later.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -34,16 +34,15 @@ const IOMMU_GET_INFO: u64 = vfio(12);
 const IOMMU_MAP_DMA: u64 = vfio(13);
 const IOMMU_UNMAP_DMA: u64 = vfio(14);
 
-/// Of the capability that says how many mappings are left; `linux/vfio.h` defines it since Linux 5.10.
+/// ID of the capability with the mappings left; `linux/vfio.h` defines it since Linux 5.10.
 const DMA_AVAIL: u32 = 3;
-/// Bytes of the kernel's answer that are read at the most.
+/// The most bytes of the kernel's answer that are read.
 const MOST_INFO: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Container {
     file: File,
-    /// The groups, by their numbers. Each is the container's until its last device has gone, and the container keeps its mappings as
-    /// long as it has a group.
+    /// The groups, by number. The container keeps each until its last device has gone, and its mappings as long as it has a group.
     groups: Mutex<HashMap<u32, Group>>,
 }
 
@@ -57,7 +56,7 @@ struct Group {
 impl Container {
     pub fn open() -> Result<Self, OpenError> {
         let file = open(PATH)?;
-        // SAFETY: both take a number.
+        // SAFETY: clause 1: both take a number.
         let version = unsafe { call_with(file.as_fd(), GET_API_VERSION, 0) };
         // SAFETY: as above.
         let has_type1 = unsafe { call_with(file.as_fd(), CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into()) };
@@ -69,7 +68,7 @@ impl Container {
         }
     }
 
-    /// Adds the group of a device, if it is not there, and opens the device. Returns its file, and the group's number.
+    /// Adds the group of a device, if it is missing, and opens the device. Returns its file, and the group's number.
     pub fn add(&self, place: &Place) -> Result<(File, u32), OpenError> {
         let number = place.group()?;
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,13 +82,13 @@ impl Container {
         };
         let name =
             CString::new(place.name()).map_err(|_| OpenError::NoDevice { name: place.name().to_owned() })?;
-        // SAFETY: the call reads the name, up to its end.
+        // SAFETY: the call reads the terminated name.
         let device = unsafe { call_with(group.file.as_fd(), GROUP_GET_DEVICE_FD, name.as_ptr() as u64) };
         let device = match device {
             // SAFETY: the kernel has just opened it for this call.
             Ok(device) => unsafe { File::from_raw_fd(device) },
             Err(error) => {
-                // A group that came for this device goes again.
+                // A group that was added for this device is removed again.
                 let _ = Self::without(&mut groups, number);
                 return Err(OpenError::call("VFIO_GROUP_GET_DEVICE_FD", error));
             }
@@ -98,11 +97,11 @@ impl Container {
         Ok((device, number))
     }
 
-    /// Lets go of a device of this group, whose file is closed, and of the group with its last device. Returns whether a group is left:
-    /// else the kernel has removed all mappings.
+    /// Removes a device of this group, whose file is closed, and the group with its last device. Returns whether a group is left: otherwise
+    /// the kernel has removed all mappings.
     ///
     /// # Errors
-    /// `EBUSY`: another process has the device's file, and all is still mapped.
+    /// `EBUSY`: another process has the device's file, and everything is still mapped.
     pub fn remove(&self, number: u32) -> io::Result<bool> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(group) = groups.get_mut(&number) {
@@ -112,10 +111,10 @@ impl Container {
         Ok(!groups.is_empty())
     }
 
-    /// As [`remove`](Self::remove), for a device that it has failed for.
+    /// Repeats a [`remove`](Self::remove) that failed.
     ///
     /// # Errors
-    /// `EBUSY`, too, where another device of the group is open here: the kernel says only of a whole group that nobody has it.
+    /// `EBUSY`, also if another device of the group is open here: the kernel reports only that nobody has the whole group.
     pub fn remove_again(&self, number: u32) -> io::Result<bool> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if groups.get(&number).is_some_and(|group| group.devices > 0) {
@@ -125,25 +124,25 @@ impl Container {
         Ok(!groups.is_empty())
     }
 
-    /// Tries again to take out groups that the kernel has kept for another process. Returns whether a group is left, as
+    /// Tries again to remove groups that the kernel has kept for another process. Returns whether a group is left, as
     /// [`remove`](Self::remove).
     pub fn has_group(&self) -> bool {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let idle: Vec<u32> =
             groups.iter().filter(|(_, group)| group.devices == 0).map(|(number, _)| *number).collect();
         for number in idle {
-            // Where the kernel keeps it still, it is the container's, with all mappings.
+            // If the kernel still keeps it, it stays in the container, with all mappings.
             let _ = Self::without(&mut groups, number);
         }
         !groups.is_empty()
     }
 
-    /// Takes a group that has no device out of the container.
+    /// Removes a group without a device from the container.
     fn without(groups: &mut HashMap<u32, Group>, number: u32) -> io::Result<()> {
         let Some(group) = groups.get(&number).filter(|group| group.devices == 0) else { return Ok(()) };
-        // SAFETY: it takes no argument.
+        // SAFETY: clause 1: it takes no argument.
         match unsafe { call_with(group.file.as_fd(), GROUP_UNSET_CONTAINER, 0) } {
-            // The kernel may have taken it out by itself, for a device that is unplugged.
+            // The kernel may have removed it by itself, for an unplugged device.
             Err(error) if code(&error) != libc::EINVAL && code(&error) != libc::ENODEV => return Err(error),
             _ => {}
         }
@@ -154,7 +153,7 @@ impl Container {
     fn add_group(&self, place: &Place, number: u32, is_first: bool) -> Result<File, OpenError> {
         let group = open(&format!("/dev/vfio/{number}"))?;
         let mut status = vfio_group_status { argsz: size_of::<vfio_group_status>() as u32, flags: 0 };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         unsafe { call(group.as_fd(), GROUP_GET_STATUS, &mut status) }
             .map_err(|error| OpenError::call("VFIO_GROUP_GET_STATUS", error))?;
         if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
@@ -169,18 +168,18 @@ impl Container {
             }
         };
         let mut container = self.file.as_raw_fd();
-        // SAFETY: the call reads the number of a file.
+        // SAFETY: clause 1: the call reads a file descriptor.
         unsafe { call(group.as_fd(), GROUP_SET_CONTAINER, &mut container) }
             .map_err(refused("VFIO_GROUP_SET_CONTAINER"))?;
         if is_first {
-            // SAFETY: it takes a number.
+            // SAFETY: clause 1: it takes a number.
             unsafe { call_with(self.file.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into()) }
                 .map_err(refused("VFIO_SET_IOMMU"))?;
         }
         Ok(group)
     }
 
-    /// The addresses that the groups can use, and how many mappings there may be.
+    /// The addresses of the groups, and the most mappings.
     pub fn ranges(&self) -> io::Result<Ranges> {
         let mut wanted = size_of::<vfio_iommu_type1_info>();
         loop {
@@ -188,7 +187,7 @@ impl Container {
             let bytes = info.len() * 8;
             let [b0, b1, b2, b3] = (bytes as u32).to_ne_bytes();
             info[0] = u64::from_ne_bytes([b0, b1, b2, b3, 0, 0, 0, 0]);
-            // SAFETY: the kernel reads the length, which comes first, and writes no more than that.
+            // SAFETY: clause 1: the kernel reads the length, which comes first, and writes at most that.
             unsafe { call(self.file.as_fd(), IOMMU_GET_INFO, info.as_mut_slice()) }?;
             let info: Vec<u8> = info.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let needed = number(&info, 0).unwrap_or(0) as usize;
@@ -210,13 +209,12 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// What an answer to `VFIO_IOMMU_GET_INFO` says: sizes of pages, and a chain of capabilities. `None` where it has no ranges, as before
-/// Linux 5.4.
+/// Parses an answer to `VFIO_IOMMU_GET_INFO`: page sizes, and a chain of capabilities. `None` without ranges, as before Linux 5.4.
 pub(super) fn ranges_in(info: &[u8]) -> Option<Ranges> {
     let page_sizes = long(info, 8)?;
     let mut ranges = Ranges { allowed: Vec::new(), page_sizes, most_mappings: None };
     let mut next = if number(info, 4)? & VFIO_IOMMU_INFO_CAPS != 0 { number(info, 16)? as usize } else { 0 };
-    // Each has eight bytes of its own, so a chain that is longer than this goes round.
+    // Each has at least eight bytes, so a longer chain is circular.
     for _ in 0..info.len() / 8 {
         if next == 0 {
             break;
@@ -236,8 +234,8 @@ pub(super) fn ranges_in(info: &[u8]) -> Option<Ranges> {
     (!ranges.allowed.is_empty()).then_some(ranges)
 }
 
-// SAFETY: `linux/vfio.h`: a mapping is of just the addresses asked for, and of none that are in use. An unmap of version 2 takes whole
-// mappings away, or fails before it has removed any, where it would cut one. It unpins the pages, for which it has the IOTLB forget them.
+// SAFETY: by `linux/vfio.h`. 1: an unmap of version 2 removes whole mappings, or fails before it has removed any, if it would split one. It
+// unpins the pages, and invalidates the IOTLB before. 2: a mapping has exactly the addresses requested, and none that are in use.
 unsafe impl Calls for Container {
     unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
         let readable = if permissions.allows(Permissions::READ) { VFIO_DMA_MAP_FLAG_READ } else { 0 };
@@ -249,7 +247,7 @@ unsafe impl Calls for Container {
             iova: range.start().get(),
             size: range.len(),
         };
-        // SAFETY: it is this call's structure. The kernel pins the memory, and checks that it is the process's.
+        // SAFETY: clause 1: this call's structure. The kernel pins the memory, and checks that it is the process's.
         unsafe { call(self.file.as_fd(), IOMMU_MAP_DMA, &mut map) }.map(drop).map_err(|error| code(&error))
     }
 
@@ -260,7 +258,7 @@ unsafe impl Calls for Container {
             size: range.len(),
             ..Default::default()
         };
-        // SAFETY: it is this call's structure, and points nowhere.
+        // SAFETY: clause 1: this call's structure, without pointers.
         unsafe { call(self.file.as_fd(), IOMMU_UNMAP_DMA, &mut unmap) }.map_err(|error| code(&error))?;
         Ok(unmap.size)
     }

@@ -1,4 +1,4 @@
-//! A transport of a device whose addresses are translated. (`tests/kernel` takes this file, too, so it needs no `std`.)
+//! A transport of a device behind an IOMMU. (`tests/kernel` includes this file, so it needs no `std`.)
 
 use thiserror::Error;
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
@@ -8,11 +8,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// `VIRTIO_F_ACCESS_PLATFORM` (virtio 1.2, section 6 "Reserved Feature Bits").
 const ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// A transport whose driver accepts that an IOMMU translates its addresses, which the drivers of `virtio-drivers` leave out.
+/// A transport whose driver accepts address translation by an IOMMU, which the drivers of `virtio-drivers` do not.
 #[derive(Debug)]
 pub struct Translated<T>(T);
 
-/// A device does not say that an IOMMU translates its addresses.
+/// A device does not offer address translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "the device does not offer VIRTIO_F_ACCESS_PLATFORM: it may go round the IOMMU, to memory of others (QEMU's offer it with iommu_platform=on)"
@@ -20,7 +20,7 @@ pub struct Translated<T>(T);
 pub struct NotTranslated;
 
 impl<T: Transport> Translated<T> {
-    /// Over a transport that was not initialised.
+    /// Wraps an uninitialised transport.
     ///
     /// # Errors
     /// [`NotTranslated`]

@@ -1,5 +1,5 @@
-//! Everything below a cache of registrations panics, fails, refuses or runs dry, once at every
-//! call: with the harness of the core's `tests/below`, whose first file says what is checked.
+//! Every layer below a registration cache panics, fails, refuses or runs out of memory, once at every call: with the harness of the core's
+//! `tests/below`, whose first file lists the checks.
 
 #![allow(dead_code, reason = "the harness has more")]
 

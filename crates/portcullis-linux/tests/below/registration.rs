@@ -1,4 +1,4 @@
-//! Registrations: held, kept, shared, evicted, trimmed, forgotten while they are held; and the end of a cache.
+//! Registrations: held, persistent, shared, evicted, trimmed, forgotten while held; and the drop of a cache.
 
 use std::error::Error;
 use std::mem::ManuallyDrop;
@@ -21,12 +21,12 @@ const BOTH: Direction = Direction::Bidirectional;
 const HELD: Keep = Keep::WhileHeld;
 const KEPT: Keep = Keep::UntilForgotten;
 
-/// Whatever stays in use is missed.
+/// Small limits, so that a leaked entry shows.
 const TWO: RegistrationLimits = RegistrationLimits { entries: 2, bytes: 3 * PAGE };
 
 type Cache = RegistrationCache<M, Pl>;
 
-/// A cache, what is registered of it, and buffers that devices may reach.
+/// A cache, its registrations, and buffers that devices may reach.
 struct Driver {
     cache: Cache,
     hostile: Arc<Hostile>,
@@ -48,24 +48,23 @@ impl Driver {
     }
 
     fn acquire(&mut self, memory: PhysSegment, keep: Keep) -> Result<(), Box<dyn Error>> {
-        // SAFETY: no CPU reaches the buffers, and each is given up only where a forget or the last release says so.
+        // SAFETY: no CPU accesses the buffers, and each is freed only after a forget or the last release.
         self.held.push(unsafe { self.cache.acquire(memory, BOTH, keep) }?);
         Ok(())
     }
 
-    /// Releases the oldest.
     fn release(&mut self) -> Result<Released, Box<dyn Error>> {
         Ok(self.cache.release(self.held.remove(0))?)
     }
 
-    /// Has the oldest buffer forgotten, and gives it back.
+    /// Forgets the oldest buffer, and frees it.
     fn forget(&mut self) -> Result<(), Box<dyn Error>> {
         self.cache.forget(self.open[0].segment())?;
         self.open.remove(0);
         Ok(())
     }
 
-    /// What went wrong has left something registered, or mapped. Afterwards nothing is.
+    /// Removes what a failure has left registered or mapped.
     fn clear(&mut self) -> Result<(), Box<dyn Error>> {
         for registration in self.held.drain(..) {
             self.cache.release(registration)?;
@@ -82,7 +81,7 @@ impl Driver {
     }
 }
 
-/// Each is the driver's again when its last release says so. Two are all that there is room for.
+/// Each buffer is the driver's again after its last release. There is room for two.
 fn held(world: &World) -> Work {
     let mut driver = Driver::new(world);
     Box::new(move || {
@@ -100,7 +99,7 @@ fn held(world: &World) -> Work {
     })
 }
 
-/// The third and the fourth take the room of others. Then there are parts of them.
+/// The third and the fourth evict others. Then there are parts of them.
 fn kept(world: &World) -> Work {
     let mut driver = Driver::new(world);
     Box::new(move || {
@@ -123,7 +122,7 @@ fn kept(world: &World) -> Work {
     })
 }
 
-/// The owner takes back what is held, also from somebody who has no other claim to it.
+/// The owner takes back held buffers, also from other holders.
 fn forgotten(world: &World) -> Work {
     let mut driver = Driver::new(world);
     Box::new(move || {
@@ -144,7 +143,7 @@ fn forgotten(world: &World) -> Work {
     })
 }
 
-/// Where the forget is not confirmed, the last release says whether the buffer is the driver's.
+/// If the forget is not confirmed, the last release says whether the buffer is the driver's.
 fn released_instead(world: &World) -> Work {
     let mut driver = Driver::new(world);
     Box::new(move || {
@@ -158,11 +157,11 @@ fn released_instead(world: &World) -> Work {
     })
 }
 
-/// What is refused anyway (memory and addresses that there are none of, and an eviction that the hardware does not confirm)
-/// leaves nothing either where something else goes wrong meanwhile.
+/// Refused calls (memory or addresses that do not exist, and an eviction that the hardware does not confirm) leave nothing, even if
+/// something else fails meanwhile.
 fn refused(world: &World) -> Work {
     let mut driver = Driver::new(world);
-    // Page 0 is nobody's, and a range of three begins where one of four could.
+    // Page 0 is reserved, and a range of three begins where one of four could.
     let near = DmaDevice::new(world.domain.clone(), 4 * PAGE - 1).unwrap();
     driver.cache = RegistrationCache::new(near, TWO).unwrap();
     let queue = world.unit.queue();
@@ -189,16 +188,16 @@ fn refused(world: &World) -> Work {
     })
 }
 
-/// A cache's whole life, which ends with something kept, and something that may not be confirmed. Its end says nothing: if it
-/// comes back, what it left is over after a flush.
+/// A cache's whole life, which ends with a persistent entry, and one that may be unconfirmed. Its drop reports nothing: after a flush
+/// nothing is left.
 fn life(world: &World) -> Work {
     let (device, hostile) = (world.device.clone(), Arc::clone(&world.hostile));
     Box::new(move || {
         let cache = RegistrationCache::new(device.clone(), TWO)?;
-        // Whoever does not get an answer has the buffers for good.
+        // A call without a result leaks the buffers.
         let buffers = ManuallyDrop::new([hostile.buffer(1), hostile.buffer(2)]);
         for buffer in &*buffers {
-            // SAFETY: no CPU reaches the buffers, and they are given up only after the flush.
+            // SAFETY: no CPU accesses the buffers, and they are freed only after the flush.
             let held = unsafe { cache.acquire(buffer.segment(), BOTH, KEPT) }?;
             cache.release(held)?;
         }
@@ -223,8 +222,7 @@ fn registrations() {
     ]);
 }
 
-/// Bytes beside what is mapped count for as long as devices can reach them: those, too, for which
-/// the platform lent no slot, or the clock told no time.
+/// Bytes beside mapped ones count as long as devices can reach them: also if the platform lent no CPU, or the clock failed.
 #[test]
 fn what_is_open_when_the_platform_panics_is_counted() {
     let acquire = |world: &World, driver: &mut Driver, fault| {
@@ -261,7 +259,7 @@ fn what_is_open_when_the_platform_panics_is_counted() {
     assert!(met.iter().all(|met| *met > 0), "{met:?}");
 }
 
-/// What ends gives its addresses back, or counts them as lost, wherever it unwinds.
+/// An ended entry frees its addresses, or counts them as leaked, wherever it unwinds.
 #[test]
 fn addresses_that_do_not_come_back_are_counted() {
     let make = || {

@@ -1,5 +1,5 @@
-//! Which frames the heap has given out: a thread that has a frame from its owner, or from the allocator after that, sees
-//! whether it is given out, whatever happens to its neighbours.
+//! The set of allocated frames: a thread that has a frame from its owner, or from the allocator after that, sees whether it is allocated,
+//! whatever happens to its neighbours.
 
 #[allow(dead_code, reason = "the heap uses all of it")]
 #[path = "../../src/heap/given/bits.rs"]
@@ -9,12 +9,12 @@ use ::loom::sync::{Arc, Mutex};
 use ::loom::thread;
 use bits::Bits;
 
-/// Who has the frame of the test.
+/// The owner of the test's frame.
 #[derive(Clone, Copy, PartialEq)]
 enum Frame {
-    /// The allocator, which has not lent it yet.
+    /// The allocator, at first.
     Fresh,
-    /// Somebody to whom the heap gave it.
+    /// A caller of the heap.
     Heaps,
     /// The allocator again.
     Back,
@@ -36,10 +36,10 @@ fn the_next_owner_of_a_frame_sees_whether_the_heap_gave_it() {
         let reader = {
             let (bits, frame) = (Arc::clone(&bits), Arc::clone(&frame));
             thread::spawn(move || {
-                // The lock is held while the frame is this thread's.
+                // The lock is held while this thread owns the frame.
                 let state = frame.lock().unwrap();
                 match *state {
-                    // Its bit is somebody else's to set.
+                    // Its bit belongs to another owner.
                     Frame::Fresh => {}
                     Frame::Heaps => assert!(bits.is_set(5)),
                     Frame::Back => assert!(!bits.is_set(5)),

@@ -1,4 +1,4 @@
-//! Registrations: what is held is reached, and what is forgotten or evicted is not, whoever else is at it.
+//! Registrations: held ranges are reached, and forgotten or evicted ones are not, whatever other CPUs do.
 
 use std::sync::Mutex;
 
@@ -25,13 +25,13 @@ const PAGES: usize = 8;
 const TIMED_OUT: InvalidationError = InvalidationError::TimedOut { waited_ns: 1 };
 
 ::loom::thread_local! {
-    /// The CPU that a thread is.
+    /// The CPU of a thread.
     static CPU: std::cell::Cell<usize> = std::cell::Cell::new(0);
 }
 
 struct Cpus;
 
-// SAFETY: each thread of the model is a CPU of its own; fences are full.
+// SAFETY: each thread of the model is a CPU; fences are full.
 unsafe impl Platform for Cpus {
     fn cpus(&self) -> usize {
         2
@@ -57,14 +57,14 @@ unsafe impl Platform for Cpus {
     fn wake_at(&self, _: u64) {}
 }
 
-/// A table of a few pages, and a device that keeps what it once found. All that is shared without a lock is the
-/// cache's and the domain's: here is only what others may come between.
+/// A table of a few pages, and a device with a cache. Only the cache and the domain share data without a lock; this marks where others may
+/// interleave.
 struct Hardware {
     geometry: Geometry,
-    /// What the table says of each page, and what the device has cached: physical addresses, 0 for none.
+    /// Each page's table entry and cached entry: physical addresses, 0 for none.
     pages: Mutex<[(u64, u64); PAGES]>,
     steps: AtomicU64,
-    /// Invalidations that are not confirmed.
+    /// Invalidations that fail.
     fails: Mutex<u64>,
 }
 
@@ -81,14 +81,14 @@ impl Hardware {
         }
     }
 
-    /// Calls `f` with a page's table entry and cache. Others may come before.
+    /// Calls `f` with a page's table entry and cache. Others may run before.
     fn with<R>(&self, iova: Iova, f: impl FnOnce(&mut u64, &mut u64) -> R) -> R {
         self.steps.fetch_add(1, Ordering::Relaxed);
         let (entry, cached) = &mut self.pages.lock().unwrap()[(iova.get() / PAGE) as usize];
         f(entry, cached)
     }
 
-    /// Where a device gets to.
+    /// What a device reaches.
     fn reached(&self, iova: Iova) -> u64 {
         self.with(iova, |entry, cached| {
             *cached = if *cached == 0 { *entry } else { *cached };
@@ -97,7 +97,7 @@ impl Hardware {
     }
 }
 
-// SAFETY: what stands in for hardware keeps its promises, or the tests fail; no memory is behind it.
+// SAFETY: the test checks the fake hardware's clauses; no memory is behind it.
 unsafe impl Mapper for Hardware {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -126,7 +126,7 @@ unsafe impl Mapper for Hardware {
     }
 
     fn sync(&self, gather: &Gather) -> Result<(), InvalidationError> {
-        // Others may come before, and see that it is not confirmed yet.
+        // Others may run, and see that it is not confirmed yet.
         self.steps.fetch_add(1, Ordering::Relaxed);
         let mut fails = self.fails.lock().unwrap();
         if *fails > 0 {
@@ -136,7 +136,7 @@ unsafe impl Mapper for Hardware {
         drop(fails);
         for request in gather.requests(DomainId(0), &Costs::BARE_METAL) {
             let Invalidation::Range { range, .. } = request.invalidation else { unreachable!("few ranges") };
-            // What it forgets it may fetch again at once.
+            // The device may refetch an invalidated entry at once.
             let pages = (range.start().get()..=range.last().get()).step_by(PAGE as usize);
             pages.for_each(|page| self.with(Iova::new(page), |entry, cached| *cached = *entry));
         }
@@ -155,19 +155,19 @@ fn reached(cache: &Cache, iova: Iova) -> u64 {
 }
 
 fn acquire(cache: &Cache, number: u64, keep: Keep) -> Result<Registration, AcquireError> {
-    // SAFETY: no memory is behind what plays the hardware.
+    // SAFETY: no memory is behind the fake hardware.
     let held = unsafe { cache.acquire(memory(number), Direction::Bidirectional, keep) }?;
-    // Unless it is forgotten meanwhile, it is reached; and nobody else's memory is, ever.
+    // It is reached unless it is forgotten meanwhile; and no other memory ever is.
     let phys = reached(cache, held.iova());
     assert!(phys == 0 || phys == memory(number).phys.get(), "another's memory");
     Ok(held)
 }
 
-/// `first` and `second` by two CPUs; the first is the one that makes the cache.
+/// Runs `first` and `second` on two CPUs; the first makes the cache.
 fn model<T: 'static>(entries: usize, first: fn(&Cache) -> T, second: fn(&Cache), then: fn(&Cache, T)) {
     let mut builder = ::loom::model::Builder::new();
     builder.preemption_bound = Some(3);
-    // Who waits looks again and again.
+    // A waiting thread polls repeatedly.
     builder.max_branches = 100_000;
     builder.check(move || {
         CPU.with(|cpu| cpu.set(0));
@@ -213,7 +213,7 @@ fn held_meanwhile(cache: &Cache) {
     }
 }
 
-/// Unless somebody maps it anew after the forget has begun, it is not reached; what was being mapped before is not either.
+/// It is not reached, unless it is mapped again after the forget has begun; nor is a mapping that was in progress.
 fn forget(cache: &Cache, iova: Iova) {
     let misses = cache.usage().misses;
     cache.forget(memory(0)).unwrap();
@@ -228,7 +228,7 @@ fn what_is_forgotten_is_not_reached_though_somebody_comes_for_it() {
     model(4, kept, held_meanwhile, forget);
 }
 
-/// The other takes the only entry for something else.
+/// The other takes the only entry for another range.
 #[test]
 fn what_is_forgotten_while_it_is_evicted_is_not_reached() {
     let evict = |cache: &Cache| {
@@ -262,7 +262,7 @@ fn whoever_holds_it_reaches_it_though_others_release_it() {
     );
 }
 
-/// There is one entry, and both need it: one waits for the other's eviction, or is told that there is none.
+/// There is one entry, and both need it: one waits for the other's eviction, or gets an error.
 #[test]
 fn two_that_evict_share_what_there_is() {
     fn take(cache: &Cache, number: u64) {
@@ -277,18 +277,18 @@ fn two_that_evict_share_what_there_is() {
     model(1, kept, |cache| take(cache, 1), |cache, _| take(cache, 2));
 }
 
-/// Nothing is there yet: the other is entering it, or will.
+/// The other is entering it, or will.
 #[test]
 fn what_is_being_mapped_when_it_is_forgotten_is_not_reached() {
     let keep = |cache: &Cache| {
         let Ok(held) = acquire(cache, 0, Keep::UntilForgotten) else { return };
         assert!(matches!(cache.release(held), Ok(Released::Open | Released::Forgotten)));
     };
-    // Addresses are handed out from the top.
+    // Addresses are allocated from the top.
     model(4, |_| Iova::new((PAGES as u64 - 1) * PAGE), keep, forget);
 }
 
-/// The last holder's memory is its own again when the release says so, whoever else is forgetting it.
+/// The last holder owns its memory again after the release, even if another CPU is forgetting it.
 fn released(cache: &Cache, held: Registration) {
     let iova = held.iova();
     match cache.release(held) {
@@ -300,7 +300,7 @@ fn released(cache: &Cache, held: Registration) {
     }
 }
 
-/// The device has used it, and keeps what it found.
+/// The device has used it, and caches the translation.
 fn used(cache: &Cache) -> Registration {
     acquire(cache, 0, Keep::WhileHeld).unwrap()
 }
@@ -310,7 +310,7 @@ fn the_last_release_of_what_is_being_forgotten_says_when_it_is_out_of_reach() {
     model(4, used, |cache| assert!(cache.forget(memory(0)).is_ok()), released);
 }
 
-/// The first invalidation is not confirmed, whoever asks for it: the other tries again.
+/// The first invalidation fails, whoever requests it: the other tries again.
 #[test]
 fn what_neither_a_release_nor_a_forget_confirms_is_said_to_be_reached() {
     let used = |cache: &Cache| {

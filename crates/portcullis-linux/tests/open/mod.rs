@@ -1,5 +1,4 @@
-//! The cache's call that opens memory by number, safe for memory that is simulated, as
-//! `portcullis_model::open` has it for the core's.
+//! A safe version, for simulated memory, of the cache's call that opens memory by number, as in `portcullis_model::open` for the core's.
 
 use portcullis::addr::{Direction, PhysSegment};
 use portcullis::mapper::Mapper;
@@ -29,7 +28,7 @@ impl<M: Mapper + Simulated, P: Platform> OpenCache for RegistrationCache<M, P> {
         direction: Direction,
         keep: Keep,
     ) -> Result<Registration, AcquireError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.acquire(memory, direction, keep) }
     }
 }

@@ -1,4 +1,4 @@
-//! Hardware that does not confirm, memory and addresses that run out, owners and CPUs that come at the wrong moment.
+//! Invalidations that fail, memory and addresses that run out, owners and CPUs that come at the wrong moment.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -34,7 +34,7 @@ fn an_eviction_that_is_not_confirmed_keeps_its_entry_and_its_share_of_the_limit(
         assert_eq!((usage.entries, usage.bytes, usage.unconfirmed_entries), (2, 2 * PAGE, 1));
         assert_eq!((usage.evictions, usage.idle_entries), (1, 1), "no other is evicted in vain");
     }
-    // It is not lent any more, and not mapped twice for want of room.
+    // It is not shared any more, and not mapped again, because there is no room.
     assert_eq!(bench.acquire(pages(0, 1), KEPT).unwrap_err(), AcquireError::Eviction { error: TIMEOUT });
     bench.touch(pages(1, 1), KEPT);
     bench.fail(false);
@@ -57,7 +57,7 @@ fn a_release_that_is_not_confirmed_says_so_and_is_tried_again() {
     assert_eq!(bench.cache.release(held), Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }));
     assert!(bench.rig.reaches(iova), "or the test means nothing");
     assert_eq!(bench.cache.trim(u64::MAX), Err(TIMEOUT));
-    // Acquired again, it is another mapping; its addresses are nobody's.
+    // Acquired again, it is another mapping; its old addresses stay reserved.
     let again = bench.acquire(pages(0, 1), HELD).unwrap();
     assert_ne!(again.iova(), iova);
     assert_eq!(bench.cache.usage().bytes, 2 * PAGE);
@@ -112,8 +112,7 @@ fn a_cache_that_ends_unconfirmed_keeps_its_addresses_from_use() {
     assert_eq!(rig.domain.stats().lost_iova_bytes, 0);
 }
 
-/// One that is held has its addresses given up; what devices may reach is invalidated all the same,
-/// and counted meanwhile.
+/// A held entry's addresses are leaked; memory that devices may reach is invalidated all the same, and counted meanwhile.
 #[test]
 fn what_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
     for keep in [HELD, KEPT] {
@@ -142,13 +141,13 @@ fn what_a_cache_leaves_unconfirmed_is_tried_again_and_counted() {
 #[test]
 fn a_map_without_table_memory_leaves_nothing() {
     let bench = Bench::new(8, 4096);
-    // All memory is taken, but for one frame: the first table of a range, and not the next.
+    // All memory is taken, except one frame: the first table of a range, and not the next.
     let mut taken = Vec::new();
     while let Some(frame) = bench.rig.memory.alloc(1) {
         taken.push(frame);
     }
     let free = |count: usize, taken: &mut Vec<_>| {
-        // SAFETY: they came from the loop above, and nobody has used them.
+        // SAFETY: 1: allocated in the loop above. 2: not used.
         taken.drain(..count).for_each(|frame| unsafe { bench.rig.memory.free(frame, 1) });
     };
     free(4, &mut taken);
@@ -186,7 +185,7 @@ fn a_device_without_addresses_left_leaves_nothing() {
     let device = DmaDevice::new(bench.rig.domain.clone(), 4 * PAGE - 1).unwrap();
     let limits = RegistrationLimits { entries: 8, bytes: 64 * PAGE };
     let cache = RegistrationCache::new(device, limits).unwrap();
-    // Page 0 is nobody's.
+    // Page 0 is reserved.
     let held = cache.open(pages(0, 2), BOTH, HELD).unwrap();
     for _ in 0..3 {
         let error = cache.open(pages(9, 2), BOTH, KEPT).unwrap_err();
@@ -206,7 +205,7 @@ fn a_device_without_addresses_left_leaves_nothing() {
 fn another_s_translation_in_the_addresses_is_left_alone() {
     let bench = Bench::new(8, 64);
     let domain = &bench.rig.domain;
-    // Where the next mapping will be.
+    // The address of the next mapping.
     let iova = bench.touch(pages(0, 2), HELD);
     let mapper = domain.mapper();
     let second = IovaRange::new(Iova::new(iova.get() + PAGE), PAGE).unwrap();
@@ -221,7 +220,7 @@ fn another_s_translation_in_the_addresses_is_left_alone() {
     }
     bench.cache.trim(0).unwrap();
     assert_eq!(bench.reached(second.start()), Some(pages(7, 1).phys), "left alone");
-    // They are never used again, and counted once.
+    // They are leaked, and counted once.
     assert_eq!((bench.cache.usage().entries, bench.rig.gone()), (0, (2 * PAGE, 2 * PAGE)));
 }
 
@@ -239,7 +238,7 @@ fn an_entry_that_somebody_else_unmapped_costs_its_addresses() {
         assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
         assert!(!bench.rig.reaches(iova));
         assert_eq!(bench.cache.usage().entries, 0);
-        // Two are never used again: each counts where it was ended.
+        // Two are leaked: each counts when it ended.
         assert_eq!(bench.rig.gone(), (2 * PAGE, 2 * PAGE), "{fails}");
     }
 }
@@ -273,7 +272,7 @@ fn what_somebody_else_unmapped_is_out_of_reach_when_the_cache_ends() {
         let rig = bench.rig;
         drop(bench.cache);
         assert!(!rig.reaches(iova));
-        // All of it was ended by number: its addresses come back from there.
+        // All of it was ended by number: its addresses are freed there.
         assert_eq!(domain.stats().lost_iova_bytes, 0);
     }
 }
@@ -282,7 +281,7 @@ fn what_somebody_else_unmapped_is_out_of_reach_when_the_cache_ends() {
 fn a_map_that_meets_somebody_else_s_page_gives_its_addresses_up() {
     let bench = Bench::new(8, 64);
     let domain = bench.rig.domain.clone();
-    // What was freed last comes first.
+    // The last address freed is reused first.
     let iova = bench.touch(pages(0, 2), HELD);
     let second = IovaRange::new(iova.checked_add(PAGE).unwrap(), PAGE).unwrap();
     let foreign = [(pages(7, 1).phys, PAGE)];
@@ -309,7 +308,7 @@ fn no_lock_is_held_and_nothing_is_lent_while_the_hardware_works() {
     let seen = Arc::clone(&asked);
     bench.rig.queue.set(move || {
         if !seen.swap(true, Ordering::Relaxed) {
-            // A hit elsewhere; and what is being forgotten is another mapping.
+            // A hit elsewhere; and a range that is being forgotten becomes another mapping.
             cache.release(cache.open(pages(9, 1), BOTH, HELD).unwrap()).unwrap();
             let again = cache.open(pages(0, 1), BOTH, HELD).unwrap();
             assert_ne!(again.iova(), iova);
@@ -339,14 +338,14 @@ fn a_forget_waits_for_whoever_unmaps_the_range_already() {
             let forgetting = scope.spawn(move || {
                 begun.recv().unwrap();
                 cache.forget(pages(0, 1)).unwrap();
-                // By now the other's invalidation is over.
+                // The other's invalidation is over by now.
                 assert!(!rig.reaches(iova));
             });
             let first = AtomicBool::new(true);
             bench.rig.queue.set(move || {
                 if first.swap(false, Ordering::Relaxed) {
                     begin.send(()).unwrap();
-                    // Time to be wrong in; what is right does not depend on it.
+                    // Gives a wrong implementation time to fail; a right one does not depend on it.
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
             });
@@ -368,7 +367,7 @@ fn what_waits_for_room_when_it_is_forgotten_is_not_mapped() {
     let (cache, first) = (Arc::clone(&bench.cache), AtomicBool::new(true));
     bench.rig.queue.set(move || {
         if first.swap(false, Ordering::Relaxed) {
-            // Touches one of the two, and nothing that is mapped.
+            // Touches one of the two, and no mapped byte.
             assert_eq!(cache.forget(pages(6, 1)).unwrap().entries, 0);
         }
     });
@@ -381,7 +380,7 @@ fn what_waits_for_room_when_it_is_forgotten_is_not_mapped() {
     bench.finish();
 }
 
-/// The last holder may use its memory again when a release says `Ok`: so that must be true of what its owner has forgotten, too.
+/// The last holder may use its memory again after `Ok` of a release: also if its owner has forgotten it.
 #[test]
 fn the_last_release_of_what_a_forget_could_not_confirm_tries_again() {
     for keep in [HELD, KEPT] {
@@ -399,7 +398,7 @@ fn the_last_release_of_what_a_forget_could_not_confirm_tries_again() {
         let last = bench.cache.release(third);
         assert!(bench.rig.reaches(iova), "or the test means nothing");
         if keep == KEPT {
-            // The memory is the owner's to open until a forget succeeds, whoever releases it.
+            // Only a successful forget returns the memory to the owner, whoever releases it.
             assert_eq!((last, bench.submissions()), (Ok(Released::Forgotten), 0));
         } else {
             assert_eq!(last, Err(ReleaseRegistrationError::Unconfirmed { error: TIMEOUT }));
@@ -408,7 +407,7 @@ fn the_last_release_of_what_a_forget_could_not_confirm_tries_again() {
         bench.fail(false);
         assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 1);
         assert!(!bench.rig.reaches(iova));
-        // Where the hardware answers by then, the release is all that it takes.
+        // If the hardware works again, the release suffices.
         let held = bench.acquire(pages(0, 1), HELD).unwrap();
         assert!(bench.rig.reaches(held.iova()));
         bench.fail(true);
@@ -436,7 +435,7 @@ fn the_last_release_of_what_is_being_forgotten_waits_for_the_confirmation() {
             let releasing = scope.spawn(move || {
                 begun.recv().unwrap();
                 let released = cache.release(held);
-                // By now the other's invalidation is over.
+                // The other's invalidation is over by now.
                 assert!(!rig.reaches(iova) || released.is_err(), "{released:?}");
                 released
             });
@@ -444,7 +443,7 @@ fn the_last_release_of_what_is_being_forgotten_waits_for_the_confirmation() {
             bench.rig.queue.set(move || {
                 if first.swap(false, Ordering::Relaxed) {
                     begin.send(()).unwrap();
-                    // Time to be wrong in; what is right does not depend on it.
+                    // Gives a wrong implementation time to fail; a right one does not depend on it.
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
             });
@@ -461,7 +460,7 @@ fn the_last_release_of_what_is_being_forgotten_waits_for_the_confirmation() {
     }
 }
 
-/// The forget comes while the entry gets its addresses, for which what was deferred is flushed.
+/// The forget comes while the entry gets its addresses, which flushes deferred unmaps.
 #[test]
 fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
     let bench = Bench::on(StdPlatform::new(), 4, 64);
@@ -475,12 +474,12 @@ fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
     let (queue, hooked) = (bench.rig.iommu.queue(), Arc::clone(cache));
     let (turn, seen) = (AtomicU64::new(0), Mutex::new(seen));
     bench.rig.queue.set(move || match turn.fetch_add(1, Ordering::Relaxed) {
-        // Addresses are looked for.
+        // During the search for addresses.
         0 => {
             begin.send(()).unwrap();
             seen.lock().unwrap().recv().unwrap();
         }
-        // The forget knows both entries, and unmaps the one that it can.
+        // The forget knows both entries, and unmaps one.
         1 => see.send(()).unwrap(),
         // The other is mapped, and unmapped again.
         2 => {
@@ -505,7 +504,7 @@ fn what_was_forgotten_while_it_was_acquired_and_is_not_confirmed_says_so() {
     bench.rig.queue.clear();
 }
 
-/// What is acquired while a forget is under way is another mapping, for which its owner has answered anew.
+/// A range that is acquired during a forget is another mapping, for which its owner is responsible anew.
 #[test]
 fn a_forget_leaves_what_was_acquired_since_it_began() {
     let bench = Bench::on(StdPlatform::new(), 200, 400);
@@ -513,7 +512,7 @@ fn a_forget_leaves_what_was_acquired_since_it_began() {
     let (cache, first) = (Arc::clone(&bench.cache), AtomicBool::new(true));
     bench.rig.queue.set(move || {
         if first.swap(false, Ordering::Relaxed) {
-            // Of two pages whose own entries are still to go, and longer than these, so that the search meets it behind them.
+            // Of two pages with entries still to be unmapped, and longer, so that the search meets it behind them.
             cache.release(cache.open(pages(140, 2), BOTH, KEPT).unwrap()).unwrap();
         }
     });
@@ -524,7 +523,7 @@ fn a_forget_leaves_what_was_acquired_since_it_began() {
     bench.finish();
 }
 
-/// Only the last holder of what is not kept must learn that no device reaches it.
+/// Only the last holder of a range that is not persistent must learn that no device reaches it.
 #[test]
 fn a_release_of_what_is_kept_waits_for_no_forget() {
     let bench = Bench::on(StdPlatform::new(), 4, 64);

@@ -13,12 +13,12 @@ fn frames_are_zeroed_aligned_and_their_words_memory() {
         assert!(first.get().is_multiple_of(align) && first.get() < 1 << 52, "{count} at {first}");
         for frame in 0..count as u64 {
             let frame = PhysAddr::new(first.get() + frame * FRAME_SIZE);
-            // SAFETY: of the frames above, which are freed below.
+            // SAFETY: 1: allocated above, and freed below.
             let words = unsafe { Heap.table(frame) };
             assert!(words.iter().all(|word| word.load(std::sync::atomic::Ordering::Relaxed) == 0));
             words[511].store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
         }
-        // SAFETY: those from above.
+        // SAFETY: clauses 1 and 2: allocated above, and not used.
         unsafe { Heap.free(first, count) };
     }
     for count in [0, usize::MAX, usize::MAX / 4096, 1 << 50] {
@@ -27,8 +27,7 @@ fn frames_are_zeroed_aligned_and_their_words_memory() {
     assert!(HeapBuffer::new(0).is_none() && HeapBuffer::new(usize::MAX).is_none());
 }
 
-/// At every alignment of the two sides, of lengths around words, and around the groups of eight that a copy takes: the bytes named, and no
-/// other.
+/// At every alignment of both sides, with lengths around words and around the groups of eight of a copy: exactly the bytes named.
 #[test]
 fn copies_and_wipes_touch_the_bytes_named() {
     let (from, to) = (HeapBuffer::new(256).unwrap(), HeapBuffer::new(256).unwrap());
@@ -39,13 +38,13 @@ fn copies_and_wipes_touch_the_bytes_named() {
         for len in [0, 1, 7, 8, 9, 15, 16, 17, 40, 63, 64, 65, 80, 81, 128, 200] {
             let mut expected = [0xee; 256];
             to.write(0, &expected).unwrap();
-            // SAFETY: bytes of both buffers.
+            // SAFETY: clauses 1 and 2: bytes of both buffers.
             unsafe { Heap.copy(address(&from, a), address(&to, b), len as u64) };
             expected[b..b + len].copy_from_slice(&source[a..a + len]);
             let mut found = [0; 256];
             to.read(0, &mut found).unwrap();
             assert_eq!(found, expected, "from {a} to {b}, {len} bytes");
-            // SAFETY: bytes of the buffer.
+            // SAFETY: clauses 1 and 2: bytes of the buffer.
             unsafe { Heap.zero(address(&to, a), len as u64) };
             expected[a..a + len].fill(0);
             to.read(0, &mut found).unwrap();

@@ -1,5 +1,4 @@
-//! What could not be unmapped is still reached: the error says so, and its memory counts until it is
-//! gone.
+//! Memory that could not be unmapped is still reached: the error says so, and its memory counts until it is gone.
 
 use std::sync::Arc;
 
@@ -66,13 +65,13 @@ fn a_registration_is_not_forgotten_before_it_is_gone() {
     assert!(!bench.writes(iovas[0]));
     cache.trim(0).unwrap();
     assert!(!bench.writes(iovas[1]));
-    // All of it was there until it went: the addresses were nobody else's, and are free.
+    // All of it was mapped until it was removed: no other caller had the addresses, and they are free.
     let stats = bench.domain.stats();
     assert_eq!((stats.lost_iova_bytes, stats.maps, stats.unmaps), (0, 2, 2));
     assert_eq!(stats.taken_iova_bytes, stats.cached_iova_bytes);
 }
 
-/// A cache's end cannot come again for what it leaves.
+/// A dropped cache cannot retry for what it leaves.
 #[test]
 fn what_the_end_of_a_cache_leaves_mapped_is_lost_and_counted() {
     let bench = Bench::new();

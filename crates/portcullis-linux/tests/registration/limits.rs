@@ -1,4 +1,4 @@
-//! Limits: what is evicted for what, in which order and at which price, and errors that name the limit.
+//! Limits: eviction order and cost, and errors that name the limit.
 
 use portcullis::addr::{Iova, PhysAddr, PhysSegment};
 use portcullis::dma::DmaDevice;
@@ -16,7 +16,7 @@ fn the_least_recently_used_idle_entry_makes_room() {
     let bench = Bench::new(4, 64);
     let held = bench.acquire(pages(0, 1), KEPT).unwrap();
     let iovas: Vec<Iova> = (1..4).map(|n| bench.touch(pages(n, 1), KEPT)).collect();
-    // Used again: 2 is the oldest now.
+    // Used again: 2 is now the oldest.
     bench.touch(pages(1, 1), KEPT);
     bench.submissions();
     let new = bench.touch(pages(4, 1), HELD);
@@ -77,7 +77,7 @@ fn what_does_not_fit_is_an_error_that_names_the_limit_and_evicts_nothing() {
     let error = bench.acquire(pages(20, 4), KEPT).unwrap_err();
     assert_eq!(error, AcquireError::NoBytes { wanted: 4 * PAGE, limit: 8 * PAGE, held: 5 * PAGE });
     assert_eq!((bench.submissions(), bench.cache.usage().idle_entries), (0, 1));
-    // The claim that was set aside for it is free again.
+    // The room that was reserved for it is free again.
     let three = bench.acquire(pages(20, 3), HELD).unwrap();
     bench.cache.release(three).unwrap();
 

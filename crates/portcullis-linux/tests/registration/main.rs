@@ -1,5 +1,5 @@
-//! The registration cache: what is held is reached, what is forgotten or evicted is not, and nothing beyond the limits.
-//! And the heap, whose frames and buffers hold the bytes that are put there.
+//! The registration cache: held ranges are reached, forgotten or evicted ones are not, and nothing exceeds the limits. And the heap, whose
+//! frames and buffers hold their bytes.
 #![cfg(not(loom))]
 #![cfg_attr(watched, allow(dead_code, unused_imports, reason = "the tools run a part of the tests"))]
 

@@ -1,5 +1,5 @@
-//! Random acquisitions, releases, forgets and trims, some of which the hardware does not confirm, against a plain model
-//! that knows of every entry; and a device that tries every address it was ever given after each step.
+//! Random acquisitions, releases, forgets and trims, some with failing hardware, against a plain model of all entries; and a device that
+//! tries every address it was ever given after each step.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = (Op, bool)> {
-    // Few places and lengths, so that ranges come back, overlap, and lie in each other.
+    // Few places and lengths, so that ranges repeat, overlap, and contain each other.
     let place = prop_oneof![3 => (0..6_u64).prop_map(|page| page * PAGE), 1 => 0..6 * PAGE];
     let len = prop_oneof![
         3 => Just(PAGE), 2 => Just(3 * PAGE), 1 => 1..PAGE, 1 => 1..6 * PAGE, 1 => Just(14 * PAGE)
@@ -48,7 +48,6 @@ enum Is {
     Gone,
 }
 
-/// What the model knows of an entry.
 #[derive(Debug)]
 struct Entry {
     memory: PhysSegment,
@@ -59,7 +58,7 @@ struct Entry {
     is: Is,
     /// When it became idle.
     since: u64,
-    /// Where the first of its pages is.
+    /// The IOVA of its first page.
     iova: u64,
 }
 
@@ -109,15 +108,14 @@ impl World {
         self.entries.iter().filter(|entry| entry.is != Is::Gone).map(Entry::bytes).sum()
     }
 
-    /// Ends entries as the hardware says; those that nobody holds are gone for good.
+    /// Ends entries by the hardware's result; entries without a holder are removed.
     fn end(&mut self, doomed: impl Fn(&Entry) -> bool) {
         let is = if self.fails { Is::Unconfirmed } else { Is::Gone };
         self.entries.iter_mut().filter(|entry| doomed(entry)).for_each(|entry| entry.is = is);
         self.entries.retain(|entry| entry.is != Is::Gone || !entry.held.is_empty());
     }
 
-    /// What makes room for so many bytes and entries, by address: all that is not confirmed, and idle entries, the
-    /// longest idle first, while there is `more` to be made.
+    /// The addresses of entries to evict: all unconfirmed ones, and idle ones in LRU order, while `more` is needed.
     fn victims(&self, mut more: impl FnMut(usize, u64, &Entry) -> bool) -> Vec<u64> {
         let mut idle: Vec<_> = self.entries.iter().filter(|entry| entry.is_idle()).collect();
         idle.sort_by_key(|entry| entry.since);
@@ -150,7 +148,7 @@ impl World {
             })
             .peekable();
         if covering.peek().is_some() {
-            // Any of them will do: the address says which.
+            // Any of them will do: the address identifies it.
             let held = result.unwrap();
             let distance = |entry: &Entry| memory.phys.get() - entry.first_page();
             let at = covering
@@ -233,7 +231,7 @@ impl World {
         let entry = &mut self.entries[at];
         let (last, kept) = (entry.held.is_empty(), entry.kept);
         let expected = match entry.is {
-            // A forget that was not confirmed is the last holder's to try again.
+            // The last holder retries an unconfirmed forget.
             is @ (Is::Live | Is::Unconfirmed) if last && !kept => {
                 let iova = entry.iova;
                 self.end(|entry| entry.is == is && entry.iova == iova);
@@ -284,7 +282,7 @@ impl World {
         self.end(|entry| entry.is != Is::Gone && doomed.contains(&entry.iova));
     }
 
-    /// The cache says what the model says, and the device reaches what it must and nothing else.
+    /// The cache agrees with the model, and the device reaches exactly what it must.
     fn check(&self) {
         let usage = self.bench.cache.usage();
         let count = |is: Is| self.entries.iter().filter(|entry| entry.is == is).count();
@@ -308,7 +306,7 @@ impl World {
                     Some(Is::Unconfirmed) if allowed => assert!(reached.is_none() || reached == meant),
                     _ => assert_eq!(reached, None, "reached at {page:#x}"),
                 }
-                // It keeps what it finds.
+                // The device caches translations.
                 let _ = iommu.access(DEVICE, Iova::new(*page), 1, access);
             }
         }

@@ -1,4 +1,4 @@
-//! A mapper that panics: its caller unwinds, and nobody else waits for it, or is lent what it had in hand.
+//! A mapper that panics: its caller unwinds, and no other caller waits for it, or shares its entries.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +56,7 @@ impl Bench {
         self.iommu.access(DEVICE, iova, 1, Permissions::WRITE).is_ok()
     }
 
-    /// An entry that is kept, which the device has used: where it is.
+    /// A persistent entry that the device has used: its IOVA.
     fn touch(&self, number: u64) -> Iova {
         let held = self.cache.open(pages(number, 1), BOTH, KEPT).unwrap();
         let iova = held.iova();
@@ -65,13 +65,13 @@ impl Bench {
         iova
     }
 
-    /// Has `f` meet the panic.
+    /// Runs `f` into the panic.
     fn unwinds<R>(&self, at: Moment, f: impl FnOnce() -> R) {
         *self.panics.lock().unwrap() = Some(at);
         assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "{at:?}");
     }
 
-    /// All room is there, what was met is gone, and its addresses are given up.
+    /// All room is free, the affected entries are gone, and their addresses are leaked.
     fn check(self, gone: &[Iova]) {
         self.cache.trim(0).unwrap();
         assert!(!gone.iter().any(|iova| self.reaches(*iova)));
@@ -105,7 +105,7 @@ fn what_was_being_unmapped_is_unmapped_by_the_next() {
         let iova = bench.touch(0);
         bench.unwinds(at, || bench.cache.forget(pages(0, 1)));
         assert_eq!(bench.cache.usage().unconfirmed_entries, 1);
-        // Nobody is lent it, and whoever wants it gone does not wait for ever.
+        // The entry is not shared, and a forget does not wait for ever.
         let other = bench.touch(0);
         assert_ne!(other, iova);
         assert_eq!(bench.cache.forget(pages(0, 1)).unwrap().entries, 2);
@@ -152,7 +152,7 @@ fn what_was_being_mapped_is_unmapped_by_the_next() {
     bench.touch(0);
 }
 
-/// Another CPU's forget finds what a hit has just held, whose caller then unwinds.
+/// Another CPU forgets the range of a hit, whose caller then unwinds.
 #[test]
 fn a_hit_that_unwinds_after_its_range_was_forgotten_gives_the_addresses_up() {
     let bench = support::Bench::new(4, 64);
@@ -169,7 +169,7 @@ fn a_hit_that_unwinds_after_its_range_was_forgotten_gives_the_addresses_up() {
     assert_eq!(bench.rig.gone(), (PAGE, PAGE));
 }
 
-/// The cache's end unmaps what nobody has come back to.
+/// Dropping the cache unmaps abandoned entries.
 #[test]
 fn a_cache_that_ends_unmaps_what_was_left() {
     for at in UNMAPPING {
@@ -183,7 +183,7 @@ fn a_cache_that_ends_unmaps_what_was_left() {
     }
 }
 
-/// What was removed before a panic is nobody's business afterwards: somebody else may be mapped there.
+/// A later call must not touch what was removed before a panic: another mapping may be there.
 #[test]
 fn what_was_unlinked_is_not_unlinked_again() {
     for panics in [false, true] {
@@ -202,7 +202,7 @@ fn what_was_unlinked_is_not_unlinked_again() {
     }
 }
 
-/// A search for addresses confirms what was deferred, where there are no others.
+/// A search for addresses confirms deferred unmaps, if no addresses are free.
 #[test]
 fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
     let Bench { domain, panics, .. } = Bench::new();
@@ -221,7 +221,7 @@ fn a_panic_while_addresses_are_looked_for_leaves_nothing() {
     cache.release(acquire().unwrap()).unwrap();
 }
 
-/// Whatever the end of a cache has not come to is nobody's afterwards, and is counted.
+/// Addresses that the drop of a cache has not reached are leaked, and counted.
 #[test]
 fn a_cache_whose_end_panics_gives_its_addresses_up() {
     for at in UNMAPPING {

@@ -1,4 +1,4 @@
-//! What errors say.
+//! The text of errors.
 
 use std::io;
 

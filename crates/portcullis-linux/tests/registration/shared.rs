@@ -1,5 +1,5 @@
-//! Threads on the same bytes, by safe calls: with whatever lengths and offsets, nothing is undefined behaviour. Miri sees that it
-//! is not; everybody sees that no thread loses another's bytes.
+//! Threads that access the same bytes by safe calls: no length or offset is undefined behaviour, as Miri checks, and no thread loses
+//! another's bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use portcullis::platform::{CacheMaintenance, CopyMemory, Frames, Table};
 use portcullis::std_platform::StdPlatform;
 use portcullis_linux::heap::{Heap, HeapBuffer};
 
-/// Often enough for accesses to meet; each is slow under Miri.
+/// Enough for accesses to overlap; each is slow under Miri.
 const TURNS: u8 = if cfg!(miri) { 10 } else { 200 };
 
 struct NoHardware;
@@ -40,23 +40,23 @@ unsafe impl CacheMaintenance for NoCache {
     unsafe fn invalidate(&self, _: PhysAddr, _: u64) {}
 }
 
-/// The heap's frames, as a kernel has them for devices that are not coherent.
+/// The heap's frames, as a kernel's for non-coherent devices.
 struct Uncached;
 
-// SAFETY: they are the heap's.
+// SAFETY: the clauses are the heap's.
 unsafe impl Frames for Uncached {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
         Heap.alloc(count)
     }
 
     unsafe fn free(&self, first: PhysAddr, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: clauses 1 and 2 are the caller's.
         unsafe { Heap.free(first, count) }
     }
 
     unsafe fn table(&self, frame: PhysAddr) -> &Table {
         const HEAP: &Heap = &Heap;
-        // SAFETY: the caller's promise.
+        // SAFETY: clause 1 is the caller's.
         unsafe { HEAP.table(frame) }
     }
 
@@ -71,7 +71,7 @@ fn device() -> Device<impl Machine<Memory = Heap>> {
     domain.attach(DeviceId(0), DmaMask::BITS_64).unwrap()
 }
 
-/// Each byte of a word has a thread that writes it alone; two read, and one writes all of the next word.
+/// Each byte of a word has one writing thread; two read, and one writes all of the next word.
 #[test]
 fn a_buffer_is_read_and_written_by_parts_on_many_threads() {
     let buffer = HeapBuffer::new(24).unwrap();
@@ -118,7 +118,7 @@ fn a_mapping_is_synced_by_parts_while_its_buffer_is_used() {
                     .spawn(move || (0..TURNS).for_each(|_| mapping.buffer().write(at + 2, &[7; 2]).unwrap()));
             }
             for _ in 0..TURNS {
-                // Whole lines, of which all is the mapping's, for a device that is not coherent.
+                // For a non-coherent device, whole lines of the mapping.
                 let parts = if coherent { [whole, (1, 3), (57, 4)] } else { [whole; 3] };
                 for (offset, len) in parts {
                     queue.sync_for_cpu(mapping, offset, len).unwrap();
@@ -133,7 +133,7 @@ fn a_mapping_is_synced_by_parts_while_its_buffer_is_used() {
     }
 }
 
-/// Memory that has no atomic read-modify-write, and memory that has.
+/// Memory without atomic read-modify-writes, and memory with them.
 #[test]
 fn coherent_memory_is_read_and_written_by_parts_on_many_threads() {
     fn run<F: Frames>(device: &Device<impl Machine<Memory = Heap>>, frames: F) {
@@ -159,7 +159,7 @@ fn coherent_memory_is_read_and_written_by_parts_on_many_threads() {
     run(&device, Uncached);
 }
 
-/// Two threads copy to, and wipe, bytes of one word each; and beside a list that was mapped by number there may be anything.
+/// Two threads copy to, and wipe, bytes of one word each; and any access may go on beside a list that was mapped by number.
 #[test]
 fn copies_for_several_threads_keep_to_their_bytes() {
     let buffer = HeapBuffer::new(16).unwrap();
@@ -171,7 +171,7 @@ fn copies_for_several_threads_keep_to_their_bytes() {
             scope.spawn(move || {
                 for _ in 0..TURNS {
                     let (to, from) = (PhysAddr::new(to + at), PhysAddr::new(from + skip));
-                    // SAFETY: bytes of the two buffers, of which no other thread copies any.
+                    // SAFETY: clauses 1 and 2: bytes of the two buffers that no other thread copies.
                     unsafe {
                         Heap.zero(to, len);
                         Heap.copy(from, to, len);
@@ -184,14 +184,14 @@ fn copies_for_several_threads_keep_to_their_bytes() {
     buffer.read(0, &mut all).unwrap();
     assert_eq!(all, [9; 16]);
 
-    // Eleven bytes, and two of them at the ends that are another thread's.
+    // Eleven bytes; another thread owns the two at the ends.
     let mut bytes = [1_u8; 11];
     let [first, middle @ .., last] = &mut bytes;
     let at = PhysAddr::new(middle.as_mut_ptr().expose_provenance() as u64);
     thread::scope(|scope| {
         scope.spawn(|| (0..TURNS).for_each(|turn| (*first, *last) = (turn, turn)));
         for _ in 0..TURNS {
-            // SAFETY: nine bytes that are this thread's, and nine of the buffer.
+            // SAFETY: clauses 1 and 2: nine bytes of this thread, and nine of the buffer.
             unsafe { Heap.copy(PhysAddr::new(to), at, 9) };
         }
     });

@@ -1,4 +1,4 @@
-//! One step after the other: what is lent, what is open when, what the owner takes back.
+//! Step by step: hits, open bytes, forgets.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ fn a_part_is_lent_from_a_kept_entry_and_never_from_one_that_is_only_held() {
     let own = bench.acquire(part, HELD).unwrap();
     assert_eq!(bench.reached(own.iova()), Some(part.phys));
     bench.cache.release(large).unwrap();
-    // Else the small one's holder would keep the large one open.
+    // Otherwise the small one's holder would keep the large one open.
     let open = bench.cache.usage();
     assert_eq!((open.entries, open.bytes), (1, PAGE));
     bench.cache.release(own).unwrap();
@@ -82,7 +82,7 @@ fn a_part_is_lent_from_a_kept_entry_and_never_from_one_that_is_only_held() {
     assert_eq!(lent.iova().get() - first.get(), 2 * PAGE + 100 - 300);
     assert_eq!((bench.reached(lent.iova()), lent.len()), (Some(part.phys), 200));
     assert_eq!(bench.cache.release(lent), Ok(Released::Open));
-    // Its granules are larger than the entry: what it does not cover is not lent.
+    // Its granules are larger than the entry: the rest is not shared.
     let before = bench.acquire(bytes(200, 200), HELD).unwrap();
     assert_eq!(bench.cache.usage().misses, misses + 1);
     bench.cache.release(before).unwrap();
@@ -141,7 +141,6 @@ fn the_bounds_of_what_is_forgotten_are_bytes() {
     assert_eq!(bench.cache.forget(bytes(150, 0)), nothing);
     assert_eq!(bench.submissions(), 0);
     assert!(bench.rig.reaches(iova));
-    // Past the last address there is nothing.
     assert_eq!(bench.cache.forget(bytes(299, u64::MAX)).unwrap().entries, 1);
     assert_eq!(bench.reached(iova), None);
     bench.touch(bytes(100, 200), KEPT);
@@ -161,7 +160,7 @@ fn addresses_that_a_holder_still_knows_are_nobody_else_s() {
         assert!(!bench.rig.reaches(iova));
         let usage = bench.cache.usage();
         assert_eq!((usage.entries, usage.forgotten_entries, usage.bytes), (1, 1, 0));
-        // The next mappings take what was freed last, were it free.
+        // The next mappings would reuse the last addresses freed, if they were free.
         let others: Vec<_> = (1..6).map(|n| bench.acquire(pages(n, 1), HELD).unwrap()).collect();
         let again = bench.acquire(pages(0, 1), HELD).unwrap();
         assert!(others.iter().chain([&again]).all(|other| other.iova() != iova));
@@ -188,7 +187,7 @@ fn another_cache_s_registration_is_refused_and_comes_back() {
     let held = other.open(pages(0, 1), BOTH, KEPT).unwrap();
     assert_eq!(other.forget(pages(0, 1)).unwrap().held, 1);
     drop(other);
-    // Who holds it may still tell its device.
+    // A holder may still tell them to its device.
     assert_eq!((held.iova(), bench.rig.domain.stats().lost_iova_bytes), (iova, PAGE));
     bench.cache.release(own).unwrap();
 }
@@ -198,7 +197,7 @@ fn what_stays_open_is_counted_as_exposure() {
     let bench = Bench::new(8, 64);
     let platform = &bench.rig.platform;
     let exposed = || bench.rig.domain.exposure().neighbour_byte_ns;
-    // So many bytes are open for a millisecond.
+    // Bytes that are open for a millisecond.
     let open = |what: &str, bytes: u64| {
         let before = exposed();
         platform.take(1_000_000);
@@ -255,7 +254,7 @@ fn a_cache_that_ends_unmaps_everything() {
     drop(bench.cache);
     assert!(iovas.iter().chain([&held.iova()]).all(|iova| !rig.reaches(*iova)));
     assert_eq!(domain.stats().lost_iova_bytes, 2 * PAGE, "the holder still knows them");
-    // The device is as good as new.
+    // The device works as before.
     let device = DmaDevice::new(domain, u64::MAX).unwrap();
     let iova = device.open_single(pages(0, 1).phys, PAGE, BOTH).unwrap();
     assert!(rig.reaches(iova) && iova != held.iova());

@@ -1,4 +1,4 @@
-//! A cache in the software IOMMU, whose hardware the test counts and makes fail.
+//! A cache with the software IOMMU, whose hardware the test counts and makes fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,18 +47,18 @@ impl<P: Platform + Clone> Bench<P> {
         bench
     }
 
-    /// Only counts submissions from now on.
+    /// From now on only counts submissions.
     pub fn unhook(&self) {
         let submissions = Arc::clone(&self.submissions);
         self.rig.queue.set(move || _ = submissions.fetch_add(1, Ordering::Relaxed));
     }
 
-    /// How often the hardware was asked since the last call.
+    /// Submissions since the last call.
     pub fn submissions(&self) -> u64 {
         self.submissions.swap(0, Ordering::Relaxed)
     }
 
-    /// Every request fails from now on, or none does.
+    /// From now on every request fails, or none does.
     pub fn fail(&self, fails: bool) {
         self.rig.iommu.queue().fail_next(if fails { u64::MAX } else { 0 }, TIMEOUT);
     }
@@ -67,23 +67,23 @@ impl<P: Platform + Clone> Bench<P> {
         self.cache.open(memory, BOTH, keep)
     }
 
-    /// Acquires and releases; where it was.
+    /// Acquires and releases; returns the IOVA.
     pub fn touch(&self, memory: PhysSegment, keep: Keep) -> Iova {
         let registration = self.acquire(memory, keep).unwrap();
         let iova = registration.iova();
-        // The device caches a translation, so that a missing invalidation is seen.
+        // The device caches the translation, so that a missing invalidation shows.
         assert_eq!(self.reached(iova), Some(memory.phys));
         assert!(self.rig.reaches(iova));
         self.cache.release(registration).unwrap();
         iova
     }
 
-    /// Where a device that tries to write gets to.
+    /// The memory that a device's write reaches.
     pub fn reached(&self, iova: Iova) -> Option<PhysAddr> {
         self.rig.iommu.probe(DEVICE, iova, Permissions::WRITE)
     }
 
-    /// Drops the cache and checks that nothing of it is left.
+    /// Drops the cache and checks that nothing is left.
     pub fn finish(self) {
         let domain = self.rig.domain.clone();
         drop(self.cache);
@@ -94,7 +94,7 @@ impl<P: Platform + Clone> Bench<P> {
     }
 }
 
-/// `len` bytes from byte `offset` of some memory on, which is nobody else's.
+/// `len` bytes from `offset` on of the test's memory.
 pub fn bytes(offset: u64, len: u64) -> PhysSegment {
     PhysSegment { phys: PhysAddr::new(0x9_0000_0000 + offset), len }
 }

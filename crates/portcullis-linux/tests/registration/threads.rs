@@ -1,4 +1,4 @@
-//! Several CPUs at once: what is held is reached whatever the others do, and what is forgotten is not.
+//! Several CPUs: held ranges are reached, and forgotten ones are not, whatever the others do.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use crate::support::{Bench, HELD, KEPT, pages};
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 600;
 
-/// Everybody's ranges are these pages; then come those of each thread.
+/// All threads share these pages; then come those of each thread.
 const SHARED: u64 = 10;
 
 fn work<P: Platform + Clone>(bench: &Bench<P>, n: u64, full: &AtomicU64) {
@@ -29,7 +29,7 @@ fn work<P: Platform + Clone>(bench: &Bench<P>, n: u64, full: &AtomicU64) {
         let keep = if next(3) == 0 { HELD } else { KEPT };
         let (shared, len) = (next(SHARED), 1 + next(2));
         let mine = pages(100 * (n + 1) + next(3), 1);
-        // Shared ranges come and go by whoever holds them; nobody forgets those.
+        // Holders acquire and release shared ranges, which no thread forgets.
         let held: Vec<_> = [pages(shared, len), mine]
             .into_iter()
             .filter_map(|memory| match bench.acquire(memory, keep) {
@@ -94,14 +94,14 @@ fn run(entries: usize, bytes: u64, slots: usize) -> u64 {
 
 #[test]
 fn what_is_held_is_reached_and_what_is_forgotten_is_not() {
-    // Fewer slots than threads: some share. Room for what all hold at a time, so nobody is ever refused.
+    // Fewer slots than threads: some share. Enough room for all holders, so no call is refused.
     assert_eq!(run(2 * THREADS as usize, 1000, 3), 0);
     assert_eq!(run(1000, 3 * THREADS, 8), 0);
 }
 
 #[test]
 fn whoever_finds_no_room_is_told_so_and_the_limit_holds() {
-    // Whether somebody is refused is a matter of chance; what holds is not.
+    // Whether a call is refused is random.
     let _ = run(5, 1000, 3);
     let _ = run(1000, 5, 3);
 }

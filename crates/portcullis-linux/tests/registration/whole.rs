@@ -1,5 +1,5 @@
-//! A long random life of a cache: how each step ends, what it asks the hardware, and how full the cache is, against
-//! `tests/whole/registration.txt`. With `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
+//! A long random life of a cache: the result of each step, its submissions, and the usage, against `tests/whole/registration.txt`. With
+//! `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
 
 use std::fmt::{Display, Write};
 

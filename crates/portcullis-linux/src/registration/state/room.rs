@@ -1,9 +1,7 @@
-//! Room for ranges that are to be mapped: free room is set aside, and idle entries are evicted for
-//! the rest. What is mapped or may still be reached never exceeds the limits.
+//! Room for a miss: reserve free room, and evict idle entries for the rest. Memory that devices may reach never exceeds the limits.
 //!
-//! A caller that finds too little room sets aside what is free, unmaps entries, and sets aside the
-//! room that they leave under the lock under which their end is recorded. So no other caller takes
-//! the room of entries that were evicted for this one, and each acquisition evicts for itself.
+//! A caller without enough room reserves the free part, unmaps entries, and reserves their room under the same lock under which their end
+//! is recorded. So no other caller takes the room of entries that were evicted for this one, and each acquisition evicts only for itself.
 
 use super::{Batch, Held, State};
 use crate::registration::config::Keep;
@@ -11,17 +9,16 @@ use crate::registration::error::AcquireError;
 use crate::registration::index::Span;
 use crate::registration::slot::Phase;
 
-/// Room that a caller has set aside while it makes more.
+/// Room that a caller has reserved while it makes more.
 #[derive(Debug, Default)]
 pub(in crate::registration) struct Claim {
     bytes: u64,
     entries: usize,
-    /// The caller's number among those who wait, once it waits.
+    /// The caller's number among waiting callers, once it waits.
     ticket: Option<u64>,
 }
 
 impl Claim {
-    /// Returns whether there is nothing to give up.
     pub(in crate::registration) fn is_empty(&self) -> bool {
         self.bytes == 0 && self.entries == 0 && self.ticket.is_none()
     }
@@ -32,7 +29,7 @@ impl Claim {
 pub(super) struct Waiting {
     ticket: u64,
     pub(super) span: Span,
-    /// The range was forgotten meanwhile: the caller must not map it any more.
+    /// The range was forgotten meanwhile: the caller must no longer map it.
     pub(super) forgotten: bool,
 }
 
@@ -41,7 +38,7 @@ pub(in crate::registration) enum Step {
     Hit(Held),
     /// An entry to be mapped.
     Reserved(u32),
-    /// The caller must unmap the entries that were added to the batch first.
+    /// The caller must first unmap the entries in the batch.
     Evict,
     /// Other callers are unmapping entries that will make room.
     Wait,
@@ -68,7 +65,7 @@ impl State {
         self.top_up(claim, bytes);
         if claim.bytes == bytes && claim.entries == 1 {
             self.unclaim(claim);
-            // There is a free entry, as it was claimed.
+            // A free entry exists: it was reserved.
             if let Some(slot) = self.reserve(span, bytes, keep) {
                 return Step::Reserved(slot);
             }
@@ -90,7 +87,7 @@ impl State {
         if batch.is_empty() { Step::Wait } else { Step::Evict }
     }
 
-    /// Sets aside the free part of the room that the caller needs.
+    /// Reserves the free part of the room that the caller needs.
     pub(in crate::registration) fn top_up(&mut self, claim: &mut Claim, bytes: u64) {
         let free = self.limits.bytes.saturating_sub(self.bytes).saturating_sub(self.claimed.bytes);
         let more = free.min(bytes.saturating_sub(claim.bytes));
@@ -102,7 +99,7 @@ impl State {
         }
     }
 
-    /// Gives up the room that was set aside, and takes the caller off those who wait.
+    /// Releases the reserved room, and removes the caller from waiting ones.
     pub(in crate::registration) fn unclaim(&mut self, claim: &mut Claim) {
         self.claimed.bytes -= claim.bytes;
         self.claimed.entries -= claim.entries;
@@ -112,8 +109,7 @@ impl State {
         *claim = Claim::default();
     }
 
-    /// Returns the error, if no room can be made, whatever is evicted and whatever others are
-    /// unmapping.
+    /// Returns the error if no room can be made by any eviction, including those of others.
     fn is_full(&self, bytes: u64, claim: &Claim) -> Option<AcquireError> {
         let (limits, unconfirmed) = (&self.limits, &self.unconfirmed);
         let entries = self.idle.len() + unconfirmed.len() + self.ending.0;
@@ -128,9 +124,8 @@ impl State {
         })
     }
 
-    /// Evicts entries until at least `bytes` bytes and `entries` entries will be free: first all
-    /// that were not confirmed before, then idle ones, the least recently used first. Evicts a few
-    /// more if they are small beside the limits, as they share the invalidation.
+    /// Evicts entries until at least `bytes` bytes and `entries` entries will be free: first all unconfirmed ones, then idle ones in LRU
+    /// order. Evicts a few more if they are small beside the limits, because they share the invalidation.
     fn evict(&mut self, (bytes, entries): (u64, usize), batch: &mut Batch) {
         let spare = (self.limits.entries / 16).clamp(1, 16);
         let spare_bytes = self.limits.bytes / 16;

@@ -1,4 +1,4 @@
-//! How many system calls a buffer costs that comes and goes: none, where something of it stays mapped.
+//! System calls of each use of a buffer: none, if a mapping of it stays.
 
 use std::sync::atomic::Ordering;
 
@@ -59,18 +59,18 @@ fn what_stays_mapped_costs_no_call() {
         let before = calls();
         for buffer in buffers.iter().cycle().take(ROUNDS) {
             let memory = PhysSegment { phys: buffer.phys(), len: 4 * PAGE };
-            // SAFETY: no device reaches anything through a kernel of the test's.
+            // SAFETY: no device reaches anything through a fake kernel.
             let held = unsafe { cache.acquire(memory, Direction::FromDevice, Keep::UntilForgotten) };
             cache.release(held.unwrap()).unwrap();
         }
         assert_eq!(calls() - before, 4, "one for each buffer: {way:?}");
         drop(cache);
-        // What is told of it is what the kernel was asked.
+        // The usage counts the kernel's calls.
         assert_eq!(domain.space().mapper().usage().calls, calls() as u64);
     }
 }
 
-/// An area is registered once, as its owner says that it may stay open; buffers in it are lent one by one.
+/// An area is registered once, with its owner's consent; its buffers are shared one by one.
 #[test]
 fn buffers_of_a_registered_area_cost_no_call() {
     const BUFFERS: u64 = 1024;
@@ -84,11 +84,11 @@ fn buffers_of_a_registered_area_cost_no_call() {
         let cache = RegistrationCache::new(device.dma().clone(), limits).unwrap();
         let acquire = |at: u64, len| {
             let memory = PhysSegment { phys: area.phys().checked_add(at).unwrap(), len };
-            // SAFETY: no device reaches anything through a kernel of the test's.
+            // SAFETY: no device reaches anything through a fake kernel.
             unsafe { cache.acquire(memory, Direction::FromDevice, Keep::UntilForgotten) }.unwrap()
         };
         cache.release(acquire(0, BUFFERS * PAGE)).unwrap();
-        // Last first: the order is nothing to it.
+        // In reverse: the order does not matter.
         let held: Vec<_> = (0..BUFFERS).rev().map(|number| acquire(number * PAGE, PAGE)).collect();
         for (number, held) in (0..BUFFERS).rev().zip(&held) {
             assert_eq!(fake.reaches(held.iova().get()).unwrap().0, area.phys().get() + number * PAGE);
@@ -100,18 +100,18 @@ fn buffers_of_a_registered_area_cost_no_call() {
     }
 }
 
-/// Requests as drivers of others make them, by where in their memory they lie.
+/// Requests like those of other drivers, by their place in memory.
 ///
 /// - vroom (`memory.rs`): blocks of 2 MiB that are mapped when they are allocated, and never unmapped; a request has any pages of one.
-/// - libvfn (`vfn/iommu`): buffers of the program's, each mapped when it is first used and found by its address afterwards, also by a part of it.
-/// - SPDK (`spdk_mem_register`, `spdk_vtophys`): regions of 2 MiB beside each other, all registered at the start; elements of pools of several
-///   sizes lie anywhere in them, also across the borders of two.
+/// - libvfn (`vfn/iommu`): buffers of the program, each mapped at its first use and found by its address afterwards, also by a part of it.
+/// - SPDK (`spdk_mem_register`, `spdk_vtophys`): adjacent regions of 2 MiB, all registered at the start; elements of pools of several sizes
+///   lie anywhere in them, also across the boundaries.
 #[test]
 fn the_patterns_of_other_drivers_cost_no_call() {
     const HUGE: u64 = 2 << 20;
     let mut dice = Dice::new(1);
     let mut draw = |below| dice.below(below);
-    // The blocks of memory that each registers.
+    // The registered blocks of each driver.
     let vroom = vec![HUGE; 3];
     let libvfn = vec![PAGE, 3 * PAGE, 16 * PAGE, 128 << 10, 1 << 20, 5 * PAGE];
     let spdk = vec![8 * HUGE];
@@ -125,7 +125,7 @@ fn the_patterns_of_other_drivers_cost_no_call() {
         let blocks: Vec<_> = sizes.iter().map(|len| HeapBuffer::new(*len as usize).unwrap()).collect();
         let acquire = |block: usize, at: u64, len: u64| {
             let phys = blocks[block].phys().checked_add(at).unwrap();
-            // SAFETY: no device reaches anything through a kernel of the test's.
+            // SAFETY: no device reaches anything through a fake kernel.
             let held = unsafe {
                 cache.acquire(PhysSegment { phys, len }, Direction::Bidirectional, Keep::UntilForgotten)
             };
@@ -142,7 +142,7 @@ fn the_patterns_of_other_drivers_cost_no_call() {
         }
         let first = fake.calls.load(Ordering::Relaxed);
         assert_eq!((first, fake.count()), (sizes.len(), sizes.len()), "{who}: a mapping for each block");
-        // A queue has up to 32 at once.
+        // A queue has up to 32 outstanding.
         let mut running = std::collections::VecDeque::new();
         for _ in 0..10_000 {
             let block = draw(sizes.len() as u64) as usize;

@@ -1,4 +1,4 @@
-//! A device over a kernel that records system calls: their arguments, and how the device takes each answer and error.
+//! A device over a fake kernel that records system calls: their arguments, and the device's reaction to each answer and error.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -47,7 +47,7 @@ const OPEN_TYPE1: [&str; 8] = [
     "dev/vfio/7: GROUP_SET_CONTAINER dev/vfio/vfio",
     "dev/vfio/vfio: SET_IOMMU 3",
     "dev/vfio/7: GROUP_GET_DEVICE_FD 0000:01:00.0",
-    // The first answer says how long it is to be.
+    // The first answer gives the length.
     "dev/vfio/vfio: IOMMU_GET_INFO 24",
     "dev/vfio/vfio: IOMMU_GET_INFO 88",
 ];
@@ -60,9 +60,9 @@ fn has_ranges(space: &AddressSpace) {
     assert_eq!(geometry.page_sizes.smallest().unwrap().bytes(), PAGE);
 }
 
-/// Maps two pages at page 16 and unmaps them; what was unmapped.
+/// Maps two pages at page 16 and unmaps them; returns what was unmapped.
 pub fn map_and_unmap(space: &AddressSpace, permissions: Permissions) -> (Result<(), MapError>, (u64, u64)) {
-    // SAFETY: no device reaches anything through a kernel of the test's.
+    // SAFETY: no device reaches anything through a fake kernel.
     let mapper = unsafe { space.mapper() };
     let (platform, range) = (StdPlatform::new(), IovaRange::new(Iova::new(0x1_0001_0000), 2 * PAGE).unwrap());
     let list = [(PhysAddr::new(0x5_0000_3000), 2 * PAGE)];
@@ -88,7 +88,7 @@ fn iommufd_is_asked_for_an_address_space_and_for_what_is_mapped_there() {
         let map = format!("dev/iommu: IOAS_MAP [28, {flags}, 7, 0, 3000, 5, 2000, 0, 10000, 1]");
         assert_eq!(kernel.asked(), [map.as_str(), "dev/iommu: IOAS_UNMAP [18, 7, 10000, 1, 2000, 0]"]);
     }
-    // The kernel says how much was mapped, and why it does not map.
+    // The kernel returns the number of unmapped bytes, and the error of a map.
     kernel.set(|kernel| kernel.unmapped = Some(PAGE));
     assert_eq!(map_and_unmap(device.space(), Permissions::READ), (Ok(()), (PAGE, 0)));
     kernel.set(|kernel| kernel.fails = vec![("IOAS_UNMAP", libc::ENOENT)]);
@@ -136,7 +136,7 @@ fn what_the_kernel_has_against_a_map_is_told() {
     }
 }
 
-/// By iommufd where the kernel and the device have it, unless the caller wants type 1.
+/// By iommufd if the kernel and the device have it, unless the caller wants type 1.
 #[test]
 fn a_device_is_opened_by_what_the_kernel_has() {
     let both = ["iommu", CDEV, "vfio/vfio", "vfio/7", NAME];
@@ -175,7 +175,7 @@ fn a_device_that_is_not_vfios_is_not_opened() {
     assert_eq!(kernel.asked(), [""; 0]);
 }
 
-/// What a failing call means, by its code.
+/// The meaning of a failed call, by its code.
 fn assert_means(kernel: fn() -> Kernel, call: &'static str, cases: &[(i32, String)]) {
     for (code, expected) in cases {
         let kernel = kernel();
@@ -234,14 +234,14 @@ fn an_answer_that_will_not_do_says_why() {
     let no_vfio = OpenError::NoVfio.to_string();
     assert_eq!(why(type1, |kernel| kernel.api_version = 1), no_vfio);
     assert_eq!(why(type1, |kernel| kernel.has_type1 = 0), no_vfio);
-    // Its other flag is that the group has a container.
+    // Its other flag says that the group has a container.
     assert_eq!(why(type1, |kernel| kernel.group_flags = 2), not_viable());
     let none = "VFIO_IOMMU_GET_INFO failed: the kernel says no ranges of addresses";
     assert_eq!(why(type1, |kernel| kernel.info[4] = 1), none);
     assert_eq!(why(iommufd, |kernel| kernel.ranges.0.clear()), OpenError::NoAddresses.to_string());
 }
 
-/// More than any kernel says is not read.
+/// The answer is longer than any kernel's.
 #[test]
 fn an_answer_is_read_up_to_64_kib() {
     let kernel = type1();
@@ -252,7 +252,7 @@ fn an_answer_is_read_up_to_64_kib() {
     assert_eq!(sizes, ["24", "65536"]);
 }
 
-/// Each group is added once, and the container is given its kind with the first.
+/// Each group is added once, and the first sets the container's kind.
 #[test]
 fn devices_of_a_group_share_it_and_groups_share_a_container() {
     let kernel = type1();
@@ -273,7 +273,7 @@ fn devices_of_a_group_share_it_and_groups_share_a_container() {
         OPEN_TYPE1[7],
     ];
     assert_eq!(kernel.asked(), expected);
-    // What one maps the others reach.
+    // One's mappings are all others', too.
     map_and_unmap(first.space(), Permissions::READ).0.unwrap();
     assert_eq!([second.space().usage().calls, third.space().usage().calls], [2; 2]);
 }
@@ -304,17 +304,17 @@ fn a_device_joins_a_space_of_iommufd_whose_addresses_it_can_use() {
     assert_eq!(why(|kernel| kernel.fails = vec![("IOAS_IOVA_RANGES", libc::EPERM)]), perm);
     // The space had more before.
     assert_eq!(why(|kernel| kernel.ranges.0[1].1 = (1 << 32) - 1), others);
-    // A device without a file of its own is of type 1.
+    // A device without a file of its own uses type 1.
     kernel.device("0000:02:00.0", 8, None);
     let error = Device::open_in("0000:02:00.0", first.space()).unwrap_err();
     assert!(matches!(error, OpenError::NoVfio), "{error}");
 }
 
-/// Where the configuration space is in the device's file, where BAR 1 is, and bytes of it.
+/// Offsets of configuration space and of BAR 1 in the device's file, and bytes of it.
 pub const CONFIG: u64 = 0x4000;
 pub const BAR: u64 = 0x8000;
 pub const BYTES: u64 = 0x2000;
-/// A region may be read, written and mapped.
+/// A region that can be read, written and mapped.
 const ALL: u32 = 7;
 
 pub fn with_regions() -> (Kernel, Device) {
@@ -349,7 +349,7 @@ fn the_configuration_space_is_where_the_kernel_says() {
     for error in [device.read_config(u64::MAX, &mut read), device.write_config(u64::MAX, &read)] {
         assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput);
     }
-    // Of the command register, one bit alone.
+    // Only one bit of the command register.
     let command = || {
         let mut command = [0; 4];
         file.read_exact_at(&mut command, CONFIG + 4).unwrap();
@@ -376,7 +376,7 @@ fn the_configuration_space_is_where_the_kernel_says() {
 #[test]
 fn registers_are_those_of_the_bar_up_to_its_last() {
     let (kernel, device) = with_regions();
-    // Without registers, without memory, and what is no BAR.
+    // No registers, no memory, and no BAR.
     for number in [0, 2, 3, 6, 7, u32::MAX] {
         let error = device.bar(number).unwrap_err();
         let asked = if number < 6 { vec![region(number)] } else { vec![] };
@@ -399,7 +399,7 @@ fn registers_are_those_of_the_bar_up_to_its_last() {
     let mut bytes = [0; 8];
     file.read_exact_at(&mut bytes, BAR + 8).unwrap();
     assert_eq!(u64::from_le_bytes(bytes), 0x1112_1314_1516_1718);
-    // Beyond the last, beside a register, and so far that a sum wraps.
+    // Beyond the last, unaligned, and with an overflow.
     for offset in [size, last + 1, last + 2, last + 6, usize::MAX, usize::MAX - 3] {
         assert_eq!((registers.read32(offset), registers.write32(offset, 1)), (None, None), "{offset:#x}");
     }
@@ -409,7 +409,7 @@ fn registers_are_those_of_the_bar_up_to_its_last() {
     assert_eq!(registers.read64(last), Some(0xa4a3_a2a1_0403_0201));
 }
 
-/// Of a folder that cannot be read nobody says that the kernel lacks something, or takes type 1 in its place.
+/// An unreadable folder does not mean that the kernel lacks a feature, and does not select type 1.
 #[test]
 fn a_folder_that_cannot_be_read_is_told() {
     let kernel = iommufd();

@@ -12,7 +12,7 @@ use crate::vfio::ranges::Ranges;
 
 pub const PAGE: u64 = 4096;
 
-/// Which of its interfaces: they differ in how they refuse.
+/// Its interface: they differ in their errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Iommufd,
@@ -21,10 +21,10 @@ pub enum Way {
 
 pub struct Fake {
     way: Way,
-    /// By the first address: the mapping, its memory, what devices may do.
+    /// By first address: the mapping, its memory, and its permissions.
     pub mappings: Mutex<BTreeMap<u64, (IovaRange, u64, Permissions)>>,
     pub most: u64,
-    /// Calls made so far, and which of them fails with which code.
+    /// Calls so far, and which of them fails with which code.
     pub calls: AtomicUsize,
     pub fails: Mutex<Option<(usize, i32)>>,
     /// From that call on all unmaps fail.
@@ -62,7 +62,7 @@ impl Fake {
     }
 }
 
-/// As a PC's: without the addresses of interrupts.
+/// A PC's: without interrupt addresses.
 pub fn ranges(fake: &Fake) -> Ranges {
     let allowed = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
     let allowed =
@@ -74,7 +74,7 @@ pub fn ranges(fake: &Fake) -> Ranges {
     }
 }
 
-// SAFETY: no device reaches anything through it.
+// SAFETY: 1 and 2: no device reaches anything through it.
 unsafe impl Calls for Fake {
     unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
         self.fails()?;

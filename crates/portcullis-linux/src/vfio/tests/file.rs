@@ -1,4 +1,4 @@
-//! Buffers of files: mapped by the file where the kernel can, else by their addresses in this process.
+//! Buffers of files: mapped by the file if the kernel can, else by their addresses in this process.
 
 use std::fs::OpenOptions;
 
@@ -14,10 +14,10 @@ use super::kernel::Kernel;
 use crate::buffer::FileBuffer;
 use crate::vfio::Device;
 
-/// What the kernel is asked for when `pages` pages, from the second of a buffer on, are mapped at `0x10_0000`.
+/// The calls of a map of `pages` pages, from the second of a buffer on, at `0x10_0000`.
 fn asked(kernel: &Kernel, device: &Device, buffer: &FileBuffer, pages: u64) -> (bool, Vec<String>) {
     kernel.asked();
-    // SAFETY: no device reaches anything through a kernel of the test's.
+    // SAFETY: no device reaches anything through a fake kernel.
     let mapper = unsafe { device.space().mapper() };
     let range = IovaRange::new(Iova::new(0x10_0000), pages * PAGE).unwrap();
     let phys = buffer.segments()[0].phys.checked_add(PAGE).unwrap();
@@ -38,7 +38,7 @@ fn file(kernel: &Kernel) -> std::fs::File {
     file
 }
 
-/// As the kernel prints addresses of the process.
+/// A process address as the kernel prints it.
 fn halves(address: u64) -> String {
     format!("{:x}, {:x}", address as u32, address >> 32)
 }
@@ -53,17 +53,17 @@ fn iommufd_maps_a_buffer_by_its_file() {
     let address = buffer.segments()[0].phys.get() + PAGE;
     let by_address =
         |bytes| format!("dev/iommu: IOAS_MAP [28, 5, 7, 0, {}, {bytes:x}, 0, 100000, 0]", halves(address));
-    // Older kernels have no such call, and no kernel maps each kind of file.
+    // Older kernels have no such call, and no kernel maps all kinds of files.
     for code in [libc::ENOTTY, libc::EOPNOTSUPP, libc::EINVAL, libc::EBADF] {
         kernel.set(|state| state.fails = vec![("IOAS_MAP_FILE", code)]);
         assert_eq!(asked(&kernel, &device, &buffer, 2), (true, vec![by_file.to_owned(), by_address(0x2000)]));
     }
     kernel.set(|state| state.fails = vec![("IOAS_MAP_FILE", libc::ENOMEM)]);
     assert_eq!(asked(&kernel, &device, &buffer, 2), (false, vec![by_file.to_owned()]));
-    // More than the buffer is not the file's.
+    // A range beyond the buffer is not the file's.
     kernel.set(|state| state.fails.clear());
     assert_eq!(asked(&kernel, &device, &buffer, 4), (true, vec![by_address(0x4000)]));
-    // Nor is what has the addresses afterwards.
+    // Nor is later memory at the same addresses.
     let at = buffer.segments()[0].phys.get();
     drop(buffer);
     assert!(crate::buffer::file::file_at(at, PAGE).is_none());

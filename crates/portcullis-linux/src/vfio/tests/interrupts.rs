@@ -1,4 +1,4 @@
-//! Interrupts over a kernel that records system calls, and signals what it was given.
+//! Interrupts over a fake kernel that records system calls, and signals eventfds.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,7 +10,7 @@ use crate::vfio::{Device, InterruptError, InterruptKind};
 
 const CDEV: &str = "vfio/devices/vfio3";
 
-/// The kernel's numbers.
+/// The kernel's indices.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
 const MSIX: u32 = 2;
@@ -31,7 +31,7 @@ fn info(index: u32) -> String {
     format!("dev/vfio/devices/vfio3: DEVICE_GET_IRQ_INFO [10, 0, {index:x}, 0]")
 }
 
-/// A call with 20 bytes and those of as many files: flags, index, start, count.
+/// A call with 20 bytes and its files: flags, index, start, count.
 fn set(flags: u32, index: u32, (start, count): (u32, u32), files: &str) -> String {
     let bytes = 20 + 4 * files.split(' ').filter(|file| !file.is_empty()).count();
     format!(
@@ -52,7 +52,7 @@ fn the_first_kind_of_which_there_are_enough_is_turned_on() {
         (InterruptKind::Intx, INTX, 1, 3, " event"),
     ];
     for (kind, index, count, tried, files) in kinds {
-        // Of the kinds before it there are too few.
+        // Earlier kinds have too few.
         kernel.set(|kernel| (index + 1..3).for_each(|index| kernel.irqs[index as usize].1 = count - 1));
         let interrupts = device.interrupts(None, count).unwrap();
         let mut asked: Vec<_> = [MSIX, MSI, INTX].into_iter().take(tried).map(info).collect();
@@ -62,7 +62,7 @@ fn the_first_kind_of_which_there_are_enough_is_turned_on() {
         assert!(interrupts.iter().map(|interrupt| interrupt.number()).eq(0..count));
         drop(interrupts);
         kernel.asked();
-        // By name, no other is tried.
+        // With a kind, no other is tried.
         let interrupts = device.interrupts(kind, count).unwrap();
         assert_eq!(kernel.asked(), [info(index), set(0x24, index, (0, count), files)]);
         drop(interrupts);
@@ -79,7 +79,7 @@ fn each_interrupt_counts_its_own() {
     let can_read = |at: usize| {
         let mut poll =
             libc::pollfd { fd: interrupts[at].as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: it is one structure, of a file that is open.
+        // SAFETY: one structure, with an open file.
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     };
     assert!((0..3).all(|at| !can_read(at)));
@@ -96,13 +96,13 @@ fn each_interrupt_counts_its_own() {
     }
     assert!(kernel.raise(MSIX, 0));
     assert_eq!(interrupts[0].count().unwrap(), 1);
-    // It waits for as long as it is told, and no less.
+    // It waits at least as long as requested.
     let begins = Instant::now();
     assert_eq!(interrupts[0].wait_timeout(Duration::from_micros(1500)).unwrap(), 0);
     assert!(begins.elapsed() >= Duration::from_micros(1500));
-    // One that is waited for ends the wait, and a signal to the thread does not.
+    // An interrupt ends the wait, and a signal to the thread does not.
     extern "C" fn nothing(_: i32) {}
-    // SAFETY: the handler does nothing, and without SA_RESTART it has a wait end.
+    // SAFETY: the handler does nothing, and without SA_RESTART it interrupts a wait.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
@@ -118,7 +118,7 @@ fn each_interrupt_counts_its_own() {
         });
         let thread = of_thread.recv().unwrap();
         for _ in 0..20 {
-            // SAFETY: the thread waits until it is raised, below.
+            // SAFETY: the thread waits until the interrupt is raised, below.
             assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -159,7 +159,7 @@ fn why_there_are_none_is_told() {
         why(Some(InterruptKind::Msi), u32::MAX).split(" at ").next(),
         Some("0000:01:00.0 has 4 interrupts of MSI")
     );
-    // What cannot be signalled is none.
+    // An index without eventfd support does not count.
     kernel.set(|kernel| kernel.irqs = [(6, 1), (0, 4), (8, 8), (0, 0), (0, 0)]);
     assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of MSI-X or MSI or INTx at the most, and not 1");
     let error = device.unplug_request().unwrap_err().to_string();
@@ -174,7 +174,7 @@ fn why_there_are_none_is_told() {
         let error = std::io::Error::from_raw_os_error(code);
         assert_eq!(why(None, 1), format!("VFIO_{call} failed: {error}"));
     }
-    // A kernel that knows no such kind says so, and has none.
+    // A kernel that knows no such kind has none.
     kernel.set(|kernel| kernel.fails = vec![("DEVICE_GET_IRQ_INFO", libc::EINVAL)]);
     assert_eq!(why(None, 1), "0000:01:00.0 has 0 interrupts of MSI-X or MSI or INTx at the most, and not 1");
     kernel.set(|kernel| kernel.fails.clear());
@@ -241,7 +241,7 @@ fn who_waits_for_a_device_that_is_released_is_told() {
         );
     };
     std::thread::scope(|threads| {
-        // As many as like to: each is told.
+        // All concurrent waiters end.
         let waits: Vec<_> = (0..3).map(|_| threads.spawn(|| interrupts[0].wait())).collect();
         assert!(kernel.raise(REQUEST, 0));
         assert_eq!(request.wait().unwrap(), 1);

@@ -1,5 +1,5 @@
-//! A kernel below the system calls: its files lie in a folder of the test's, and it records each call, word for word.
-//! Numbers of calls and structures are those of `linux/vfio.h` and `linux/iommufd.h`, and not of the crates that the code has them from.
+//! A fake kernel below the system calls: its files lie in a folder of the test, and it records each call verbatim. Numbers of calls and
+//! structures are from `linux/vfio.h` and `linux/iommufd.h`, independently of the code's crates.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,30 +12,29 @@ use std::rc::Rc;
 
 use tempfile::TempDir;
 
-/// How it answers.
 #[derive(Debug)]
 pub struct State {
     folder: TempDir,
-    /// Each call: the file, the call, and what it was given.
+    /// Each call: file, request, and arguments.
     asked: Vec<String>,
     /// Calls that fail, with the code.
     pub fails: Vec<(&'static str, i32)>,
     pub api_version: i32,
     pub has_type1: i32,
     pub group_flags: u32,
-    /// What it says of addresses by iommufd: ranges, and the bits of page sizes.
+    /// iommufd's address ranges, and the bits of page sizes.
     pub ranges: (Vec<(u64, u64)>, u64),
     /// The answer to `VFIO_IOMMU_GET_INFO`.
     pub info: Vec<u8>,
-    /// Bytes that an unmap says it has removed; by itself all.
+    /// The answer of an unmap; all bytes by default.
     pub unmapped: Option<u64>,
     /// Flags, bytes and offset of each region of a device.
     pub regions: [(u32, u64, u64); 9],
-    /// Flags and number of each index of interrupts of a device.
+    /// Flags and count of each interrupt index of a device.
     pub irqs: [(u32, u32); 5],
-    /// What it says of interrupts that it has left, where it has not as many.
+    /// The interrupts left, in its answer to a request for too many.
     pub irqs_left: i32,
-    /// Files that it signals, by index and interrupt.
+    /// Registered eventfds, by index and interrupt.
     events: BTreeMap<(u32, u32), File>,
 }
 
@@ -43,7 +42,7 @@ thread_local! {
     static STATE: RefCell<Option<Rc<RefCell<State>>>> = const { RefCell::new(None) };
 }
 
-/// It is there for the calling thread until it is dropped.
+/// Serves the calling thread until it is dropped.
 pub struct Kernel(Rc<RefCell<State>>);
 
 impl Drop for Kernel {
@@ -52,7 +51,7 @@ impl Drop for Kernel {
     }
 }
 
-/// The addresses that this kernel lets devices have.
+/// The address ranges of this kernel.
 pub const RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
 
 impl Kernel {
@@ -91,19 +90,19 @@ impl Kernel {
         change(&mut self.0.borrow_mut());
     }
 
-    /// What it was asked for since the last time.
+    /// Calls since the last time.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.0.borrow_mut().asked)
     }
 
-    /// Raises an interrupt of a device; false where that is off.
+    /// Raises an interrupt of a device; false if it is off.
     pub fn raise(&self, index: u32, interrupt: u32) -> bool {
         let state = self.0.borrow();
         let event = state.events.get(&(index, interrupt));
         event.is_some_and(|mut event| event.write_all(&1_u64.to_ne_bytes()).is_ok())
     }
 
-    /// Whether this process has that file below `/dev` open, by number or mapped.
+    /// Whether this process has that file below `/dev` open, or mapped.
     pub fn is_open(&self, file: &str) -> bool {
         let path = self.path("dev").join(file);
         let mapped = fs::read_to_string("/proc/self/maps").unwrap();
@@ -112,7 +111,7 @@ impl Kernel {
             || open.any(|file| fs::read_link(file.path()).is_ok_and(|to| to == path))
     }
 
-    /// A PCI device of that name, whose file VFIO calls `cdev`, if it has one.
+    /// A PCI device, with the VFIO file `cdev`, if it has one.
     pub fn device(&self, name: &str, group: u32, cdev: Option<&str>) {
         let devices = self.path("sys/bus/pci/devices");
         device(&devices, name, Some("vfio-pci"), Some(group));
@@ -121,7 +120,7 @@ impl Kernel {
     }
 }
 
-/// A PCI device, as `/sys` shows it below `devices`.
+/// A PCI device, as in `/sys` below `devices`.
 pub fn device(devices: &Path, name: &str, driver: Option<&str>, group: Option<u32>) {
     let device = devices.join(name);
     fs::create_dir_all(&device).unwrap();
@@ -135,12 +134,12 @@ pub fn device(devices: &Path, name: &str, driver: Option<&str>, group: Option<u3
     });
 }
 
-/// Where the files of this thread's kernel are.
+/// The files of this thread's kernel.
 pub fn root() -> Option<PathBuf> {
     STATE.with_borrow(|state| Some(state.as_ref()?.borrow().folder.path().to_owned()))
 }
 
-/// Its answer; `None` where there is none of the test's.
+/// Its answer; `None` without a fake kernel.
 pub fn answer(file: BorrowedFd<'_>, request: u64, argument: *mut libc::c_void) -> Option<io::Result<i32>> {
     let state = STATE.with_borrow(Option::clone)?;
     let answered = state.borrow_mut().answer(file.as_raw_fd(), request, argument);
@@ -206,13 +205,13 @@ impl State {
                 });
             }
             "GROUP_SET_CONTAINER" => {
-                // SAFETY: the call takes the address of a file's number.
+                // SAFETY: the call takes the address of a file descriptor.
                 let container = self.name(unsafe { *argument.cast::<i32>() });
                 note(self, container);
                 return fails;
             }
             "GROUP_GET_DEVICE_FD" => {
-                // SAFETY: the call takes the address of a string, up to its end.
+                // SAFETY: the call takes the address of a terminated string.
                 let name = unsafe { std::ffi::CStr::from_ptr(argument.cast()) }.to_str().unwrap().to_owned();
                 note(self, name.clone());
                 let open = |path| OpenOptions::new().read(true).write(true).open(path).map(File::into_raw_fd);
@@ -225,7 +224,7 @@ impl State {
         let words = unsafe {
             std::slice::from_raw_parts_mut(argument.cast::<u32>(), *argument.cast::<u32>() as usize / 4)
         };
-        // Numbers of files and addresses of the process are not the same in each run.
+        // File descriptors and process addresses differ in each run.
         let given = match call {
             "DEVICE_BIND_IOMMUFD" => {
                 format!("{:x?} {} {:x?}", &words[..2], self.name(words[2] as i32), &words[3..])
@@ -248,7 +247,7 @@ impl State {
             "IOAS_IOVA_RANGES" => {
                 let (ranges, page_sizes) = &self.ranges;
                 assert!(words[2] as usize >= ranges.len());
-                // SAFETY: the structure says that as many ranges are at that address.
+                // SAFETY: the structure points to this many ranges.
                 let places = unsafe {
                     std::slice::from_raw_parts_mut(
                         whole(&words[4..6]) as usize as *mut [u64; 2],
@@ -299,7 +298,7 @@ impl State {
                 for (number, file) in (start..start + count).zip(&words[5..]) {
                     self.events.remove(&(index, number));
                     if *file != u32::MAX {
-                        // SAFETY: the call takes the number of a file that is open.
+                        // SAFETY: the call takes an open file descriptor.
                         let file = unsafe { BorrowedFd::borrow_raw(file.cast_signed()) };
                         self.events.insert((index, number), file.try_clone_to_owned().unwrap().into());
                     }

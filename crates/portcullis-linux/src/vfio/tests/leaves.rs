@@ -24,11 +24,11 @@ const UNSET: &str = "dev/vfio/7: GROUP_UNSET_CONTAINER 0";
 fn map(mapper: &KernelMapper, page: u64, permissions: Permissions) {
     let range = IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap();
     let list = [(PhysAddr::new(0x5_0000_0000 + page * PAGE), PAGE)];
-    // SAFETY: no device reaches anything through a kernel of the test's.
+    // SAFETY: no device reaches anything through a fake kernel.
     unsafe { mapper.map(&StdPlatform::new(), range, list, permissions.into(), &mut Gather::new()) }.unwrap();
 }
 
-/// Bytes that are removed, and that are not.
+/// Removed bytes, and kept bytes.
 fn unmap(mapper: &KernelMapper, page: u64) -> (u64, u64) {
     let range = IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap();
     let unmapped = mapper.unmap(&StdPlatform::new(), range, &mut Gather::new());
@@ -36,7 +36,7 @@ fn unmap(mapper: &KernelMapper, page: u64) -> (u64, u64) {
 }
 
 fn of_device(device: &Device) -> KernelMapper {
-    // SAFETY: no device reaches anything through a kernel of the test's.
+    // SAFETY: no device reaches anything through a fake kernel.
     unsafe { device.space().mapper() }
 }
 
@@ -52,7 +52,7 @@ fn unmapped(page: u64) -> String {
     format!("dev/vfio/vfio: IOMMU_UNMAP_DMA [18, 0, {:x}, 0, 1000, 0]", page * PAGE)
 }
 
-/// What is asked for a device that joins an empty container.
+/// The calls of a device that joins an empty container.
 fn joins(name: &str, group: u32) -> Vec<String> {
     vec![
         format!("dev/vfio/{group}: GROUP_GET_STATUS [8, 0]"),
@@ -107,7 +107,7 @@ fn buffers_come_back_when_their_device_is_released() {
             queue.commit().unwrap().for_each(|_| back += 1);
             assert_eq!(back, 6, "{queue:?}");
         }
-        // SAFETY: nothing else runs.
+        // SAFETY: no other call runs.
         assert_eq!(unsafe { ops.unmap_all() }.unwrap().mappings, 1);
         drop((queues, ops, attached));
         assert_eq!(domain.space().stats().lost_iova_bytes, 0);
@@ -115,7 +115,7 @@ fn buffers_come_back_when_their_device_is_released() {
         drop((domain, device));
         assert_eq!((space.usage().mappings, space.usage().bytes), (0, 0), "the pool's with the domain");
         match kind {
-            // The kernel keeps them, as other devices may be there.
+            // The kernel keeps them, because other devices may be there.
             Kind::Iommufd => assert!(
                 calls >= 6 && calls == space.usage().calls - before.calls - kernel.asked().len() as u64
             ),
@@ -139,7 +139,7 @@ fn a_container_gets_its_mappings_again_with_its_next_device() {
     device.release().unwrap();
     assert_eq!(kernel.asked(), [UNSET]);
     assert!(!kernel.is_open(NAME) && !kernel.is_open("vfio/7"), "the kernel waits for neither");
-    // Nobody reaches anything: what is mapped and unmapped now is noted.
+    // No device reaches anything: maps and unmaps are only recorded.
     assert_eq!(unmap(&mapper, 2), (PAGE, 0));
     map(&mapper, 4, Permissions::READ);
     assert_eq!((kernel.asked(), space.usage().calls, space.usage().mappings), (vec![], calls, 3));
@@ -151,7 +151,7 @@ fn a_container_gets_its_mappings_again_with_its_next_device() {
     assert_eq!(unmap(&mapper, 1), (PAGE, 0));
     map(&mapper, 2, Permissions::READ_WRITE);
     assert_eq!(kernel.asked(), [unmapped(1), mapped(2, 3)]);
-    // The first returns, and what others have mapped it reaches by the kernel.
+    // The first returns, and reaches the others' mappings.
     let again = Device::open_in(NAME, &space).unwrap();
     let mut expected = joins(NAME, 7);
     expected.remove(2);
@@ -160,7 +160,7 @@ fn a_container_gets_its_mappings_again_with_its_next_device() {
     assert_eq!(kernel.asked(), ["dev/vfio/8: GROUP_UNSET_CONTAINER 0", UNSET]);
 }
 
-/// Where the kernel does not map all of it again, the device is closed, and may be opened later.
+/// If the kernel does not map all of it again, the device is closed, and may be opened later.
 #[test]
 fn a_device_that_cannot_have_all_mappings_does_not_join() {
     let kernel = type1();
@@ -183,7 +183,7 @@ fn a_device_that_cannot_have_all_mappings_does_not_join() {
     assert_eq!(space.usage().mappings, 1);
     let _joined = Device::open_in(NAME, &space).unwrap();
     assert_eq!(kernel.asked().pop(), Some(mapped(1, 1)));
-    // Nor one that cannot use the addresses, or whose file the kernel does not give.
+    // Nor does a device that cannot use the addresses, or whose file the kernel does not return.
     for (call, code) in [("IOMMU_GET_INFO", libc::EIO), ("GROUP_GET_DEVICE_FD", libc::EIO)] {
         kernel.set(|kernel| kernel.fails = vec![(call, code)]);
         assert!(Device::open_in(OTHER, &space).is_err());
@@ -191,7 +191,7 @@ fn a_device_that_cannot_have_all_mappings_does_not_join() {
     }
 }
 
-/// A group is the container's until its last device has gone, and mappings are until the last group has.
+/// A container keeps a group until its last device has gone, and mappings until the last group has.
 #[test]
 fn what_devices_share_outlives_the_one_that_goes() {
     let kernel = type1();
@@ -214,7 +214,7 @@ fn what_devices_share_outlives_the_one_that_goes() {
     kernel.asked();
     assert_eq!((unmap(&mapper, 2), kernel.asked()), ((PAGE, 0), vec![]));
 
-    // By iommufd, the space keeps them whoever is there.
+    // By iommufd, the space keeps them without any device.
     let kernel = iommufd();
     let first = Device::open(NAME).unwrap();
     let (mapper, space) = (of_device(&first), first.space().clone());
@@ -229,7 +229,7 @@ fn what_devices_share_outlives_the_one_that_goes() {
     assert_eq!((unmap(&mapper, 1), kernel.asked().len()), ((PAGE, 0), 1));
 }
 
-/// A child of a fork has the device's file: then the kernel keeps the group, and the device what is mapped.
+/// A child of a fork has the device's file: then the kernel keeps the group, and the device its mappings.
 #[test]
 fn a_device_that_another_process_has_goes_on() {
     let kernel = type1();
@@ -244,7 +244,8 @@ fn a_device_that_another_process_has_goes_on() {
         assert_eq!(kernel.asked(), [UNSET]);
     }
     assert_eq!((unmap(&mapper, 1), kernel.asked()), ((PAGE, 0), vec![unmapped(1)]));
-    // It may come back, and go; of the first it is not known meanwhile. As the kernel has its group yet. For one that is unplugged the kernel may be the first to take it out, and says so.
+    // It may come back, and go; the first one's state is unknown meanwhile, because the kernel still has its group. For an unplugged one
+    // the kernel may be the first to remove it, and says so.
     let mut joined = Device::open_in(NAME, &space).unwrap();
     let [_, _, _, rest @ ..] = &joins(NAME, 7)[..] else { panic!("it sets the container") };
     assert_eq!(kernel.asked(), [&[UNSET.to_owned()], rest].concat());
@@ -258,7 +259,7 @@ fn a_device_that_another_process_has_goes_on() {
     }
 }
 
-/// The child ends, and the kernel takes the group out by itself, or when it is asked again: its mappings are gone then.
+/// The child ends, and the kernel removes the group by itself, or at the next request: its mappings are gone then.
 #[test]
 fn what_the_kernel_kept_for_another_process_is_asked_for_again() {
     let kernel = type1();
@@ -311,7 +312,7 @@ fn a_release_that_failed_is_tried_again() {
     assert_eq!(kernel.asked(), [""; 0]);
 }
 
-/// Who calls it while another thread closes the device waits for that, and is told how it ended.
+/// A call while another thread closes the device waits for that, and returns its result.
 #[test]
 fn a_release_waits_for_one_that_is_under_way() {
     let _kernel = type1();
@@ -319,7 +320,7 @@ fn a_release_waits_for_one_that_is_under_way() {
     let mapper = of_device(&device);
     let held = mapper.space().while_it_changes();
     std::thread::scope(|threads| {
-        // These threads have no kernel of the test's: a real one knows no such call of a file.
+        // These threads have no fake kernel: a real one knows no such call of a file.
         let release = || device.release().unwrap_err().raw_os_error();
         let first = threads.spawn(release);
         let released = || device.read_config(0, &mut []).is_err();
@@ -327,7 +328,7 @@ fn a_release_waits_for_one_that_is_under_way() {
             std::thread::yield_now();
         }
         let second = threads.spawn(release);
-        // The more time it has here, the surer a release that does not wait is seen to return.
+        // Longer waits make it surer that a release without a wait is seen to return.
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!second.is_finished());
         drop(held);
@@ -358,7 +359,7 @@ fn registers_of_a_device_that_is_released_have_all_bits() {
         assert_eq!((all, registers.read32(8)), ([Some(u64::MAX); 3], Some(u32::MAX)));
         assert_eq!((registers.read32(registers.size()), registers.write64(4, 0)), (None, None));
     }
-    // Nothing is asked of the kernel any more.
+    // No more calls to the kernel.
     let is_told = |error: std::io::Error| {
         assert_eq!(
             (error.kind(), error.to_string()),
@@ -374,7 +375,7 @@ fn registers_of_a_device_that_is_released_have_all_bits() {
     assert_eq!((device.name(), kernel.asked()), (NAME, vec![]));
 }
 
-/// Here the kernel does not put memory at the address of the second registers, which is within a page.
+/// Here the kernel does not replace the second registers, whose address is not page-aligned.
 #[test]
 fn a_device_whose_registers_cannot_be_covered_goes_on() {
     let kernel = iommufd();
@@ -396,7 +397,7 @@ fn a_device_whose_registers_cannot_be_covered_goes_on() {
     assert!(!kernel.is_open("vfio/devices/vfio3"));
 }
 
-/// Registers and device hold the file together, whichever goes first.
+/// Registers and device share the file, whichever is dropped first.
 #[test]
 fn the_file_closes_with_the_last_that_has_it() {
     let kernel = type1();
@@ -423,13 +424,13 @@ fn the_file_closes_with_the_last_that_has_it() {
     }
 }
 
-/// Over a kernel that keeps what is mapped: what is there after the last device has left, and the next has come.
+/// With a kernel that keeps mappings: after the last device has left, and the next has come.
 #[test]
 fn a_map_that_could_not_be_undone_goes_with_the_last_device() {
     let fake = Fake::new(Way::Type1);
     let mapper = fake.mapper();
     map(&mapper, 1, Permissions::READ);
-    // Of a list, the first piece is mapped, the second refused, and the first then stays.
+    // The first piece of a list is mapped, the second refused, and the first then stays.
     fake.stuck.store(3, Ordering::Relaxed);
     *fake.fails.lock().unwrap() = Some((2, libc::EFAULT));
     let range = IovaRange::new(Iova::new(8 * PAGE), 2 * PAGE).unwrap();

@@ -1,4 +1,4 @@
-//! What a mapper does with a kernel, and what a domain does with the mapper.
+//! A mapper's calls to a kernel, and a domain's to the mapper.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ fn range(page: u64, pages: u64) -> IovaRange {
     IovaRange::new(Iova::new(page * PAGE), pages * PAGE).unwrap()
 }
 
-/// Three pieces, of 2, 1 and 4 pages, the second of which lies behind the first in memory.
+/// Three pieces, of 2, 1 and 4 pages; the second lies behind the first in memory.
 const LIST: [(PhysAddr, u64); 3] = [
     (PhysAddr::new(0x10_0000), 2 * PAGE),
     (PhysAddr::new(0x10_2000), PAGE),
@@ -35,7 +35,7 @@ const LIST: [(PhysAddr, u64); 3] = [
 
 fn map(mapper: &KernelMapper, range: IovaRange, list: &[(PhysAddr, u64)]) -> Result<(), MapError> {
     let mut gather = Gather::new();
-    // SAFETY: no device reaches anything through a kernel of the test's.
+    // SAFETY: no device reaches anything through a fake kernel.
     unsafe { mapper.map(&StdPlatform::new(), range, list.iter().copied(), BOTH.into(), &mut gather) }
 }
 
@@ -106,7 +106,7 @@ fn a_call_that_fails_anywhere_leaves_nothing_of_a_list() {
                 libc::EEXIST => assert!(matches!(error, MapError::AlreadyMapped { .. }), "{error}"),
                 libc::ENOSPC => assert!(matches!(error, MapError::Limit { .. }), "{error}"),
                 libc::EINVAL => assert_eq!(error, MapError::Refused { code }),
-                // By this machine's limit it is that, or memory.
+                // This machine's limit decides which.
                 _ => assert!(matches!(error, MapError::Limit { .. } | MapError::OutOfMemory), "{error}"),
             }
             assert_eq!((fake.count(), mapper.usage().mappings), (0, 0));
@@ -150,7 +150,7 @@ fn a_domain_holds_memory_and_addresses_that_the_kernel_does_not_let_go() {
     fake.stuck.store(usize::MAX, Ordering::Relaxed);
     domain.flush().unwrap();
     assert_eq!(fake.count(), 0);
-    // And of a mapping that is in force.
+    // And for a mapping in force.
     let range = open(&domain, &list).unwrap();
     fake.stuck.store(0, Ordering::Relaxed);
     assert_eq!(domain.unmap(range), Err(UnmapError::StillMapped { range, unmapped: 0, kept: 7 * PAGE }));
@@ -194,7 +194,7 @@ fn what_another_has_unmapped_behind_its_back_is_told() {
     map(&mapper, range(16, 7), &LIST).unwrap();
     fake.mappings.lock().unwrap().remove(&(16 * PAGE));
     assert_eq!(unmap(&mapper, range(16, 7)), (4 * PAGE, 0), "as the kernel says");
-    // And what it has mapped there is not taken for one's own.
+    // And its mapping there is not taken for this process's.
     map(&mapper, range(16, 1), &LIST[1..2]).unwrap();
     let other = fake.mapper();
     assert_eq!(
@@ -263,7 +263,7 @@ fn buffers_noted_one_by_one_are_one_mapping_of_the_kernels_for_each_run_of_neigh
     }
 }
 
-/// A piece more than the kernel takes is refused before it is asked, and mapped where there is room.
+/// A piece too many for the kernel is refused without a call, and mapped when there is room.
 #[test]
 fn pieces_beyond_the_limit_of_mappings_are_refused_and_stay_noted() {
     let mut fake = Fake::new(Way::Type1);
@@ -312,14 +312,14 @@ fn a_domain_hands_out_no_address_that_the_kernel_refuses() {
     let fake = Fake::new(Way::Type1);
     let domain = domain(&fake);
     let list = [PhysSegment { phys: PhysAddr::new(0x1000_0000), len: 16 << 20 }];
-    // All addresses of 32 bits, of which the kernel keeps a MiB.
+    // All 32-bit addresses except a MiB that the kernel reserves.
     let mut mapped = 0;
     // SAFETY: as above.
     while let Ok(range) = unsafe { domain.map(&list, BOTH, Iova::new(u32::MAX.into())) } {
         assert!(range.last() < Iova::new(0xfee0_0000) || range.start() >= Iova::new(0xfef0_0000));
         mapped += 1;
     }
-    // The first has address 0, and another the interrupts.
+    // One fewer for address 0, and one for the interrupts.
     assert_eq!(mapped, 256 - 1 - 1);
 }
 
@@ -341,7 +341,7 @@ fn queues_and_pools_stand_on_it() {
             let mapping = queue.map(buffer, Direction::ToDevice).unwrap();
             let (address, permissions) = fake.reaches(mapping.iova().get()).unwrap();
             assert!(permissions.allows(Permissions::READ));
-            // SAFETY: it is the heap's memory, as long as it is mapped.
+            // SAFETY: the heap's memory, as long as it is mapped.
             let seen = unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address as usize), 20)
             };
@@ -353,7 +353,7 @@ fn queues_and_pools_stand_on_it() {
     drop((device, domain));
 }
 
-/// Slots of all sizes, and what driver and device share: on pages that the administrator has set aside (ht), or asked for (hg).
+/// Slots of all sizes, rings and coherent memory: on reserved huge pages (ht), or advised ones (hg).
 #[test]
 #[cfg(not(any(miri, watched)))]
 fn slots_and_rings_lie_on_huge_pages() {

@@ -1,4 +1,4 @@
-//! What the kernel says of itself: answers, names, ranges.
+//! The kernel's answers, names, ranges.
 
 use portcullis::addr::{Iova, IovaRange};
 use portcullis::pgtable::MapError;
@@ -17,7 +17,7 @@ fn range(first: u64, last: u64) -> IovaRange {
 /// An answer to `VFIO_IOMMU_GET_INFO`, with two capabilities.
 pub fn answer() -> Vec<u8> {
     let mut info = Vec::new();
-    // Its length, flags (sizes and capabilities), sizes of pages, where the first capability is, nothing.
+    // Length, flags (sizes and capabilities), page sizes, offset of the first capability, padding.
     info.extend([104_u32, 3].iter().flat_map(|word| word.to_ne_bytes()));
     info.extend((4096_u64 | 2 << 20 | 1 << 30).to_ne_bytes());
     info.extend([24_u32, 0].iter().flat_map(|word| word.to_ne_bytes()));
@@ -63,7 +63,7 @@ fn what_lies_between_ranges_is_reserved() {
         (range(0, (1 << 39) - 1), &[range(0xfee0_0000, 0xfeef_ffff)][..])
     );
     assert_eq!(geometry.page_sizes.smallest().unwrap().bytes(), 4096);
-    // A process whose pages are larger maps by these.
+    // A process with larger pages maps by these.
     assert_eq!(ranges.geometry(64 << 10).unwrap().page_sizes.smallest().unwrap().bytes(), 64 << 10);
     assert!(ranges.allow(&geometry));
     // Another device has more holes, fewer addresses or larger pages.
@@ -75,7 +75,7 @@ fn what_lies_between_ranges_is_reserved() {
     assert!(less(Vec::new(), 4096).geometry(4096).is_none());
 }
 
-/// AMD's IOMMU has all addresses that 64 bits have, whose number does not fit into 64 bits.
+/// AMD's IOMMU reports all 64-bit addresses, whose number does not fit into 64 bits.
 #[test]
 fn all_64_bits_of_addresses_are_taken_but_for_the_last_page() {
     let mut whole = answer();
@@ -129,7 +129,7 @@ fn an_error_says_what_to_do() {
     assert!(why("0000:01:00.0").contains("0000:01:00.0/driver/unbind"));
     assert!(why("0000:01:00.1").contains("no driver") && !why("0000:01:00.1").contains("unbind"));
     assert!(why("0000:01:00.2").contains("intel_iommu=on"));
-    // Where there is an IOMMU, the group may come with the driver.
+    // With an IOMMU, the group may come with the driver.
     assert!(why("0000:03:00.0").contains("driver_override"));
     assert!(matches!(checked("0000:03:00.0", &none), Err(OpenError::NoGroup { .. })));
     checked("0000:02:00.0", some).unwrap();
@@ -142,7 +142,7 @@ fn an_error_says_what_to_do() {
     assert!(matches!(find("0000:04:00.0"), Err(OpenError::NoDevice { .. })));
 }
 
-/// As the shell and `/proc` say it.
+/// As the shell and `/proc` print it.
 #[test]
 fn what_a_process_may_lock_is_the_limit_of_locked_memory() {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
@@ -155,7 +155,7 @@ fn what_a_process_may_lock_is_the_limit_of_locked_memory() {
 #[test]
 fn what_this_process_has_locked_is_known() {
     let page = [0_u8; 1];
-    // SAFETY: the page stays where it is, locked or not.
+    // SAFETY: the page stays at its address, locked or not.
     assert_eq!(unsafe { libc::mlock(page.as_ptr().cast(), 1) }, 0);
     assert!(locked_elsewhere() >= 4096);
     // SAFETY: as above.
@@ -189,7 +189,7 @@ fn more_than_may_be_locked_is_told_with_the_limit() {
     }
 }
 
-/// A device may be bound to any driver of VFIO's. A bridge or a stub in its group keeps nobody from using it.
+/// A device may be bound to any VFIO driver. A bridge or a stub in its group does not prevent that.
 #[test]
 fn drivers_that_are_in_nobodys_way_are_not_told_of() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Buffers that are borrowed, over a kernel of the test's.
+//! Borrowed buffers, over a fake kernel.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,7 +81,7 @@ fn a_panic_and_a_refusal_leave_nothing_mapped() {
     }
 }
 
-/// Set in the process that is to be aborted.
+/// Set in the process that aborts.
 const ABORTED: &str = "PORTCULLIS_TEST_ABORTED";
 
 #[test]

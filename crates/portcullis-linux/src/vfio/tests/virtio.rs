@@ -1,4 +1,4 @@
-//! A driver of the crate `virtio-drivers` over a kernel of the test's, and a device that reaches what that has mapped.
+//! A driver of the crate `virtio-drivers` over a fake kernel, and a device that reaches its mappings.
 
 use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
@@ -29,17 +29,17 @@ fn attached(fake: &Arc<Fake>) -> Device<Machine> {
     domain.build(StdPlatform::new()).unwrap().attach(DeviceId(8), DmaMask::BITS_64).unwrap()
 }
 
-/// The device: it answers each request with the bytes 1, 2, 3..
+/// The device: it answers each request with the bytes 1, 2, 3...
 struct Entropy {
     fake: Arc<Fake>,
-    /// Features that it has, and that the driver has accepted.
+    /// Its features, and those that the driver has accepted.
     offers: u64,
     accepted: u64,
-    /// Its virtqueue: how many places it has, and the addresses of its descriptors, requests and answers.
+    /// Its virtqueue: size, and the addresses of descriptors, requests and answers.
     size: u64,
     rings: [PhysAddr; 3],
     answered: u16,
-    /// Where it was last told to write, and whether that was the driver's own memory.
+    /// Its last target address, and whether that was the driver's own memory.
     told: PhysAddr,
 }
 
@@ -60,14 +60,14 @@ impl Entropy {
         }))
     }
 
-    /// The byte of the process's that it reaches; `None` where it may not write.
+    /// The process's byte that it reaches; `None` if it may not write.
     fn byte(&self, at: PhysAddr) -> Option<*mut u8> {
         let (address, may) = self.fake.reaches(at)?;
         may.allows(Permissions::WRITE).then(|| with_exposed_provenance_mut(address as usize))
     }
 
     fn read<const N: usize>(&self, at: PhysAddr) -> [u8; N] {
-        // SAFETY: what is mapped is there, and nobody writes it while the driver waits.
+        // SAFETY: mapped memory exists, and no code writes it while the driver waits.
         std::array::from_fn(|index| unsafe { self.byte(at + index as u64).unwrap().read_volatile() })
     }
 
@@ -78,7 +78,7 @@ impl Entropy {
         }
     }
 
-    /// Answers what is in the ring (virtio 1.2, section 2.7 "Split Virtqueues").
+    /// Answers the requests in the ring (virtio 1.2, section 2.7 "Split Virtqueues").
     fn answer(&mut self) {
         let [descriptors, requests, answers] = self.rings;
         while u16::from_le_bytes(self.read(requests + 2)) != self.answered {
@@ -97,7 +97,7 @@ impl Entropy {
     }
 }
 
-/// The driver's way to the device's registers.
+/// The driver's access to the device's registers.
 struct Registers(Rc<RefCell<Entropy>>, DeviceStatus);
 
 impl Transport for Registers {
@@ -148,7 +148,7 @@ impl Transport for Registers {
     }
 }
 
-/// A driver that knows nothing of this library has its bytes by each strategy, and nothing of it is left open.
+/// A driver that knows nothing of this library gets its bytes with each strategy, and nothing stays open.
 #[test]
 fn a_published_driver_runs_by_each_strategy() {
     enum Name {}
@@ -168,25 +168,25 @@ fn a_published_driver_runs_by_each_strategy() {
         let mut driver = VirtIORng::<VfioHal<Name>, _>::new(transport).unwrap();
         let rings = fake.count();
         assert!(rings > 0, "{config:?}");
-        // Not at the beginning of a page, so that a mapping has more than the buffer.
+        // Not page-aligned, so that a mapping has more than the buffer.
         let mut bytes = [0; 101];
         for _ in 0..20 {
             bytes.fill(0);
             assert_eq!(driver.request_entropy(&mut bytes[1..]), Ok(100));
             assert!(bytes.iter().zip(0..).all(|(byte, number)| *byte == number), "{config:?}: {bytes:?}");
-            // What it wrote to is a slot of the pool, which stays mapped, or is not mapped any more.
+            // Its target is a slot of the pool, which stays mapped, or is no longer mapped.
             assert_eq!(fake.reaches(entropy.borrow().told).is_some(), copies, "{config:?}");
         }
         assert_eq!(entropy.borrow().accepted, TRANSLATED);
         drop(driver);
         assert_eq!(fake.count() > 0, copies, "{config:?}: rings are still mapped");
-        // SAFETY: the driver is dropped.
+        // SAFETY: 1: the driver is dropped.
         unsafe { VfioHal::<Name>::disconnect() };
         assert_eq!(fake.count(), 0, "{config:?}");
     }
 }
 
-/// Such a device takes addresses for the machine's, and would write to memory of others.
+/// Such a device uses the machine's addresses, and would write to other memory.
 #[test]
 fn a_device_that_goes_round_the_iommu_is_refused() {
     let entropy = Entropy::new(&Fake::new(Way::Iommufd), !(1 << 33));
@@ -213,7 +213,7 @@ fn what_cannot_be_had_is_told() {
     assert!(matches!(error, ConnectError::InUse { .. }));
     let says = format!("{name} stands for a device already: take another type, or disconnect that one");
     assert_eq!(error.to_string(), says);
-    // By the driver's words: an address of zero, and a panic.
+    // `Hal` has only two ways: an address of zero, and a panic.
     let fails = || *fake.fails.lock().unwrap() = Some((fake.calls.load(Ordering::Relaxed), libc::EFAULT));
     fails();
     assert_eq!(alloc().0, 0);
@@ -224,16 +224,16 @@ fn what_cannot_be_had_is_told() {
     let _ = buffer.as_mut_ptr().expose_provenance();
     let share = move || {
         let buffer = NonNull::new(std::ptr::slice_from_raw_parts_mut(with_exposed_provenance_mut(at), len));
-        // SAFETY: it is the test's, which does not touch it meanwhile.
+        // SAFETY: it is the test's, which does not access it meanwhile.
         unsafe { VfioHal::<Name>::share(buffer.unwrap(), BufferDirection::DriverToDevice) }
     };
     let why = said(catch_unwind(share).unwrap_err());
     assert!(why.starts_with("a buffer of 64 bytes cannot be shared: "), "{why}");
     assert_eq!(fake.count(), 0);
-    // The device may not write what it is only to read.
+    // The device may not write a read-only buffer.
     let iova = share();
     assert_eq!(fake.reaches(iova).unwrap(), (at as u64, Permissions::READ));
-    // SAFETY: no driver was made.
+    // SAFETY: 1: no driver was made.
     unsafe { VfioHal::<Name>::disconnect() };
 }
 
@@ -243,7 +243,7 @@ fn registers_are_found_by_the_address_that_the_bus_has_for_them() {
     let (kernel, pci) = with_regions();
     let (fake, pci) = (Fake::new(Way::Iommufd), Arc::new(pci));
     let file = std::fs::File::options().read(true).write(true).open(kernel.path("dev").join(CDEV)).unwrap();
-    // BAR 0 is of ports, BAR 1 is the one with registers, of 64 bits, and BAR 3 has none that can be mapped.
+    // BAR 0 is of ports, BAR 1 has the registers, of 64 bits, and BAR 3 cannot be mapped.
     for (number, value) in [(0, 0xc005_u32), (1, 0xfe00_000c), (2, 0x7), (3, 0xfd00_0000)] {
         file.write_all_at(&value.to_le_bytes(), CONFIG + 0x10 + 4 * number).unwrap();
     }
@@ -251,13 +251,13 @@ fn registers_are_found_by_the_address_that_the_bus_has_for_them() {
     VfioHal::<Name>::connect(&pci, &attached(&fake), QueueConfig::direct()).unwrap();
     let first = 0x7_fe00_0000;
     let find = |at: PhysAddr, size: usize| {
-        // SAFETY: what is not registers is refused.
+        // SAFETY: only registers are accepted.
         catch_unwind(|| unsafe { VfioHal::<Name>::mmio_phys_to_virt(at, size) })
     };
     let last = find(first + BYTES - 4, 4).unwrap();
     let found = find(first + 0x1000, 5).unwrap();
     assert_eq!(last.addr().get() - found.addr().get(), BYTES as usize - 4 - 0x1000);
-    // SAFETY: registers of the test's, which nobody writes.
+    // SAFETY: registers of the test, which no code writes.
     assert_eq!(unsafe { found.cast::<[u8; 5]>().read_volatile() }, *b"there");
     for (at, size) in
         [(first - 1, 4), (first + BYTES - 3, 4), (0xfe00_0000, 4), (0xfd00_0000, 4), (0xc000, 4)]
@@ -270,6 +270,6 @@ fn registers_are_found_by_the_address_that_the_bus_has_for_them() {
     config.write_word(other, 0x30, 7);
     let [here, there] = [Config::PLACE, other].map(|place| config.read_word(place, 0x30));
     assert_eq!((here, there), (0x1234_5678, u32::MAX));
-    // SAFETY: the registers are not used any more.
+    // SAFETY: 1: the registers are no longer used.
     unsafe { VfioHal::<Name>::disconnect() };
 }

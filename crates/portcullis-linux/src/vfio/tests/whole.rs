@@ -1,5 +1,5 @@
-//! Whole runs against files in `tests/whole`: each system call of a device's life, with its arguments, what comes of it, and of each error that
-//! the kernel may answer instead. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+//! Whole runs against files in `tests/whole`: each system call of a device's life, with its arguments and result, and the effect of each
+//! error that the kernel may return instead. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
 #[path = "../../../../portcullis/tests/golden/mod.rs"]
 mod golden;
@@ -20,7 +20,7 @@ use super::kernel::{Kernel, State};
 use crate::vfio::calls::Calls;
 use crate::vfio::{AddressSpace, Device, KernelMapper, OpenError};
 
-/// What is asked for in a whole life, and how each step ends.
+/// The calls of a whole life, and the result of each step.
 struct Told<'k> {
     kernel: &'k Kernel,
     text: String,
@@ -99,7 +99,7 @@ fn a_devices_life_is_the_same_calls() {
     is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/calls.txt"), &told.text);
 }
 
-/// What stands in the folder goes, which is another in each run.
+/// Removes the folder's name, which differs in each run.
 fn sentence(kernel: &Kernel, ended: impl Debug) -> String {
     format!("{ended:?}").replace(&kernel.path("").display().to_string(), "/")
 }
@@ -162,7 +162,7 @@ fn each_error_is_told_as_before() {
                     }
                     Err(error) => sentence(&kernel, error.to_string()),
                 };
-                // The system's own words for the code are the same for each call.
+                // The system's text for the code is the same for each call.
                 let ended = ended.replace(&std::io::Error::from_raw_os_error(code).to_string(), "...");
                 let ended = format!("{ended}, after {} calls", kernel.asked().len());
                 match lines.iter_mut().find(|(line, _)| *line == ended) {
@@ -203,7 +203,7 @@ fn each_error_is_told_as_before() {
             };
             writeln!(text, "{name}: {about}\n    {ended}").unwrap();
         }
-        // Devices that are not there, or not VFIO's.
+        // Devices that do not exist, or are not bound to VFIO.
         let kernel = new();
         kernel.device("0000:03:00.0", 9, None);
         super::kernel::device(&kernel.path("sys/bus/pci/devices"), "0000:04:00.0", Some("nvme"), Some(10));
@@ -228,7 +228,7 @@ fn each_error_is_told_as_before() {
     is_golden(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/whole/errors.txt"), &text);
 }
 
-/// A fake that writes down each call, and how it answers.
+/// A fake that records each call and its answer.
 struct Logged(Arc<Fake>, Mutex<String>);
 
 impl Logged {
@@ -242,7 +242,7 @@ fn shown(range: IovaRange) -> String {
     format!("{:#x}+{:#x}", range.start().get(), range.len())
 }
 
-// SAFETY: no device reaches anything through it.
+// SAFETY: 1 and 2: no device reaches anything through it.
 unsafe impl Calls for Logged {
     unsafe fn map(&self, range: IovaRange, address: u64, permissions: Permissions) -> Result<(), i32> {
         // SAFETY: as above.
@@ -302,7 +302,7 @@ fn a_mapper_makes_the_same_calls() {
                     (range(40, 1), vec![(PhysAddr::new(77), PAGE)]),
                 ] {
                     let mut gather = Gather::new();
-                    // SAFETY: no device reaches anything through a kernel of the test's.
+                    // SAFETY: no device reaches anything through a fake kernel.
                     let mapped = unsafe {
                         mapper.map(&platform, at, pieces, Permissions::READ_WRITE.into(), &mut gather)
                     };
