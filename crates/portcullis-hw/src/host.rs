@@ -42,7 +42,9 @@ pub unsafe trait Registers: Send + Sync + 'static {
 /// A call of the driver reserves and fills places of the unit's ring, and holds spin locks for some register accesses. If a CPU is delayed
 /// there, the others wait, up to their patience: see [`undisturbed`](Self::undisturbed).
 pub trait Host: Send + Sync + 'static {
+    /// The unit's registers.
     type Registers: Registers;
+    /// The memory of the unit's structures.
     type Frames: Frames;
 
     /// The unit's registers.

@@ -29,6 +29,7 @@ pub enum Attachment<X> {
 }
 
 impl<X: Format + Copy> Attachment<X> {
+    /// The table of the domain `number`.
     pub fn table<F: Frames>(number: DomainId, table: &PageTable<F, X>) -> Self {
         Self::Table { domain: number, root: table.root(), format: *table.format() }
     }

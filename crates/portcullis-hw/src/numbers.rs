@@ -14,6 +14,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
+    /// No number is in use.
     pub const fn new() -> Self {
         Self { taken: Mutex::new(Vec::new()) }
     }

@@ -1,6 +1,6 @@
-//! What the placement of a ring's addresses costs: misses per access of the IOTLB and of the paging-structure
-//! caches. The experiment is described in `tests/common/placement.rs`; its results are the same on every
-//! machine. Run with `cargo run --release --example placement -p portcullis-model`.
+//! The cost of address placement for a ring: misses per access of the IOTLB and of the paging-structure caches. `tests/common/placement.rs`
+//! describes the experiment; its results are the same on every machine. Run with `cargo run --release --example placement -p
+//! portcullis-model`.
 
 #[path = "../tests/common/placement.rs"]
 mod placement;
@@ -36,7 +36,7 @@ fn table(pace: Pace, blocks: Blocks, (iotlb_entries, iotlb_ways): (usize, usize)
         for rings in [1, 4, 8, 16, 40] {
             let setup = Setup { rings, pages, pace, blocks, iotlb_entries, iotlb_ways, warm_up, counted };
             let rates = PLACED.map(|placed| run(setup, placed));
-            // The pages of a descriptor, of its accesses to pages and to the ring's own memory.
+            // The pages of a descriptor, per access to them and to the ring's own memory.
             let least = pages as f64 / (4 * pages + 2) as f64;
             print!("{pages:>6}{rings:>7}{least:>8.3}");
             rates.iter().for_each(|rates| print!("{:>7.3}", rates.iotlb));

@@ -1,7 +1,6 @@
-//! Strict protection in the software IOMMU, beside what was measured on hardware: misses per page of the IOTLB and
-//! of the paging-structure caches, and the throughput that follows. `docs/strict.md` explains the experiment and the
-//! results, which are the same on every machine. Run with
-//! `cargo run --release -p portcullis-model --example strict_tables`.
+//! Strict protection on the software IOMMU, against measurements of hardware: misses per page of the IOTLB and of the paging-structure
+//! caches, and the resulting throughput. `docs/strict.md` explains the experiment and the results, which are the same on every machine. Run
+//! with `cargo run --release -p portcullis-model --example strict_tables`.
 
 #[path = "strict_tables/mod.rs"]
 mod strict_tables;
@@ -9,7 +8,7 @@ mod strict_tables;
 use strict_tables::machine::{Mode, Rates, Setup, Traffic, WINDOWS, run};
 use strict_tables::paper::{ABLATION, Measured, STREAMS};
 
-/// Who, and whether the address space has a past.
+/// The mode, and whether the address space is aged.
 type Row = (&'static str, Mode, bool);
 
 const OLD_FRESH: Row = ("Linux 2024, fresh", Mode::Linux2024, false);
@@ -72,7 +71,7 @@ fn ablation(iotlb_entries: usize) {
     }
 }
 
-/// What becomes of the figures when what is guessed is different.
+/// The figures with other assumptions.
 fn controls() {
     heading("A shorter round trip at 40 flows, and acknowledgements by decree", 64);
     let shorter = Traffic::Streams { flows: 40, round_trip_us: ROUND_TRIP_US / 2 };
@@ -97,7 +96,7 @@ fn heading(what: &str, iotlb_entries: usize) {
     println!("{:24}{columns} |{columns} | IOTLB   L1   L2   L3 Gb/s", "");
 }
 
-/// On hardware that honours the leaf-only hint, and on hardware that does not.
+/// With and without hardware support of the leaf-only hint.
 fn both(row: Row, traffic: Traffic, iotlb_entries: usize) {
     let [honoured, ignored] = [true, false].map(|honours| experiment(row, traffic, iotlb_entries, honours));
     print!("{honoured} |{ignored}");

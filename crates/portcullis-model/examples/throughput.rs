@@ -1,5 +1,5 @@
-//! What the software IOMMU costs: nanoseconds for each operation, and for a mapping's whole life as a replay
-//! sees it. Run with `cargo run --release --example throughput -p portcullis-model`.
+//! The speed of the software IOMMU: nanoseconds for each operation, and for a mapping's whole life as in a replay. Run with `cargo run
+//! --release --example throughput -p portcullis-model`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -13,7 +13,7 @@ use portcullis::invalidation::{Invalidation, InvalidationQueue};
 use portcullis_model::{Context, Segment};
 
 const ROUNDS: u64 = 1_000_000;
-/// Pages in use in turn, as a ring of buffers.
+/// Pages in rotation, like a ring of buffers.
 const RING: u64 = 512;
 
 fn main() {
@@ -72,7 +72,7 @@ enum Policy {
     Passthrough,
 }
 
-/// Time spent in each call over many lives of mappings, less what reading the clock costs.
+/// Time in each call over many lives of mappings, without the cost of reading the clock.
 fn lives(name: &str, len: u64, policy: Policy) {
     let (iommu, mapper) = rig();
     if policy == Policy::Passthrough {

@@ -1,8 +1,7 @@
-//! The TLBs that devices have of their own (PCIe's Address Translation Services).
+//! Device TLBs (PCIe's Address Translation Services).
 //!
-//! A device with one looks there first, and what it fetches from the unit it keeps: until its TLB needs the room,
-//! or is told to forget it. An invalidation of the IOTLB is nothing to it. Each is an [`Iotlb`] of its own, so that
-//! the ledger's marks mean the same in both.
+//! A device with one looks there first, and caches what the unit returns, until it needs the room or gets an invalidation. An IOTLB
+//! invalidation does not affect it. Each is an [`Iotlb`] of its own, so that the ledger's handles work in both.
 
 use std::num::NonZeroU32;
 
@@ -10,18 +9,17 @@ use portcullis::addr::{DomainId, Iova, IovaRange};
 
 use crate::iotlb::{Entry, Iotlb, IotlbConfig};
 
-/// Translations that share a set of a device's TLB.
+/// Ways of a device TLB.
 const WAYS: usize = 8;
 
-/// By the devices' places in the order of devices. Empty as long as no device has a TLB: asking it costs a
-/// comparison then.
+/// By device index. Empty while no device has a TLB, which makes a lookup cost one comparison.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTlbs {
     tlbs: Vec<Option<Iotlb>>,
 }
 
 impl DeviceTlbs {
-    /// Gives a device an empty TLB of `entries`, or takes away the one it has.
+    /// Gives a device an empty TLB of `entries`, or removes its TLB.
     pub(crate) fn give(&mut self, device: usize, entries: Option<usize>) {
         if self.tlbs.len() <= device && entries.is_some() {
             self.tlbs.resize_with(device + 1, || None);
@@ -36,23 +34,20 @@ impl DeviceTlbs {
         self.of_mut(device)?.lookup(domain, iova)
     }
 
-    /// Puts what the unit has answered into the device's TLB, if it has one. The mark of a stale entry that had
-    /// to go for it.
+    /// Caches the unit's result in the device's TLB, if it has one. Returns the handle of an evicted stale entry.
     pub(crate) fn keep(&mut self, device: usize, entry: Entry) -> Option<NonZeroU32> {
         self.of_mut(device)?.insert(Entry { stale: None, ..entry })?.stale
     }
 
-    /// The TLB of a device.
     pub(crate) fn of(&self, device: usize) -> Option<&Iotlb> {
         self.tlbs.get(device)?.as_ref()
     }
 
-    /// The TLB of a device.
     pub(crate) fn of_mut(&mut self, device: usize) -> Option<&mut Iotlb> {
         self.tlbs.get_mut(device)?.as_mut()
     }
 
-    /// Removes what lies in `range` as a whole, or everything. O(capacity).
+    /// Removes entries that lie in `range` as a whole, or all. O(capacity).
     pub(crate) fn invalidate(&mut self, device: usize, range: Option<IovaRange>, removed: impl FnMut(Entry)) {
         if let Some(tlb) = self.of_mut(device) {
             tlb.invalidate_if(|entry| range.is_none_or(|range| entry.is_within(range)), removed);

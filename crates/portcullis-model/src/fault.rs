@@ -1,4 +1,4 @@
-//! Faults: why an access was refused, and the bounded log that the unit keeps of them.
+//! Faults: why an access was refused, and the unit's bounded log.
 
 use std::collections::VecDeque;
 
@@ -10,44 +10,43 @@ use crate::iommu::DeviceId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultReason {
-    /// An entry on the way allows nothing.
+    /// An entry on the path allows nothing.
     #[error("the entry at level {level} is not present")]
     NotPresent {
-        /// The level of the table it is in; 1 is the lowest.
+        /// The level of its table; 1 is the lowest.
         level: u32,
     },
     /// The translation exists and does not allow this access.
     #[error("the translation does not allow it")]
     Permission,
-    /// An entry on the way has a bit set that must be clear, or an encoding that must not be used.
+    /// An entry on the path has a reserved bit set, or an invalid encoding.
     #[error("an entry on the way has a reserved bit set")]
     ReservedBit,
-    /// The leaf has not been marked as accessed, and this hardware does not do that by itself.
+    /// The leaf's access flag is clear, and this hardware does not set it.
     #[error("the entry's access flag is clear")]
     AccessFlag,
-    /// An entry on the way names an address beyond those that the context lets tables name.
+    /// An entry on the path names an address beyond the context's output width.
     #[error("an entry on the way has an address that is too wide")]
     AddressSize,
-    /// The leaf says that it is one of a run of alike entries, and they are not. Hardware may use any of them.
+    /// The leaf claims to be one of a run of contiguous entries, and they differ. Hardware may use any of them.
     #[error("the entries of a contiguous run differ")]
     InconsistentRun,
-    /// The address has bits that the tables do not translate.
+    /// The address is wider than the tables translate.
     #[error("the address is wider than the tables")]
     BeyondWidth,
     /// The device was never attached, or was detached.
     #[error("the device has no context")]
     NoContext,
-    /// The device's context lets nothing through.
+    /// The device's context blocks all accesses.
     #[error("the device is blocked")]
     Blocked,
-    /// The device's context asks for tables of dimensions that the hardware does not have, or names a root that
-    /// is not aligned.
+    /// The device's context asks for table dimensions that the hardware lacks, or names a misaligned root.
     #[error("the device's context is malformed")]
     BadContext,
-    /// A table on the way is not in the memory.
+    /// A table on the path is not in the memory.
     #[error("the table at {0} is not in the memory")]
     BadTable(PhysAddr),
-    /// The translation leads to where there is no memory to read or write.
+    /// The translation leads outside the memory.
     #[error("there is no memory at {0}")]
     NoMemory(PhysAddr),
 }
@@ -56,17 +55,17 @@ pub enum FaultReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("device {} may not access ({access:?}) {iova}: {reason}", device.0)]
 pub struct Fault {
-    /// Whose access it was.
+    /// The device.
     pub device: DeviceId,
     /// The first address that was refused.
     pub iova: Iova,
-    /// What the device wanted.
+    /// The access.
     pub access: Permissions,
     /// Why it was refused.
     pub reason: FaultReason,
 }
 
-/// The newest faults are lost when it is full, as in hardware; the counts go on.
+/// Drops new faults while it is full, as hardware does; the counts go on.
 #[derive(Debug)]
 pub(crate) struct FaultLog {
     faults: VecDeque<Fault>,

@@ -1,20 +1,19 @@
-//! The IOTLB: finished translations, by domain and page.
+//! The IOTLB: translations, by domain and page.
 //!
-//! Set-associative, the set chosen by the low bits of the page number as in hardware, with true LRU in a set.
-//! A large page is one entry of its own size; a lookup tries each size that is present, the smallest first.
-//! It forgets only by replacement and by being told to, and hands out every entry that leaves, because an
-//! exposure may end with it.
+//! Set-associative, with the low bits of the page number as the set index, like hardware, and true LRU in a set. A large page is one entry
+//! of its own size; a lookup tries each size that is present, the smallest first. Entries leave only by replacement and invalidation. The
+//! cache returns each, because an exposure may end with it.
 //!
 //! **What a range removes** is the least that the tables' architecture demands ([`Entry::by_part`]):
-//! - Intel VT-d (architecture specification, "Invalidate Address Register", field AM, and the descriptors' field of the same
-//!   name): software must state a mask of at least the page's size. So an entry goes only where the range covers all of it;
-//! - AMD-Vi (publication 48882, INVALIDATE_IOMMU_PAGES): the command names the pages of a block, and nothing says that a
-//!   page larger than the block goes with a part of it: as with VT-d;
-//! - Arm (DDI 0487, TLB maintenance by address; IHI 0070, CMD_TLBI_NH_VA and CMD_TLBI_S2_IPA): what would be used to translate
-//!   any address of the range goes, whatever its size;
+//! - Intel VT-d (architecture specification, "Invalidate Address Register", field AM, and the descriptors' field of the same name):
+//!   software must state a mask of at least the page's size. So an entry goes only if the range covers all of it;
+//! - AMD-Vi (publication 48882, INVALIDATE_IOMMU_PAGES): the command names the pages of a block, and nothing says that a part of a larger
+//!   page removes it: as with VT-d;
+//! - Arm (DDI 0487, TLB maintenance by address; IHI 0070, CMD_TLBI_NH_VA and CMD_TLBI_S2_IPA): any entry that would translate an address of
+//!   the range goes, whatever its size;
 //! - RISC-V (IOMMU specification, IOTINVAL; privileged architecture, SFENCE.VMA): the same.
 //!
-//! Devices' own TLBs are held to the first of these rules, whatever the tables: no driver relies on more from a device.
+//! Device TLBs follow the first of these rules, whatever the tables: no driver relies on more.
 //!
 //! Cost: a lookup is O(sizes present x ways); removing a range is O(min(pages x ways, capacity)).
 
@@ -27,9 +26,9 @@ use crate::sets::{Sets, bits};
 /// The dimensions of an [`Iotlb`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IotlbConfig {
-    /// How many translations it holds, rounded down to whole sets.
+    /// Its entries, rounded down to whole sets.
     pub entries: usize,
-    /// How many of them share a set.
+    /// Its ways.
     pub ways: usize,
 }
 
@@ -38,23 +37,23 @@ pub struct IotlbConfig {
 pub struct Entry {
     /// The first address of the page.
     pub iova: Iova,
-    /// Where the page is.
+    /// The physical address of the page.
     pub phys: PhysAddr,
-    /// Set where the mapping has ended and this entry still reaches the memory: the ledger's own number for
-    /// what is open because of it. New entries have none.
+    /// Set if the mapping has ended and this entry still reaches the memory: the ledger's handle of what is open because of it. New entries
+    /// have none.
     pub stale: Option<NonZeroU32>,
-    /// Whose translation it is.
+    /// The domain.
     pub domain: DomainId,
     /// The size of the page.
     pub size: PageSize,
-    /// What it allows.
+    /// Its permissions.
     pub permissions: Permissions,
-    /// Whether an invalidation of a part of the page removes it. Otherwise one of all of it does.
+    /// Whether an invalidation of a part of the page removes it. Otherwise it takes one of all of it.
     pub by_part: bool,
 }
 
 impl Entry {
-    /// Where `iova`, an address in this page, is in memory.
+    /// The physical address of `iova`, which is in this page.
     pub fn translate(&self, iova: Iova) -> PhysAddr {
         PhysAddr::new(self.phys.get() | iova.page_offset(self.size))
     }
@@ -80,8 +79,8 @@ impl Entry {
         range.start() <= self.iova && self.last() <= range.last().get()
     }
 
-    /// Whether a driver that asked for `asked` has named all of the page, or nothing: what it named a part of may stay although
-    /// the hardware was told to act on more, as another driver would have told it to act on less.
+    /// Whether a driver's request `asked` covers all of the page, or none: an entry that it covers in part may stay although the hardware
+    /// was told to invalidate more, because another driver would have told it to invalidate less.
     pub(crate) fn is_meant_by(&self, asked: IovaRange) -> bool {
         self.by_part || self.is_within(asked) || !self.overlaps(asked)
     }
@@ -96,14 +95,14 @@ impl Entry {
 #[derive(Debug)]
 pub struct Iotlb {
     sets: Sets<Entry>,
-    /// How many entries there are of each size, by the size's shift.
+    /// Entries of each size, by the size's shift.
     of_size: [u32; u64::BITS as usize],
     /// Bit n: entries of 2^n bytes are present.
     sizes: u64,
 }
 
 impl Iotlb {
-    /// An empty cache. It never allocates again.
+    /// An empty cache, at its full allocation.
     pub fn new(config: IotlbConfig) -> Self {
         let placeholder = Entry {
             iova: Iova::new(0),
@@ -121,22 +120,22 @@ impl Iotlb {
         }
     }
 
-    /// How many translations it can hold.
+    /// Its capacity.
     pub fn capacity(&self) -> usize {
         self.sets.capacity()
     }
 
-    /// How many it holds.
+    /// Its entries.
     pub fn len(&self) -> usize {
         self.sets.len()
     }
 
-    /// Whether it holds none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.sets.len() == 0
     }
 
-    /// The entries, in no order that means anything.
+    /// The entries, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> {
         self.sets.iter()
     }
@@ -148,13 +147,13 @@ impl Iotlb {
         Some(self.sets.get(slot))
     }
 
-    /// The translation of `iova`; the order of replacement stays as it is.
+    /// The translation of `iova`, without effect on the LRU order.
     pub fn peek(&self, domain: DomainId, iova: Iova) -> Option<Entry> {
         self.find(domain, iova, |_| true).map(|slot| self.sets.get(slot))
     }
 
-    /// Puts a translation in. Returns the one it took the place of: an older one of the same page, or else the
-    /// least recently used of a full set. The entry's address is cut down to its page.
+    /// Inserts a translation. Returns the replaced one: an older one of the same page, or else the least recently used of a full set.
+    /// Aligns the entry's address to its page.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         let iova = entry.iova.align_down(entry.size);
         let entry = Entry { iova, phys: entry.phys.align_down(entry.size), ..entry };
@@ -167,8 +166,8 @@ impl Iotlb {
         old
     }
 
-    /// Removes the translations of `domain` in `block`, the addresses that the hardware was told to act on because a driver
-    /// asked for `asked`. What `asked` covers a part of stays, although `block` covers it: it had to be asked for.
+    /// Removes the translations of `domain` in `block`, which the hardware was told to invalidate for a driver's request `asked`. An entry
+    /// that `asked` covers in part stays, although `block` covers it: the driver had to ask for it.
     pub fn invalidate_range(
         &mut self,
         domain: DomainId,
@@ -211,7 +210,6 @@ impl Iotlb {
         self.find(domain, iova, |entry| entry.translate(iova) == phys)
     }
 
-    /// The mark of the entry in a slot.
     pub(crate) fn mark(&mut self, slot: usize) -> &mut Option<NonZeroU32> {
         &mut self.sets.get_mut(slot).stale
     }

@@ -1,12 +1,11 @@
-//! The library's calls that open memory by number, safe for memory that is simulated.
+//! The library's calls that open memory by number, safe for simulated memory.
 //!
-//! Those calls are unsafe, because a device may then change memory under the CPU. Here nothing can go wrong by that, whatever
-//! the number: devices of the software IOMMU reach [`Memory`] only, every byte of which is an atomic that anybody
-//! may access at any time, and a number outside of it is a fault. So tests need no `unsafe` for each mapping:
-//! `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results. The same goes for
-//! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`. And for what
-//! is believed of the hardware: a [`PageTable`]'s `unmap` and `reclaim` are `close` and `shrink`, and a device's TLB goes by
-//! `remove_tlb` and `forget_tlb`. A test that says so too early has its own tables freed, whose memory stays atomics.
+//! Those calls are unsafe, because a device may then change memory under the CPU. Here that does no harm, whatever the number: devices of
+//! the software IOMMU reach only [`Memory`], whose bytes are all atomics, and a number outside of it is a fault. So tests need no `unsafe`
+//! for each mapping: `map_single` is `open_single` here, `map` is `open`, and so on, with the same arguments and results. The same goes for
+//! bounce pools' calls that copy by number: `unmap` is `close`, and the syncs are `sync_cpu` and `sync_device`. And for claims about the
+//! hardware: a [`PageTable`]'s `unmap` and `reclaim` are `close` and `shrink`, and a device TLB goes by `remove_tlb` and `forget_tlb`. A
+//! test that calls these too early frees its own tables, whose memory stays atomics.
 #![allow(unsafe_code, reason = "this is the one place that says why it is harmless")]
 
 use std::sync::Arc;
@@ -26,21 +25,21 @@ use portcullis::platform::{CopyMemory, Frames, LocalCpu, Platform};
 
 use crate::memory::Memory;
 
-/// Table memory, or a mapper, that leads devices of the software IOMMU only; or memory that is simulated and copied.
+/// Table memory or a mapper for devices of the software IOMMU only; or simulated memory that is copied.
 ///
 /// # Safety
-/// What is mapped through it is reached by nothing but devices of the software IOMMU, or by nothing at all. Frames that it
-/// took back stay atomics that may be read. If it is
-/// [`CopyMemory`], it copies as [`Memory`] does: atomics, whatever the numbers, and none outside of the memory.
+/// 1. Only devices of the software IOMMU, or none, reach what is mapped through it.
+/// 2. Freed frames stay atomics that may be read.
+/// 3. If it is [`CopyMemory`], it copies as [`Memory`] does: by atomics, whatever the numbers, and none outside the memory.
 pub unsafe trait Simulated {}
 
-// SAFETY: its frames have simulated addresses, so nothing but the software IOMMU walks tables in them.
+// SAFETY: 1: its frames have simulated addresses, so only the software IOMMU walks tables in them. 2 and 3: all its words are atomics.
 unsafe impl Simulated for Memory {}
 
-// SAFETY: it is what it points to.
+// SAFETY: clauses 1 to 3 are `T`'s.
 unsafe impl<T: Simulated> Simulated for Arc<T> {}
 
-// SAFETY: it maps in its table.
+// SAFETY: 1 and 2: it maps in a table of `F`. 3: it copies nothing.
 unsafe impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> Simulated for TableMapper<F, Q, X> {}
 
 /// [`PageTable`], in simulated memory.
@@ -69,7 +68,7 @@ pub trait OpenTable {
         attributes: impl Into<Attributes>,
     ) -> Result<(), (MapError, Option<IovaRange>)>;
 
-    /// [`PageTable::map_fast`], by the caller's CPU; `false` where it has none.
+    /// [`PageTable::map_fast`], on the caller's CPU; `false` without one.
     fn open_fast<P: Platform>(
         &self,
         platform: &P,
@@ -78,7 +77,7 @@ pub trait OpenTable {
         attributes: impl Into<Attributes>,
     ) -> bool;
 
-    /// [`PageTable::map_list_in`], in a turn of the caller's CPU; `false` where it has none.
+    /// [`PageTable::map_list_in`], in an exclusive section of the caller's CPU; `false` without one.
     fn open_list_fast<P: Platform>(
         &self,
         platform: &P,
@@ -95,7 +94,7 @@ pub trait OpenTable {
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped;
 
-    /// [`PageTable::unmap_fast`], by the caller's CPU; `false` where it has none.
+    /// [`PageTable::unmap_fast`], on the caller's CPU; `false` without one.
     fn close_fast<P: Platform>(&self, platform: &P, range: IovaRange) -> bool;
 
     /// [`PageTable::reclaim`].
@@ -118,7 +117,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         phys: PhysAddr,
         attributes: impl Into<Attributes>,
     ) -> Result<(), (MapError, Option<IovaRange>)> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: clauses 1 to 4: only simulated devices reach it, and those only access atomics.
         unsafe { self.map(platform, range, phys, attributes) }
     }
 
@@ -143,7 +142,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         attributes: impl Into<Attributes>,
     ) -> bool {
         let attributes = attributes.into();
-        // SAFETY: as for `open`; the platform has just lent the CPU.
+        // SAFETY: 1: as for `open`. 2: the platform has just lent the CPU.
         let map = |cpu: &LocalCpu<'_>| unsafe { self.map_fast(platform, cpu, range, phys, attributes) };
         platform.with_cpu(|cpu| cpu.is_some_and(map))
     }
@@ -170,7 +169,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
         range: IovaRange,
         invalidate: &mut dyn FnMut(IovaRange) -> bool,
     ) -> Unmapped {
-        // SAFETY: only simulated hardware walks the table, and it reads frames as atomics, also those that are freed.
+        // SAFETY: only simulated hardware walks the table, and it reads frames as atomics, also freed ones.
         unsafe { self.unmap(platform, range, invalidate) }
     }
 
@@ -192,7 +191,7 @@ impl<F: Frames + Simulated, X: Format> OpenTable for PageTable<F, X> {
     }
 }
 
-/// The devices of a [`TableMapper`] that cache translations, simulated.
+/// The TLBs of a [`TableMapper`]'s simulated devices.
 pub trait OpenTlbs {
     /// [`TableMapper::remove_device_tlb`].
     ///
@@ -206,7 +205,7 @@ pub trait OpenTlbs {
 
 impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> OpenTlbs for TableMapper<F, Q, X> {
     fn remove_tlb(&self, device: DeviceId) -> Result<(), InvalidationError> {
-        // SAFETY: what a simulated device caches leads it to atomics.
+        // SAFETY: a simulated device's cached translations lead to atomics.
         unsafe { self.remove_device_tlb(device) }
     }
 
@@ -216,7 +215,8 @@ impl<F: Frames + Simulated, Q: InvalidationQueue, X: Format> OpenTlbs for TableM
     }
 }
 
-/// Has `map` work in a turn of the caller's CPU, by the marks that a table or a mapper has for `platform`; `false` where there is none.
+/// Runs `map` in an exclusive section of the caller's CPU, with the section flags of a table or a mapper for `platform`; `false` if there
+/// are none.
 #[inline]
 fn in_turn<P: Platform>(
     platform: &P,
@@ -224,7 +224,7 @@ fn in_turn<P: Platform>(
     map: impl FnOnce(&Turn<'_>) -> bool,
 ) -> bool {
     platform.with_cpu(|cpu| {
-        // SAFETY: the platform has just lent the CPU, and is the one that the marks are for.
+        // SAFETY: the platform has just lent the CPU, and the section flags are for this platform.
         let turn = cpu.zip(marks).and_then(|(cpu, marks)| unsafe { marks.turn(cpu) });
         turn.is_some_and(|turn| map(&turn))
     })
@@ -245,11 +245,11 @@ pub trait OpenMapper: Mapper + Simulated {
         permissions: Permissions,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.map(platform, range, list, permissions.into(), gather) }
     }
 
-    /// [`Mapper::map_fast`], by the caller's CPU; `false` where it has none.
+    /// [`Mapper::map_fast`], on the caller's CPU; `false` without one.
     #[inline]
     fn open_fast<P: Platform>(
         &self,
@@ -289,7 +289,7 @@ impl<M: Mapper + Simulated, P: Platform> OpenDomain for Domain<M, P> {
         permissions: Permissions,
         limit: Iova,
     ) -> Result<IovaRange, MapListError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.map(list, permissions, limit) }
     }
 }
@@ -317,7 +317,7 @@ pub trait OpenDevice {
 impl<M: Mapper + Simulated, P: Platform> OpenDevice for DmaDevice<M, P> {
     #[inline]
     fn open_single(&self, phys: PhysAddr, len: u64, direction: Direction) -> Result<Iova, MapListError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.map_single(phys, len, direction) }
     }
 
@@ -356,7 +356,7 @@ pub trait OpenRing {
 impl<M: Mapper + Simulated, P: Platform> OpenRing for StrictRing<M, P> {
     #[inline]
     fn open(&mut self, list: &[PhysSegment], direction: Direction) -> Result<RawMapping, DmaMapError> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.map(list, direction) }
     }
 
@@ -393,7 +393,7 @@ impl<'d, M: Mapper + Simulated, P: Platform> OpenReserved<'d, M, P> for Reserved
         permissions: Permissions,
         unconfirmed: &mut Gather,
     ) -> Result<Linked<'d, M, P>, Refused<'d, M, P>> {
-        // SAFETY: only simulated devices reach it, and those only atomics.
+        // SAFETY: only simulated devices reach it, and those only access atomics.
         unsafe { self.link(list, permissions, unconfirmed) }
     }
 }
@@ -422,7 +422,7 @@ pub trait OpenPool {
 impl<M: Mapper, P: Platform, C: CopyMemory + Simulated> OpenPool for BouncePool<M, P, C> {
     #[inline]
     fn close(&self, iova: Iova, len: u64) -> Result<(), DmaUnmapError> {
-        // SAFETY: copies are of atomics, which others may access at any time.
+        // SAFETY: copies are of atomics, which any code may access at any time.
         unsafe { self.unmap(iova, len) }
     }
 

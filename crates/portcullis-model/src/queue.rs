@@ -1,12 +1,10 @@
-//! The invalidation queue: descriptors in order, carried out when a wait descriptor is reached.
+//! The invalidation queue: descriptors in order, executed at a wait descriptor.
 //!
-//! [`Queue`] is what a driver holds. As an [`InvalidationQueue`] it turns a request into the descriptors that
-//! a VT-d driver would write; [`Queue::submit`] takes descriptors as they are. Hardware is free to act on a
-//! descriptor late, so this one always does: what no wait follows is not carried out (unless the ring fills
-//! up), and a driver that forgets the wait is found out.
+//! [`Queue`] is the driver's handle. As an [`InvalidationQueue`] it turns a request into the descriptors that a VT-d driver would write;
+//! [`Queue::submit`] takes descriptors as they are. Hardware may execute a descriptor late, so this one always does: descriptors without a
+//! later wait are not executed (unless the ring fills up), which exposes a driver that omits the wait.
 //!
-//! A queue can be told to misbehave, so that tests can see what they would see with broken hardware or a
-//! broken driver.
+//! Tests can make a queue misbehave like broken hardware or a broken driver.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +17,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::iommu::Iommu;
 
-/// Descriptors that the ring holds.
+/// Descriptors of the ring.
 pub const RING_ENTRIES: usize = 256;
 /// The code of [`InvalidationError::Rejected`] for an address mask above the hardware's largest.
 pub const CODE_MASK_TOO_LARGE: u32 = 1;
@@ -27,31 +25,30 @@ pub const CODE_MASK_TOO_LARGE: u32 = 1;
 /// One command to the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Descriptor {
-    /// Forget the translations of 2^`address_mask` pages of 4 KiB, from `address` aligned down to as many.
+    /// Invalidates the translations of 2^`address_mask` pages of 4 KiB, from `address` aligned down to their size.
     PageSelective {
-        /// Whose translations.
+        /// The domain.
         domain: DomainId,
         /// An address in the block.
         address: Iova,
         /// The binary logarithm of the number of pages.
         address_mask: u32,
-        /// The paging-structure caches may be kept (the hint that VT-d calls IH).
+        /// The paging-structure caches may be kept (VT-d's IH).
         leaf_only: bool,
     },
-    /// Forget everything of one domain.
+    /// Invalidates everything of one domain.
     DomainSelective {
-        /// Whose.
+        /// The domain.
         domain: DomainId,
     },
-    /// Have a device forget what its own TLB holds. (Hardware takes blocks of pages alone, and that is what
-    /// [requests](Queue::descriptors) become; this takes any range.)
+    /// Invalidates a device TLB. (Hardware only takes blocks of pages, which [requests](Queue::descriptors) become; this takes any range.)
     DeviceTlb {
-        /// Whose.
+        /// The device.
         device: DeviceId,
-        /// Which addresses; `None` for all.
+        /// The addresses; `None` for all.
         range: Option<IovaRange>,
     },
-    /// Carry out everything before this, then say so.
+    /// Executes everything before this, then reports it.
     Wait,
 }
 
@@ -66,36 +63,33 @@ impl Queue {
         Self { iommu }
     }
 
-    /// Writes descriptors into the ring and rings the doorbell once. They have been carried out when this
-    /// returns if the last of them is a wait.
+    /// Writes descriptors into the ring and rings the doorbell once. They have been executed on return if the last of them is a wait.
     ///
     /// # Errors
-    /// [`InvalidationError::Rejected`] with [`CODE_MASK_TOO_LARGE`]; none of them was written then.
-    /// [`InvalidationError::DeviceTimedOut`] where a device did not answer; the others were carried out.
+    /// [`InvalidationError::Rejected`] with [`CODE_MASK_TOO_LARGE`]; none of them was written then. [`InvalidationError::DeviceTimedOut`]
+    /// if a device did not answer; the others were executed.
     pub fn submit(&self, descriptors: &[Descriptor]) -> Result<(), InvalidationError> {
         self.iommu.submit(descriptors)
     }
 
-    /// The descriptors that a request becomes, without the wait behind them. Writes nothing.
+    /// The descriptors of a request, without the wait behind them. Writes nothing.
     pub fn descriptors(&self, request: &Request) -> impl Iterator<Item = Descriptor> {
         self.iommu.descriptors(request).into_iter().map(|written| written.descriptor)
     }
 
-    /// Answers the next `n` requests with success and does nothing about them: a driver or a unit that loses
-    /// invalidations.
+    /// Answers the next `n` requests with success and does nothing: a driver or a unit that loses invalidations.
     pub fn drop_next(&self, n: u64) {
         self.iommu.misbehave(|faulty| faulty.drop = n);
     }
 
-    /// Answers the next `n` requests with `error` and does nothing about them. Goes before
-    /// [`drop_next`](Self::drop_next).
+    /// Answers the next `n` requests with `error` and does nothing. Takes precedence over [`drop_next`](Self::drop_next).
     pub fn fail_next(&self, n: u64, error: InvalidationError) {
         self.iommu.misbehave(|faulty| faulty.fail = (n, Some(error)));
     }
 }
 
-// SAFETY: the unit's caches are emptied of what is named before `Ok` is returned, under the lock that an access holds. (A unit
-// that was told to misbehave breaks its word; but what devices reach is atomics.)
+// SAFETY: 1 to 4: the named cache entries are removed before `Ok` is returned, in order, under the lock that an access holds. (A
+// misbehaving unit breaks this; but devices only reach atomics.)
 #[allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 unsafe impl InvalidationQueue for Queue {
     fn caches_absent(&self) -> bool {
@@ -120,7 +114,7 @@ pub(crate) struct Misbehaviour {
 }
 
 impl Misbehaviour {
-    /// The answer to a request that is not to be carried out.
+    /// The answer to a request that is not executed.
     pub(crate) fn answer(&mut self) -> Option<Result<(), InvalidationError>> {
         if let (left @ 1.., Some(error)) = &mut self.fail {
             *left -= 1;
@@ -143,22 +137,21 @@ impl Misbehaviour {
     }
 }
 
-/// A descriptor in the ring, and the range that a driver wrote it for: the whole of what it may rely on.
+/// A descriptor in the ring, and the range of its request, on which a driver may rely.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) descriptor: Descriptor,
-    /// `None` where it was written for what it says.
+    /// `None` if the descriptor says it all.
     pub(crate) asked: Option<IovaRange>,
 }
 
-/// The ring itself.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     pending: VecDeque<Written>,
 }
 
 impl Ring {
-    /// Writes a descriptor; the answer says whether the unit must act before the next one is written.
+    /// Writes a descriptor; returns whether the unit must execute before the next one is written.
     pub(crate) fn push(&mut self, written: Written) -> bool {
         self.pending.push_back(written);
         written.descriptor == Descriptor::Wait || self.pending.len() >= RING_ENTRIES
@@ -169,7 +162,7 @@ impl Ring {
     }
 }
 
-/// What a driver writes for a request: the blocks of [`blocks()`], or the whole domain where there are none.
+/// A driver's descriptors for a request: the blocks of [`blocks()`], or the whole domain if there are none.
 pub(crate) fn descriptors(request: &Request, max_mask: u32) -> SmallVec<[Written; 2]> {
     let Request { domain, invalidation } = *request;
     let page = PageSize::SIZE_4K;
@@ -204,15 +197,15 @@ pub(crate) fn descriptors(request: &Request, max_mask: u32) -> SmallVec<[Written
     descriptors.into_iter().map(|descriptor| Written { descriptor, asked }).collect()
 }
 
-/// The pages of 4 KiB that a range touches: hardware knows no smaller ones.
+/// The pages of 4 KiB that a range touches: hardware has no smaller ones.
 fn whole_pages(range: IovaRange) -> IovaRange {
     let page = PageSize::SIZE_4K;
     let last = Iova::new(range.last().get() | page.offset_mask());
-    // What goes from the first address to the last has no length.
+    // The whole address space has no length.
     IovaRange::from_bounds(range.start().align_down(page), last).unwrap_or(range)
 }
 
-/// The addresses that a page-selective descriptor covers; `None` for all that 64 bits can name.
+/// The addresses of a page-selective descriptor; `None` for all of 64 bits.
 pub(crate) fn block(address: Iova, address_mask: u32) -> Option<IovaRange> {
     let size = PageSize::from_shift(address_mask.checked_add(PageSize::SIZE_4K.shift())?)?;
     IovaRange::new(address.align_down(size), size.bytes()).ok()

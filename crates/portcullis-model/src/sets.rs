@@ -1,13 +1,13 @@
-//! A set-associative cache with true least-recently-used replacement: the shape of all of the unit's caches.
+//! A set-associative cache with true LRU replacement: the basis of all of the unit's caches.
 //!
-//! The set of an entry is its *number* modulo the count of sets, as hardware takes the low bits of the page
-//! number. Finding, inserting and removing one entry is O(ways); nothing allocates after `new`.
+//! The set of an entry is its *number* modulo the count of sets, as hardware takes the low bits of the page number. Finding, inserting and
+//! removing one entry is O(ways); nothing allocates after `new`.
 
 use std::ops::{Range, RangeInclusive};
 
 #[derive(Debug, Clone, Copy)]
 struct Slot<E> {
-    /// When it was last used; 0 where the slot is free, so that a free slot is always the oldest.
+    /// The time of its last use; 0 for a free slot, which is therefore the oldest.
     stamp: u64,
     entry: E,
 }
@@ -22,8 +22,7 @@ pub(crate) struct Sets<E> {
 }
 
 impl<E: Copy> Sets<E> {
-    /// A cache of `entries` in sets of `ways` (rounded down to whole sets, at least one of one way).
-    /// `placeholder` fills the free slots and is never seen.
+    /// A cache of `entries` in sets of `ways` (rounded down to whole sets, at least one of one way). `placeholder` fills free slots.
     pub(crate) fn new(entries: usize, ways: usize, placeholder: E) -> Self {
         let ways = ways.clamp(1, entries.max(1));
         let sets = (entries / ways).max(1);
@@ -39,7 +38,7 @@ impl<E: Copy> Sets<E> {
         self.len
     }
 
-    /// The slot in the set of `number` whose entry `is` the one wanted.
+    /// The slot in the set of `number` whose entry satisfies `is`.
     #[inline]
     pub(crate) fn find(&self, number: u64, is: impl Fn(&E) -> bool) -> Option<usize> {
         let set = self.set(number);
@@ -48,7 +47,7 @@ impl<E: Copy> Sets<E> {
         Some(first + way)
     }
 
-    /// The entry in a slot that [`find`](Self::find) gave.
+    /// The entry in a slot of [`find`](Self::find).
     pub(crate) fn get(&self, slot: usize) -> E {
         self.slots[slot].entry
     }
@@ -63,7 +62,7 @@ impl<E: Copy> Sets<E> {
         self.slots[slot].stamp = self.clock;
     }
 
-    /// Puts `entry` in, in place of the one that is the `same` or else of the oldest, which is returned.
+    /// Inserts `entry` in place of the one that satisfies `same`, or else of the oldest, which is returned.
     #[inline]
     pub(crate) fn insert(&mut self, number: u64, entry: E, same: impl Fn(&E) -> bool) -> Option<E> {
         let set = self.set(number);
@@ -87,8 +86,8 @@ impl<E: Copy> Sets<E> {
         Some(old.entry)
     }
 
-    /// Removes the entries for which `gone` holds and whose number is in `numbers`. It looks only into the
-    /// sets of those numbers, or once at every slot where that is less: O(min(numbers x ways, capacity)).
+    /// Removes the entries that satisfy `gone` and whose number is in `numbers`. Visits only the sets of those numbers, or once every slot
+    /// if that is less: O(min(numbers x ways, capacity)).
     pub(crate) fn remove_numbers(
         &mut self,
         numbers: RangeInclusive<u64>,
@@ -103,14 +102,14 @@ impl<E: Copy> Sets<E> {
         }
     }
 
-    /// Removes the entries for which `gone` holds. O(capacity).
+    /// Removes the entries that satisfy `gone`. O(capacity).
     pub(crate) fn remove(&mut self, gone: impl Fn(&E) -> bool, mut removed: impl FnMut(E)) {
         if self.len > 0 {
             self.remove_slots(0..self.slots.len(), &gone, &mut removed);
         }
     }
 
-    /// The entries, in no order that means anything.
+    /// The entries, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = E> {
         self.slots.iter().filter(|slot| slot.stamp != 0).map(|slot| slot.entry)
     }
@@ -133,7 +132,7 @@ impl<E: Copy> Sets<E> {
     }
 }
 
-/// The numbers of the bits that are set in `mask`, rising.
+/// The indices of the set bits of `mask`, ascending.
 pub(crate) fn bits(mut mask: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let lowest = mask.trailing_zeros();

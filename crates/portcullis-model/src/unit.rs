@@ -1,8 +1,7 @@
-//! The translating part of the unit: contexts in, physical addresses out, through the caches.
+//! The translation part of the unit: contexts in, physical addresses out, through the caches.
 //!
-//! It knows three ways to ask: [`translate`](Unit::translate) is a device's access and fills the caches and
-//! counts; [`peek`](Unit::peek) is the same way without a trace; [`route`](Unit::route) asks whether one
-//! address still leads to one place, and by what.
+//! It has three lookups: [`translate`](Unit::translate) is a device's access, fills the caches and counts; [`peek`](Unit::peek) is the same
+//! without side effects; [`route`](Unit::route) returns whether one address still leads to one place, and through what.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,18 +18,18 @@ use crate::stats::Stats;
 use crate::walk_cache::WalkCache;
 use crate::walker::{TableFormat, TablePointer, Walk, find_leaf, walk};
 
-/// By what an address leads to memory.
+/// The way from an address to memory.
 #[derive(Debug)]
 pub(crate) enum Route<'a> {
     /// The device is not translated.
     Passthrough,
-    /// A translation cached by the device or the unit, whose mark this is.
+    /// A translation cached by the device or the unit, with this mark.
     Cached(&'a mut Option<NonZeroU32>),
     /// The tables, found from the root or from a paging-structure cache.
     Tables,
 }
 
-/// Where one device's accesses are translated.
+/// The tables of one device.
 #[derive(Debug, Clone, Copy)]
 struct Tables {
     domain: DomainId,
@@ -38,7 +37,7 @@ struct Tables {
     format: TableFormat,
 }
 
-/// What a context comes to for one address.
+/// A context's treatment of one address.
 enum Way {
     Identity,
     Through(Tables),
@@ -50,15 +49,15 @@ pub(crate) struct Unit {
     pub(crate) device_tlbs: DeviceTlbs,
     pub(crate) iotlb: Iotlb,
     pub(crate) walk_cache: WalkCache,
-    /// In caching mode, entries that were found absent.
+    /// In caching mode, cached non-present entries.
     pub(crate) absent: Option<AbsentCache>,
     pub(crate) stats: Stats,
-    /// Marks of the stale entries that have left the IOTLB or a device's TLB; the ledger collects them.
+    /// Marks of evicted stale entries of the IOTLB or a device TLB; the ledger collects them.
     pub(crate) released: Vec<NonZeroU32>,
 }
 
 impl Unit {
-    /// Where an access of the device of this number goes. Counts it, fills the caches and ages them.
+    /// Translates an access of a device. Counts it, and fills and ages the caches.
     pub(crate) fn translate(
         &mut self,
         device: usize,
@@ -113,7 +112,7 @@ impl Unit {
         Ok(phys)
     }
 
-    /// Where an access would go, and what it might do there. Changes nothing.
+    /// The target of an access, and its permissions. Changes nothing.
     pub(crate) fn peek(
         &self,
         device: usize,
@@ -131,8 +130,8 @@ impl Unit {
         self.peek_tables(tables, iova)
     }
 
-    /// By what `iova` leads the device to `phys` now, if it does. A cached translation is named before the tables,
-    /// the device's own before the unit's.
+    /// The way by which `iova` leads the device to `phys` now, if it does. A cached translation comes before the tables, the device's own
+    /// before the unit's.
     pub(crate) fn route(
         &mut self,
         device: usize,
@@ -144,7 +143,7 @@ impl Unit {
             Way::Identity => return (iova.get() == phys.get()).then_some(Route::Passthrough),
             Way::Through(tables) => tables,
         };
-        // Not only what a lookup would find first: of two entries for one address hardware may use either.
+        // Not only a lookup's first result: of two entries for one address hardware may use either.
         let own = self.device_tlbs.of(device).and_then(|tlb| tlb.slot_reaching(tables.domain, iova, phys));
         if let Some(slot) = own {
             return self.device_tlbs.of_mut(device).map(|tlb| Route::Cached(tlb.mark(slot)));
@@ -156,8 +155,8 @@ impl Unit {
         (reached == phys).then_some(Route::Tables)
     }
 
-    /// Forgets the translations of `block`, which a driver named because it wants those of `asked` forgotten, and the tables
-    /// that lead to it unless they are to be `kept`.
+    /// Invalidates the translations of `block`, which a driver named for its request `asked`, and the tables on the path unless they are to
+    /// be `kept`.
     pub(crate) fn forget_range(&mut self, domain: DomainId, block: IovaRange, asked: IovaRange, kept: bool) {
         let released = &mut self.released;
         self.iotlb.invalidate_range(domain, block, asked, |entry| released.extend(entry.stale));
@@ -169,7 +168,7 @@ impl Unit {
         }
     }
 
-    /// Forgets everything of `domain`; but if a driver did not `ask` for that, no translation of which it asked for a part.
+    /// Invalidates everything of `domain`; but if a driver requested only `asked`, not a translation that it covers in part.
     pub(crate) fn forget_domain(&mut self, domain: DomainId, asked: Option<IovaRange>) {
         let released = &mut self.released;
         let gone =
@@ -181,7 +180,7 @@ impl Unit {
         }
     }
 
-    /// Has a device forget what its own TLB holds of `range`, or all of it.
+    /// Invalidates `range` in a device TLB, or all of it.
     pub(crate) fn forget_of_device(&mut self, device: usize, range: Option<IovaRange>) {
         let released = &mut self.released;
         self.device_tlbs.invalidate(device, range, |entry| released.extend(entry.stale));

@@ -1,12 +1,10 @@
-//! The paging-structure caches: where the tables are that a walk would find on its way down.
+//! The paging-structure caches: the tables on the path of a walk.
 //!
-//! One cache per level of table (1 is the leaf level), keyed by domain and the part of the address that leads
-//! to the table: as many of its bits as the tables' format says. A walk starts at the lowest table that is
-//! cached, so a hit at level 1 leaves one entry to read. An entry outlives the table it points to unless an
-//! invalidation removes it: that is how a table freed too early is walked.
+//! One cache per level of table (1 is the leaf level), keyed by domain and the part of the address that leads to the table: as many of its
+//! bits as the tables' format says. A walk starts at the lowest cached table, so a hit at level 1 leaves one entry to read. An entry
+//! outlives its table unless an invalidation removes it: so a table that was freed too early is walked.
 //!
-//! Cost: a lookup is O(levels x ways); removing a range is O(min(tables x ways, capacity)) per level, for each
-//! granule in use.
+//! Cost: a lookup is O(levels x ways); removing a range is O(min(tables x ways, capacity)) per level, for each granule in use.
 
 use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 
@@ -14,7 +12,7 @@ use crate::sets::{Sets, bits};
 use crate::walker::{Geometry, Rights, TableFormat, TablePointer};
 
 const WAYS: usize = 4;
-/// The root's address is in the context, so the highest table that is cached is one below a six-level root.
+/// The context has the root's address, so the highest cached table is one below a six-level root.
 const HIGHEST: u32 = 5;
 
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +21,7 @@ struct Entry {
     table: PhysAddr,
     domain: DomainId,
     rights: Rights,
-    /// How far the address was shifted to make `prefix`.
+    /// The address is shifted by this to make `prefix`.
     shift: u8,
 }
 
@@ -31,7 +29,7 @@ struct Entry {
 #[derive(Debug)]
 struct Level {
     sets: Sets<Entry>,
-    /// Bit n: entries with a shift of n have been put in. Granules differ, so there may be several.
+    /// Bit n: entries with a shift of n were inserted. Granules differ, so there may be several.
     shifts: u64,
 }
 
@@ -42,7 +40,7 @@ pub struct WalkCache {
 }
 
 impl WalkCache {
-    /// Empty caches of `entries` for each level, in sets of 4. They never allocate again.
+    /// Empty caches of `entries` for each level, in sets of 4, at their full allocation.
     pub fn new(entries: usize) -> Self {
         let placeholder =
             Entry { prefix: 0, table: PhysAddr::new(0), domain: DomainId(0), rights: Rights::ALL, shift: 0 };
@@ -50,7 +48,7 @@ impl WalkCache {
         Self { levels: std::array::from_fn(level) }
     }
 
-    /// How many tables of `level` are cached.
+    /// Cached tables of `level`.
     pub fn len(&self, level: u32) -> usize {
         self.at(level).map_or(0, |level| level.sets.len())
     }
@@ -60,8 +58,7 @@ impl WalkCache {
         self.levels.iter().all(|level| level.sets.len() == 0)
     }
 
-    /// The lowest cached table on the way to `iova`, below the root of tables of `format`; it becomes the most
-    /// recently used of its set.
+    /// The lowest cached table on the path to `iova`, below the root of tables of `format`; it becomes the most recently used of its set.
     pub fn lookup(&mut self, domain: DomainId, iova: Iova, format: TableFormat) -> Option<TablePointer> {
         let (level, slot) = self.find(domain, iova, format)?;
         let sets = &mut self.levels[level as usize - 1].sets;
@@ -69,13 +66,13 @@ impl WalkCache {
         Some(pointer(level, sets.get(slot)))
     }
 
-    /// The same; the order of replacement stays as it is.
+    /// The same without effect on the LRU order.
     pub fn peek(&self, domain: DomainId, iova: Iova, format: TableFormat) -> Option<TablePointer> {
         let (level, slot) = self.find(domain, iova, format)?;
         Some(pointer(level, self.levels[level as usize - 1].sets.get(slot)))
     }
 
-    /// Remembers that `pointer` is on the way to `iova`. The root, and a level that does not exist, is ignored.
+    /// Caches `pointer` on the path to `iova`. Ignores the root, and a level that does not exist.
     pub fn insert(&mut self, domain: DomainId, iova: Iova, format: TableFormat, pointer: TablePointer) {
         let TablePointer { level, table, rights } = pointer;
         let geometry = format.geometry();
@@ -89,7 +86,7 @@ impl WalkCache {
         sets.insert(key.prefix, entry, |other| key.is_of(other));
     }
 
-    /// Forgets the tables of `domain` that lead to a part of `range`.
+    /// Removes the tables of `domain` on the path to a part of `range`.
     pub fn invalidate_range(&mut self, domain: DomainId, range: IovaRange) {
         for Level { sets, shifts } in &mut self.levels {
             for shift in bits(*shifts) {
@@ -104,7 +101,6 @@ impl WalkCache {
         }
     }
 
-    /// Forgets every table of `domain`.
     pub fn invalidate_domain(&mut self, domain: DomainId) {
         for level in &mut self.levels {
             level.sets.remove(|entry| entry.domain == domain, |_| ());
@@ -125,7 +121,7 @@ impl WalkCache {
     }
 }
 
-/// What a table is found by.
+/// The key of a table.
 #[derive(Debug, Clone, Copy)]
 struct Key {
     domain: DomainId,
@@ -134,7 +130,7 @@ struct Key {
 }
 
 impl Key {
-    /// Of the table at `level`, one below the root at most.
+    /// Of the table at `level`, at most one below the root.
     #[inline]
     fn new(domain: DomainId, iova: Iova, geometry: Geometry, level: u32) -> Self {
         // Below the root of at most six levels a shift is less than 64, if the tables' dimensions are valid.

@@ -193,10 +193,12 @@ impl<H: Host> Unit<H> {
         })
     }
 
+    /// The unit's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
+    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }

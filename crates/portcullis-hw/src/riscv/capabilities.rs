@@ -16,6 +16,7 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// The stage of `layout`.
     pub const fn of(layout: Riscv) -> Self {
         if layout.is_second_stage() { Self::Second } else { Self::First }
     }

@@ -154,6 +154,7 @@ impl<H: Host> Unit<H> {
         turn(&self.host, reg::CQCSR, true, "turn its command queue on")
     }
 
+    /// The unit's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -163,6 +164,7 @@ impl<H: Host> Unit<H> {
         self.stage
     }
 
+    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }

@@ -250,10 +250,12 @@ impl<H: Host, const GRANULE: u32> Unit<H, GRANULE> {
         if self.capabilities.idr0 & idr0::COHACC != 0 { cached } else { uncached }
     }
 
+    /// The unit's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
+    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }

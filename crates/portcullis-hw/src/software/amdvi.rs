@@ -5,6 +5,7 @@ use portcullis::platform::Frames;
 use super::{Kind, Software, Watcher};
 use crate::amdvi::layout::{command, control, entry, feature, reg, ring_index, ring_place, status};
 
+/// An AMD-Vi unit.
 #[derive(Debug)]
 pub struct AmdVi;
 

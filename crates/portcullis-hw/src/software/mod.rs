@@ -101,6 +101,7 @@ impl<K: Kind, F: Frames> Software<K, F> {
         Self { watcher: Some(Mutex::new(watcher)), ..unsafe { Self::new(frames) } }
     }
 
+    /// The memory.
     pub fn frames(&self) -> &F {
         &self.frames
     }

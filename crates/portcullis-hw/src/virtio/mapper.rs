@@ -58,6 +58,7 @@ where
         Self { unit, space, number, geometry }
     }
 
+    /// The domain's number.
     pub fn number(&self) -> DomainId {
         self.number
     }

@@ -223,6 +223,7 @@ where
         wait_until(&self.host, what, || registers.read8(at) == bypass)
     }
 
+    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }

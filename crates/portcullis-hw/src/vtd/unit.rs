@@ -170,6 +170,7 @@ impl<H: Host> Unit<H> {
         self.command(global::QIE, true, "turn its invalidation queue on")
     }
 
+    /// The unit's capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -179,6 +180,7 @@ impl<H: Host> Unit<H> {
         self.mode
     }
 
+    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }

@@ -1,5 +1,4 @@
-//! What a network driver asks of the DMA layer, and Portcullis's answers. [`Linux`](super::linux::Linux) is the
-//! other one.
+//! A network driver's interface to the DMA layer, and its implementation by Portcullis. [`Linux`](super::linux::Linux) is the other one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,17 +16,17 @@ use portcullis_model::{Context, DeviceId, Iommu, Memory, Queue};
 pub const PAGE: u64 = 4096;
 pub const NIC: DeviceId = DeviceId(1);
 pub const DOMAIN: DomainId = DomainId(1);
-/// Nothing looks at the memory behind a translation: any will do.
+/// Any address: no access checks the memory behind a translation.
 pub const MEMORY: PhysAddr = PhysAddr::new(1 << 40);
-/// CPUs that have used the address space at some time.
+/// CPUs that have used the address space.
 pub const CPUS: usize = 32;
 /// Pages of a receive descriptor.
 pub const DESCRIPTOR_PAGES: u64 = 64;
-/// Receive descriptors of each queue, and packets that its transmit queue holds.
+/// Receive descriptors of each queue, and packets in its transmit queue.
 pub const DESCRIPTORS: usize = 4;
 pub const TRANSMITS: u64 = 1024;
 
-/// What a mapping is for.
+/// The use of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Receive,
@@ -36,7 +35,7 @@ pub enum Purpose {
     Other,
 }
 
-/// Pages that were mapped together, by their addresses.
+/// The addresses of pages that were mapped together.
 pub struct Mapped {
     pub pages: Vec<Iova>,
     ring: Option<RawMapping>,
@@ -49,7 +48,7 @@ impl Mapped {
     }
 }
 
-/// The DMA layer as a driver sees it.
+/// The DMA layer for a driver.
 pub trait Driver {
     /// Maps `pages` pages on `cpu`.
     fn map(&mut self, cpu: usize, purpose: Purpose, pages: u64) -> Mapped;
@@ -57,11 +56,11 @@ pub trait Driver {
     /// Unmaps all of what [`map`](Self::map) returned.
     fn unmap(&mut self, cpu: usize, purpose: Purpose, mapped: Mapped);
 
-    /// Maps memory of a queue itself, in one piece, for good.
+    /// Maps a queue's own memory, contiguous, for good.
     fn own(&mut self, bytes: u64) -> Iova;
 }
 
-/// Four levels of tables with leaves of 4 KiB, which `iommu` walks for the card.
+/// Four-level tables with 4 KiB leaves, which `iommu` walks for the card.
 pub fn table(iommu: &Arc<Iommu>) -> PageTable<Arc<Memory>, VtdSecondStage> {
     let format = VtdSecondStage::new(4, 1, 52).unwrap();
     let table = PageTable::for_cpus(Arc::clone(iommu.memory()), format, CPUS).unwrap();
@@ -70,14 +69,14 @@ pub fn table(iommu: &Arc<Iommu>) -> PageTable<Arc<Memory>, VtdSecondStage> {
     table
 }
 
-/// A machine of [`CPUS`] CPUs, one of which acts at a time.
+/// A machine of [`CPUS`] CPUs, one of which runs at a time.
 #[derive(Debug, Clone, Default)]
 pub struct Cpus {
     now: Arc<AtomicUsize>,
     number: PlatformNumber,
 }
 
-// SAFETY: one thread plays all CPUs, so no two callers have a CPU at once; its own stores need no fence to be seen.
+// SAFETY: one thread runs all CPUs, so no CPU is lent twice at once; its own stores need no fence.
 unsafe impl Platform for Cpus {
     fn cpus(&self) -> usize {
         CPUS
@@ -88,7 +87,7 @@ unsafe impl Platform for Cpus {
     }
 
     fn with_cpu<R>(&self, f: impl FnOnce(Option<&LocalCpu<'_>>) -> R) -> R {
-        // SAFETY: one thread plays all CPUs.
+        // SAFETY: one thread runs all CPUs.
         f(Some(&unsafe { LocalCpu::new(self.now.load(Ordering::Relaxed)) }))
     }
 
@@ -96,7 +95,7 @@ unsafe impl Platform for Cpus {
         0
     }
 
-    // Under strict protection nothing waits for a timer, and no CPU goes away.
+    // Strict protection uses no timer, and no CPU goes offline.
     fn register(&self, _: Weak<dyn PlatformEvents>) -> Result<(), OutOfMemory> {
         Ok(())
     }
@@ -107,7 +106,7 @@ unsafe impl Platform for Cpus {
 type Device = DmaDevice<TableMapper<Arc<Memory>, Queue>, Cpus>;
 type Ring = StrictRing<TableMapper<Arc<Memory>, Queue>, Cpus>;
 
-/// Portcullis: a domain under the strict policy, and with it a receive and a transmit ring for each queue, or none.
+/// Portcullis: a domain under the strict policy, with a receive and a transmit ring for each queue, or without rings.
 pub struct Ours {
     iommu: Arc<Iommu>,
     device: Device,
@@ -124,7 +123,7 @@ impl Ours {
         Self { iommu: Arc::clone(iommu), device, platform, rings: Vec::new() }
     }
 
-    /// Gives each of `queues` its rings: received descriptors are unmapped one by one, what was sent by 64.
+    /// Makes rings for `queues` queues: received descriptors are unmapped one by one, sent ones in batches of 64.
     pub fn make_rings(&mut self, queues: usize) {
         let receive = StrictRingConfig::new(DESCRIPTORS as u32 + 1, DESCRIPTOR_PAGES * PAGE, 1);
         let transmit = StrictRingConfig::new(TRANSMITS as u32, PAGE, 64);

@@ -1,9 +1,8 @@
-//! A driver page by page, with addresses as Linux hands them out.
+//! A driver that maps page by page, with addresses as Linux allocates them.
 //!
-//! Written from what is published of it (Bonwick and Adams, "Magazines and Vmem", 2001; Peleg et al., "Utilizing
-//! the IOMMU scalably", 2015): free pages in the order of frees in two magazines of 128 for each CPU, a depot of
-//! 32 full ones for all, and behind them what gives the highest address that fits (there a tree, here a bitmap with the
-//! same answers).
+//! Written from publications (Bonwick and Adams, "Magazines and Vmem", 2001; Peleg et al., "Utilizing the IOMMU scalably", 2015): each CPU
+//! frees to two magazines of 128 pages, a depot of 32 full ones serves all CPUs, and behind them an allocator returns the highest address
+//! that fits (there a tree, here a bitmap with the same results).
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ const DEPOT: usize = 32;
 /// Pages of 48 bits of addresses.
 const SPACE: u64 = 1 << 36;
 
-/// The free pages of one CPU.
+/// The magazines of one CPU.
 #[derive(Default)]
 struct Local {
     loaded: Vec<u64>,
@@ -73,13 +72,13 @@ impl Magazines {
     }
 }
 
-/// Maps page by page, and has each page invalidated by itself.
+/// Maps page by page, with an invalidation for each page.
 pub struct Linux {
     iommu: Arc<Iommu>,
     mapper: TableMapper<Arc<Memory>, Queue>,
     platform: Cpus,
     addresses: Magazines,
-    /// Whether invalidations say that only leaves have changed.
+    /// Whether invalidations have the leaf-only hint.
     leaf_only: bool,
 }
 

@@ -1,13 +1,12 @@
-//! A card with a receive and a transmit queue for each CPU, its driver, and what the IOMMU misses meanwhile.
+//! A card with a receive and a transmit queue for each CPU, its driver, and the IOMMU's misses.
 //!
-//! The card works on one packet of each queue at a time. A packet is a page; it is written in 16 pieces of 256
-//! bytes, and the pieces of the queues mix at random, as many for each flow. Then the card writes 64 bytes to the
-//! completion queue. A transmission is 64 bytes read from the transmit queue, 128 bytes of the packet, and 64 bytes
-//! written to a completion queue; a receive descriptor is 1 KiB read when it is posted. The queues' own memory is
-//! mapped for good.
+//! The card works on one packet of each queue at a time. A packet is a page; it is written in 16 pieces of 256 bytes, and the pieces of the
+//! queues mix at random, equally for each flow. Then the card writes 64 bytes to the completion queue. A transmission is 64 bytes read from
+//! the transmit queue, 128 bytes of the packet, and 64 bytes written to a completion queue; a receive descriptor is 1 KiB read when it is
+//! posted. The queues' own memory stays mapped.
 //!
-//! The driver does its work in between, at once: the card does nothing while a descriptor's 64 pages are unmapped
-//! and 64 new ones mapped. What was sent is unmapped when the next packet is received, or by the number.
+//! The driver runs in between, in no time: the card does nothing while a descriptor's 64 pages are unmapped and 64 new ones mapped. A sent
+//! packet is unmapped when the next packet is received, or in batches.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,13 +21,12 @@ use super::driver::{
 use super::linux::Linux;
 use super::throughput;
 
-/// Who maps, and how.
+/// The mapping mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Page by page with magazines; invalidations page by page with the leaf-only hint, as for second-stage tables since
-    /// December 2025.
+    /// Page by page with magazines; invalidations page by page with the leaf-only hint, as for second-stage tables since December 2025.
     Linux,
-    /// The same without the hint, as when the published figures were measured.
+    /// The same without the hint, as in the published measurements.
     Linux2024,
     /// Page by page in a domain of Portcullis under the strict policy.
     Strict,
@@ -36,14 +34,14 @@ pub enum Mode {
     Ring,
 }
 
-/// What goes over the wire.
+/// The traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traffic {
-    /// Bulk data in `flows` streams, each with so long a round trip while the card's buffer is full.
+    /// Bulk data in `flows` streams, each with this round trip while the card's buffer is full.
     Streams { flows: usize, round_trip_us: u32 },
-    /// Bulk data in 5 streams, where this share of the pages, in percent, is acknowledged at once whatever happens.
+    /// Bulk data in 5 streams, where this share of the pages, in percent, is always acknowledged at once.
     Forced { percent: u32 },
-    /// Requests of 8 KiB, each of which is answered.
+    /// Requests of 8 KiB, each with an answer.
     Requests,
 }
 
@@ -54,12 +52,12 @@ pub struct Setup {
     pub traffic: Traffic,
     /// Queues, each with its CPU.
     pub queues: usize,
-    /// Whether the address space was used before.
+    /// Whether the address space is aged.
     pub aged: bool,
     pub iotlb_entries: usize,
     /// Whether the hardware honours the leaf-only hint.
     pub honours: bool,
-    /// Windows of 2,048 pages before counting begins, and while counting.
+    /// Windows of 2,048 pages before and during counting.
     pub windows: (u32, u32),
 }
 
@@ -67,11 +65,11 @@ pub struct Setup {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     pub iotlb: f64,
-    /// Walks that did not find a table: the highest below the root first, as the literature numbers them.
+    /// Walks that missed a table: the highest below the root first, as in the literature.
     pub levels: [f64; 3],
     /// Packets sent.
     pub sent: f64,
-    /// By the throughput model; the speed of the line at most.
+    /// By the throughput model; at most the line's speed.
     pub gbps: f64,
 }
 
@@ -82,16 +80,16 @@ impl fmt::Display for Rates {
     }
 }
 
-/// Windows before counting begins, and while counting, for the tables of `docs/strict.md`.
+/// Windows before and during counting, for the tables of `docs/strict.md`.
 pub const WINDOWS: (u32, u32) = (16, 16);
-/// Pages after which the senders notice how fast it goes.
+/// Pages after which the senders notice the throughput.
 const WINDOW: u64 = 2048;
-/// Pages that others had mapped at most, and the share that they still have.
+/// The most pages that others had mapped, and the share that they still have.
 const PAST_PAGES: usize = 1 << 17;
 const STILL_MAPPED: usize = 8;
-/// Pieces in which the card writes a page.
+/// Pieces of a page write.
 const PIECES: u64 = 16;
-/// Pages that one acknowledgement covers when all is well: 64 KiB, what a receiver merges at most.
+/// Pages of one acknowledgement without losses: 64 KiB, the most that a receiver merges.
 const MERGED: u32 = 16;
 /// Pages of a request, and answers that a server sends together.
 const REQUEST: u32 = 2;
@@ -101,7 +99,7 @@ const ANSWERS: usize = 4;
 const ENTRY: u64 = 64;
 const DESCRIPTOR: u64 = 1024;
 
-/// Memory of a queue itself, used in rotation.
+/// A queue's own memory, used in rotation.
 struct Own {
     start: Iova,
     bytes: u64,
@@ -109,7 +107,7 @@ struct Own {
 }
 
 impl Own {
-    /// Of entries of `entry` bytes. It has been in use: the next entry is any.
+    /// Of entries of `entry` bytes, starting at a random entry.
     fn new(driver: &mut dyn Driver, entries: u64, entry: u64, dice: &mut u64) -> Self {
         let bytes = entries * entry;
         let at = throw(dice, entries as usize) as u64 * entry;
@@ -125,7 +123,7 @@ impl Own {
 
 struct Queue {
     posted: VecDeque<Mapped>,
-    /// The page of the oldest descriptor and the piece of it that come next, and whose packet that is.
+    /// The oldest descriptor's next page and piece, and the packet's flow.
     page: usize,
     piece: u64,
     flow: usize,
@@ -140,11 +138,11 @@ struct Machine {
     iommu: Arc<Iommu>,
     driver: Box<dyn Driver>,
     queues: Vec<Queue>,
-    /// Pages of each flow that are not acknowledged.
+    /// Unacknowledged pages of each flow.
     waiting: Vec<u32>,
-    /// The share of pages that are acknowledged at once, because one before them was lost.
+    /// The share of pages that are acknowledged at once, because an earlier one was lost.
     out_of_order: f64,
-    /// Pages that wait for one answer, and answers that are unmapped together.
+    /// Pages of one answer, and answers that are unmapped together.
     merged: u32,
     together: usize,
     received: u64,
@@ -152,7 +150,7 @@ struct Machine {
     dice: u64,
 }
 
-/// What `setup` misses.
+/// The misses of `setup`.
 pub fn run(setup: Setup) -> Rates {
     let mut machine = Machine::new(setup);
     let (warm_up, counted) = setup.windows;
@@ -227,7 +225,7 @@ impl Machine {
         machine
     }
 
-    /// [`WINDOW`] pages; then the senders find out how fast that was.
+    /// Runs [`WINDOW`] pages; then the senders notice the throughput.
     fn window(&mut self, traffic: Traffic) {
         let (until, reads) = (self.received + WINDOW, self.iommu.stats().table_reads);
         while self.received < until {
@@ -257,7 +255,7 @@ impl Machine {
         }
     }
 
-    /// The driver has a packet.
+    /// The driver receives a packet.
     fn packet(&mut self, cpu: usize) {
         self.received += 1;
         if self.queues[cpu].sent.len() >= self.together {
@@ -304,9 +302,8 @@ impl Machine {
     }
 }
 
-/// Gives the address space a past, if it is to have one: other drivers' receive queues on the queues' CPUs,
-/// posted in turn, most of which have gone, their pages in any order and on any CPU. It is those CPUs' past,
-/// as each takes fresh addresses where it took its others.
+/// Ages the address space, if requested: other drivers' receive queues on the queues' CPUs, posted in turn; most have gone, their pages in
+/// any order and on any CPU. It ages those CPUs, because each allocates fresh addresses where it allocated its others.
 fn age(driver: &mut impl Driver, setup: Setup, dice: &mut u64) {
     if !setup.aged {
         return;
@@ -322,7 +319,6 @@ fn age(driver: &mut impl Driver, setup: Setup, dice: &mut u64) {
     }
 }
 
-/// A number below `sides`.
 fn throw(dice: &mut u64, sides: usize) -> usize {
     *dice ^= *dice << 13;
     *dice ^= *dice >> 7;

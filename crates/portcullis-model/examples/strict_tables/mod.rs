@@ -1,5 +1,5 @@
-//! The tables of `docs/strict.md`: strict protection in front of the software IOMMU, set as the hardware of "Fast
-//! & Safe" (SOSP 2024) is thought to be. Everything comes out of the simulated caches and repeats exactly.
+//! The tables of `docs/strict.md`: strict protection on the software IOMMU, configured like the presumed hardware of "Fast & Safe" (SOSP
+//! 2024). All figures come from the simulated caches and repeat exactly.
 
 pub mod machine;
 pub mod paper;

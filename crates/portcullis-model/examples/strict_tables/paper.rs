@@ -1,10 +1,10 @@
-//! What was measured on hardware ("Fast & Safe", SOSP 2024), for comparison. Nothing is computed from it.
+//! Measurements on hardware ("Fast & Safe", SOSP 2024), for comparison. Nothing is computed from them.
 
 /// Misses for each page of 4 KiB, and Gb/s.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     pub iotlb: f64,
-    /// The highest table first; `None` where the paper does not say.
+    /// The highest table first; `None` if the paper does not say.
     pub levels: [Option<f64>; 3],
     pub gbps: f64,
 }

@@ -1,22 +1,19 @@
-//! The exposure ledger: which bytes a device could reach although no mapping covered them, and for how long.
+//! The exposure ledger: bytes that a device could reach although no mapping covered them, and for how long.
 //!
-//! For each device and physical page, of the size that [`IommuConfig::exposure_page`](crate::IommuConfig::exposure_page) says, at any
-//! instant:
+//! For each device and physical page, of the size of [`IommuConfig::exposure_page`](crate::IommuConfig::exposure_page), at any instant:
 //! - *live* is the union of the byte ranges of the mappings that the caller has declared and not ended;
-//! - *stale* is the union of the ranges of ended mappings whose translation is still open, minus live. A
-//!   translation is open from the end of its mapping for as long as the old address still leads to the old
-//!   page: until the entry is replaced or invalidated, in the IOTLB and in the device's own TLB, or, where the tables themselves still lead there,
-//!   until the first invalidation of the domain after which they do not. A device that is passed through
-//!   never loses what was once mapped for it;
-//! - *neighbour* is the rest of a page of which something is live or stale, if a probe at the time of the
-//!   mapping found that the bytes beside the buffer could be reached through its translation. (A buffer that is
-//!   bounced is reached through another page, so it has no neighbours.)
+//! - *stale* is the union of the ranges of ended mappings whose translation is still open, minus live. A translation is open from the end
+//!   of its mapping for as long as the old address still leads to the old page: until the entry is replaced or invalidated, in the IOTLB
+//!   and in the device TLB, or, if the tables themselves still lead there, until the first invalidation of the domain after which they do
+//!   not. A device that passes through never loses access to what was once mapped for it;
+//! - *neighbour* is the rest of a page with live or stale bytes, if a probe at the time of the mapping found that the bytes beside the
+//!   buffer could be reached through its translation. (A bounced buffer is reached through another page, so it has no neighbours.)
 //!
-//! The ledger integrates both over time, in byte-nanoseconds, settling a page whenever its figures change.
-//! Time is the caller's: nanoseconds that never go backwards.
+//! The ledger integrates both over time, in byte-nanoseconds, settling a page whenever its figures change. The caller provides the time:
+//! monotonic nanoseconds.
 //!
-//! Cost: O(1) per page mapped or unmapped (a hash lookup, and the ranges in that page), O(1) for an IOTLB
-//! entry that was not stale. Memory: the pages that are open now.
+//! Cost: O(1) per page mapped or unmapped (a hash lookup, and the ranges in that page), O(1) for an IOTLB entry that was not stale. Memory:
+//! the pages that are open now.
 
 mod one;
 mod page;
@@ -35,25 +32,25 @@ use page::{Links, Page, Rates};
 use source::{Dependents, SourceId};
 use spans::Span;
 
-/// A run of bytes of a mapping: what the device uses and where the buffer is.
+/// A run of bytes of a mapping: its device address and its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// The address that the device was given.
+    /// The device's address.
     pub iova: Iova,
-    /// The buffer's own address; with a bounce buffer in between, still the buffer's.
+    /// The buffer's own address, also if it is bounced.
     pub phys: PhysAddr,
     /// Bytes.
     pub len: u64,
 }
 
-/// What a device could reach although no mapping covered it.
+/// Bytes that a device could reach although no mapping covered them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exposed {
     /// Bytes of ended mappings, times nanoseconds.
     pub stale_byte_ns: u128,
     /// Bytes beside a buffer in its page, times nanoseconds.
     pub neighbour_byte_ns: u128,
-    /// The longest that the bytes of one ended mapping stayed open.
+    /// The longest time that the bytes of one ended mapping stayed open.
     pub longest_stale_ns: u64,
 }
 
@@ -99,7 +96,7 @@ impl Piece {
 }
 
 impl Exposure {
-    /// Nothing is mapped; pages have the size `page`.
+    /// An empty ledger of pages of size `page`.
     pub(crate) fn new(page: PageSize) -> Self {
         Self { page, now: 0, ledgers: Vec::new(), dependents: Dependents::default() }
     }
@@ -173,7 +170,7 @@ impl Exposure {
         reached
     }
 
-    /// The cached entries whose marks the unit has collected are gone.
+    /// Closes the translations of evicted entries whose handles the unit has collected.
     pub(crate) fn entries_released(&mut self, unit: &mut Unit, contexts: &[Option<Context>]) {
         while let Some(mark) = unit.released.pop() {
             let mut next = Some(mark);
@@ -185,7 +182,7 @@ impl Exposure {
         }
     }
 
-    /// An invalidation of `domain` has been carried out: what its tables still lead to is found by trying.
+    /// An invalidation of `domain` has been executed: probes what its tables still lead to.
     pub(crate) fn domain_invalidated(
         &mut self,
         unit: &mut Unit,
@@ -204,7 +201,7 @@ impl Exposure {
         }
     }
 
-    /// The device has another context, or none: everything that was open to it is tried again.
+    /// The device has another context, or none: probes everything that was open to it.
     pub(crate) fn context_changed(&mut self, unit: &mut Unit, contexts: &[Option<Context>], device: usize) {
         let Some(ledger) = self.ledgers.get_mut(device) else { return };
         let mut open = Vec::new();
@@ -216,7 +213,6 @@ impl Exposure {
         }
     }
 
-    /// The account of one device up to now.
     pub(crate) fn of(&self, device: usize) -> Exposed {
         let Some(ledger) = self.ledgers.get(device) else { return Exposed::default() };
         let mut exposed = ledger.settled;
@@ -227,7 +223,6 @@ impl Exposure {
         exposed
     }
 
-    /// The account of all devices up to now.
     pub(crate) fn total(&self) -> Exposed {
         (0..self.ledgers.len()).map(|device| self.of(device)).fold(Exposed::default(), |sum, one| Exposed {
             stale_byte_ns: sum.stale_byte_ns + one.stale_byte_ns,
@@ -236,8 +231,7 @@ impl Exposure {
         })
     }
 
-    /// Tries an open translation again, once it is `unlinked`; closes it where it leads nowhere, or notes
-    /// what it depends on now.
+    /// Probes an open translation again, once it is `unlinked`; closes it if it leads nowhere, or records its new dependency.
     fn check_again(
         &mut self,
         unit: &mut Unit,
@@ -265,7 +259,7 @@ impl Exposure {
     }
 }
 
-/// Where the open translation `id` is noted; `None` where it is not open.
+/// The links of the open translation `id`; `None` if it is not open.
 fn links(ledgers: &mut [Ledger], id: SourceId) -> Option<&mut Links> {
     ledgers.get_mut(id.device)?.pages.get_mut(&id.page)?.links(id.iova_page)
 }

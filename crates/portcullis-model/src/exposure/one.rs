@@ -1,13 +1,12 @@
-//! A page with one translation, at most one range live and one open: what nearly every page is.
+//! A page with one translation, at most one live range and one open one: the common case.
 //!
-//! Its operations do the same as those of [`Ranges`]; one whose outcome does not fit changes nothing and
-//! answers `None`.
+//! Its operations are those of [`Ranges`]; one whose result does not fit changes nothing and returns `None`.
 
 use super::page::{Links, Rates};
 use super::ranges::{Ended, Live, Ranges, Source};
 use super::spans::Span;
 
-/// What is kept of a translation after the end of a mapping through it.
+/// The open state of a translation after the end of its mapping.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     neighbour: bool,
@@ -17,13 +16,13 @@ struct Open {
 #[derive(Debug)]
 pub(super) struct One {
     pub(super) settled: u64,
-    /// The translation, of whatever is live or open.
+    /// The translation of the live or open range.
     iova_page: u64,
     /// Since when `ended` is stale.
     since: u64,
-    /// What is live; may be empty.
+    /// The live range; may be empty.
     live: Span,
-    /// What is stale, apart from `live`; empty unless the translation is open.
+    /// The stale range, apart from `live`; empty unless the translation is open.
     ended: Span,
     /// Of `live`.
     neighbour: bool,
@@ -101,7 +100,7 @@ impl One {
         longest
     }
 
-    /// How long what has ended has been open.
+    /// How long the ended range has been open.
     pub(super) fn age(&self, now: u64) -> u64 {
         if self.ended.is_empty() { 0 } else { now.saturating_sub(self.since) }
     }
@@ -111,13 +110,12 @@ impl One {
         Some(&mut open.links)
     }
 
-    /// Forgets where it is noted that the translation is open; which that is.
+    /// Clears the links of the open translation, and returns it.
     pub(super) fn unlink(&mut self) -> Option<u64> {
         self.open.as_mut()?.links = Links::default();
         Some(self.iova_page)
     }
 
-    /// The same page with lists.
     pub(super) fn to_ranges(&self) -> Ranges {
         let &Self { settled, iova_page, since, live, ended, neighbour, open } = self;
         let live = (!live.is_empty()).then_some(Live { iova_page, span: live, neighbour });

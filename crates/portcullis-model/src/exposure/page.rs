@@ -1,7 +1,7 @@
-//! One physical page in a device's ledger: what is live in it, what is open, and its account.
+//! One physical page in a device's ledger: its live and open ranges, and its account.
 //!
-//! Nearly every page has one range at a time, through one translation: that is [`One`], of 48 bytes and no
-//! lists. A page that does not fit it becomes [`Ranges`] until it is closed.
+//! Nearly every page has one range at a time, through one translation: that is [`One`], of 48 bytes without lists. A page that does not fit
+//! it becomes [`Ranges`] until it is closed.
 
 use super::Exposed;
 use super::one::One;
@@ -12,24 +12,23 @@ use super::spans::Span;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rates {
     pub(super) stale: u32,
-    /// Bytes live or stale, where their neighbours can be reached, too.
+    /// Live or stale bytes, if their neighbours can be reached, too.
     pub(super) beside: Option<u32>,
 }
 
 impl Rates {
-    /// Of a page with `stale` bytes, and `reached` live or stale; its neighbours can be reached or not.
+    /// Of a page with `stale` bytes, and `reached` live or stale ones.
     pub(super) fn of(stale: u32, reached: u32, neighbour: bool) -> Self {
         Self { stale, beside: neighbour.then_some(reached) }
     }
 }
 
-/// Where it is noted that an open translation may end. One that the tables lead to may get into the IOTLB
-/// later, so it can be in both.
+/// What an open translation depends on. One that the tables lead to may get into the IOTLB later, so it can depend on both.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Links {
-    /// It hangs on the mark of an entry of the IOTLB or of the device's TLB.
+    /// It is in the list of an entry of the IOTLB or of the device TLB.
     pub(super) marked: bool,
-    /// It is in the list of those that the tables of a domain lead to.
+    /// It is in the list of a domain's tables.
     pub(super) listed: bool,
 }
 
@@ -44,7 +43,7 @@ impl Page {
         Self::One(One::new(now))
     }
 
-    /// Whether nothing of it is live or open: it can be forgotten.
+    /// Whether nothing is live or open, so that it can be dropped.
     pub(super) fn is_closed(&self) -> bool {
         match self {
             Self::One(one) => one.is_closed(),
@@ -52,7 +51,7 @@ impl Page {
         }
     }
 
-    /// Adds what has been exposed since the last time to `exposed`.
+    /// Adds the exposure since the last time to `exposed`.
     pub(super) fn settle(&mut self, now: u64, page_bytes: u64, exposed: &mut Exposed) {
         self.account(now, page_bytes, exposed);
         match self {
@@ -61,7 +60,7 @@ impl Page {
         }
     }
 
-    /// The same without having it done: for a report.
+    /// The same without recording it: for a report.
     pub(super) fn account(&self, now: u64, page_bytes: u64, exposed: &mut Exposed) {
         let (rates, settled) = match self {
             Self::One(one) => (one.rates(), one.settled),
@@ -70,8 +69,8 @@ impl Page {
         exposed.add(rates, page_bytes, now.saturating_sub(settled));
     }
 
-    /// A mapping of `span` through `iova_page` begins. Returns how long the oldest of these bytes had been
-    /// stale through the same translation.
+    /// Begins a mapping of `span` through `iova_page`. Returns how long the oldest of these bytes had been stale through the same
+    /// translation.
     pub(super) fn begin(&mut self, iova_page: u64, span: Span, neighbour: bool, now: u64) -> u64 {
         if let Self::One(one) = self
             && let Some(longest) = one.begin(iova_page, span, neighbour, now)
@@ -81,8 +80,8 @@ impl Page {
         self.ranges().begin(iova_page, span, neighbour, now)
     }
 
-    /// The mapping of `span` through `iova_page` has ended, and the translation is `open` or not. Returns how
-    /// long the oldest ended mapping through it had been open, where it is closed now.
+    /// Ends the mapping of `span` through `iova_page`, whose translation is `open` or not. If it is closed now, returns how long the oldest
+    /// ended mapping through it had been open.
     pub(super) fn end(&mut self, iova_page: u64, span: Span, now: u64, open: bool) -> u64 {
         if let Self::One(one) = self
             && let Some(longest) = one.end(iova_page, span, now, open)
@@ -92,7 +91,7 @@ impl Page {
         self.ranges().end(iova_page, span, now, open)
     }
 
-    /// The translation through `iova_page` is closed. Returns how long its oldest ended mapping had been open.
+    /// Closes the translation through `iova_page`. Returns how long its oldest ended mapping had been open.
     pub(super) fn close(&mut self, iova_page: u64, now: u64) -> u64 {
         match self {
             Self::One(one) => one.close(iova_page, now),
@@ -100,7 +99,7 @@ impl Page {
         }
     }
 
-    /// How long the oldest ended mapping that is open now has been so.
+    /// The age of the oldest ended mapping that is open now.
     pub(super) fn longest_open(&self, now: u64) -> u64 {
         match self {
             Self::One(one) => one.age(now),
@@ -108,7 +107,7 @@ impl Page {
         }
     }
 
-    /// Where the open translation is noted; `None` where it is not open.
+    /// The links of the open translation; `None` if it is not open.
     pub(super) fn links(&mut self, iova_page: u64) -> Option<&mut Links> {
         match self {
             Self::One(one) => one.links(iova_page),
@@ -116,7 +115,7 @@ impl Page {
         }
     }
 
-    /// Forgets where it is noted what is open; tells `each` of all that is.
+    /// Clears all links; passes each open translation to `each`.
     pub(super) fn unlink_all(&mut self, mut each: impl FnMut(u64)) {
         match self {
             Self::One(one) => one.unlink().into_iter().for_each(each),
@@ -124,7 +123,6 @@ impl Page {
         }
     }
 
-    /// The page with lists.
     fn ranges(&mut self) -> &mut Ranges {
         if let Self::One(one) = self {
             *self = Self::Many(Box::new(one.to_ranges()));

@@ -1,12 +1,12 @@
-//! A page of any number of ranges, live and open: what [`Page`](super::page::Page) is when it must be.
+//! A page with any number of live and open ranges: the general case of [`Page`](super::page::Page).
 
 use smallvec::SmallVec;
 
 use super::page::{Links, Rates};
 use super::spans::{Span, bytes, joined};
 
-/// Above this many ranges in one open translation, ranges that touch are joined and count as old as the oldest
-/// of them. What is exact is the byte-nanoseconds; the longest time may then be too long, never too short.
+/// Above this number of ranges in one open translation, adjacent ranges are joined and count as old as the oldest of them. The
+/// byte-nanoseconds stay exact; the longest time may then be too long, never too short.
 const JOIN_ABOVE: usize = 64;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Ended {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) iova_page: u64,
-    /// What was mapped through it and is no more; the ranges do not overlap.
+    /// Ranges of ended mappings through it, without overlaps.
     pub(super) ended: SmallVec<[Ended; 1]>,
     pub(super) neighbour: bool,
     pub(super) links: Links,
@@ -37,19 +37,19 @@ pub(super) struct Ranges {
     pub(super) settled: u64,
     pub(super) rates: Rates,
     pub(super) live: SmallVec<[Live; 2]>,
-    /// The bytes that are live, joined: of thousands of mappings that share bytes, few spans.
+    /// The live bytes, joined: few spans even for thousands of mappings that share bytes.
     pub(super) union: SmallVec<[Span; 2]>,
     pub(super) sources: SmallVec<[Source; 1]>,
 }
 
 impl Ranges {
-    /// Whether nothing of it is live or open: it can be forgotten.
+    /// Whether nothing is live or open, so that it can be dropped.
     pub(super) fn is_closed(&self) -> bool {
         self.live.is_empty() && self.sources.is_empty()
     }
 
-    /// A mapping of `span` through `iova_page` begins. Returns how long the oldest of these bytes had been
-    /// stale through the same translation.
+    /// Begins a mapping of `span` through `iova_page`. Returns how long the oldest of these bytes had been stale through the same
+    /// translation.
     pub(super) fn begin(&mut self, iova_page: u64, span: Span, neighbour: bool, now: u64) -> u64 {
         let source = self.sources.iter_mut().find(|source| source.iova_page == iova_page);
         let longest = source.map_or(0, |source| source.cut(span, now));
@@ -59,8 +59,8 @@ impl Ranges {
         longest
     }
 
-    /// The mapping of `span` through `iova_page` has ended, and the translation is `open` or not. Returns how
-    /// long the oldest ended mapping through it had been open, where it is closed now.
+    /// Ends the mapping of `span` through `iova_page`, whose translation is `open` or not. If it is closed now, returns how long the oldest
+    /// ended mapping through it had been open.
     pub(super) fn end(&mut self, iova_page: u64, span: Span, now: u64, open: bool) -> u64 {
         let is_it = |live: &Live| live.iova_page == iova_page && live.span == span;
         let ended = self.live.iter().position(is_it).map(|at| self.live.swap_remove(at));
@@ -77,7 +77,7 @@ impl Ranges {
         });
         let source = &mut self.sources[at];
         source.neighbour |= ended.is_some_and(|live| live.neighbour);
-        // These bytes were live until now, so they are stale since now, whatever was noted of them before.
+        // These bytes were live until now, so they are stale since now, whatever was recorded of them before.
         source.cut(span, now);
         source.ended.push(Ended { span, since: now });
         source.join();
@@ -85,7 +85,7 @@ impl Ranges {
         0
     }
 
-    /// The translation through `iova_page` is closed. Returns how long its oldest ended mapping had been open.
+    /// Closes the translation through `iova_page`. Returns how long its oldest ended mapping had been open.
     pub(super) fn close(&mut self, iova_page: u64, now: u64) -> u64 {
         let at = self.sources.iter().position(|source| source.iova_page == iova_page);
         let longest = at.map_or(0, |at| self.sources.swap_remove(at).age(now));
@@ -93,17 +93,17 @@ impl Ranges {
         longest
     }
 
-    /// How long the oldest ended mapping that is open now has been so.
+    /// The age of the oldest ended mapping that is open now.
     pub(super) fn longest_open(&self, now: u64) -> u64 {
         self.sources.iter().map(|source| source.age(now)).max().unwrap_or(0)
     }
 
-    /// Where the open translation is noted; `None` where it is not open.
+    /// The links of the open translation; `None` if it is not open.
     pub(super) fn links(&mut self, iova_page: u64) -> Option<&mut Links> {
         self.sources.iter_mut().find(|source| source.iova_page == iova_page).map(|source| &mut source.links)
     }
 
-    /// Forgets where it is noted what is open; returns all that is.
+    /// Clears all links; returns all open translations.
     pub(super) fn unlink_all(&mut self) -> impl Iterator<Item = u64> {
         self.sources.iter_mut().map(|source| {
             source.links = Links::default();
@@ -124,7 +124,7 @@ impl Ranges {
 }
 
 impl Source {
-    /// Takes `span` out of what has ended; returns the age of the oldest range it was in.
+    /// Removes `span` from the ended ranges; returns the age of the oldest one that it overlapped.
     fn cut(&mut self, span: Span, now: u64) -> u64 {
         let mut longest = 0;
         let mut at = 0;
@@ -135,7 +135,7 @@ impl Source {
             }
             longest = longest.max(now.saturating_sub(since));
             self.ended.swap_remove(at);
-            // What is left does not overlap `span`: it is passed over when its turn comes.
+            // The remainder does not overlap `span`: the loop skips it.
             for span in old.without(span) {
                 self.ended.push(Ended { span, since });
             }
@@ -147,7 +147,7 @@ impl Source {
         self.ended.iter().map(|ended| now.saturating_sub(ended.since)).max().unwrap_or(0)
     }
 
-    /// Joins ranges that touch, once there are many.
+    /// Joins adjacent ranges, once there are many.
     fn join(&mut self) {
         if self.ended.len() <= JOIN_ABOVE {
             return;

@@ -1,8 +1,8 @@
-//! Open translations by name, and what they depend on.
+//! Open translations by name, and their dependencies.
 //!
-//! An entry of the IOTLB or of a device's TLB carries one number, its *mark*: the head of a list of the open translations that end when it
-//! goes. Several can hang on one entry: a large page covers many pages, and devices may share a domain. What the
-//! tables lead to is in a list for each domain. All operations are O(1).
+//! An entry of the IOTLB or of a device TLB carries one number, its *mark*: the head of a list of the open translations that end with it.
+//! One entry can have several: a large page covers many pages, and devices may share a domain. Each domain has a list of the translations
+//! that its tables keep open. All operations are O(1).
 
 use std::num::NonZeroU32;
 
@@ -16,25 +16,25 @@ use crate::unit::Route;
 /// An open translation after the end of its mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SourceId {
-    /// The device's place in the order of devices.
+    /// Index of the device.
     pub(super) device: usize,
-    /// The number of the physical page.
+    /// Number of the physical page.
     pub(super) page: u64,
     /// The address that leads to the start of that page.
     pub(super) iova_page: u64,
 }
 
-/// What is open, by what keeps it open.
+/// Open translations, by what keeps them open.
 #[derive(Debug, Default)]
 pub(super) struct Dependents {
-    /// What is open because of which cached entry.
+    /// Those that cached entries keep open.
     marks: Marks,
-    /// What is open because the tables still lead there.
+    /// Those that the tables keep open.
     by_tables: FxHashMap<DomainId, Vec<SourceId>>,
 }
 
 impl Dependents {
-    /// Notes what an open translation depends on, unless that is noted already in its `links`.
+    /// Records the dependency of an open translation, unless its `links` have it already.
     pub(super) fn note(
         &mut self,
         id: SourceId,
@@ -49,17 +49,17 @@ impl Dependents {
             (Route::Tables, Some(domain)) if !std::mem::replace(&mut links.listed, true) => {
                 self.by_tables.entry(domain).or_default().push(id);
             }
-            // It is noted, or (passed through) nothing will be heard of what ends it but a change of context.
+            // It is recorded, or (passed through) only a change of context ends it.
             _ => {}
         }
     }
 
-    /// Takes the first of those that hang on a cached entry off its list; with it comes the rest of the list.
+    /// Removes the first translation of a cached entry's list; returns it with the rest of the list.
     pub(super) fn take(&mut self, mark: NonZeroU32) -> (SourceId, Option<NonZeroU32>) {
         self.marks.take(mark)
     }
 
-    /// Takes all that the tables of `domain` led to.
+    /// Removes all that the tables of `domain` led to.
     pub(super) fn take_list(&mut self, domain: DomainId) -> Vec<SourceId> {
         self.by_tables.remove(&domain).unwrap_or_default()
     }
@@ -75,12 +75,11 @@ struct Node {
 #[derive(Debug, Default)]
 struct Marks {
     nodes: Vec<Node>,
-    /// The first of the nodes that are free.
     free: Option<NonZeroU32>,
 }
 
 impl Marks {
-    /// Puts `source` before the list `head` and returns the new head.
+    /// Prepends `source` to the list `head` and returns the new head.
     fn push(&mut self, source: SourceId, head: Option<NonZeroU32>) -> NonZeroU32 {
         let node = Node { source, next: head };
         if let Some(mark) = self.free {

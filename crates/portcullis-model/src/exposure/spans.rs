@@ -20,12 +20,12 @@ impl Span {
         self.start == self.end
     }
 
-    /// Whether every byte of `other` is in it; there may be none.
+    /// Whether it has every byte of `other`, which may be empty.
     pub(super) fn contains(self, other: Self) -> bool {
         other.is_empty() || self.start <= other.start && other.end <= self.end
     }
 
-    /// What is left of it without `other`, which overlaps it: the part before and the part after.
+    /// It without `other`, which overlaps it: the part before and the part after.
     pub(super) fn without(self, other: Self) -> impl Iterator<Item = Self> {
         let before = Self { start: self.start, end: other.start };
         let after = Self { start: other.end, end: self.end };
@@ -37,7 +37,7 @@ impl Span {
     }
 }
 
-/// The bytes that at least one of `spans` covers, as spans of which no two touch, in order.
+/// The bytes of `spans`, as sorted spans that are not adjacent.
 pub(super) fn joined(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 2]> {
     let mut spans: SmallVec<[Span; 8]> = spans.collect();
     spans.sort_unstable();
@@ -51,7 +51,7 @@ pub(super) fn joined(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 2]> {
     joined
 }
 
-/// How many bytes are in `spans`, of which no two overlap.
+/// The bytes of `spans`, which do not overlap.
 pub(super) fn bytes(spans: impl Iterator<Item = Span>) -> u32 {
     spans.map(Span::len).sum()
 }

@@ -1,7 +1,7 @@
-//! The driver's side of the unit: contexts, and the invalidation queue's descriptors carried out.
+//! The driver's side of the unit: contexts, and the execution of invalidation descriptors.
 //!
-//! Attaching takes effect at once (no context is cached). Translations are cached by domain, not by device:
-//! a driver that uses a domain's number again must invalidate it first, as with hardware.
+//! Attaching takes effect at once (no context is cached). Translations are tagged by domain, not by device: a driver that reuses a domain
+//! number must invalidate it first, as with hardware.
 
 use std::sync::Arc;
 
@@ -13,27 +13,25 @@ use super::{Context, DeviceId, Iommu, State};
 use crate::queue::{CODE_MASK_TOO_LARGE, Descriptor, Misbehaviour, Queue, Written, block, descriptors};
 
 impl Iommu {
-    /// Gives `device` a context in place of the one it has, and no TLB of its own. O(pages that are open to the
-    /// device).
+    /// Replaces the context of `device`, and removes its TLB. O(pages that are open to the device).
     pub fn attach(&self, device: DeviceId, context: Context) {
         self.set_context(device, Some(context), None);
     }
 
-    /// The same for a device that caches up to `entries` translations for itself (in sets of 8), as with PCIe's
-    /// Address Translation Services enabled. It looks there before anybody is asked, and keeps what it finds until
-    /// it needs the room, its TLB is invalidated, or it is attached anew or detached. The tables' invalidations
-    /// do not reach it. Its TLB is empty at first, whatever it held before.
+    /// The same for a device with a TLB of up to `entries` translations (in sets of 8), as with PCIe's Address Translation Services
+    /// enabled. It looks there first, and keeps a translation until it needs the room, its TLB is invalidated, or it is attached again or
+    /// detached. IOTLB invalidations do not affect it. Its TLB is empty at first.
     pub fn attach_with_tlb(&self, device: DeviceId, context: Context, entries: usize) {
         self.set_context(device, Some(context), Some(entries));
     }
 
-    /// Whether `device` leaves invalidations of its own TLB unanswered: they fail with
-    /// [`InvalidationError::DeviceTimedOut`] and are not carried out. What is submitted with them is.
+    /// Whether `device` does not answer invalidations of its TLB: they fail with [`InvalidationError::DeviceTimedOut`] and are not
+    /// executed. Other requests of the submission are.
     pub fn set_silent(&self, device: DeviceId, silent: bool) {
         self.misbehave(|faulty| faulty.set_silent(device, silent));
     }
 
-    /// Takes a device's context away: from now on its accesses fault.
+    /// Removes a device's context: from now on its accesses fault.
     pub fn detach(&self, device: DeviceId) {
         self.set_context(device, None, None);
     }
@@ -54,7 +52,7 @@ impl Iommu {
         exposure.context_changed(unit, &devices.contexts, index);
     }
 
-    /// All of `requests`, with one wait.
+    /// Executes all of `requests`, with one wait.
     pub(crate) fn invalidate(&self, requests: &[Request]) -> Result<(), InvalidationError> {
         let mut all: SmallVec<[Written; 8]> = SmallVec::new();
         for request in requests {
@@ -99,7 +97,7 @@ impl Iommu {
 }
 
 impl State {
-    /// Acts on everything in the ring.
+    /// Executes everything in the ring.
     fn carry_out(&mut self, iommu: &Iommu) {
         while let Some(Written { descriptor, asked }) = self.ring.pop() {
             match descriptor {

@@ -1,11 +1,10 @@
 //! The software IOMMU: devices on one side, memory on the other, a driver's queue in between.
 //!
-//! Give devices a [`Context`] with [`attach`](Iommu::attach), let them access memory, and invalidate through
-//! [`queue`](Iommu::queue). [`probe`](Iommu::probe) asks what a hostile device would reach without leaving a
-//! trace. What is counted is in [`stats`](Iommu::stats); who could reach what for how long, in the
-//! [exposure ledger](crate::exposure), which the caller tells of the mappings that it means to be live.
+//! Give devices a [`Context`] with [`attach`](Iommu::attach), let them access memory, and invalidate through [`queue`](Iommu::queue).
+//! [`probe`](Iommu::probe) returns what a hostile device would reach, without a trace. [`stats`](Iommu::stats) has the counts; the
+//! [exposure ledger](crate::exposure), which the caller tells of live mappings, says which device could reach what for how long.
 //!
-//! One lock serialises everything, as the order of a bus does. Callbacks run under it and must not call back.
+//! One lock serialises everything, as a bus does. Callbacks run under it and must not call back.
 //!
 //! Cost: a lock, a hash lookup, and the IOTLB; a walk on a miss.
 
@@ -33,7 +32,7 @@ use crate::unit::Unit;
 use crate::walk_cache::WalkCache;
 use crate::walker::TableFormat;
 
-/// What the unit does with a device's accesses.
+/// The treatment of a device's accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
     /// Refuses all of them.
@@ -43,7 +42,7 @@ pub enum Context {
     /// Translates them through VT-d second-stage tables: [`Translated`](Self::Translated) with
     /// [`TableFormat::VtdSecondStage`].
     SecondStage {
-        /// The number that the caches tell address spaces apart by.
+        /// The domain number, the tag of the caches.
         domain: DomainId,
         /// The root table.
         root: PhysAddr,
@@ -52,7 +51,7 @@ pub enum Context {
     },
     /// Translates them through tables of any format.
     Translated {
-        /// The number that the caches tell address spaces apart by.
+        /// The domain number, the tag of the caches.
         domain: DomainId,
         /// The root table, aligned to its size.
         root: PhysAddr,
@@ -62,7 +61,7 @@ pub enum Context {
 }
 
 impl Context {
-    /// The number by which its translations are cached, if it has any.
+    /// Its domain number, if it translates.
     pub fn domain(&self) -> Option<DomainId> {
         match *self {
             Self::Blocked | Self::Passthrough => None,
@@ -71,41 +70,40 @@ impl Context {
     }
 }
 
-/// The dimensions and manners of an [`Iommu`].
+/// The dimensions and behaviour of an [`Iommu`].
 #[derive(Debug, Clone)]
 pub struct IommuConfig {
-    /// Where tables and buffers are.
+    /// The memory of tables and buffers.
     pub memory: Arc<Memory>,
-    /// Translations that the IOTLB holds.
+    /// Entries of the IOTLB.
     pub iotlb_entries: usize,
-    /// Translations that share a set of the IOTLB.
+    /// Ways of the IOTLB.
     pub iotlb_ways: usize,
-    /// Tables that the paging-structure cache of each level holds.
+    /// Entries of the paging-structure cache of each level.
     pub walk_cache_entries: usize,
-    /// Whether an invalidation of leaves alone keeps the paging-structure caches, and one without the hint
-    /// drops only what leads to its range. Otherwise any of them drops all of the domain's, as much hardware
-    /// does.
+    /// Whether an invalidation with the leaf-only hint keeps the paging-structure caches, and one without it drops only the tables of its
+    /// range. Otherwise each drops all of the domain's, as much hardware does.
     pub honours_leaf_only: bool,
-    /// Caching mode: whether an entry that is found absent is taken to be so until it is invalidated, as VT-d allows it where
-    /// CAP.CM is set, and AMD-Vi where NpCache is. What drivers then owe is in
-    /// [`InvalidationQueue::caches_absent`](portcullis::invalidation::InvalidationQueue::caches_absent).
+    /// Caching mode: whether non-present entries are cached until they are invalidated, as VT-d allows with CAP.CM, and AMD-Vi with
+    /// NpCache. [`InvalidationQueue::caches_absent`](portcullis::invalidation::InvalidationQueue::caches_absent) has the driver's duties
+    /// then.
     pub caches_absent: bool,
-    /// The largest block that one page-selective invalidation covers, as the binary logarithm of its pages.
+    /// The largest block of a page-selective invalidation, as the binary logarithm of its pages.
     pub max_address_mask: u32,
-    /// How long a device may take to answer an invalidation of its own TLB, in nanoseconds. No time passes here: it
-    /// is what the error for a [silent](Iommu::set_silent) device says.
+    /// A device's time limit to answer an invalidation of its TLB, in nanoseconds. No time passes here: the error of a
+    /// [silent](Iommu::set_silent) device has it.
     pub device_tlb_timeout_ns: u64,
-    /// The pages that the [exposure ledger](crate::exposure) counts neighbours in, of 64 KiB at the most: the granule of the
-    /// tables. Devices that are passed through have none, and are counted in the same.
+    /// The pages in which the [exposure ledger](crate::exposure) counts neighbours, at most 64 KiB: the granule of the tables. Pass-through
+    /// devices have no neighbours, and are counted in the same pages.
     pub exposure_page: PageSize,
-    /// Faults that the log holds.
+    /// Entries of the fault log.
     pub fault_log_entries: usize,
 }
 
 impl IommuConfig {
-    /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the
-    /// leaf-only hint honoured, no absent entry cached, blocks of up to 2 MiB, exposure counted in pages of 4 KiB, and a log of 256 faults. Devices that cache for themselves
-    /// have a minute to answer, which is what PCIe's Address Translation Services give them.
+    /// The figures of a recent server's VT-d unit: an IOTLB of 128 in 8 ways, 64 tables per level, the leaf-only hint honoured, no caching
+    /// mode, blocks of up to 2 MiB, exposure in pages of 4 KiB, and a log of 256 faults. Device TLBs have a minute to answer, as by PCIe's
+    /// Address Translation Services.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             memory,
@@ -122,10 +120,10 @@ impl IommuConfig {
     }
 }
 
-/// How a well-behaved access went, in pieces of one page.
+/// The result of a well-behaved access, in pieces of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AccessOutcome {
-    /// Pieces that were refused.
+    /// Refused pieces.
     pub faults: u64,
     /// Pieces that reached other memory than the buffer's.
     pub wrong: u64,
@@ -141,7 +139,7 @@ pub struct Iommu {
     device_tlb_timeout_ns: u64,
 }
 
-/// The memory behind it. Its caches would be pages of text, and reading its counts would take its lock.
+/// Omits the memory: its bytes would be pages of text, and its counts would take its lock.
 impl fmt::Debug for Iommu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iommu").field("memory", &self.memory).finish_non_exhaustive()
@@ -155,14 +153,14 @@ struct State {
     faults: FaultLog,
     ring: Ring,
     misbehaviour: Misbehaviour,
-    /// A device that did not answer, which no driver has been told of yet.
+    /// A device that did not answer, not reported to a driver yet.
     unanswered: Option<InvalidationError>,
     exposure: Exposure,
-    /// Domains that the descriptors just carried out named.
+    /// Domains of the descriptors just executed.
     touched: Vec<DomainId>,
 }
 
-/// The devices ever named, by the order in which they were.
+/// The devices ever named, in order.
 #[derive(Debug, Default)]
 struct Devices {
     index: FxHashMap<DeviceId, usize>,
@@ -170,7 +168,7 @@ struct Devices {
 }
 
 impl Devices {
-    /// A device's place and its context; `usize::MAX` where it was never named.
+    /// A device's index and its context; `usize::MAX` if it was never named.
     fn find(&self, device: DeviceId) -> (usize, Option<Context>) {
         self.index.get(&device).map_or((usize::MAX, None), |&index| (index, self.contexts[index]))
     }
@@ -216,21 +214,19 @@ impl Iommu {
         })
     }
 
-    /// The memory behind the unit.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Whether it is in caching mode.
     pub(crate) fn caches_absent(&self) -> bool {
         self.caches_absent
     }
 
-    /// Calls `each` with where every piece of `len` bytes at `iova` went (address, place, length), in order,
-    /// up to the first that is refused. A piece never crosses a 4 KiB page.
+    /// Calls `each` with the result for every piece of `len` bytes at `iova` (address, physical address, length), in order, up to the first
+    /// that is refused. A piece never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// The fault, which is in the log too. What came before it has been reported to `each`.
+    /// The fault, which is in the log too. `each` has got the pieces before it.
     pub fn translate_each(
         &self,
         device: DeviceId,
@@ -279,8 +275,8 @@ impl Iommu {
         })
     }
 
-    /// An access by a well-behaved device to a mapping, all of it, compared with where the buffer is: `len`
-    /// bytes at `phys`, mapped at `iova`. Goes on after a fault.
+    /// An access by a well-behaved device to all of a mapping, compared with its buffer: `len` bytes at `phys`, mapped at `iova`. Goes on
+    /// after a fault.
     pub fn access_checked(
         &self,
         device: DeviceId,
@@ -312,8 +308,8 @@ impl Iommu {
         outcome
     }
 
-    /// What a hostile device would reach at `iova` now, through caches, however stale, and tables. Changes
-    /// no state, counts nothing, and leaves no fault.
+    /// What a hostile device would reach at `iova` now, through caches, however stale, and tables. Changes no state, counts nothing, and
+    /// logs no fault.
     pub fn probe(&self, device: DeviceId, iova: Iova, access: Permissions) -> Option<PhysAddr> {
         let state = self.state.lock();
         let (index, context) = state.devices.find(device);
@@ -321,12 +317,12 @@ impl Iommu {
         allowed.allows(access).then_some(phys)
     }
 
-    /// What has been counted so far.
+    /// The counts so far.
     pub fn stats(&self) -> Stats {
         self.state.lock().unit.stats
     }
 
-    /// The faults in the log, the oldest first.
+    /// The faults in the log, oldest first.
     pub fn faults(&self) -> Vec<Fault> {
         self.state.lock().faults.iter().copied().collect()
     }
@@ -336,19 +332,18 @@ impl Iommu {
         self.state.lock().faults.take()
     }
 
-    /// How many faults there ever were.
+    /// Faults so far.
     pub fn fault_count(&self) -> u64 {
         self.state.lock().faults.total()
     }
 
-    /// How many of them found the log full and are not in it.
+    /// Faults that found the log full.
     pub fn faults_lost(&self) -> u64 {
         self.state.lock().faults.lost()
     }
 }
 
 impl State {
-    /// All pieces of an access, up to the first that is refused.
     fn access(
         &mut self,
         device: DeviceId,
@@ -376,7 +371,7 @@ impl State {
         result
     }
 
-    /// One piece, by the device's place and context. The caller settles what its replacements released.
+    /// One piece, by the device's index and context. The caller settles evicted stale entries.
     fn access_piece(
         &mut self,
         device: DeviceId,
@@ -402,7 +397,6 @@ impl State {
     }
 }
 
-/// Bytes from `iova` to the end of its 4 KiB page.
 fn in_page(iova: Iova) -> u64 {
     PageSize::SIZE_4K.bytes() - iova.page_offset(PageSize::SIZE_4K)
 }

@@ -1,6 +1,4 @@
-//! The ledger's side of the unit: what the caller says is mapped, and what that leaves exposed.
-//!
-//! The definitions are in [`crate::exposure`].
+//! The ledger's side of the unit: declared mappings, and the resulting exposure. [`crate::exposure`] has the definitions.
 
 use super::{DeviceId, Iommu, State};
 use crate::exposure::{Exposed, Segment};
@@ -19,11 +17,11 @@ impl Iommu {
         }
     }
 
-    /// The mapping of `segments` has ended at `time`; they are as they were told to
-    /// [`observe_map`](Self::observe_map). Call it after the driver's unmap has returned.
+    /// The mapping of `segments`, the same as in [`observe_map`](Self::observe_map), has ended at `time`. Call it after the driver's unmap
+    /// has returned.
     ///
-    /// Tries a stale access to every page. Returns how many pages could still be reached: anything but 0 is a
-    /// violation where unmap promises that there are none. O(pages of the mapping), a lookup for each.
+    /// Probes every page with a stale access. Returns how many pages could still be reached: anything but 0 is a violation if unmap
+    /// promises that there are none. O(pages of the mapping), a lookup for each.
     pub fn observe_unmap(
         &self,
         device: DeviceId,
@@ -41,26 +39,24 @@ impl Iommu {
         reached
     }
 
-    /// It is `time` now: when an access or an invalidation ends an exposure, it ends at this time. Time never
-    /// goes backwards; an earlier `time` changes nothing.
+    /// Sets the time at which a later access or invalidation ends an exposure. Time is monotonic; an earlier `time` changes nothing.
     pub fn set_time(&self, time: u64) {
         self.state.lock().exposure.set_time(time);
     }
 
-    /// What `device` could reach beyond its mappings, up to the latest time that was told. O(pages open to
-    /// the device).
+    /// The exposure of `device`, up to the latest time that was set. O(pages open to the device).
     pub fn exposure(&self, device: DeviceId) -> Exposed {
         let state = self.state.lock();
         state.devices.index.get(&device).map_or_else(Exposed::default, |&index| state.exposure.of(index))
     }
 
-    /// The same for all devices together: sums, and the longest of any.
+    /// The exposure of all devices: sums, and the longest of any.
     pub fn total_exposure(&self) -> Exposed {
         self.state.lock().exposure.total()
     }
 
-    /// Pages that the ledger keeps account of now, of all devices: each costs some hundred bytes,
-    /// and as many again if several ranges of it are live or open. O(devices).
+    /// Pages in the ledger now, of all devices: each costs some hundred bytes, and twice that if several ranges of it are live or open.
+    /// O(devices).
     pub fn pages_observed(&self) -> u64 {
         self.state.lock().exposure.pages()
     }

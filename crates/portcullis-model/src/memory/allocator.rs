@@ -1,9 +1,8 @@
-//! Which frames are free: a buddy allocator behind a stack of single frames.
+//! The free frames: a buddy allocator behind a stack of single frames.
 //!
-//! Page tables are single frames, taken and given back all the time: those come off a stack in O(1). Runs of
-//! frames come from buddy lists in O(log n), lowest address first, so that a small program touches little
-//! memory. A run that finds no block has the stack merged back first: nothing is lost to fragmentation that
-//! the frames in use do not cause.
+//! Page tables are single frames, allocated and freed all the time: those come off a stack in O(1). Runs of frames come from buddy lists in
+//! O(log n), lowest address first, so that a small program touches little memory. A run without a block merges the stack back first: only
+//! frames in use fragment the memory.
 //!
 //! Frames are named by number (address / 4096), so that alignment is that of the physical address.
 
@@ -16,7 +15,7 @@ const ORDERS: usize = 41;
 /// The order of the block that refills an empty stack: the frames of one chunk.
 const REFILL_ORDER: usize = 6;
 
-/// The free frames, and the runs that are in use.
+/// The free frames, and the allocated runs.
 #[derive(Debug)]
 pub(super) struct Allocator {
     singles: Vec<u64>,
@@ -24,13 +23,13 @@ pub(super) struct Allocator {
     runs: FxHashMap<u64, u64>,
     in_use: u64,
     peak: u64,
-    /// Allocations until one fails; 0 where none shall.
+    /// Allocations until one fails; 0 for never.
     fail_in: u64,
     bad_frees: u64,
 }
 
 impl Allocator {
-    /// All of the `count` frames from number `first` on are free.
+    /// An allocator of `count` free frames from number `first` on.
     pub(super) fn new(first: u64, count: u64) -> Self {
         let mut allocator = Self {
             singles: Vec::new(),
@@ -45,7 +44,7 @@ impl Allocator {
         allocator
     }
 
-    /// The first of `count` free frames in a row, aligned to `count` rounded up to a power of two.
+    /// Allocates `count` contiguous frames, aligned to `count` rounded up to a power of two, and returns the first.
     pub(super) fn alloc(&mut self, count: u64) -> Option<u64> {
         if self.fail_in > 0 {
             self.fail_in -= 1;
@@ -64,7 +63,7 @@ impl Allocator {
         Some(first)
     }
 
-    /// Takes back what one [`alloc`](Self::alloc) gave out. Anything else is counted and changes nothing.
+    /// Frees one [`alloc`](Self::alloc). Anything else is counted and changes nothing.
     pub(super) fn free(&mut self, first: u64, count: u64) -> bool {
         if self.runs.get(&first) != Some(&count) {
             self.bad_frees += 1;
@@ -80,7 +79,7 @@ impl Allocator {
         true
     }
 
-    /// Has the `n`-th allocation from now on fail; 0 for none.
+    /// Makes the `n`-th allocation from now on fail; 0 for none.
     pub(super) fn fail_after(&mut self, n: u64) {
         self.fail_in = n;
     }
@@ -100,7 +99,7 @@ impl Allocator {
     fn take_single(&mut self) -> Option<u64> {
         if self.singles.is_empty() {
             match self.take_block(REFILL_ORDER) {
-                // Downwards, so that they come off the stack in rising order.
+                // Downwards, so that they come off the stack in ascending order.
                 Some(block) => self.singles.extend((block..block + (1 << REFILL_ORDER)).rev()),
                 None => return self.take_block(0),
             }
@@ -124,7 +123,7 @@ impl Allocator {
         Some(first)
     }
 
-    /// A free block of 2^`order` frames, split off a larger one where need be.
+    /// A free block of 2^`order` frames, split off a larger one if needed.
     fn take_block(&mut self, order: usize) -> Option<u64> {
         let found = (order..ORDERS).find(|&larger| !self.free[larger].is_empty())?;
         let first = self.free[found].pop_first()?;
@@ -134,7 +133,7 @@ impl Allocator {
         Some(first)
     }
 
-    /// Puts `count` frames from `first` on into the lists, as the largest aligned blocks they make.
+    /// Frees `count` frames from `first` on to the lists, as the largest aligned blocks.
     fn give(&mut self, mut first: u64, mut count: u64) {
         while count > 0 {
             let aligned = if first == 0 { ORDERS - 1 } else { first.trailing_zeros() as usize };
@@ -145,7 +144,7 @@ impl Allocator {
         }
     }
 
-    /// Puts one block back, merged with its buddy for as long as that is free too.
+    /// Frees one block, merged with free buddies.
     fn give_block(&mut self, mut first: u64, mut order: usize) {
         while order + 1 < ORDERS && self.free[order].remove(&(first ^ (1 << order))) {
             first &= !(1 << order);

@@ -1,4 +1,4 @@
-//! A DMA buffer in simulated memory: whole bytes that a device may write while the program reads them.
+//! A DMA buffer in simulated memory: a device may write its bytes while the program reads them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use portcullis::platform::{FRAME_SIZE, Frames};
 
 use super::{BadAddress, Memory};
 
-/// Bytes in a row that start at a frame. The frames are freed when it is dropped; nothing then stops a device
-/// whose translation was left open from reaching them, which is what the checks are after.
+/// Contiguous bytes that start at a frame. Drop frees the frames; a device with a translation that was left open can still reach them,
+/// which the checks look for.
 pub struct Buffer {
     memory: Arc<Memory>,
     segment: PhysSegment,
@@ -27,22 +27,21 @@ impl Buffer {
         Some(Self { memory: Arc::clone(memory), segment: PhysSegment { phys, len } })
     }
 
-    /// The whole buffer, which lies in one piece.
     pub(super) fn segment(&self) -> &PhysSegment {
         &self.segment
     }
 
-    /// Where the first byte is.
+    /// The physical address of the first byte.
     pub fn phys(&self) -> PhysAddr {
         self.segment.phys
     }
 
-    /// How many bytes it holds, never 0.
+    /// Its length in bytes, never 0.
     pub fn len(&self) -> u64 {
         self.segment.len
     }
 
-    /// Never: a buffer holds at least one byte. (For the reader who expects it beside [`len`](Self::len).)
+    /// Always false. (For readers who expect it beside [`len`](Self::len).)
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -50,7 +49,7 @@ impl Buffer {
     /// Reads bytes from `offset` on.
     ///
     /// # Errors
-    /// [`BadAddress`] where they are not all inside the buffer; nothing was read then.
+    /// [`BadAddress`] if they are not all inside the buffer; nothing was read then.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), BadAddress> {
         self.memory.read(self.at(offset, bytes.len())?, bytes)
     }
@@ -58,7 +57,7 @@ impl Buffer {
     /// Writes bytes from `offset` on.
     ///
     /// # Errors
-    /// [`BadAddress`] where they are not all inside the buffer; nothing was written then.
+    /// [`BadAddress`] if they are not all inside the buffer; nothing was written then.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         self.memory.write(self.at(offset, bytes.len())?, bytes)
     }

@@ -1,4 +1,4 @@
-//! What the CPU copies for devices.
+//! The CPU's copies for devices.
 #![allow(unsafe_code, reason = "the trait's signatures; the bodies are safe code")]
 
 use portcullis::addr::PhysAddr;
@@ -8,7 +8,7 @@ use super::Memory;
 
 const PAGE: usize = FRAME_SIZE as usize;
 
-// SAFETY: `read` and `write` check every address, and change the bytes that they are given where they are told, by words.
+// SAFETY: 1 to 4: `read` and `write` check every address, and access exactly the bytes named, by words.
 unsafe impl CopyMemory for Memory {
     unsafe fn copy(&self, from: PhysAddr, to: PhysAddr, len: u64) {
         let mut page = [0; PAGE];
@@ -26,8 +26,8 @@ unsafe impl CopyMemory for Memory {
 }
 
 impl Memory {
-    /// Calls `part` with each offset and length of up to a page. What lies outside the memory is a mistake of the code
-    /// under test, and counted as one.
+    /// Calls `part` with each offset and length of up to a page. Counts parts outside the memory, which are mistakes of the code under
+    /// test.
     fn each(&self, len: u64, mut part: impl FnMut(u64, usize) -> Option<()>) {
         for offset in (0..len).step_by(PAGE) {
             let count = (len - offset).min(FRAME_SIZE) as usize;

@@ -1,4 +1,4 @@
-//! A [`Buffer`] as the core's typed mappings take it.
+//! A [`Buffer`] for the core's typed mappings.
 #![allow(unsafe_code, reason = "the trait is unsafe to implement: it makes a promise")]
 
 use portcullis::addr::PhysSegment;
@@ -6,8 +6,8 @@ use portcullis::dma::DmaBuffer;
 
 use super::Buffer;
 
-// SAFETY: a buffer's frames are its own from `Memory::buffer` until it is dropped, and moving it does not
-// move them. All access to them, the device's and the CPU's, goes through atomics.
+// SAFETY: 1 and 2: a buffer owns its frames from `Memory::buffer` until it is dropped, wherever it is moved. 3 and 4: all access to them,
+// the device's and the CPU's, is atomic.
 unsafe impl DmaBuffer for Buffer {
     fn segments(&self) -> &[PhysSegment] {
         std::slice::from_ref(self.segment())

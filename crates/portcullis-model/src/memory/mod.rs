@@ -1,12 +1,11 @@
 //! Simulated physical memory: frames of 4 KiB that the library, the IOMMU's walker and devices all reach.
 //!
-//! Every byte lives in an atomic word, and is accessed by [words], so any of them may read and write at once without undefined
-//! behaviour.
-//! Memory appears in chunks of 256 KiB as it is first used; until then each costs some 40 bytes. Mistakes of
-//! the code under test (a double free, the use of a freed table) are counted instead of doing damage.
+//! Every byte lives in an atomic word, and all accesses are by [words], so any of them may run concurrently without undefined behaviour.
+//! Memory is allocated in chunks of 256 KiB at their first use; until then each costs some 40 bytes. Mistakes of the code under test (a
+//! double free, the use of a freed table) are counted and do no damage.
 //!
-//! Cost: reaching a word is three dependent loads. Allocating or freeing one frame is O(1) under a lock, plus
-//! zeroing it; a run of frames is O(log n) plus zeroing.
+//! Cost: reaching a word is three dependent loads. Allocating or freeing one frame is O(1) under a lock, plus zeroing it; a run of frames
+//! is O(log n) plus zeroing.
 
 mod allocator;
 mod buffer;
@@ -24,25 +23,24 @@ use portcullis::sync::{AtomicU64, Mutex, Ordering};
 
 use allocator::Allocator;
 
-/// One bit of a word per frame says which are allocated, hence 64. (Miri takes half a second to make as many.)
+/// A word has one bit for each frame, hence 64. (Miri takes half a second to make as many.)
 const FRAMES_PER_CHUNK: usize = if cfg!(miri) { 8 } else { u64::BITS as usize };
 const WORD: u64 = size_of::<u64>() as u64;
-/// The end of what a page-table entry can name.
+/// The end of the addresses that a page-table entry can hold.
 pub(crate) const PHYS_END: u64 = 1 << 52;
 
-/// Some of the bytes asked for are not in this memory.
+/// Some bytes of an access are outside this memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {address:#x} are not all inside the memory")]
 pub struct BadAddress {
-    /// Where the access began.
+    /// The start of the access.
     pub address: u64,
-    /// How many bytes it was for.
+    /// Its length in bytes.
     pub len: u64,
 }
 
-/// A frame of zeros.
 fn zeros() -> Table {
-    // At once: Miri takes more than a second for one word after another.
+    // All at once: Miri takes more than a second word by word.
     #[cfg(not(loom))]
     let table = [const { AtomicU64::new(0) }; portcullis::platform::TABLE_ENTRIES];
     // The model checker's words are not constants.
@@ -51,7 +49,7 @@ fn zeros() -> Table {
     table
 }
 
-/// Frames that come into being together.
+/// Frames that are allocated together.
 #[derive(Debug)]
 struct Chunk {
     frames: Box<[Table; FRAMES_PER_CHUNK]>,
@@ -61,7 +59,7 @@ struct Chunk {
 
 impl Chunk {
     fn new() -> Self {
-        // Not as an array at first: that would lie on the stack.
+        // Not an array first: that would be on the stack.
         let frames: Box<[Table]> = (0..FRAMES_PER_CHUNK).map(|_| zeros()).collect();
         let frames = frames.try_into().expect("as many as were made");
         Self { frames, allocated: AtomicU64::new(0) }
@@ -78,8 +76,8 @@ pub struct Memory {
     stray_tables: AtomicU64,
 }
 
-/// Where it is. Its bytes would be megabytes of text, and they are in all that holds a [`Buffer`]: in the error of a map, say, that
-/// a test unwraps.
+/// Only its place. Its bytes would be megabytes of text in everything that holds a [`Buffer`], such as the error of a map that a test
+/// unwraps.
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory")
@@ -90,8 +88,8 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// Where memory begins unless one says otherwise: not at 0, so that an address is never mistaken for an
-    /// offset, and above 4 GiB, so that a truncated one is noticed.
+    /// The default start of memory: not 0, so that an address is never mistaken for an offset, and above 4 GiB, so that a truncated one is
+    /// noticed.
     pub const DEFAULT_BASE: u64 = 0x1_0000_0000;
 
     /// Memory of up to `capacity` bytes, rounded down to whole frames, from
@@ -100,8 +98,7 @@ impl Memory {
         Self::with_base(PhysAddr::new(Self::DEFAULT_BASE), capacity)
     }
 
-    /// Memory of up to `capacity` bytes from `base` on, both rounded down to whole frames and cut off at the
-    /// 52 bits that a page-table entry can hold.
+    /// Memory of up to `capacity` bytes from `base` on, both rounded down to whole frames and cut off at the 52 bits of a page-table entry.
     pub fn with_base(base: PhysAddr, capacity: u64) -> Arc<Self> {
         let base = (base.get() & !(FRAME_SIZE - 1)).min(PHYS_END);
         let frames = capacity.min(PHYS_END - base) / FRAME_SIZE;
@@ -121,21 +118,20 @@ impl Memory {
         PhysAddr::new(self.base)
     }
 
-    /// How many bytes there are, in use or not.
+    /// Its size in bytes.
     pub fn capacity(&self) -> u64 {
         self.frames * FRAME_SIZE
     }
 
-    /// A buffer of `len` bytes, all zero, that starts at a frame; `None` where there is no room (or for no
-    /// bytes).
+    /// A zeroed buffer of `len` bytes that starts at a frame; `None` without room (or for no bytes).
     pub fn buffer(self: &Arc<Self>, len: u64) -> Option<Buffer> {
         Buffer::new(self, len)
     }
 
-    /// Frees `count` frames as [`Frames::free`] does. Safe: frames that were not allocated together are left
-    /// alone and counted in [`bad_frees`](Self::bad_frees).
+    /// Frees `count` frames as [`Frames::free`] does. Safe: frames that were not allocated together are not freed, and counted in
+    /// [`bad_frees`](Self::bad_frees).
     pub fn release(&self, first: PhysAddr, count: usize) {
-        // The lock is held until the marks are gone, or a new owner's marks could be wiped out.
+        // Held until the allocation bits are cleared: otherwise a new owner's bits could be cleared.
         let mut allocator = self.allocator.lock();
         let number = if first.get().is_multiple_of(FRAME_SIZE) { first.get() / FRAME_SIZE } else { u64::MAX };
         if allocator.free(number, count as u64) {
@@ -143,8 +139,8 @@ impl Memory {
         }
     }
 
-    /// The words of the frame at `frame`. For an address that is not allocated, a table of zeros that belongs
-    /// to no allocation, and one more in [`stray_tables`](Self::stray_tables).
+    /// The words of the frame at `frame`. For an address that is not allocated, a zeroed table that belongs to no allocation, counted in
+    /// [`stray_tables`](Self::stray_tables).
     #[inline]
     pub fn table_at(&self, frame: PhysAddr) -> &Table {
         if frame.get().is_multiple_of(FRAME_SIZE)
@@ -160,41 +156,41 @@ impl Memory {
     #[cold]
     fn stray_table(&self) -> &Table {
         self.stray_tables.fetch_add(1, Ordering::Relaxed);
-        // Whatever an earlier stray user wrote must not look like entries to this one.
+        // Earlier stray writes must not look like entries.
         for word in self.poison.iter() {
             word.store(0, Ordering::Relaxed);
         }
         &self.poison
     }
 
-    /// Whether the frame that holds `address` is allocated now.
+    /// Whether the frame of `address` is allocated.
     pub fn is_allocated(&self, address: PhysAddr) -> bool {
         let Some((chunk, frame)) = self.locate(address) else { return false };
         let bits = self.chunks[chunk].get().map_or(0, |chunk| chunk.allocated.load(Ordering::Acquire));
         bits & (1 << frame) != 0
     }
 
-    /// Frames that are allocated now.
+    /// Allocated frames.
     pub fn frames_in_use(&self) -> u64 {
         self.allocator.lock().in_use()
     }
 
-    /// The most frames that were ever allocated at once.
+    /// The most frames allocated at once so far.
     pub fn peak_frames(&self) -> u64 {
         self.allocator.lock().peak()
     }
 
-    /// How often something was freed that was not allocated just so. A correct program has 0.
+    /// Frees that matched no allocation. A correct program has 0.
     pub fn bad_frees(&self) -> u64 {
         self.allocator.lock().bad_frees()
     }
 
-    /// How often the table of a frame that is not allocated was asked for. A correct program has 0.
+    /// Uses of tables in frames that are not allocated. A correct program has 0.
     pub fn stray_tables(&self) -> u64 {
         self.stray_tables.load(Ordering::Relaxed)
     }
 
-    /// Has the `n`-th allocation from now on fail, once; 0 takes that back.
+    /// Makes the `n`-th allocation from now on fail, once; 0 cancels that.
     pub fn fail_after(&self, n: u64) {
         self.allocator.lock().fail_after(n);
     }
@@ -202,7 +198,7 @@ impl Memory {
     /// Reads bytes. Frames need not be allocated: devices reach freed memory too.
     ///
     /// # Errors
-    /// [`BadAddress`] where some of them are outside; nothing was read then.
+    /// [`BadAddress`] if some of them are outside; nothing was read then.
     pub fn read(&self, address: PhysAddr, bytes: &mut [u8]) -> Result<(), BadAddress> {
         self.check(address, bytes.len())?;
         let mut at = address.get();
@@ -211,7 +207,7 @@ impl Memory {
             let (piece, after) = rest.split_at_mut(in_frame(at).min(rest.len()));
             match self.existing_frame(PhysAddr::new(at)) {
                 Some(table) => words::read(table, (at % FRAME_SIZE) as usize, piece).unwrap_or_default(),
-                // Never written since the memory came into being.
+                // Never written.
                 None => piece.fill(0),
             }
             at += piece.len() as u64;
@@ -220,10 +216,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes bytes, and no others: what shares a word with them is left as a concurrent writer made it.
+    /// Writes exactly these bytes: other bytes of a word keep the value of a concurrent writer.
     ///
     /// # Errors
-    /// [`BadAddress`] where some of them are outside; nothing was written then.
+    /// [`BadAddress`] if some of them are outside; nothing was written then.
     pub fn write(&self, address: PhysAddr, bytes: &[u8]) -> Result<(), BadAddress> {
         self.check(address, bytes.len())?;
         let mut at = address.get();
@@ -241,8 +237,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The 64-bit word at `address`, as a page-table walker reads it; `None` outside the memory or across
-    /// words.
+    /// The 64-bit word at `address`, as a page-table walker reads it; `None` outside the memory or unaligned.
     pub fn read_u64(&self, address: PhysAddr) -> Option<u64> {
         if !address.get().is_multiple_of(WORD) {
             return None;
@@ -250,11 +245,11 @@ impl Memory {
         let (chunk, frame) = self.locate(address)?;
         let Some(chunk) = self.chunks[chunk].get() else { return Some(0) };
         let word = (address.get() % FRAME_SIZE / WORD) as usize;
-        // Acquire: what the library wrote into a table before it installed it must be seen after it.
+        // Acquire: the library's stores to a table happen before the store that installs it.
         Some(chunk.frames[frame][word].load(Ordering::Acquire))
     }
 
-    /// The chunk of the frame that holds `address`, and its number in the chunk.
+    /// The chunk of the frame of `address`, and the frame's index in the chunk.
     #[inline]
     fn locate(&self, address: PhysAddr) -> Option<(usize, usize)> {
         let frame = address.get().checked_sub(self.base)? / FRAME_SIZE;
@@ -276,7 +271,7 @@ impl Memory {
         if inside { Ok(()) } else { Err(BadAddress { address: address.get(), len: len as u64 }) }
     }
 
-    /// Marks frames of this memory as allocated or not.
+    /// Sets or clears the allocation bits of frames.
     fn set_allocated(&self, number: u64, count: u64, allocated: bool) {
         for number in number..number + count {
             let Some((chunk, frame)) = self.locate(PhysAddr::new(number * FRAME_SIZE)) else { continue };
@@ -290,8 +285,8 @@ impl Memory {
     }
 }
 
-// SAFETY: the allocator marks frames and zeroes them before it hands them out, from a base and up to an end below
-// 2^52, aligned as asked; `table_at` finds the words of a frame by its number.
+// SAFETY: 1: the allocator marks frames as used and zeroes them, between a base and an end below 2^52, aligned as requested. 2: `table_at`
+// finds the words of a frame by its number. 3: of memory behind an `Arc`. 4: the defaults are true of it.
 #[allow(unsafe_code, reason = "the trait's signatures; the bodies are safe code")]
 unsafe impl Frames for Memory {
     fn alloc(&self, count: usize) -> Option<PhysAddr> {
@@ -317,7 +312,6 @@ unsafe impl Frames for Memory {
     }
 }
 
-/// Bytes from `address` to the end of its frame.
 fn in_frame(address: u64) -> usize {
     (FRAME_SIZE - address % FRAME_SIZE) as usize
 }

@@ -1,4 +1,4 @@
-//! Virtual CPUs, one event after the other. The same in each run.
+//! A deterministic event simulation of virtual CPUs.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -6,14 +6,14 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::Spent;
 use super::stations::{Commit, Serial, Sharing};
 
-/// What a request costs under a policy, as the engine does it.
+/// The simulated cost of a request under a policy.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Load {
-    /// Half before the device has it, half after.
+    /// Half before the device gets it, half after.
     pub work_ns: f64,
-    /// The library's own time that no other CPU prolongs.
+    /// The library's own time, independent of other CPUs.
     pub own_ns: f64,
-    /// Operations of one page that CPUs may wait for each other in.
+    /// Operations of one page on shared state.
     pub units: f64,
     /// Waits for the invalidation queue.
     pub waits: f64,
@@ -23,7 +23,7 @@ pub(super) struct Load {
     pub device_ns: f64,
 }
 
-/// An IOMMU, with what CPUs that use devices behind it wait for each other in.
+/// An IOMMU, with the shared state of CPUs that use devices behind it.
 pub(super) struct Iommu {
     pub shared: Sharing,
     pub queue: Commit,
@@ -35,17 +35,17 @@ pub(super) struct Setup {
     pub depth: u32,
     pub loads: Vec<Load>,
     pub latency_ns: f64,
-    /// Of each IOMMU: what CPUs share that use devices behind it, and its queue.
+    /// For each IOMMU: the shared state of its CPUs, and its queue.
     pub iommus: Vec<Iommu>,
-    /// Of each socket: what copies.
+    /// For each socket: its memory bandwidth.
     pub copies: Vec<Sharing>,
     pub devices: Vec<Serial>,
-    /// The time of one operation on shared state where no other CPU is there, and the part of it that waits for the hardware.
+    /// The time of one operation on shared state without contention, and the part of it that waits for the hardware.
     pub unit_ns: f64,
     pub unit_wait_ns: f64,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ran {
     pub requests: u64,
@@ -71,7 +71,7 @@ enum Step {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Event {
-    /// A CPU has done what takes its own time.
+    /// A CPU has finished its own time.
     Done(usize),
     /// A request of this CPU is complete.
     Complete(usize),
@@ -99,13 +99,13 @@ impl Ord for At {
 struct Cpu {
     steps: VecDeque<Step>,
     running: bool,
-    /// Since when it does what it does, and how long that would take alone.
+    /// The start of its current step, and its length without contention.
     since: f64,
     alone: f64,
     under_way: u32,
-    /// Which requests are complete, by number of load.
+    /// Completed requests, by number of load.
     complete: VecDeque<usize>,
-    /// Which are with the device, the first first.
+    /// Outstanding requests, in order.
     sent: VecDeque<usize>,
     next: usize,
     current: usize,
@@ -130,7 +130,7 @@ impl Engine {
         Self { setup, cpus, events: BinaryHeap::new(), number: 0, random: 1, done: 0 }
     }
 
-    /// Half of `ns` to one and a half: CPUs that all do the same would stay in step.
+    /// Half of `ns` to one and a half: identical CPUs would stay in step.
     fn about(&mut self, ns: f64) -> f64 {
         // Marsaglia, "Xorshift RNGs" (2003).
         self.random ^= self.random << 13;
@@ -144,7 +144,7 @@ impl Engine {
         self.events.push(At(at, self.number, event));
     }
 
-    /// Has each CPU do `requests` on average, of which the first fifth does not count.
+    /// Runs `requests` on each CPU on average; the first fifth does not count.
     pub(super) fn run(mut self, requests: u64) -> Ran {
         let (cpus, mut begin) = (self.setup.cpus as u64, 0.0);
         let (uncounted, all) = (requests * cpus / 5, requests * cpus);
@@ -173,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// How long each queue worked, and each device, on average.
+    /// The working time of each queue and device, on average.
     fn worked(&self) -> (f64, f64) {
         let devices: f64 = self.setup.devices.iter().map(|device| device.worked).sum();
         let queues: f64 = self.setup.iommus.iter().map(|iommu| iommu.queue.worked).sum();
@@ -185,19 +185,19 @@ impl Engine {
         cpu % self.setup.devices.len()
     }
 
-    /// The IOMMU that its device is behind: devices are dealt out to them in turn.
+    /// Its device's IOMMU: devices are assigned to them round robin.
     fn iommu_of(&mut self, cpu: usize) -> &mut Iommu {
         let at = self.device_of(cpu) % self.setup.iommus.len();
         &mut self.setup.iommus[at]
     }
 
-    /// The one whose station has somebody done first, and when.
+    /// The IOMMU with the next completion, and its time.
     fn first(&self, next: impl Fn(&Iommu) -> f64) -> (usize, f64) {
         let all = self.setup.iommus.iter().map(next).enumerate();
         all.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
     }
 
-    /// The next thing that happens; when it was.
+    /// Handles the next event, and returns its time.
     fn step(&mut self) -> Option<f64> {
         let timer = self.events.peek().map_or(f64::INFINITY, |event| event.0);
         let (of_shared, shared) = self.first(|iommu| iommu.shared.next());
@@ -239,7 +239,7 @@ impl Engine {
         Some(now)
     }
 
-    /// A CPU that has nothing to do takes what is complete, or begins something.
+    /// An idle CPU processes completions, or begins a request.
     fn dispatch(&mut self, cpu: usize, now: f64) {
         let count = self.setup.loads.len();
         let this = &mut self.cpus[cpu];

@@ -1,16 +1,15 @@
-//! What a policy costs a server with many CPUs: virtual CPUs that run a workload on a machine around the library.
+//! The cost of a policy on a server with many CPUs: virtual CPUs run a workload on a machine around the library.
 //!
-//! The library's part is measured: its own code, and designs of the past, on simulated CPUs with cache lines (`cargo xtask
-//! coherence --keep`, `docs/scaling.md`). The machine around it is modelled here, one event after the other, and the same in
-//! each run: the work between mappings, the invalidation queue with the waits of a profile, devices that walk page tables, links, the
-//! memory that copies go through.
+//! The library's part is measured: its own code, and designs of the past, on simulated CPUs with cache lines (`cargo xtask coherence
+//! --keep`, `docs/scaling.md`). This module models the machine around it in a deterministic event simulation: the work between mappings,
+//! the invalidation queue with a profile's waits, devices that walk page tables, links, and memory bandwidth of copies.
 //!
-//! # What it does not know
-//! A device that walks does so one request after the other, each page at a fixed number of memory reads; caches of CPUs are
-//! hot or cold by policy, not by size; interrupts come at once and cost nothing but the workload's own time.
+//! # Limits
+//! A device that walks handles one request after the other, each page at a fixed number of memory reads; CPU caches are hot or cold by
+//! policy, not by size; interrupts arrive at once and cost only the workload's own time.
 //!
 //! # Cost
-//! Some microseconds for each request of all CPUs together; memory for each request under way.
+//! Some microseconds for each request of all CPUs together; memory for each outstanding request.
 
 mod engine;
 mod machine;
@@ -28,20 +27,20 @@ use engine::{Engine, Iommu, Load, Setup};
 use operations::{ALONE, QUEUES, SHARED};
 use stations::{BATCH, Commit, Serial, Sharing};
 
-/// Where CPUs spend their time, in nanoseconds.
+/// The time of CPUs, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Spent {
     /// The workload's own.
     pub work_ns: f64,
     /// The library's, as on one CPU.
     pub own_ns: f64,
-    /// Waiting for lines and locks that CPUs share.
+    /// Waiting for shared lines and locks.
     pub shared_ns: f64,
     /// Waiting for the invalidation queue.
     pub wait_ns: f64,
     /// Copying.
     pub copy_ns: f64,
-    /// With nothing to do, as all requests are with a device.
+    /// Idle, while all requests are with a device.
     pub idle_ns: f64,
 }
 
@@ -68,7 +67,7 @@ impl Spent {
     }
 }
 
-/// What a policy came to.
+/// The result of a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Requests in a second, of all CPUs together.
@@ -79,21 +78,21 @@ pub struct Outcome {
     pub queue_busy: f64,
     /// The share of the time in which each device worked, on average.
     pub device_busy: f64,
-    /// The share of what the sockets' memory copies at the most that was copied.
+    /// The copied share of the sockets' memory bandwidth.
     pub copy_busy: f64,
-    /// Where what CPUs share is, the most first.
+    /// Source lines of shared state, the most transfers first.
     pub lines: Vec<Line>,
-    /// What of this is but inferred from what was measured.
+    /// Results that are inferred from measurements.
     pub inferred: Vec<String>,
 }
 
-/// Requests of each CPU that are simulated.
+/// Simulated requests of each CPU.
 const REQUESTS: u64 = 400;
 
 /// Runs `workload` under `policy` on `machine`.
 ///
 /// # Errors
-/// A workload without requests or devices, and a policy whose operation was not measured.
+/// A workload without requests or devices, and a policy without a measured operation.
 pub fn run(
     machine: &Machine,
     workload: &Workload,
@@ -105,7 +104,7 @@ pub fn run(
     }
     let mut curve = policy.operation.map(|name| operations.curve(name, machine)).transpose()?;
     let mut ns = curve.as_ref().map_or_else(|| vec![0.0], |curve| curve.ns.clone());
-    // For each unmap: waits for the queue, and what the holder of a lock waits, of which the hardware is busy for some.
+    // For each unmap: waits for the queue, and a lock holder's wait, in a part of which the hardware is busy.
     let (every, locked, busy) = match policy.waits {
         Waits::Never => (0.0, 0.0, 0.0),
         Waits::Shared(unmaps) | Waits::Own(unmaps) | Waits::Queues(unmaps) => {
@@ -119,7 +118,7 @@ pub fn run(
             (0.0, seen / unmaps, wait / unmaps)
         }
     };
-    // Who submits fills a ring: that which all CPUs share, or its own.
+    // A submitter fills a ring: the shared one, or its own.
     let way = match policy.waits {
         Waits::Shared(_) => Some(SHARED),
         Waits::Queues(_) => Some(QUEUES),
@@ -133,7 +132,7 @@ pub fn run(
         }
         curve.inferred.extend(ring.inferred);
     }
-    // Who waits with a lock held has the others wait, too; and where more than one want it, it is handed on.
+    // A wait with a lock held makes the others wait, too; a contended lock is passed on.
     let (submits, handed_on) = if policy.handed_on > 0 {
         let far = if machine.sockets > 1 { 1.0 - 1.0 / f64::from(machine.sockets) } else { 0.0 };
         let line = machine.near_ns * (1.0 - far) + machine.far_ns * far;
@@ -190,7 +189,7 @@ pub fn run(
     })
 }
 
-/// What copying a KiB takes a CPU by itself.
+/// A CPU's own time to copy a KiB.
 fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
     let Copies { hot_ns, cold_ns, remote_ns, .. } = machine.copies;
     match policy.copied {
@@ -199,26 +198,26 @@ fn per_kib(machine: &Machine, policy: &Policy) -> f64 {
         Copied::Newest | Copied::Cheaper => (hot_ns + cold_ns) / 2.0,
         Copied::Oldest => cold_ns,
         Copied::Anyones => {
-            // Whose it was last is chance.
+            // The previous user is random.
             let others = 1.0 - 1.0 / f64::from(machine.cpus.max(1));
             (hot_ns * (1.0 - others) + remote_ns * others + cold_ns) / 2.0
         }
     }
 }
 
-/// How mappings can be made under a policy.
+/// The possible costs of mappings under a policy.
 struct Ways<'a> {
     policy: &'a Policy,
     operations: &'a Operations,
     machine: &'a Machine,
-    /// Waits for each unmap of what is not copied.
+    /// Waits for each unmap that is not copied.
     every: f64,
     per_kib: f64,
-    /// What one page costs in the ring, and what a slot of the pool costs besides the copy: where the policy chooses.
+    /// The cost of one page in the ring, and of a slot of the pool besides the copy: if the policy chooses.
     choice: (f64, f64),
 }
 
-/// What a mapping takes of a CPU.
+/// A mapping's cost for a CPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     own_ns: f64,
@@ -249,7 +248,7 @@ impl<'a> Ways<'a> {
         let (machine, pages) = (self.machine, mapping.pages as f64);
         let by_request = machine.map_request_ns + (machine.map_page_ns + machine.unmap_page_ns) * pages;
         let asks = if copies { 0.0 } else { by_request };
-        // What is too large to be copied by itself is mapped and waited for by itself.
+        // A mapping too large to be copied is mapped, and waits individually.
         let waits = if copies || self.policy.copied == Copied::Nothing { self.every } else { 1.0 };
         Cost {
             own_ns: size.own_ns + self.policy.written_back_ns + asks,
@@ -259,17 +258,17 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// How often a policy that bounces a mapping copies its bytes.
+    /// How often a bounced mapping copies its bytes.
     fn times(&self, mapping: &Mapping) -> f64 {
         let of_machine = self.machine.copies_in && self.policy.copied == Copied::Newest;
         if (of_machine || self.policy.copies_in) && mapping.received { 2.0 } else { 1.0 }
     }
 
-    /// In the ring, or through a slot, or with slots for the ends: the cheaper of those that leave no other data open.
+    /// In the ring, or through a slot, or with slots for the ends: the cheapest that exposes no other data.
     fn cheaper(&self, mapping: &Mapping) -> Cost {
         let (ring_ns, slot_ns) = self.choice;
         let mapped = Cost { waits: self.every, ..self.by_itself("adaptive", mapping, false) };
-        // Slots are not shared with other CPUs.
+        // Slots are per CPU.
         let slots = |count: f64, copy_kib| Cost { own_ns: count * slot_ns, copy_kib, ..Cost::default() };
         // Half of a page at each end, on average.
         let ends = slots(2.0, kib(mapping.bytes.min(4096)));
@@ -305,13 +304,13 @@ fn kib(bytes: u64) -> f64 {
 fn load(machine: &Machine, workload: &Workload, ways: &Ways<'_>, request: &Request) -> Load {
     let (device, bytes) = (&workload.device, request.bytes());
     let walk = |reads: f64| device.page_ns + reads * machine.walk_read_ns;
-    // What stays mapped misses where the buffers are more pages than the IOTLB has, as bounce's do.
+    // Persistent mappings miss if the buffers are more pages than the IOTLB has, as bounce's are.
     let kept: u64 =
         request.mappings.iter().filter(|mapping| mapping.pages == 0).map(|mapping| mapping.bytes).sum();
     let reads = ways.policy.reads;
     let walks = (bytes - kept).div_ceil(4096) as f64 * walk(reads)
         + kept.div_ceil(4096) as f64 * walk(reads.min(1.0));
-    // Walks overlap with what the link moves.
+    // Walks overlap with the link's transfers.
     let device_ns = (1e9 / device.requests_per_s).max(bytes as f64 / device.gb_per_s).max(walks);
     let mut load = Load { work_ns: request.work_ns, device_ns, ..Load::default() };
     let Some(name) = ways.policy.operation else { return load };

@@ -1,28 +1,28 @@
-//! What an operation costs when so many CPUs do it at once: what `cargo xtask coherence --keep` has measured, and what follows.
+//! The cost of an operation by the number of concurrent CPUs: measured by `cargo xtask coherence --keep`, and derived from that.
 
 use super::machine::Machine;
 
-/// Transfers cost this in the measurement, in nanoseconds: within a socket, and between two.
+/// The measurement's cost of a transfer, in nanoseconds: within a socket, and between two.
 const NEAR: f64 = 60.0;
 const FAR: f64 = 120.0;
 
-/// What the hardware took there for a submission, where an operation is measured with the waits of `vtd`.
+/// The measurement's hardware time of a submission, for operations with the waits of `vtd`.
 const VTD: f64 = 710.0;
 
-/// CPUs share their waits for the hardware.
+/// CPUs share waits for the hardware.
 pub(super) const SHARED: &str = "vtd-shared-raw@vtd";
-/// What an SMMUv3 takes there, in the same way.
+/// The hardware time of an SMMUv3, in the same way.
 const SMMUV3: f64 = 240.0;
 
-/// Each CPU has a queue of an SMMUv3's.
+/// Each CPU has an SMMUv3 queue (ECMDQ).
 pub(super) const QUEUES: &str = "smmu-own-raw@smmuv3";
-/// A CPU submits by itself. Measured of one CPU.
+/// A CPU submits individually. Measured on one CPU.
 pub(super) const ALONE: &str = "vtd-raw@vtd";
 
-/// The file of the repository.
+/// The file in the repository.
 const MEASURED: &str = include_str!("operations.txt");
 
-/// One operation on so many CPUs.
+/// One operation on a number of CPUs.
 #[derive(Debug, Clone, PartialEq)]
 struct Row {
     name: String,
@@ -30,7 +30,7 @@ struct Row {
     cpus: u32,
     per_socket: u32,
     ns: f64,
-    /// Transfers between CPUs, and those of them between sockets.
+    /// Transfers between CPUs, and the part between sockets.
     transfers: f64,
     far: f64,
     lines: Vec<Line>,
@@ -51,37 +51,37 @@ pub struct Line {
     pub source: String,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operations(Vec<Row>);
 
-/// An operation of one page as a function of how many CPUs are at it.
+/// The cost of a one-page operation by the number of concurrent CPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
-    /// Nanoseconds for each, with so many CPUs at it; with none it is as with one.
+    /// Nanoseconds for each, by the number of CPUs; for none as for one.
     pub ns: Vec<f64>,
-    /// What this is but inferred from, for people.
+    /// Inferred parts, as text.
     pub inferred: Vec<String>,
-    /// Where its transfers come from, the most first.
+    /// Its transfers by source line, the most first.
     pub lines: Vec<Line>,
-    /// Transfers of each, on as many CPUs as were measured at the most.
+    /// Transfers of each, on the most CPUs measured.
     pub transfers: f64,
 }
 
-/// How an operation of more pages differs from one of one page.
+/// The difference between an operation of more pages and one of one page.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
-    /// Nanoseconds more, which no other CPU prolongs.
+    /// Additional nanoseconds that are independent of other CPUs.
     pub own_ns: f64,
-    /// How many times as long it keeps what CPUs share.
+    /// The factor of its time on shared state.
     pub shared: f64,
 }
 
 impl Operations {
-    /// What the repository has.
+    /// The repository's measurements.
     ///
     /// # Errors
-    /// What is wrong with that, which its tests would have found.
+    /// A fault in the file, which its tests would have found.
     pub fn measured() -> Result<Self, String> {
         Self::parse(MEASURED)
     }
@@ -89,7 +89,7 @@ impl Operations {
     /// Reads what `cargo xtask coherence --keep` has written.
     ///
     /// # Errors
-    /// The number of the line that is none of these, from 1.
+    /// The number of the first invalid line, from 1.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut rows: Vec<Row> = Vec::new();
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
@@ -113,15 +113,15 @@ impl Operations {
         rows
     }
 
-    /// Nanoseconds that one CPU alone takes to map and unmap one page by `name`; `None` if that was not measured.
+    /// Nanoseconds to map and unmap one page by `name` on a single CPU; `None` if that was not measured.
     pub fn alone_ns(&self, name: &str) -> Option<f64> {
         Some(self.of(name, 1).iter().find(|row| row.cpus == 1)?.ns)
     }
 
-    /// What `name` costs for one page with 1, 2 .. CPUs of `machine` at it.
+    /// The cost of `name` for one page with 1, 2 .. concurrent CPUs of `machine`.
     ///
     /// # Errors
-    /// Where it was not measured at all.
+    /// It was not measured at all.
     pub fn curve(&self, name: &str, machine: &Machine) -> Result<Curve, String> {
         let rows = self.of(name, 1);
         let alone = self.alone_ns(name).ok_or_else(|| format!("{name}: not measured"))?;
@@ -130,7 +130,7 @@ impl Operations {
         let mut numbers: Vec<u32> = rows.iter().map(|row| row.cpus).filter(|cpus| *cpus > 1).collect();
         numbers.dedup();
         for cpus in numbers {
-            // Of those that were measured, the most like it.
+            // The most similar measurement.
             let off = |row: &&&Row| row.sockets().abs_diff(machine.sockets);
             let Some(row) = rows.iter().filter(|row| row.cpus == cpus).min_by_key(off) else { continue };
             let shared = (row.ns - alone).max(0.0);
@@ -164,12 +164,12 @@ impl Operations {
         })
     }
 
-    /// What each submission costs besides the hardware's own time, with 1, 2 .. CPUs of `machine` at it, which do so by
-    /// `way`: [`SHARED`], [`ALONE`] or [`QUEUES`]. It was measured with the waits of `vtd`, of which each submission to a ring takes one, and two
-    /// where others submit meanwhile; or with one wait of `smmuv3`, where each CPU has a queue.
+    /// The cost of each submission besides the hardware's own time, with 1, 2 .. concurrent CPUs of `machine`, by `way`: [`SHARED`],
+    /// [`ALONE`] or [`QUEUES`]. It was measured with the waits of `vtd`, of which each submission to a ring takes one, and two while others
+    /// submit; or with one wait of `smmuv3` on CPUs' own queues.
     ///
     /// # Errors
-    /// Where it was not measured.
+    /// It was not measured.
     pub(super) fn ring(&self, way: &str, machine: &Machine) -> Result<Curve, String> {
         let (with, without) = (self.curve(way, machine)?, self.curve("raw", machine)?);
         let both = with.ns.iter().zip(&without.ns).enumerate();
@@ -184,7 +184,7 @@ impl Operations {
         Ok(Curve { ns: ns.collect(), ..with })
     }
 
-    /// How `name` with `pages` pages differs from one page. Where no size was measured, a page table's own work does.
+    /// The difference between `name` with `pages` pages and with one page. Without a measured size, that of a page table's own work.
     pub fn size(&self, name: &str, pages: u64) -> Size {
         let alone =
             |name: &str, pages| self.of(name, pages).first().filter(|row| row.cpus == 1).map(|row| row.ns);
@@ -203,7 +203,7 @@ impl Operations {
                 let other = few.iter().find(same).filter(|other| other.cpus > 1)?;
                 Some((other.ns - few.first()?.ns, row.ns - many.first()?.ns))
             });
-            // What is not shared stays so.
+            // Unshared state stays unshared.
             both.filter(|(one, _)| *one > 10.0).map(|(one, more)| (more / one).max(1.0))
         };
         let shares: Vec<(f64, f64)> =
@@ -217,7 +217,7 @@ impl Operations {
 fn row(text: &str) -> Option<Row> {
     let mut words = text.split(' ');
     let name = words.next()?;
-    // The order in which mappings end, and the hardware, make another operation of it.
+    // The order of unmaps, and the hardware, make a different operation.
     let (name, profile) = name.split_at(name.find('@').unwrap_or(name.len()));
     let (name, order) = match (name.split_once("-live"), name.split_once("-any")) {
         (Some((name, _)), _) => (name, ""),
@@ -232,7 +232,7 @@ fn row(text: &str) -> Option<Row> {
     Some(Row { name, pages: pages.parse().ok()?, cpus, per_socket, ns, transfers, far, lines: Vec::new() })
 }
 
-/// Between two points as a power of the number; behind the last as between the last two.
+/// Interpolates between two points as a power of the number; extrapolates the last two.
 fn interpolate(points: &[(f64, f64)], at: f64) -> f64 {
     let Some(above) = points.iter().position(|point| point.0 >= at).or(points.len().checked_sub(1)) else {
         return 0.0;
@@ -245,7 +245,7 @@ fn interpolate(points: &[(f64, f64)], at: f64) -> f64 {
     left.1 * (at / left.0).powf(slope)
 }
 
-/// Between two points in a straight line, and on behind the last.
+/// Interpolates linearly, and extrapolates.
 fn line(points: &[(f64, f64)], at: f64) -> f64 {
     let Some(above) = points.iter().position(|point| point.0 >= at).or(points.len().checked_sub(1)) else {
         return 0.0;

@@ -7,60 +7,60 @@ use portcullis::dma::QueueConfig;
 pub enum Waits {
     /// They do not.
     Never,
-    /// One wait for so many unmaps, shared with all CPUs that wait at the time.
+    /// One wait for this number of unmaps, shared by all CPUs that wait at the time.
     Shared(u32),
-    /// A CPU waits once for this number of unmaps, with a lock held that all CPUs need.
+    /// A CPU waits once for this number of unmaps, holding a lock that all CPUs need.
     Locked(u32),
-    /// A CPU waits once for this number of unmaps. Each CPU submits by itself, and the hardware carries out one submission after the other.
+    /// A CPU waits once for this number of unmaps. Each CPU submits individually, and the hardware executes one submission after the other.
     Own(u32),
-    /// A CPU waits once for this number of unmaps, in a queue of the hardware's that is its own, whatever the others do.
+    /// A CPU waits once for this number of unmaps, in a hardware queue of its own, independent of the others.
     Queues(u32),
 }
 
-/// What is copied, and what of it is in a cache.
+/// What is copied, and what of it is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copied {
     /// Nothing is.
     Nothing,
     /// To or from the slot that this CPU used last.
     Newest,
-    /// To or from the slot that nobody has used for the longest time.
+    /// To or from the least recently used slot.
     Oldest,
     /// To or from the slot that any CPU used last.
     Anyones,
-    /// To or from the slot that this CPU used last, where that is cheaper than to map, or other data shares the page: `adaptive`.
+    /// To or from the slot that this CPU used last, if that is cheaper than to map, or other data shares the page: `adaptive`.
     Cheaper,
 }
 
 /// A policy of the library, or a design of the past.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
-    /// As in commands.
+    /// Its name in commands.
     pub name: &'static str,
-    /// The operation that was measured for it; none where nothing is mapped.
+    /// Its measured operation; none if it maps nothing.
     pub operation: Option<&'static str>,
     /// Its waits.
     pub waits: Waits,
-    /// Nanoseconds between its looks at the hardware, where these are far apart: a wait is as long as a number of them.
+    /// Nanoseconds between its polls of the hardware, if these are far apart: a wait is a multiple of them.
     pub looks_ns: f64,
-    /// Nanoseconds for each mapping in which changed tables are written back to memory, where the IOMMU does not look into caches.
+    /// Nanoseconds for each mapping to write changed tables back to memory, for a non-coherent IOMMU.
     pub written_back_ns: f64,
-    /// Cache lines that a CPU fetches from the lock's last holder. The operation was measured without the lock, under which the CPU also
-    /// submits.
+    /// Cache lines that a CPU fetches from the lock's last holder. The operation was measured without the lock, which also covers the CPU's
+    /// submission.
     pub handed_on: u32,
     /// Its copies.
     pub copied: Copied,
-    /// It copies a buffer that a device writes into its slot first, on every machine.
+    /// It first copies a device-written buffer into its slot, on every machine.
     pub copies_in: bool,
-    /// Mappings of more pages are not copied, but mapped, and their unmap waits.
+    /// Larger mappings, in pages, are not copied but mapped, and their unmap waits.
     pub most_copied: u64,
     /// Memory reads of page walks for each page that a device uses: by `docs/strict.md`, streams of 10 flows in an aged space.
     pub reads: f64,
-    /// A device reaches a buffer no more when its unmap, or the commit of its batch, has returned.
+    /// A device no longer reaches a buffer when its unmap, or the commit of its batch, has returned.
     pub strict: bool,
-    /// All CPUs share its state, however many IOMMUs there are, since it does not translate.
+    /// All CPUs share its state, however many IOMMUs there are, because it does not translate.
     pub of_machine: bool,
-    /// It is a design of the past, or needs hardware that few have.
+    /// It is a design of the past, or needs rare hardware.
     pub old: bool,
 }
 
@@ -80,12 +80,12 @@ const OURS: Policy = Policy {
     old: false,
 };
 
-/// By how much a map and an unmap of 4 KiB take longer with tables that are written back: `portcullis bench pgtable --format vtd-ss
+/// The additional time of a map and an unmap of 4 KiB with tables that are written back: `portcullis bench pgtable --format vtd-ss
 /// --subject portcullis,portcullis-nc` on 2 virtual CPUs of an AMD EPYC (family 26), 23 November 2026: 697 ns and 13 ns.
 const WRITTEN_BACK_NS: f64 = 684.0;
 
-/// Linux's drivers of 2017 looked at the SMMU, and if it was not done delayed for a microsecond, `udelay(1)`: `queue_poll_cons` in
-/// `arm-smmu-v3.c` and `__arm_smmu_tlb_sync` in `arm-smmu.c`, version 4.10.
+/// Linux's drivers of 2017 polled the SMMU at intervals of a microsecond, `udelay(1)`: `queue_poll_cons` in `arm-smmu-v3.c` and
+/// `__arm_smmu_tlb_sync` in `arm-smmu.c`, version 4.10.
 const UDELAY_NS: f64 = 1_000.0;
 
 /// Walks of Linux's placement there: 1.24 misses of the IOTLB, and 0.12 + 0.12 + 0.932 of the caches above.
@@ -99,15 +99,15 @@ const fn old(name: &'static str, operation: &'static str, waits: Waits) -> Polic
     Policy { waits, old: true, reads: SCATTERED, ..ours(name, operation) }
 }
 
-/// What replays count by, too.
+/// Replays use the same number.
 const BATCH: Waits = Waits::Shared(QueueConfig::BATCH as u32);
 const RING: Waits = Waits::Shared(QueueConfig::RING_BATCH as u32);
 
-/// All of them; the first is what all are compared with.
+/// All of them; the first is the baseline.
 pub const POLICIES: [Policy; 18] = [
     OURS,
     Policy { waits: Waits::Shared(1), strict: true, reads: 1.24 + 0.856, ..ours("strict", "raw") },
-    // An SMMUv3's queues of CPUs (ECMDQ), as the library's driver uses them. The hardware begins all that is in any of them at once.
+    // An SMMUv3's ECMDQs, as the library's driver uses them. The hardware executes all submissions at once.
     Policy {
         waits: Waits::Queues(1),
         strict: true,
@@ -117,7 +117,7 @@ pub const POLICIES: [Policy; 18] = [
     },
     Policy { waits: BATCH, strict: true, reads: 1.24 + 0.856, ..ours("strict-batch", "batch") },
     Policy { waits: RING, strict: true, reads: 1.20, ..ours("strict-ring", "ring") },
-    // What stays mapped misses where the buffers are more pages than the IOTLB has.
+    // Persistent mappings miss if the buffers are more pages than the IOTLB has.
     Policy { copied: Copied::Newest, most_copied: 32, strict: true, reads: 1.0, ..ours("bounce", "pool") },
     Policy {
         waits: RING,
@@ -134,11 +134,11 @@ pub const POLICIES: [Policy; 18] = [
     Policy { written_back_ns: WRITTEN_BACK_NS, ..old("tree-2008", "lazy-2015", Waits::Locked(250)) },
     Policy { written_back_ns: WRITTEN_BACK_NS, ..old("bitmap-2008", "bitmap-2008", Waits::Locked(250)) },
     Policy { strict: true, looks_ns: UDELAY_NS, ..old("smmu-2017", "smmu-2017-any", Waits::Locked(1)) },
-    // Addresses and tables are as scalable as ours; the domain's lock is held while each flush waits. It passes on the lock's word, the
-    // node that the next CPU looks at, the queue's place, and a line of descriptors.
+    // Addresses and tables are as scalable as ours; the domain's lock is held during each flush. Its handover transfers the lock's word,
+    // the node that the next CPU polls, the queue's place, and a line of descriptors.
     Policy { strict: true, handed_on: 4, ..old(LINUX_STRICT, "raw", Waits::Locked(1)) },
-    // The command queue takes commands from all CPUs without a lock, and each CPU waits for a CMD_SYNC of its own. What CPUs pass each
-    // other in front of that queue was not measured, and is left out.
+    // The command queue takes commands from all CPUs without a lock, and each CPU waits for its own CMD_SYNC. Transfers in front of that
+    // queue were not measured, and are left out.
     Policy { strict: true, ..old(LINUX_STRICT_SMMU, "raw", Waits::Own(1)) },
     Policy {
         copied: Copied::Oldest,
@@ -160,7 +160,7 @@ pub const POLICIES: [Policy; 18] = [
     },
 ];
 
-/// The design that is Linux's strict mode of today behind VT-d, AMD-Vi and virtio-iommu: no design of the past.
+/// The design of Linux's current strict mode behind VT-d, AMD-Vi and virtio-iommu: no design of the past.
 pub const LINUX_STRICT: &str = "vtd-2024";
 
 /// The same behind SMMUv3: `arm_smmu_cmdq_issue_cmdlist`, since Linux 5.4.
@@ -172,7 +172,6 @@ impl Policy {
         matches!(self.waits, Waits::Shared(1) | Waits::Locked(1) | Waits::Own(1) | Waits::Queues(1))
     }
 
-    /// The one of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         POLICIES.iter().find(|policy| policy.name == name)
     }

@@ -1,19 +1,19 @@
-//! Where CPUs meet: what they share, the invalidation queue, memory, and the devices.
+//! Contended resources: shared state, the invalidation queue, memory, and the devices.
 
 use std::collections::VecDeque;
 
-/// Customers that are all served at once, each at a rate that depends on how many there are.
+/// Customers that are all served at once, each at a rate that depends on their number.
 ///
-/// For operations of the library it is their flow-equivalent server (Chandy, Herzog and Woo, 1975): what was measured with so
-/// many CPUs that do nothing else is the rate when so many are at it.
+/// For operations of the library it is their flow-equivalent server (Chandy, Herzog and Woo, 1975): the rate that was measured with this
+/// number of CPUs that do nothing else.
 #[derive(Debug)]
 pub(super) struct Sharing {
-    /// Nanoseconds for each unit of work, with so many customers.
+    /// Nanoseconds for each unit of work, by the number of customers.
     ns: Vec<f64>,
-    /// Work that each of those who are there has got so far, and when that was.
+    /// The work that each present customer has got so far, and the time of that.
     given: f64,
     at: f64,
-    /// Customers, and what `given` will be when they are done, the first first.
+    /// Customers, and the value of `given` at their completion, in order.
     customers: VecDeque<(f64, usize)>,
 }
 
@@ -41,7 +41,7 @@ impl Sharing {
         self.customers.insert(place, (until, customer));
     }
 
-    /// When the next is done, if nobody comes before.
+    /// The next completion, if no customer comes before.
     pub(super) fn next(&self) -> f64 {
         self.customers
             .front()
@@ -57,19 +57,19 @@ impl Sharing {
 /// The most requests of one submission.
 pub(super) const BATCH: usize = 64;
 
-/// The invalidation queue: those who come while the hardware works wait for one submission together, as behind a `SharedQueue`, or
+/// The invalidation queue: customers that come while the hardware works wait for one submission together, as behind a `SharedQueue`, or
 /// each for its own.
 #[derive(Debug)]
 pub(super) struct Commit {
     submission_ns: f64,
     request_ns: f64,
     in_flight: usize,
-    /// The most requests that one submission has.
+    /// The most requests of one submission.
     most: usize,
-    /// When each submission under way ends, and who is in it.
+    /// The end of each outstanding submission, and its customers.
     busy: VecDeque<(f64, Vec<usize>)>,
     waiting: VecDeque<usize>,
-    /// For how long the hardware worked.
+    /// The hardware's working time.
     pub(super) worked: f64,
 }
 
@@ -99,7 +99,7 @@ impl Commit {
         self.busy.front().map_or(f64::INFINITY, |first| first.0)
     }
 
-    /// Those whose submission is complete.
+    /// The customers of completed submissions.
     pub(super) fn leave(&mut self, now: f64) -> Vec<usize> {
         let done = self.busy.pop_front().map(|first| first.1).unwrap_or_default();
         self.submit(now);
@@ -107,7 +107,7 @@ impl Commit {
     }
 }
 
-/// A device that does one request after the other.
+/// A device that handles one request after the other.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Serial {
     free_at: f64,
@@ -115,7 +115,7 @@ pub(super) struct Serial {
 }
 
 impl Serial {
-    /// When a request is done that comes now and takes `ns`.
+    /// The completion time of a request that arrives now and takes `ns`.
     pub(super) fn serve(&mut self, now: f64, ns: f64) -> f64 {
         self.worked += ns;
         self.free_at = self.free_at.max(now) + ns;
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn customers_share_what_there_is() {
-        // Alone a unit takes 10, with two of them 30.
+        // One unit takes 10 alone, and 30 with two customers.
         let mut sharing = Sharing::new(vec![10.0, 10.0, 30.0]);
         sharing.enter(0.0, 7, 2.0);
         assert_eq!(sharing.next(), 20.0);
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(sharing.next(), 50.0);
         assert_eq!(sharing.leave(50.0), Some(8));
         assert_eq!((sharing.next(), sharing.leave(50.0)), (f64::INFINITY, None));
-        // Of two that are done at once the first goes first.
+        // Of two simultaneous completions the first customer goes first.
         sharing.enter(60.0, 1, 1.0);
         sharing.enter(60.0, 2, 1.0);
         assert_eq!([sharing.leave(90.0), sharing.leave(90.0)], [Some(1), Some(2)]);

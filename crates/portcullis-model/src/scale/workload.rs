@@ -1,9 +1,10 @@
-//! What the CPUs do: requests, with the work around their mappings, and the devices that carry them out.
+//! Workloads: requests, with the work around their mappings, and the devices that carry them out.
 
 /// One mapping of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mapping {
-    /// How many pages of 4 KiB a request maps and unmaps for it. 0: the buffer stays mapped from request to request, and a policy at most copies it.
+    /// Pages of 4 KiB that a request maps and unmaps for it. 0: the buffer stays mapped from request to request, and a policy at most
+    /// copies it.
     pub pages: u64,
     /// Bytes that the device moves, and that bounce buffers copy.
     pub bytes: u64,
@@ -16,14 +17,14 @@ pub struct Mapping {
 /// One request of a CPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What the CPU does besides, in nanoseconds: half before the device has it, half afterwards.
+    /// The CPU's other work, in nanoseconds: half before the device gets the request, half afterwards.
     pub work_ns: f64,
-    /// What it maps.
+    /// Its mappings.
     pub mappings: Vec<Mapping>,
 }
 
 impl Request {
-    /// What it maps and unmaps.
+    /// Its mappings that are mapped and unmapped.
     pub fn mapped(&self) -> impl Iterator<Item = &Mapping> {
         self.mappings.iter().filter(|mapping| mapping.pages > 0)
     }
@@ -34,33 +35,33 @@ impl Request {
     }
 }
 
-/// What carries requests out. A request goes to one of the devices.
+/// Devices. A request goes to one of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// How many there are.
     pub count: u32,
-    /// What each does in a second at the most.
+    /// The most requests of each in a second.
     pub requests_per_s: f64,
-    /// What it moves at the most, in GB/s.
+    /// Its bandwidth, in GB/s.
     pub gb_per_s: f64,
-    /// From a request to its completion, besides, in nanoseconds.
+    /// Additional latency of a request, in nanoseconds.
     pub latency_ns: f64,
-    /// Each page that it moves, before any walk, in nanoseconds.
+    /// Each page that it moves, without walks, in nanoseconds.
     pub page_ns: f64,
 }
 
-/// What each CPU does over and over.
+/// The loop of each CPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
-    /// As in commands.
+    /// Its name in commands.
     pub name: String,
-    /// What it is, and where its figures come from.
+    /// A description, and the source of its figures.
     pub about: String,
-    /// Its requests, in turn.
+    /// Its requests, in rotation.
     pub requests: Vec<Request>,
-    /// Requests of each CPU that are under way at the most.
+    /// The most outstanding requests of each CPU.
     pub depth: u32,
-    /// Who carries them out.
+    /// Its devices.
     pub device: Device,
 }
 
@@ -68,12 +69,12 @@ pub struct Workload {
 pub const NAMES: [&str; 8] =
     ["memcached", "nvme", "nvme-2026", "nic", "nic-page-pool", "swiotlb", "disk-2008", "nested"];
 
-/// Whole pages, which are received.
+/// Whole received pages.
 fn pages(pages: u64) -> Vec<Mapping> {
     vec![Mapping { pages, bytes: pages * 4096, shared: false, received: true }]
 }
 
-/// A part of a page, which is received or sent.
+/// A received or sent part of a page.
 const fn part(bytes: u64, received: bool) -> Mapping {
     Mapping { pages: 1, bytes, shared: true, received }
 }
@@ -81,7 +82,7 @@ const fn part(bytes: u64, received: bool) -> Mapping {
 impl Workload {
     /// A built-in one, on `cpus` CPUs.
     pub fn named(name: &str, cpus: u32) -> Option<Self> {
-        // As many devices as its figures are for, for each 32 CPUs and what is left.
+        // For each 32 CPUs, or a part of them, as many devices as its figures are for.
         let count = cpus.div_ceil(32);
         let nic = Device { count, requests_per_s: 1e12, gb_per_s: 12.5, latency_ns: 20_000.0, page_ns: 65.0 };
         Some(match name {

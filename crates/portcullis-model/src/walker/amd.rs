@@ -26,7 +26,7 @@ const WRITE: u64 = 1 << 62;
 const ADDRESS: u64 = bits(51, 12);
 const LEAF_RESERVED: u64 = bits(58, 52);
 const TABLE_RESERVED: u64 = bits(60, 52);
-/// What hardware ignores or sets by itself: bits 4:1, A (5), D (6), 8:7 and 63.
+/// Bits that hardware ignores or sets itself: 4:1, A (5), D (6), 8:7 and 63.
 const IGNORED: u64 = bits(8, 1) | 1 << 63;
 
 #[derive(Debug, Clone, Copy)]

@@ -17,8 +17,8 @@
 //! - Bit 52 is the contiguous hint: hardware may cache the run it belongs to as one entry, so all of the run must
 //!   be present and alike, its addresses rising, and the first aligned to the run's size.
 //!
-//! Faults come in the manual's order: translation, address size, access flag, permission. Neither FEAT_LPA2 nor
-//! hardware management of the access flag and dirty state is there.
+//! Faults come in the manual's order: translation, address size, access flag, permission. FEAT_LPA2 and hardware management of the access
+//! flag and dirty state are absent.
 
 use super::{Decoded, Geometry, Layout, Page, Rights, bits};
 use crate::fault::FaultReason;
@@ -35,15 +35,15 @@ const S2AP_WRITE: u64 = 1 << 7;
 const TABLE_EXECUTE_NEVER: u64 = 1 << 60;
 const TABLE_PRIVILEGED: u64 = 1 << 61;
 const TABLE_READ_ONLY: u64 = 1 << 62;
-/// Bits 58:55 are software's and say nothing about the translation.
+/// Bits 58:55 are software's and do not affect the translation.
 const SOFTWARE: u64 = bits(58, 55);
 
 /// A stage of translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArmStage {
-    /// From virtual addresses; one table is the root.
+    /// From virtual addresses; the root is one table.
     One,
-    /// From intermediate physical addresses; up to 16 tables in a row are the root.
+    /// From intermediate physical addresses; the root is up to 16 concatenated tables.
     Two,
 }
 
@@ -82,7 +82,7 @@ impl Granule {
         }
     }
 
-    /// The binary logarithm of the entries in a contiguous run at `level`; 0 where the hint means nothing.
+    /// The binary logarithm of the entries in a contiguous run at `level`; 0 if the hint means nothing.
     const fn run(self, level: u32) -> u32 {
         match (self, level) {
             (Self::Size4K, 1..=3) => 4,
@@ -93,24 +93,24 @@ impl Granule {
     }
 }
 
-/// The dimensions of Arm tables, as the context or stream table entry gives them.
+/// The dimensions of Arm tables, from the context or stream table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArmTables {
-    /// Which stage.
+    /// The stage.
     pub stage: ArmStage,
     /// TG0 or S2TG.
     pub granule: Granule,
-    /// 64 - T0SZ: bits of the addresses that are translated. 25 to 48, or 52 with 64 KiB.
+    /// 64 - T0SZ: width of input addresses. 25 to 48, or 52 with 64 KiB.
     pub input_bits: u32,
-    /// Levels of tables, the root's included. In stage 1 there is one number that fits `input_bits`; in stage 2
-    /// SL0 chooses, and the root is as many tables in a row as it takes.
+    /// Levels of tables, including the root's. In stage 1 `input_bits` determines them; in stage 2 SL0 chooses, and the root has as many
+    /// concatenated tables as that takes.
     pub levels: u32,
-    /// Bits of the addresses that tables may name (IPS or S2PS): 32, 36, 40, 42, 44, 48, or 52 with 64 KiB.
+    /// Width of output addresses (IPS or S2PS): 32, 36, 40, 42, 44, 48, or 52 with 64 KiB.
     pub output_bits: u32,
 }
 
 impl ArmTables {
-    /// Stage 1 for addresses of `input_bits`, with as many levels as that takes, and 48 bits of output.
+    /// Stage 1 for addresses of `input_bits`, with the levels that takes, and 48 bits of output.
     pub const fn stage1(granule: Granule, input_bits: u32) -> Self {
         let levels = input_bits.saturating_sub(granule.shift()).div_ceil(granule.stride());
         Self { stage: ArmStage::One, granule, input_bits, levels, output_bits: 48 }
@@ -121,7 +121,7 @@ impl ArmTables {
         Self { stage: ArmStage::Two, granule, input_bits, levels, output_bits: 48 }
     }
 
-    /// The same with addresses of `output_bits` in the entries.
+    /// The same with `output_bits`.
     pub const fn with_output_bits(self, output_bits: u32) -> Self {
         Self { output_bits, ..self }
     }
@@ -185,7 +185,7 @@ impl Layout for ArmTables {
 
     fn geometry(self) -> Geometry {
         let Self { granule, input_bits, levels, .. } = self;
-        // Of a number of levels that does not exist the indices mean nothing; it must not overflow here.
+        // With an invalid number of levels the indices mean nothing; it must not overflow here.
         let geometry = Geometry {
             granule: granule.shift(),
             stride: granule.stride(),
@@ -193,7 +193,7 @@ impl Layout for ArmTables {
             input_bits,
             root_align: 0,
         };
-        // A small root is aligned to its size, to 64 bytes at least.
+        // A small root is aligned to its size, at least to 64 bytes.
         Geometry { root_align: (geometry.index_bits(geometry.levels) + 3).max(6), ..geometry }
     }
 
@@ -231,7 +231,7 @@ impl Layout for ArmTables {
             return false;
         };
         let first_of_run = |address: u64| address & !bits(shift + self.granule.run(level) - 1, 0);
-        // In the same aligned block of memory, as far apart as the entries are: then the first is its start.
+        // In the same aligned block of memory, at the same distance as the entries: then the block's start is the first's.
         (entry ^ other) & !(bits(47, shift) | SOFTWARE) == 0
             && own.checked_add_signed(distance << shift) == Some(address)
             && first_of_run(own) == first_of_run(address)

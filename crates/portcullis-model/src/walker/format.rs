@@ -4,7 +4,7 @@ use portcullis::addr::{Iova, PhysAddr};
 
 use super::{ArmTables, Geometry, Layout, RiscvMode};
 
-/// How a device's tables are laid out.
+/// The layout of a device's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TableFormat {
@@ -30,7 +30,7 @@ pub enum TableFormat {
     RiscV(RiscvMode),
 }
 
-/// Does something with the [`Layout`] of a [`TableFormat`]: compiled for each of them.
+/// Evaluates an expression with the [`Layout`] of a [`TableFormat`]: compiled for each of them.
 macro_rules! with_layout {
     ($format:expr, $layout:ident => $body:expr) => {
         match $format {
@@ -54,13 +54,13 @@ macro_rules! with_layout {
 pub(super) use with_layout;
 
 impl TableFormat {
-    /// Whether hardware has tables of these dimensions.
+    /// Whether hardware supports these dimensions.
     #[inline]
     pub fn is_valid(self) -> bool {
         with_layout!(self, layout => layout.is_valid())
     }
 
-    /// Whether invalidating a part of a page makes the hardware forget all of it: see [`iotlb`](crate::iotlb).
+    /// Whether invalidating a part of a page removes all of it: see [`iotlb`](crate::iotlb).
     pub fn forgets_by_part(self) -> bool {
         match self {
             Self::VtdSecondStage { .. } | Self::X86FirstStage { .. } | Self::AmdV1 { .. } => false,
@@ -68,12 +68,12 @@ impl TableFormat {
         }
     }
 
-    /// How many levels of tables there are.
+    /// Levels of tables.
     pub fn levels(self) -> u32 {
         self.geometry().levels
     }
 
-    /// Whether an address has no bits beyond those that are translated.
+    /// Whether the tables translate all bits of an address.
     pub fn in_width(self, iova: Iova) -> bool {
         self.geometry().fits(iova)
     }

@@ -1,16 +1,14 @@
-//! The page-table walk: tables of any of the formats, read entry by entry out of simulated memory.
+//! The page-table walk: tables of any format, read entry by entry from simulated memory.
 //!
-//! Written from the manuals alone, so that the library's tables are checked by something that shares nothing
-//! with the code that writes them. A [`TableFormat`] says how the tables are laid out; each family of formats
-//! has one file, which says what one entry means (`Layout`). How levels follow each other is here.
+//! Written only from the manuals, so that it checks the library's tables independently of the code that writes them. A [`TableFormat`]
+//! names a layout; each family of formats has one file, which decodes its entries (`Layout`). The walk through levels is here.
 //!
-//! Levels are numbered from 1, the lowest, whatever a manual calls them. A walk changes nothing (no accessed or
-//! dirty bit is set); what it found on its way is part of its answer, for the caller to cache and count. It
-//! reads the tables as they are, allocated or not, and never trusts an entry: an address outside the memory, a
-//! reserved bit that hardware checks, or a missing permission is a fault.
+//! Levels are numbered from 1, the lowest, whatever a manual calls them. A walk changes nothing (it sets no accessed or dirty bit); its
+//! result has all tables on the path, for the caller to cache and count. It reads the tables as they are, allocated or not, and never
+//! trusts an entry: an address outside the memory, a reserved bit that hardware checks, or a missing permission is a fault.
 //!
-//! Cost: one dependent memory read per level from where it starts, at most 6. An entry that claims to be one of
-//! a run of alike ones (Arm's contiguous hint, AMD's replicated entries) has the whole run read and compared.
+//! Cost: one dependent memory read per level from its start, at most 6. For an entry that claims to be in a contiguous run (Arm's
+//! contiguous hint, AMD's replicated entries) it reads and compares the whole run.
 
 mod amd;
 mod arm;
@@ -35,19 +33,19 @@ pub use riscv::RiscvMode;
 use format::with_layout;
 pub(crate) use geometry::Geometry;
 
-/// A table on the way down.
+/// A table on the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TablePointer {
     /// Its level; 1 is the lowest.
     pub level: u32,
-    /// Where it is.
+    /// Its physical address.
     pub table: PhysAddr,
-    /// What all entries above it allow together.
+    /// The intersection of the rights of all entries above it.
     pub rights: Rights,
 }
 
 impl TablePointer {
-    /// The root of `levels` levels at `table`: nothing has been taken away yet.
+    /// The root of `levels` levels at `table`, with all rights.
     pub const fn root(table: PhysAddr, levels: u32) -> Self {
         Self { level: levels, table, rights: Rights::ALL }
     }
@@ -56,13 +54,13 @@ impl TablePointer {
 /// The page at the end of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaf {
-    /// The first address of the page in memory.
+    /// The physical address of the page.
     pub page: PhysAddr,
     /// Its size: that of the one entry, even if a hint says that its neighbours continue it.
     pub size: PageSize,
-    /// What all entries on the way allow together.
+    /// The intersection of the rights of all entries on the path.
     pub rights: Rights,
-    /// The bits of the entry that say how the memory is cached, as the format has them:
+    /// The entry's cacheability bits, by format:
     /// - VT-d second stage: bit 0 is SNP;
     /// - x86-64 first stage: PAT, PCD, PWT (bits 2 to 0);
     /// - AMD-Vi: FC and U (bits 1 and 0);
@@ -72,36 +70,35 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// What a device's ordinary request may do here: one without privilege, for data.
+    /// The permissions of an ordinary device request: unprivileged, for data.
     pub fn allowed(&self) -> Option<Permissions> {
         self.rights.for_device()
     }
 }
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Walk {
-    /// The page, or why there is none.
+    /// The page, or the fault.
     pub result: Result<Leaf, FaultReason>,
     /// Entries that were read, without those that were only compared with the leaf of their run.
     pub table_reads: u32,
     /// Those of them in frames that are not allocated, whichever frame of a large table that is.
     pub freed_reads: u32,
-    /// The tables below the one it started at, the highest first. They count even if the walk then faulted:
-    /// hardware caches the present entries it passed.
+    /// The tables below the start, highest first, even if the walk then faulted: hardware caches the present entries that it passed.
     pub tables: SmallVec<[TablePointer; 4]>,
 }
 
-/// What one entry means.
+/// A decoded entry.
 #[derive(Debug, Clone, Copy)]
 enum Decoded {
-    /// The table below; its `level` is lower than the entry's.
+    /// A pointer to a table, whose `level` is lower than the entry's.
     Table { table: u64, level: u32, rights: Rights },
     /// A page.
     Leaf(Page),
 }
 
-/// What a leaf entry says by itself.
+/// A decoded leaf.
 #[derive(Debug, Clone, Copy)]
 struct Page {
     page: u64,
@@ -109,22 +106,22 @@ struct Page {
     shift: u32,
     rights: Rights,
     attributes: u8,
-    /// The binary logarithm of how many entries, aligned to their number, make the run that it is in.
+    /// The binary logarithm of the entries, aligned to their number, of its run.
     run: u32,
 }
 
-/// One format of tables: where the levels' indices are, and what an entry means.
+/// One format of tables: its geometry, and its decoder.
 trait Layout: Copy {
     /// Whether hardware would accept these dimensions.
     fn is_valid(self) -> bool;
 
-    /// The dimensions. Of a layout that is not valid they mean nothing, but asking does no harm.
+    /// The dimensions. Meaningless but harmless for an invalid layout.
     fn geometry(self) -> Geometry;
 
-    /// What `entry`, found at `level` on the way to `iova`, means.
+    /// Decodes `entry`, found at `level` on the path to `iova`.
     fn decode(self, entry: u64, level: u32, iova: u64) -> Result<Decoded, FaultReason>;
 
-    /// Whether `other`, which is `distance` entries further on in the run of `entry`, is as it must be.
+    /// Whether `other`, which is `distance` entries further in the run of `entry`, is consistent with it.
     fn continues(self, entry: u64, other: u64, distance: i64, level: u32) -> bool {
         let _ = (distance, level);
         entry == other
@@ -149,8 +146,8 @@ pub fn walk(memory: &Memory, iova: Iova, format: TableFormat, start: TablePointe
     Walk { result, table_reads, freed_reads, tables }
 }
 
-/// The page at the end of a [`walk`] of a valid format, for those who do not ask for its cost. It does not look at the other
-/// entries of a run: what this entry alone leads to can be reached, whatever those say.
+/// The page at the end of a [`walk`] of a valid format, without the cost. It ignores the other entries of a run: the memory of this entry
+/// can be reached, whatever those say.
 pub(crate) fn find_leaf(
     memory: &Memory,
     iova: Iova,
@@ -162,7 +159,7 @@ pub(crate) fn find_leaf(
     })
 }
 
-/// A leaf, and where it was.
+/// A leaf, and its place.
 struct Found {
     leaf: Leaf,
     address: PhysAddr,
@@ -172,7 +169,7 @@ struct Found {
 }
 
 impl Found {
-    /// The leaf, if the other entries of its run are as they must be: hardware may use any of them for it.
+    /// The leaf, if the other entries of its run are consistent: hardware may use any of them.
     #[inline]
     fn checked(self, memory: &Memory, iova: Iova, layout: impl Layout) -> Result<Leaf, FaultReason> {
         if self.run == 0 { Ok(self.leaf) } else { self.check_run(memory, iova, layout) }
@@ -183,20 +180,20 @@ impl Found {
         let geometry = layout.geometry();
         let length = 1_u64 << run;
         let own = geometry.index(iova, level) % length;
-        // The leaf's entry was in memory, so the subtraction of what was added to reach it does not wrap.
+        // The leaf's entry was in memory, so the subtraction of its offset does not wrap.
         let first = PhysAddr::new(address.get() - 8 * own);
         let alike = |place: u64| {
             let other = first.checked_add(8 * place).and_then(|at| memory.read_u64(at));
             let distance = place as i64 - own as i64;
             other.is_some_and(|other| layout.continues(entry, other, distance, level))
         };
-        // A run that is longer than the table cannot be one.
+        // A run longer than the table is invalid.
         let fits = run <= geometry.index_bits(level);
         if fits && (0..length).all(alike) { Ok(leaf) } else { Err(FaultReason::InconsistentRun) }
     }
 }
 
-/// Goes down from `start`, telling of each entry that was `read` and of each table that is found `below` one.
+/// Descends from `start`, calling `read` for each entry and `below` for each table.
 #[inline]
 fn descend(
     memory: &Memory,

@@ -1,11 +1,11 @@
-//! What page-table entries allow, in the terms of all formats together.
+//! The rights of page-table entries, common to all formats.
 
 use std::fmt;
 use std::ops::BitOr;
 
 use portcullis::addr::Permissions;
 
-/// What entries allow. A format without one of these rights always grants it.
+/// Rights. A format without one of them always grants it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rights(u8);
 
@@ -14,30 +14,30 @@ impl Rights {
     pub const READ: Self = Self(1);
     /// Writes.
     pub const WRITE: Self = Self(2);
-    /// Reads of code (by requests without privilege).
+    /// Instruction fetches (by unprivileged requests).
     pub const EXECUTE: Self = Self(4);
-    /// All that is allowed is allowed to requests without privilege too, which is what devices send.
+    /// Unprivileged requests, which devices send, have the other rights, too.
     pub const USER: Self = Self(8);
     /// Everything.
     pub const ALL: Self = Self(15);
 
-    /// Whether all of `wanted` is allowed.
+    /// Whether it has all of `wanted`.
     pub const fn contains(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// What is left without `taken`.
+    /// It without `taken`.
     pub const fn without(self, taken: Self) -> Self {
         Self(self.0 & !taken.0)
     }
 
-    /// What both allow; `None` where that is neither a read nor a write by anybody.
+    /// The intersection; `None` if that allows neither a read nor a write.
     pub const fn intersection(self, other: Self) -> Option<Self> {
         let both = Self(self.0 & other.0);
         if both.0 & (Self::READ.0 | Self::WRITE.0) == 0 { None } else { Some(both) }
     }
 
-    /// What a device's request without privilege may do with data.
+    /// The permissions of an unprivileged data request.
     pub fn for_device(self) -> Option<Permissions> {
         if !self.contains(Self::USER) {
             return None;
@@ -50,7 +50,7 @@ impl Rights {
         }
     }
 
-    /// These rights if `granted`, or else those without `right`.
+    /// These rights, without `right` unless `granted`.
     pub(super) const fn only_if(self, granted: bool, right: Self) -> Self {
         if granted { self } else { self.without(right) }
     }

@@ -9,12 +9,11 @@
 //! are sign-extended in the first stage; devices get the positive half, so the highest translated bit is 0
 //! and the rest is refused as too wide. The G-stage takes two bits more, in a root of 16 KiB.
 //!
-//! The hardware is taken to have Svpbmt and not Svnapot: bits 62:61 of a page are PBMT (0 is PMA, 1 NC, 2 IO).
-//! Reserved, and checked: bits 60:54 and N (63); PBMT of 3, and any in a pointer to a table; W without R; A, D or U
-//! in a pointer; a pointer in the lowest level; a superpage whose page number is not aligned. The hardware does not set A and D itself: A clear is a fault, D clear a fault of
-//! writes (for which the IOMMU has the same cause as for W clear). The G-stage treats every access as user's, so
-//! a page without U is refused; in the first stage it is one for privileged requests, which devices here do
-//! not make.
+//! The hardware has Svpbmt and not Svnapot: bits 62:61 of a page are PBMT (0 is PMA, 1 NC, 2 IO). Reserved, and checked: bits 60:54 and N
+//! (63); PBMT of 3, and any in a pointer to a table; W without R; A, D or U in a pointer; a pointer in the lowest level; a superpage whose
+//! page number is not aligned. The hardware does not set A and D itself: A clear is a fault, D clear a fault of writes (for which the IOMMU
+//! has the same cause as for W clear). The G-stage treats every access as user's, so a page without U is refused; in the first stage it is
+//! for privileged requests, which devices here do not make.
 
 use super::{Decoded, Geometry, Layout, Page, Rights, bits};
 use crate::fault::FaultReason;

@@ -3,10 +3,10 @@
 //! Source: Intel Virtualization Technology for Directed I/O, Architecture Specification, revision 4.1:
 //! "Second-Stage Translation" (section 3.7) and "Second-Stage Paging Entries" (chapter 9).
 //!
-//! An entry is present if it allows a read (bit 0) or a write (bit 1); it allows what all entries on the way
-//! allow. Bit 7 (page size) makes entries at levels 2 and 3 pages and is reserved above; in the lowest level it
-//! is ignored. Bits 51:12 are the address; those below a large page's size are reserved. Bit 11 of a leaf is
-//! SNP. The hardware is taken to have a host address width of 52 bits, so no higher address bit is reserved.
+//! An entry is present if it allows a read (bit 0) or a write (bit 1); rights are the intersection of all entries on the path. Bit 7 (page
+//! size) makes entries at levels 2 and 3 pages and is reserved above; in the lowest level it is ignored. Bits 51:12 are the address; those
+//! below a large page's size are reserved. Bit 11 of a leaf is SNP. The host address width is 52 bits, so no higher address bit is
+//! reserved.
 
 use super::{Decoded, Geometry, Layout, Page, Rights, bits};
 use crate::fault::FaultReason;

@@ -4,13 +4,11 @@
 //! "First-Stage Translation" (section 3.6) and "First-Stage Paging Entries" (chapter 9); Intel 64 and IA-32
 //! Architectures Software Developer's Manual, volume 3A, "4-Level Paging and 5-Level Paging" (section 4.5).
 //!
-//! Addresses must be canonical; what a driver hands to devices is the lower half, so the highest translated bit
-//! is always 0 and the upper half is refused here as too wide. An entry with P (bit 0) clear is not present. R/W
-//! (bit 1) and U/S (bit 2) are allowed if every entry on the way allows them, code may be read where none has
-//! XD (bit 63). PS (bit 7) makes a page at levels 2 and 3 and is reserved at 4 and 5. Of a large page's address
-//! the bits below its size down to bit 13 are reserved; bit 12 is PAT, which in a 4 KiB entry is bit 7.
-//! Hardware sets accessed and dirty bits by itself here; this one leaves them alone and does not ask for them.
-//! The physical address width is taken to be 52 bits.
+//! Addresses must be canonical; a driver gives devices the lower half, so the highest translated bit is always 0 and the upper half is
+//! refused here as too wide. An entry with P (bit 0) clear is not present. R/W (bit 1) and U/S (bit 2) need every entry on the path,
+//! execution needs XD (bit 63) clear in all. PS (bit 7) makes a page at levels 2 and 3 and is reserved at 4 and 5. Of a large page's
+//! address the bits below its size down to bit 13 are reserved; bit 12 is PAT, which in a 4 KiB entry is bit 7. Hardware sets accessed and
+//! dirty bits itself here; this walker neither sets nor checks them. The physical address width is 52 bits.
 
 use super::{Decoded, Geometry, Layout, Page, Rights, bits};
 use crate::fault::FaultReason;

@@ -1,4 +1,4 @@
-//! What the tests share: a mapper of a few lines that sets entries by hand, and a unit in front of it.
+//! Shared by tests: a small mapper that sets entries by hand, and a unit in front of it.
 #![allow(dead_code)] // Each test uses its own part.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub const READ: Permissions = Permissions::READ;
 pub const WRITE: Permissions = Permissions::WRITE;
 pub const BOTH: Permissions = Permissions::READ_WRITE;
 
-/// VT-d second-stage entries, in the few lines that these tests need of them.
+/// VT-d second-stage entries, as far as these tests need them.
 pub mod vtd {
     use portcullis::addr::{PageSize, Permissions, PhysAddr};
 
@@ -78,7 +78,7 @@ impl Mapper {
         Context::SecondStage { domain, root: self.root, levels: self.levels }
     }
 
-    /// The table at `level` on the way to `iova`; missing ones are made.
+    /// The table at `level` on the path to `iova`; makes missing ones.
     pub fn table(&self, iova: u64, level: u32) -> PhysAddr {
         let mut table = self.root;
         for above in (level + 1..=self.levels).rev() {
@@ -106,7 +106,7 @@ impl Mapper {
         self.map_at(iova, phys, BOTH, 1);
     }
 
-    /// Where `at` leads by the tables as they are: a walk that shares nothing with the unit's.
+    /// The target of `at` by the current tables: a walk independent of the unit's.
     pub fn walk(&self, at: u64, wanted: Permissions) -> Option<u64> {
         let mut table = self.root;
         for level in (1..=self.levels).rev() {

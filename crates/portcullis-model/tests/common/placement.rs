@@ -1,19 +1,16 @@
-//! Receive rings in front of the software IOMMU under strict protection, with their addresses placed in one of
-//! four ways. What it counts depends on the addresses alone, so it repeats exactly.
+//! Receive rings on the software IOMMU under strict protection, with addresses placed in one of four ways. Its counts depend only on the
+//! addresses, so they repeat exactly.
 //!
-//! Every ring has all its descriptors posted: mapped, and waiting for data. The device works through them in
-//! order. For each descriptor it reads the ring's own memory once (16 bytes), writes every page of the
-//! buffer in 4 pieces of 1 KiB, and writes the ring's own memory once more. Then the buffer is unmapped, with
-//! one invalidation of leaves for each mapping, and a new one is mapped and posted. (An invalidation covers an
-//! aligned block of 2^n pages, or all of the domain. A mapping of a descriptor that lies across such a block's
-//! end takes two, submitted together, with one wait: see [`Blocks`].) Between two accesses of
-//! one ring the other rings have theirs: one each, always in the same order ([`Pace::InStep`]), or as many as a
-//! die says ([`Pace::Uneven`]).
+//! Every ring has all its descriptors posted: mapped, and waiting for data. The device works through them in order. For each descriptor it
+//! reads the ring's own memory once (16 bytes), writes every page of the buffer in 4 pieces of 1 KiB, and writes the ring's own memory once
+//! more. Then the buffer is unmapped, with one leaf invalidation for each mapping, and a new one is mapped and posted. (An invalidation
+//! covers an aligned block of 2^n pages, or all of the domain. A descriptor's mapping that crosses such a block's end takes two, submitted
+//! together, with one wait: see [`Blocks`].) Between two accesses of one ring the other rings have theirs: one each, always in the same
+//! order ([`Pace::InStep`]), or a random number ([`Pace::Uneven`]).
 //!
-//! The address space has a past: 32,768 ranges, every second of one page and the others of 1 to 64, replaced at
-//! random 200,000 times, half of them freed. And it has a presence: between an unmap and the next map, as many of
-//! them as the descriptor has pages are replaced, as a transmit side does whose packets leave in any order.
-//! They take addresses but no part in the traffic. All of that is on one CPU.
+//! The address space is aged: 32,768 ranges, every second of one page and the others of 1 to 64, replaced at random 200,000 times, half of
+//! them freed. And others use it meanwhile: between an unmap and the next map, as many of them as the descriptor has pages are replaced, as
+//! by a transmit side whose packets complete in any order. They take addresses but cause no traffic. All of that is on one CPU.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,17 +28,17 @@ const PAGE: u64 = 4096;
 const NIC: DeviceId = DeviceId(1);
 const DOMAIN: DomainId = DomainId(1);
 const ANYWHERE: Iova = Iova::new(u64::MAX);
-/// Pieces in which the device writes a page.
+/// Pieces of a page write.
 const PIECES: u64 = 4;
 /// Descriptors of each ring.
 const DESCRIPTORS: u32 = 512;
 /// Bytes of one descriptor in the ring's own memory.
 const DESCRIPTOR_BYTES: u64 = 16;
 
-/// Where the addresses of buffers come from.
+/// The allocation of buffers' addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed {
-    /// Each page by itself from the space: what a driver gets that maps page by page.
+    /// Each page individually from the space: a driver that maps page by page.
     Pages,
     /// Each descriptor's pages as one range from the space.
     Ranges,
@@ -51,19 +48,19 @@ pub enum Placed {
     Coloured,
 }
 
-/// How the rings take turns.
+/// The order of the rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     InStep,
     Uneven,
 }
 
-/// How a mapping that is not aligned to its size is invalidated.
+/// The invalidation of a mapping that is not aligned to its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
-    /// By the smallest block around it: the domain, where that is over 2 MiB.
+    /// By the smallest block around it: the domain, if that is over 2 MiB.
     One,
-    /// By two where it lies across a multiple of its size.
+    /// By two if it crosses a multiple of its size.
     Two,
 }
 
@@ -77,7 +74,7 @@ pub struct Setup {
     pub blocks: Blocks,
     pub iotlb_entries: usize,
     pub iotlb_ways: usize,
-    /// Descriptors for each ring before counting begins, and while counting.
+    /// Descriptors for each ring before and during counting.
     pub warm_up: u64,
     pub counted: u64,
 }
@@ -86,7 +83,7 @@ pub struct Setup {
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     pub iotlb: f64,
-    /// Walks that did not find the table cached; the lowest level first.
+    /// Walks that missed in the table caches; the lowest level first.
     pub levels: [f64; 3],
 }
 
@@ -94,10 +91,10 @@ struct Ring {
     arena: Option<RingArena>,
     /// The ring's own memory.
     own: IovaRange,
-    /// The mappings of each posted descriptor, the oldest first.
+    /// The mappings of each posted descriptor, oldest first.
     posted: VecDeque<Vec<IovaRange>>,
     done: u64,
-    /// The number of the next access to the oldest descriptor.
+    /// Index of the next access to the oldest descriptor.
     at: u64,
 }
 
@@ -114,10 +111,10 @@ struct Machine {
     dice: u64,
 }
 
-/// The misses of `setup` with addresses `placed` so.
+/// The misses of `setup` with addresses placed by `placed`.
 pub fn run(setup: Setup, placed: Placed) -> Rates {
     let mut machine = Machine::new(setup);
-    // Drivers take their rings' own memory when they start.
+    // Drivers allocate their rings' own memory when they start.
     let own: Vec<IovaRange> = (0..setup.rings).map(|_| machine.take(OWN_PAGES)).collect();
     machine.age();
     let mut rings: Vec<Ring> =
@@ -170,7 +167,7 @@ impl Machine {
         Self { iommu, mapper, space, platform: StdPlatform::with_cpus(1), setup, others: Vec::new(), dice: 1 }
     }
 
-    /// Gives the address space a past.
+    /// Ages the address space.
     fn age(&mut self) {
         for _ in 0..32_768 {
             let range = self.other();
@@ -227,7 +224,7 @@ impl Machine {
         ring.posted.push_back(mappings);
     }
 
-    /// Lets every ring go on until `until` of its descriptors are done, or a few more.
+    /// Runs every ring until `until` of its descriptors are done, or a few more.
     fn turns(&mut self, rings: &mut [Ring], until: u64) {
         while rings.iter().any(|ring| ring.done < until) {
             for next in 0..rings.len() {
@@ -240,7 +237,7 @@ impl Machine {
         }
     }
 
-    /// One access of the device, and what the driver does when it was a descriptor's last.
+    /// One access of the device, and the driver's work after a descriptor's last.
     fn access(&mut self, ring: &mut Ring) {
         let last = self.setup.pages * PIECES + 1;
         let pieces = &ring.posted[0];
@@ -266,7 +263,7 @@ impl Machine {
         }
     }
 
-    /// Unmaps the oldest descriptor, strictly, and frees its addresses. Returns how many mappings it had.
+    /// Unmaps the oldest descriptor strictly, and frees its addresses. Returns its number of mappings.
     fn retire(&mut self, ring: &mut Ring) -> u64 {
         let mappings = ring.posted.pop_front().unwrap();
         for range in &mappings {
@@ -291,7 +288,7 @@ impl Machine {
     }
 
     fn map(&self, range: IovaRange) {
-        // Nothing looks at the memory behind: any will do.
+        // Any address: no access checks the memory behind it.
         let phys = PhysAddr::new(1 << 40);
         let list = [(phys, range.len())];
         let mut gather = Gather::new();
@@ -301,7 +298,7 @@ impl Machine {
     fn unmap(&self, range: IovaRange) {
         assert_eq!(self.mapper.unmap(&self.platform, range, &mut Gather::new()).bytes, range.len());
         match self.setup.blocks {
-            // As the driver of the software IOMMU does it.
+            // As the software IOMMU's driver does.
             Blocks::Two => {
                 let request = Invalidation::Range { range, leaf_only: true };
                 self.iommu.queue().invalidate(DOMAIN, request).unwrap();
@@ -319,7 +316,6 @@ impl Machine {
         self.space.free(&self.platform, range).unwrap();
     }
 
-    /// A number below `sides`.
     fn throw(&mut self, sides: usize) -> usize {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;

@@ -1,4 +1,4 @@
-//! Random histories of a correct driver: what the caches answer is what a walk without caches finds.
+//! Random histories of a correct driver: the caches agree with a walk without caches.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A driver that always invalidates what it changed.
+/// A driver that always invalidates its changes.
 struct Driver {
     iommu: Arc<Iommu>,
     mapper: Mapper,
@@ -72,7 +72,7 @@ impl Driver {
         }
     }
 
-    /// Unmaps what begins in the range, and the large pages that it cuts.
+    /// Unmaps all mappings that begin in the range, and the large pages that it cuts.
     fn unmap(&self, at: u64, end: u64) {
         for block in BLOCKS {
             match self.is_large(block) {

@@ -1,4 +1,4 @@
-//! Devices with TLBs of their own: what they keep, what makes them forget, and who does not answer.
+//! Device TLBs: their contents, their invalidations, and devices that do not answer.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ fn it_holds_so_many_and_large_pages_as_one() {
     mapper.entry(LARGE, 2).store(0, portcullis::sync::Ordering::Release);
     invalidate(&iommu, of_iotlb()).unwrap();
     assert!((1..8).all(|page| reaches(&iommu, DEVICE, page * PAGE)) && reaches(&iommu, DEVICE, LARGE));
-    // A ninth takes the place of the oldest: the large page, once all others were used again.
+    // A ninth replaces the oldest: the large page, after all others were used again.
     (1..8).for_each(|page| assert!(reaches(&iommu, DEVICE, page * PAGE)));
     mapper.map(100 * PAGE, 0x9000);
     assert!(reaches(&iommu, DEVICE, 100 * PAGE));
@@ -154,7 +154,7 @@ fn a_silent_device_keeps_what_it_has_and_fails_what_it_is_in() {
     let both = [of_iotlb(), of_device(DEVICE, None)].map(request);
     assert_eq!(InvalidationQueue::submit(&iommu.queue(), &both), Err(SILENT));
     assert!(reaches(&iommu, DEVICE, PAGE) && !reaches(&iommu, OTHER, PAGE), "the IOTLB was told");
-    // The error is told once, and not to those who ask for something else.
+    // The error is reported once, and not to unrelated requests.
     invalidate(&iommu, of_iotlb()).unwrap();
     invalidate(&iommu, of_device(OTHER, None)).unwrap();
     iommu.queue().invalidate(DomainId(5), Invalidation::Domain).unwrap();
@@ -192,13 +192,13 @@ fn the_ledger_counts_what_only_the_device_holds() {
         assert!(reaches(&iommu, device, page * PAGE));
     }
     (1..3).for_each(|page| mapper.unmap(page * PAGE));
-    // Both caches hold the first page; only the device the second.
+    // Both caches have the first page; only the device TLB the second.
     invalidate(&iommu, Invalidation::Range { range: range(2 * PAGE, PAGE), leaf_only: true }).unwrap();
     assert_eq!(iommu.observe_unmap(DEVICE, 10, [pages(PAGE), pages(2 * PAGE)]), 2);
     assert_eq!(iommu.observe_unmap(OTHER, 10, [pages(PAGE)]), 1);
     iommu.set_time(30);
     invalidate(&iommu, of_device(DEVICE, None)).unwrap();
-    // The second page ends here; the first leads through the IOTLB still.
+    // The second page ends here; the IOTLB still has the first.
     iommu.set_time(60);
     invalidate(&iommu, of_iotlb()).unwrap();
     iommu.set_time(100);
@@ -208,7 +208,7 @@ fn the_ledger_counts_what_only_the_device_holds() {
     assert_eq!(iommu.exposure(DEVICE), exposed(page * 20 + page * 50, 50));
     assert_eq!(iommu.exposure(OTHER), exposed(page * 50, 50));
     assert_eq!(iommu.pages_observed(), 0);
-    // Detached with something open: that is its end.
+    // Detaching ends its open translations.
     mapper.map(PAGE, phys(0x9000 + PAGE).get());
     iommu.observe_map(DEVICE, 100, [pages(PAGE)]);
     assert!(reaches(&iommu, DEVICE, PAGE));

@@ -108,7 +108,7 @@ fn a_mapping_of_several_pages_has_neighbours_at_its_ends() {
 #[test]
 fn a_bounced_buffer_exposes_nothing() {
     let (iommu, mapper) = rig();
-    // The device is given a page of the pool; the buffer itself is at 0x9064.
+    // The device gets a page of the pool; the buffer itself is at 0x9064.
     let buffer = [segment(0x1000, 0x9064, 1500)];
     mapper.map(0x1000, 0x5_0000);
     iommu.observe_map(DEVICE, 0, buffer);
@@ -154,7 +154,7 @@ fn what_the_tables_still_lead_to_is_tried_again_at_each_invalidation() {
     assert_eq!(iommu.observe_unmap(DEVICE, 10, buffer), 1);
     flush(&iommu, 20);
     iommu.queue().invalidate(DomainId(99), Invalidation::Domain).unwrap();
-    // The IOTLB holds it no more, the tables do; then an access brings it back.
+    // The IOTLB no longer has it, the tables do; then an access brings it back.
     touch(&iommu, 0x1000);
     flush(&iommu, 30);
     mapper.unmap(0x1000);
@@ -219,7 +219,7 @@ fn a_device_passed_through_keeps_what_it_was_given() {
     let stale = 100 * (100 - 10 - 20) + 50 * (100 - 30);
     let neighbour = 3996 * 20 + 3946 * 80;
     assert_eq!(iommu.exposure(DEVICE), exposed(stale, neighbour, 70));
-    // Until it is passed through no more.
+    // Until it no longer passes through.
     iommu.set_time(110);
     iommu.attach(DEVICE, Context::Blocked);
     iommu.set_time(500);
@@ -243,22 +243,22 @@ fn ranges_that_were_passed_through_are_merged() {
     iommu.set_time(time);
     let seen = iommu.exposure(DEVICE);
     assert_eq!((seen.stale_byte_ns, seen.neighbour_byte_ns), (4096 * 30, 0));
-    // Each byte is mapped again every 10; so many ranges in one page may be taken for older than they are.
+    // Each byte is mapped again every 10; with this many ranges in one page they may count as older than they are.
     assert!((10..=30).contains(&seen.longest_stale_ns));
 }
 
-/// Above 64 in one page, those that touch count as old as the oldest of them.
+/// Above 64 in one page, adjacent ones count as old as the oldest of them.
 #[test]
 fn joined_ranges_are_as_old_as_the_oldest() {
     let (iommu, _) = rig();
     iommu.attach(DEVICE, Context::Passthrough);
     let part = |n: u64| [segment(0x9000 + 4 * n, 0x9000 + 4 * n, 4)];
-    // The last is apart.
+    // The last is separate.
     for n in (0..65).chain([100]) {
         iommu.observe_map(DEVICE, 10 * n, part(n));
         iommu.observe_unmap(DEVICE, 10 * n, part(n));
     }
-    // All are closed in the end but the first 65, of which only one was open for so long by itself.
+    // All are closed in the end except the first 65, only one of which was open for that long itself.
     iommu.observe_map(DEVICE, 1_010, part(0));
     iommu.set_time(2_000);
     assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 2_000);
@@ -273,7 +273,7 @@ fn joined_ranges_are_as_old_as_the_oldest() {
     assert_eq!(iommu.exposure(DEVICE).longest_stale_ns, 1_990, "64 are kept apart");
 }
 
-/// The ledger's pages may be larger than those of the tables: what lies before a page is no part of it.
+/// The ledger's pages may be larger than those of the tables: bytes before a page are no part of it.
 #[test]
 fn neighbours_are_in_the_page_of_the_ledger() {
     let (iommu, mapper) = rig_with(|config| config.exposure_page = PageSize::from_shift(14).unwrap());
@@ -288,7 +288,7 @@ fn neighbours_are_in_the_page_of_the_ledger() {
     assert_eq!(iommu.exposure(DEVICE), exposed(0, (16384 - 4096) * 5, 0));
 }
 
-/// Of two mappings of the same bytes that one ends which is told of.
+/// Of two mappings of the same bytes only the named one ends.
 #[test]
 fn a_mapping_ends_by_its_own_address() {
     let (iommu, mapper) = rig();
@@ -302,7 +302,7 @@ fn a_mapping_ends_by_its_own_address() {
     assert_eq!(iommu.exposure(DEVICE), exposed(0, 3096 * 30, 0));
 }
 
-/// What the tables still lead to is looked at when either domain is invalidated, and after a change when the new one is.
+/// An invalidation of either domain probes what its tables still lead to, and after a change one of the new domain.
 #[test]
 fn each_domain_of_one_submission_is_looked_at_and_a_new_one_as_well() {
     let (iommu, mapper) = rig();
@@ -314,7 +314,7 @@ fn each_domain_of_one_submission_is_looked_at_and_a_new_one_as_well() {
         let parts = |n: u64| [segment(0x1000 + 100 * n, 0x9000 + 100 * n, 10)];
         for (mapper, device) in [(&mapper, DEVICE), (&other, device)] {
             mapper.map(0x1000, 0x9000);
-            // One range, or several, which are kept in another way.
+            // One range, or several, which have another representation.
             (0..ranges).for_each(|n| iommu.observe_map(device, 0, parts(n)));
             (0..ranges).for_each(|n| _ = iommu.observe_unmap(device, 0, parts(n)));
             mapper.unmap(0x1000);
@@ -402,7 +402,7 @@ fn a_device_taken_away_reaches_nothing_more() {
     iommu.set_time(12);
     iommu.detach(DEVICE);
     iommu.set_time(20);
-    // Given back, it starts anew; the entry that was marked then leaves without harm.
+    // Attached again, it starts anew; eviction of the old marked entry does no harm.
     iommu.attach(DEVICE, mapper.context(DOMAIN));
     mapper.unmap(0x1000);
     flush(&iommu, 30);
@@ -421,7 +421,7 @@ fn time_never_goes_back_and_odd_segments_do_no_harm() {
         [segment(u64::MAX, u64::MAX, 9), segment(0, 0, 0), segment(5, u64::MAX - 4, u64::MAX)],
     );
     assert_eq!(iommu.observe_unmap(DEVICE, 60, [segment(u64::MAX, u64::MAX, 9), segment(0, 0, 0)]), 0);
-    // Told at 70, this begins at 100, too.
+    // Reported at 70, this begins at 100, too.
     mapper.map(0x2000, 0xa000);
     iommu.observe_map(DEVICE, 70, [segment(0x2000, 0xa000, 96)]);
     iommu.set_time(110);

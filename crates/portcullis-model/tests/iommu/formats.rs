@@ -56,7 +56,7 @@ impl Rig {
         self.memory.write(PhysAddr::new(table + 8 * index), &entry.to_le_bytes()).unwrap();
     }
 
-    /// What a walk from the root finds, with no cache in between.
+    /// A walk from the root, with no cache in between.
     fn walk(&self, iova: u64) -> Walk {
         let start = TablePointer::root(PhysAddr::new(self.root), self.format.levels());
         walk(&self.memory, Iova::new(iova), self.format, start)
@@ -66,7 +66,7 @@ impl Rig {
         self.walk(iova).result
     }
 
-    /// The page at `iova`, as its address, the binary logarithm of its size and its rights.
+    /// The page at `iova`: its address, the binary logarithm of its size and its rights.
     fn page(&self, iova: u64) -> Result<(u64, u32, Rights), FaultReason> {
         self.leaf(iova).map(|leaf| (leaf.page.get(), leaf.size.shift(), leaf.rights))
     }
@@ -75,7 +75,7 @@ impl Rig {
         self.leaf(iova).err()
     }
 
-    /// Where a device's access goes, through the caches.
+    /// The target of a device's access, through the caches.
     fn go(&self, iova: u64, access: Permissions) -> Result<u64, FaultReason> {
         let mut reached = 0;
         self.iommu
@@ -96,12 +96,11 @@ impl Rig {
     }
 }
 
-/// A fault for an entry that is not there.
+/// A fault of a non-present entry.
 fn missing(level: u32) -> Option<FaultReason> {
     Some(FaultReason::NotPresent { level })
 }
 
-/// `ALL` without something.
 fn without(taken: Rights) -> Rights {
     ALL.without(taken)
 }

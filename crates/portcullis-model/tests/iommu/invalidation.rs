@@ -1,4 +1,4 @@
-//! What invalidations remove, what they keep, and what their absence leaves open.
+//! What invalidations remove and keep, and what stays open without them.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn touch(iommu: &Iommu, at: u64) {
     iommu.access(DEVICE, iova(at), 1, READ).unwrap();
 }
 
-/// Table reads of one more access: 1 where the last-level table is still cached.
+/// Table reads of one more access: 1 if the last-level table is still cached.
 fn reads(iommu: &Iommu, at: u64) -> u64 {
     let before = iommu.stats().table_reads;
     touch(iommu, at);
@@ -68,7 +68,7 @@ fn a_range_becomes_the_smallest_block_or_the_domain() {
     assert_eq!(open().len(), 11);
     let stats = iommu.stats();
     assert_eq!((stats.range_invalidations, stats.domain_invalidations, stats.submissions), (4, 1, 4));
-    // Two blocks of 4 MiB are more than the mask can say.
+    // Two blocks of 4 MiB are more than the mask can encode.
     queue.invalidate(DOMAIN, range(PAGE, 6 << 20, true)).unwrap();
     assert_eq!(open(), [0_u64; 0]);
     let stats = iommu.stats();
@@ -159,7 +159,7 @@ fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
     assert!(queue.caches_absent() && !rig().0.queue().caches_absent());
     let faults = |at: u64| iommu.access(DEVICE, iova(at), 1, READ).err().map(|fault| fault.reason);
     let absent = |level| Some(FaultReason::NotPresent { level });
-    // No table yet: the whole of its part of the addresses is taken to be absent.
+    // No table yet: the whole range of the entry is cached as non-present.
     assert_eq!(faults(0x1000), absent(4));
     mapper.map(0x1000, 0x9000);
     mapper.map(0x2000, 0xa000);
@@ -170,7 +170,7 @@ fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
     assert_eq!(reached(&iommu, 0x1000), Some(0x9000), "hardware need not cache it");
     queue.invalidate(DOMAIN, range(0x1000, PAGE, false)).unwrap();
     assert_eq!([faults(0x1000), faults(0x2000), faults(0x3000)], [None, None, absent(1)]);
-    // In a table that is there, a page for itself.
+    // In an existing table, a single page.
     mapper.map(0x3000, 0xb000);
     mapper.map(0x4000, 0xc000);
     queue.invalidate(DOMAIN, range(0x4000, PAGE, true)).unwrap();
@@ -187,7 +187,7 @@ fn in_caching_mode_what_was_absent_stays_so_until_it_is_invalidated() {
     assert_eq!([faults(1 << 30), faults(0x5000)], [None; 2]);
 }
 
-/// An entry above the lowest level may have led to a table, whichever level it is in; of two the highest is met first.
+/// An entry above the lowest level may stand for a table, at any level; of two a walk meets the highest first.
 #[test]
 fn in_caching_mode_only_the_lowest_absent_entries_are_leaves() {
     for level in 1..=4 {
@@ -196,7 +196,7 @@ fn in_caching_mode_only_the_lowest_absent_entries_are_leaves() {
         let faults = |at: u64| iommu.access(DEVICE, iova(at), 1, READ).err().map(|fault| fault.reason);
         let absent = |level| Some(FaultReason::NotPresent { level });
         if level < 4 {
-            // The table is there, with another entry.
+            // The table exists, with another entry.
             mapper.entry(1 << (12 + 9 * (level - 1)), level);
         }
         assert_eq!(faults(0), absent(level));
@@ -217,7 +217,7 @@ fn in_caching_mode_only_the_lowest_absent_entries_are_leaves() {
     assert_eq!(level(0), FaultReason::NotPresent { level: 2 });
 }
 
-/// What becomes an invalidation of the domain, for its size, forgets no large page of which a driver named a part.
+/// A request that becomes a domain invalidation, for its size, removes no large page that it covers in part.
 #[test]
 fn a_range_too_large_for_a_block_is_still_no_more_than_was_asked_for() {
     let (iommu, mapper) = rig();
@@ -243,7 +243,7 @@ fn walks_that_fault_are_counted() {
     assert_eq!((stats.table_reads, stats.misses_by_level), (4, [1, 1, 1, 0]));
     assert!(iommu.access(DEVICE, iova(3 * PAGE), 1, READ).is_err());
     assert_eq!((iommu.stats().walk_cache_misses, iommu.stats().table_reads), (1, 5));
-    // A transfer of three pages of which one leads elsewhere, and one nowhere.
+    // A transfer of three pages; one leads elsewhere, and one nowhere.
     mapper.map(2 * PAGE, 0xa000);
     mapper.map(3 * PAGE, 0xf000);
     let checked = |pages: u64| iommu.access_checked(DEVICE, iova(PAGE), phys(0x9000), pages * PAGE, READ);
@@ -273,7 +273,7 @@ fn descriptors_are_carried_out_at_the_wait() {
     assert_eq!(reached(&iommu, 0x1000), None);
     assert_eq!((iommu.stats().submissions, iommu.stats().waits), (2, 1));
 
-    // A full ring makes the unit act: nothing is lost.
+    // A full ring makes the unit execute it: nothing is lost.
     queue.submit(&vec![page(0); RING_ENTRIES - 1]).unwrap();
     assert_eq!(iommu.stats().range_invalidations, 1);
     queue.submit(&[page(9)]).unwrap();

@@ -1,4 +1,4 @@
-//! The IOTLB alone: sets, replacement and removal are exactly those of the hardware it stands for.
+//! The IOTLB by itself: sets, replacement and removal are exactly those of the hardware.
 
 use std::collections::HashSet;
 
@@ -87,7 +87,7 @@ fn large_pages_are_one_entry_and_removed_as_a_whole() {
     assert_eq!(invalidate(&mut iotlb, A, all, all), [PageSize::SIZE_4K, PageSize::SIZE_1G]);
     assert!(iotlb.is_empty());
 
-    // Where the architecture has it so, any part of it does.
+    // If the architecture says so, any part of it does.
     iotlb.insert(Entry { by_part: true, ..entry(A, start, 6 << 21, PageSize::SIZE_2M) });
     for (part, gone) in [((start - 1, 1), 0), ((start + large, 1), 0), ((start + large - 1, 1), 1)] {
         assert_eq!(invalidate(&mut iotlb, A, part, part).len(), gone);
@@ -126,7 +126,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Against lists in order of use, one per set. "Large" pages here are of 16 KiB, to overlap often.
+    /// Against LRU lists, one per set. "Large" pages here are of 16 KiB, to overlap often.
     #[test]
     fn it_is_a_set_associative_lru_cache(
         (sets, ways) in (1_u64..6, 1_usize..5),
@@ -197,7 +197,7 @@ proptest! {
     }
 }
 
-/// A page goes where it is named, by its architecture: as a whole, or by any part; and nothing that was not asked for goes by a part.
+/// An invalidation removes a page by its architecture: as a whole, or by any part; and no page that the request only covers in part.
 #[test]
 fn what_a_range_removes_is_what_its_architecture_says() {
     let large = PageSize::SIZE_2M;

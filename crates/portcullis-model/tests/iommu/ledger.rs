@@ -1,5 +1,4 @@
-//! Random histories, good and bad drivers alike: the exposure ledger agrees with one that looks at every part
-//! of every page after every event.
+//! Random histories of good and bad drivers: the exposure ledger agrees with one that examines every part of every page after every event.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,22 +14,21 @@ const PAGES: u64 = 5;
 const FRAMES: u64 = 3;
 const FIRST_FRAME: u64 = 0x9_0000;
 const PARTS: usize = 8;
-/// Pages are mapped in parts between these; so few that the ledger never joins any.
+/// Mappings begin and end at these; too few for the ledger to join any.
 const EDGES: [u64; PARTS + 1] = [0, 1, 100, 777, 2048, 2049, 3000, 4095, 4096];
 
-/// What is known of a page of the device's that leads (or led) to a frame.
+/// A device page that leads (or led) to a frame.
 #[derive(Debug, Default)]
 struct Translation {
-    /// Which parts are live through it.
+    /// The live parts.
     live: Option<Range<usize>>,
-    /// Since when each part is stale through it.
+    /// Since when each part is stale.
     stale: [Option<u64>; PARTS],
-    /// Whether the rest of the page could be reached by a mapping that is stale now.
+    /// Whether a now stale mapping could reach the rest of the page.
     neighbour: bool,
 }
 
 impl Translation {
-    /// How long the oldest of `parts` has been stale.
     fn age(&self, parts: Range<usize>, now: u64) -> u64 {
         self.stale[parts].iter().flatten().map(|since| now - since).max().unwrap_or(0)
     }
@@ -88,13 +86,13 @@ enum Event {
         page: u64,
     },
     Flush,
-    /// The device's own TLB.
+    /// The device TLB.
     Forget {
         page: Option<u64>,
     },
 }
 
-/// With the time since the one before.
+/// With the time since the previous one.
 fn event() -> impl Strategy<Value = (Event, u64)> {
     let parts = (0..PARTS, 1..=PARTS).prop_map(|(first, more)| first..(first + more).min(PARTS));
     let (clear, strict) = (prop::bool::weighted(0.9), prop::bool::weighted(0.3));
@@ -118,7 +116,7 @@ struct Run {
 }
 
 impl Run {
-    /// The device has a TLB of so many entries, if any.
+    /// The device has a TLB of this size, if any.
     fn new(device_tlb: Option<usize>) -> Self {
         let (iommu, mapper) = rig_with(|config| (config.iotlb_entries, config.iotlb_ways) = (2, 2));
         if let Some(entries) = device_tlb {
@@ -154,7 +152,7 @@ impl Run {
         self.ask(Invalidation::DeviceTlb { device: DEVICE, range });
     }
 
-    /// What is live through the page, and to which frame.
+    /// The live parts of the page, and their frame.
     fn live(&self, page: u64) -> Option<(u64, Range<usize>)> {
         self.open.iter().find_map(|(key, one)| {
             let parts = one.live.clone().filter(|_| key.0 == page)?;
@@ -200,7 +198,7 @@ impl Run {
         translation.stale[parts].fill(Some(self.now));
     }
 
-    /// Ends what is closed since the last event.
+    /// Closes translations that have ended since the last event.
     fn close(&mut self) {
         let keys: Vec<_> = self.open.keys().copied().collect();
         for (page, frame) in keys {

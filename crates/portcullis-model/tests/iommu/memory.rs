@@ -1,4 +1,4 @@
-//! The simulated memory: what is allocated, what is in it, and what mistakes it notices.
+//! The simulated memory: allocations, contents, and the mistakes that it counts.
 
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ fn writers_of_neighbouring_bytes_do_not_lose_each_others() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Against a plain array: every start and length in words and across frames, and nothing beside them.
+    /// Against a plain array: every start and length in words and across frames, and no byte beside them.
     #[test]
     fn bytes_are_exact(
         writes in prop::collection::vec((0_usize..8200, prop::collection::vec(any::<u8>(), 0..40)), 1..20),
@@ -178,7 +178,7 @@ proptest! {
         prop_assert_eq!(&some[..], &model[from..from + len]);
     }
 
-    /// Runs never overlap, are aligned, and nothing is lost: freed whole, the memory is one block again.
+    /// Runs never overlap, are aligned, and no frame is lost: after all frees the memory is one block again.
     #[test]
     fn allocation_is_exact(
         base in 0_u64..64,
@@ -203,7 +203,7 @@ proptest! {
         for (first, count) in runs {
             memory.release(PhysAddr::new(first * FRAME_SIZE), count as usize);
         }
-        // Any 192 frames in a row hold an aligned block of 64.
+        // Any 192 contiguous frames have an aligned block of 64.
         prop_assert!(memory.alloc(64).is_some());
         prop_assert_eq!(memory.bad_frees(), 0);
     }
@@ -219,7 +219,7 @@ fn bytes_are_copied_and_zeroed_across_frames() {
     from.write(0, &pattern).unwrap();
     to.fill(0xff);
     let at = |buffer: &portcullis_model::Buffer, offset| buffer.phys().checked_add(offset).unwrap();
-    // SAFETY: both buffers are longer than that.
+    // SAFETY: clauses 1 and 2: both buffers are longer than that.
     unsafe {
         memory.copy(at(&from, 3), at(&to, 4_091), 9_001);
         memory.zero(at(&to, 5_000), 5_003);
@@ -237,11 +237,11 @@ fn bytes_are_copied_and_zeroed_across_frames() {
 fn frames_within_a_limit_may_end_at_it_and_are_given_back_beyond() {
     let memory = Memory::new(1 << 20);
     let probe = memory.alloc(4).unwrap();
-    // SAFETY: they are of the call above, and no table leads to them.
+    // SAFETY: 1: allocated above. 2: no table leads to them.
     unsafe { memory.free(probe, 4) };
     let last = probe.checked_add(4 * FRAME_SIZE - 1).unwrap();
     assert_eq!(memory.alloc_within(4, PhysAddr::new(last.get() - 1)), None);
-    // All that was looked at is there again, through a handle as well.
+    // All of it is free again, through a handle as well.
     assert_eq!(Arc::clone(&memory).alloc_within(4, PhysAddr::new(0)), None);
     assert_eq!(memory.alloc_within(4, last), Some(probe));
 }

@@ -1,4 +1,4 @@
-//! The library's calls in their safe form: what each opens, and for what.
+//! The library's calls in their safe form: what each opens, with which permissions.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Rig {
         Self { iommu, domain, platform }
     }
 
-    /// The pages there lead to these, for what is allowed and nothing else.
+    /// The pages lead to these, with exactly the `allowed` permissions.
     #[track_caller]
     fn assert_opens(&self, at: Iova, pages: &[u64], allowed: Permissions) {
         for (number, page) in (0..).zip(pages) {
@@ -88,7 +88,7 @@ fn what_is_opened_is_what_was_asked_for() {
         rig.assert_opens(places[1].start(), &NEAR, allowed);
         table.open_list(platform, places[2], pieces(), allowed).unwrap();
         rig.assert_opens(places[2].start(), &APART, allowed);
-        // In tables that are there.
+        // In existing tables.
         for place in [places[1], places[2]] {
             assert_eq!(table.close(platform, place, &mut |_| true).bytes, 2 * PAGE);
             rig.iommu.queue().invalidate(DOMAIN, Invalidation::Domain).unwrap();

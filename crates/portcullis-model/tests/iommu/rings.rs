@@ -1,4 +1,4 @@
-//! The direction of what `examples/placement.rs` prints in full.
+//! The trends of the figures that `examples/placement.rs` prints in full.
 
 #[path = "../common/placement.rs"]
 mod placement;
@@ -16,8 +16,7 @@ const SETUP: Setup = Setup {
     counted: 256,
 };
 
-/// Forty rings of single pages in a space with a past: an arena finds its tables cached, and colours keep
-/// the rings out of each other's sets.
+/// Forty rings of single pages in an aged space: an arena hits the cached tables, and colours keep the rings out of each other's sets.
 #[test]
 fn arenas_find_their_tables_and_colours_their_sets() {
     let [plain, uncoloured, coloured] =
@@ -30,7 +29,7 @@ fn arenas_find_their_tables_and_colours_their_sets() {
     assert!(coloured.iotlb < 1.1 / 6.0, "{coloured:?}");
 }
 
-/// Sixteen rings of 256 KiB: descriptor by descriptor from the space aliases as uncoloured arenas do.
+/// Sixteen rings of 256 KiB: descriptors from the space alias as uncoloured arenas do.
 #[test]
 fn aligned_descriptors_alias_unless_coloured() {
     let setup = Setup { rings: 16, pages: 64, warm_up: 8, counted: 16, ..SETUP };
@@ -38,18 +37,18 @@ fn aligned_descriptors_alias_unless_coloured() {
         [Placed::Ranges, Placed::Arenas, Placed::Coloured].map(|placed| run(setup, placed));
     assert!(ranges.iotlb > 0.9 && uncoloured.iotlb > 0.9, "{ranges:?} {uncoloured:?}");
     assert!(coloured.iotlb < 0.26, "{coloured:?}");
-    // All of them begin at multiples of 128 MiB: one set of the cached tables, too.
+    // All of them begin at multiples of 128 MiB: also one set of the cached tables.
     assert!(uncoloured.levels[0] > 0.9 && coloured.levels[0] < 0.02, "{uncoloured:?} {coloured:?}");
 }
 
-/// Rings that drift apart spread over the IOTLB's sets by themselves; the tables' sets they leave too slowly.
+/// Rings that drift apart spread over the IOTLB's sets by themselves; they leave the tables' sets too slowly.
 #[test]
 fn uneven_rings_gain_at_the_tables() {
     let setup = Setup { pace: Pace::Uneven, rings: 16, pages: 64, warm_up: 8, counted: 16, ..SETUP };
     let [uncoloured, coloured] = [Placed::Arenas, Placed::Coloured].map(|placed| run(setup, placed));
     assert!(coloured.levels[0] < uncoloured.levels[0] / 5.0, "{uncoloured:?} {coloured:?}");
     assert!(coloured.iotlb < 1.05 * uncoloured.iotlb, "{uncoloured:?} {coloured:?}");
-    // One block around a descriptor that lies across its end is the whole domain at times.
+    // One block around a descriptor that crosses its end is sometimes the whole domain.
     let one_block = run(Setup { blocks: Blocks::One, ..setup }, Placed::Coloured);
     assert!(coloured.levels[0] < one_block.levels[0] / 2.0, "{coloured:?} {one_block:?}");
 }

@@ -1,4 +1,4 @@
-//! Many CPUs: who wins, and where it collapses; by the figures that the repository keeps.
+//! Many CPUs: the ranking of designs, and their collapses; by the repository's measurements.
 
 use crate::golden::is_golden;
 use portcullis_model::scale::{
@@ -30,7 +30,7 @@ fn simulate(machine: &Machine, workload: &str, policy: &str) -> Outcome {
     run(machine, &workload, Policy::named(policy).unwrap(), &Operations::measured().unwrap()).unwrap()
 }
 
-/// Of what there is without protection.
+/// The share of the throughput without protection.
 fn share(cpus: u32, sockets: u32, workload: &str, policy: &str) -> f64 {
     let machine = machine(cpus, sockets);
     simulate(&machine, workload, policy).per_s / simulate(&machine, workload, "passthrough").per_s
@@ -53,7 +53,7 @@ fn memcached_collapses_under_the_lazy_design_of_2015_and_not_under_ours() {
     assert!(per_s(64) < per_s(32) && per_s(4) > 1.5 * per_s(2), "it grows first, and then shrinks");
 }
 
-/// A strict unmap that comes back when the device is out, for each of three mappings of a request: waits alone would allow 83 %.
+/// A strict unmap with a confirmed invalidation for each of three mappings of a request: waits alone would allow 83 %.
 #[test]
 fn plain_strict_unmaps_scale_where_cpus_share_their_waits() {
     for (cpus, sockets, least) in [(16, 1, 0.79), (64, 1, 0.70), (256, 4, 0.55)] {
@@ -114,7 +114,7 @@ fn swiotlb_doubles_with_the_cpus_and_one_lock_does_not() {
     assert!(per_s("swiotlb-lifo", 1) > per_s("swiotlb-2021", 1), "what was used last is hot");
 }
 
-/// One request of no work and no device: what is left is what is shared.
+/// One request without work and device: only shared state is left.
 fn bare(work_ns: f64) -> Workload {
     Workload {
         name: "bare".into(),
@@ -138,10 +138,10 @@ fn what_was_measured_comes_back_where_cpus_do_nothing_else() {
     for cpus in [1, 2, 4, 8] {
         let machine = Machine { submission_ns: 0.0, walk_read_ns: 0.0, ..machine(cpus, 1) };
         let outcome = run(&machine, &bare(0.0), policy, &operations).unwrap();
-        // One each 100 ns, however many want it.
+        // One each 100 ns, for any number of CPUs.
         assert!((outcome.per_s / 1e7 - 1.0).abs() < 0.02, "{cpus}: {}", outcome.per_s);
         assert_eq!(outcome.lines[0].source, "a.rs:1");
-        // Eight that come every two microseconds each hardly wait.
+        // Eight that come every two microseconds hardly wait.
         let outcome = run(&machine, &bare(2_000.0), policy, &operations).unwrap();
         assert!(outcome.spent.shared_ns < 100.0, "{:?}", outcome.spent);
         assert!(
@@ -153,7 +153,7 @@ fn what_was_measured_comes_back_where_cpus_do_nothing_else() {
     assert_eq!(outcome.inferred.len(), 1, "more CPUs than were measured: {:?}", outcome.inferred);
     let slower = Machine { near_ns: 120.0, submission_ns: 0.0, walk_read_ns: 0.0, ..machine(8, 1) };
     let outcome = run(&slower, &bare(0.0), policy, &operations).unwrap();
-    // All but the 100 ns that one CPU takes alone are transfers, which take twice as long.
+    // All but the 100 ns of a single CPU are transfers, which take twice as long.
     assert!((outcome.per_s * 1500.0 / 8e9 - 1.0).abs() < 0.02 && outcome.inferred.len() == 1, "{outcome:?}");
 }
 
@@ -173,12 +173,12 @@ fn hardware_that_is_waited_for_together_keeps_up_and_one_by_one_it_does_not() {
     // All eight are in each second submission at the latest.
     assert!(per_s("strict") > 8e9 / 1_430.0 && per_s("strict") < 8e9 / 710.0, "{}", per_s("strict"));
     assert!(run(&machine, &bare(0.0), Policy::named("bounce").unwrap(), &operations).is_err());
-    // Lines of the ring that all eight fill cost what they were measured to: 1,000 ns of each operation.
+    // Lines of the ring that all eight fill cost their measured 1,000 ns of each operation.
     let strict = run(&machine, &bare(0.0), Policy::named("strict").unwrap(), &slow).unwrap();
     assert!(strict.spent.shared_ns > 1_000.0 && strict.per_s < 0.8 * per_s("strict"), "{strict:?}");
 }
 
-/// What shares a page is copied; else the ring is, or a copy, whichever is cheaper.
+/// A buffer that shares a page is copied; otherwise the ring or a copy, whichever is cheaper.
 #[test]
 fn adaptive_leaves_nothing_open_and_takes_the_cheaper_way() {
     let operations = Operations::measured().unwrap();
@@ -192,11 +192,11 @@ fn adaptive_leaves_nothing_open_and_takes_the_cheaper_way() {
     let (whole, part) = (spent(&here, (1, 4096, false)), spent(&here, (1, 2048, true)));
     assert!(whole.copy_ns == 0.0 && whole.wait_ns > 0.0, "{whole:?}");
     assert!(part.copy_ns > 100.0 && part.wait_ns == 0.0, "{part:?}");
-    // A large mapping has its ends copied. One that is hardly longer than its ends is copied as a whole.
+    // A large mapping's ends are copied. One that is hardly longer than its ends is copied as a whole.
     let (large, small) = (spent(&here, (64, 260_000, true)), spent(&here, (3, 4_200, true)));
     assert!(large.copy_ns < 1_000.0 && large.wait_ns > 0.0, "{large:?}");
     assert!(small.copy_ns > 300.0 && small.wait_ns == 0.0, "{small:?}");
-    // Where a wait takes long and copies are cheap, whole pages are copied, too.
+    // If waits are long and copies cheap, whole pages are copied, too.
     let slow = Machine { submission_ns: 100_000.0, ..here };
     let copied = spent(&slow, (1, 4096, false));
     assert!(copied.copy_ns > 100.0 && copied.wait_ns == 0.0, "{copied:?}");
@@ -209,8 +209,8 @@ fn a_file_that_is_none_is_refused_with_its_line() {
     }
 }
 
-/// Each figure of each policy in each workload, against a file: one CPU more than links are for, two sockets, and every cost of the
-/// machine another. With `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
+/// Each figure of each policy in each workload, against a file: with one CPU more than a link serves, with two sockets, and with each cost
+/// of the machine changed. With `PORTCULLIS_WRITE_TABLES=1` the test writes the file.
 #[test]
 fn the_simulation_comes_to_these_figures() {
     use std::fmt::Write;
@@ -257,7 +257,7 @@ fn the_simulation_comes_to_these_figures() {
     assert_eq!(Workload::named("nobody", 1), None);
 }
 
-/// Operations that nobody measured: `raw` shares much, `quiet` little; what fills a ring shares more.
+/// Invented operations: `raw` shares much, `quiet` little; a filled ring shares more.
 fn made() -> Operations {
     let text = "op raw-1 1 1 100 0 0\nop raw-1 4 4 400 6 0\nline 1 here.rs:1\nop raw-1 16 8 900 6 1\nline 1 here.rs:1\n\
                 op quiet-1 1 1 100 0 0\nop quiet-1 4 4 150 1 0\nop quiet-1 16 8 160 1 1\n\
@@ -266,7 +266,7 @@ fn made() -> Operations {
     Operations::parse(text).unwrap()
 }
 
-/// One transfer in six was to another socket: what was measured with 60 and 120 ns is 70 ns in the mean.
+/// One transfer in six was to another socket: with 60 and 120 ns the mean is 70 ns.
 #[test]
 fn what_cpus_share_takes_as_long_as_the_machine_s_transfers() {
     for (near_ns, far_ns, mean) in
@@ -298,7 +298,7 @@ fn what_is_inferred_of_a_machine_is_said_where_it_matters() {
     assert!((at_4(120.0) - 700.0).abs() < 1e-9 && (at_4(60.0) - 400.0).abs() < 1e-9, "{}", at_4(120.0));
 }
 
-/// Who submits for each unmap shares the ring above all, and who does for 32 together, the operation's own lines.
+/// Submitting each unmap shares mostly the ring, and submitting 32 together mostly the operation's own lines.
 #[test]
 fn what_cpus_share_is_where_most_transfers_come_from() {
     for (policy, line, machine) in
@@ -306,7 +306,7 @@ fn what_cpus_share_is_where_most_transfers_come_from() {
     {
         let outcome = run(&machine, &bare(0.0), Policy::named(policy).unwrap(), &made()).unwrap();
         assert_eq!(outcome.lines[0].source, line, "{policy}");
-        // What is inferred of the ring is inferred of who uses it.
+        // What is inferred for the ring is inferred for its users.
         let far = Machine { near_ns: 200.0, ..machine };
         let outcome = run(&far, &bare(0.0), Policy::named(policy).unwrap(), &made()).unwrap();
         assert!(
@@ -326,14 +326,14 @@ fn adaptive_copies_all_of_what_has_no_page_of_its_own_and_no_more_than_it_may() 
         let outcome = run(&machine, &workload, Policy::named("adaptive").unwrap(), &made()).unwrap();
         (outcome.spent.copy_ns / 1_000.0).round() as u64
     };
-    // KiB. Where copies are dear, what lies between the ends is mapped, if there is anything.
+    // KiB. If copies are expensive, whole pages between the ends are mapped, if there are any.
     assert_eq!([1, 2, 3, 9].map(|pages| copied(pages, true, 1.0)), [4, 8, 4, 4]);
     assert_eq!([1, 9].map(|pages| copied(pages, false, 1.0)), [0, 0]);
-    // Where waits are dear, all that may be copied is.
+    // If waits are expensive, everything that may be copied is.
     assert_eq!([1, 32, 33].map(|pages| copied(pages, false, 1e9)), [4, 128, 0]);
 }
 
-/// A socket's memory copies so much at the most, and who copies takes a part of that.
+/// A socket's memory bandwidth is limited, and a copying CPU takes a part of it.
 #[test]
 fn copies_take_a_share_of_what_memory_can_copy() {
     let operations = Operations::measured().unwrap();
@@ -363,16 +363,16 @@ fn what_is_received_is_copied_twice_where_slots_are_filled_first() {
                 .unwrap();
         (outcome.spent.copy_ns / 1_000.0).round() as u64
     };
-    // A swiotlb does so anyway.
+    // A swiotlb always does so.
     for (policy, received) in [("bounce", [4, 8]), ("swiotlb", [8, 8])] {
         let of = |received| [false, true].map(|copies_in| copied(policy, received, copies_in));
         assert_eq!((of(true), of(false)), (received, [4, 4]), "{policy}");
     }
-    // The library's queues do not, and the designs of the past are as they were.
+    // The library's queues do not, and the designs of the past are unchanged.
     assert_eq!(["adaptive", "swiotlb-2021"].map(|policy| copied(policy, true, true)), [4, 4]);
 }
 
-/// What a lock's holder waits for keeps the hardware busy, as what waits in the queue does.
+/// A lock holder's wait keeps the hardware busy, like a wait in the queue.
 #[test]
 fn the_hardware_is_busy_while_the_holder_of_a_lock_waits() {
     let workload = Workload::named("swiotlb", 4).unwrap();
@@ -391,7 +391,7 @@ fn the_hardware_is_busy_while_the_holder_of_a_lock_waits() {
     }
 }
 
-/// Devices behind different IOMMUs do not wait for each other, and one without a device is none.
+/// Devices behind different IOMMUs do not wait for each other, and an IOMMU without a device does not count.
 #[test]
 fn each_iommu_is_for_some_of_the_devices() {
     let of = |policy: &str, iommus: u32, count: u32| {
@@ -403,7 +403,7 @@ fn each_iommu_is_for_some_of_the_devices() {
             .unwrap()
             .per_s
     };
-    // One wait at a time, of 710 ns, and what the holder of the lock does besides.
+    // One wait at a time, of 710 ns, and the lock holder's other work.
     let one = of("vtd-2024", 1, 32);
     assert!((0.4e6..1.41e6).contains(&one), "{one}");
     for (iommus, devices) in [(2, 32), (2, 2), (9, 2)] {
@@ -413,7 +413,7 @@ fn each_iommu_is_for_some_of_the_devices() {
     assert_eq!(of("vtd-2024", 9, 1), of("vtd-2024", 1, 1));
     // A machine has one swiotlb, whatever IOMMUs it has.
     assert_eq!(of("swiotlb-lifo", 2, 32), of("swiotlb-lifo", 1, 32));
-    // By an invalidation of its own for each unmap, one after the other; and not where those who wait are served together.
+    // Individual invalidations of each unmap, one after the other; but not if waiting CPUs are served together.
     let own = of("smmu-2026", 1, 32);
     assert!((1.3e6..1.41e6).contains(&own), "{own}");
     assert!((1.9..2.01).contains(&(of("smmu-2026", 2, 32) / own)));

@@ -1,4 +1,4 @@
-//! What faults say, word for word.
+//! The text of faults.
 
 use portcullis::addr::{Iova, Permissions, PhysAddr};
 use portcullis_model::{BadAddress, DeviceId, Fault, FaultReason};

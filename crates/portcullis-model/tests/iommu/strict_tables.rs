@@ -1,5 +1,5 @@
-//! The shape of the tables that `examples/strict_tables.rs` prints in full and `docs/strict.md` explains: orders and
-//! bounds, from fewer pages.
+//! The trends of the tables that `examples/strict_tables.rs` prints in full and `docs/strict.md` explains: orders and bounds, from fewer
+//! pages.
 
 #[path = "../../examples/strict_tables/mod.rs"]
 mod program;
@@ -20,7 +20,7 @@ fn requests(mode: Mode, aged: bool, honours: bool) -> Rates {
     run(Setup { mode, traffic, queues: 8, aged, iotlb_entries: 128, honours, windows: (2, 6) })
 }
 
-/// On hardware that drops all of a domain's tables, as that of the measurements does without the hint.
+/// On hardware that drops all of a domain's tables, as in the measurements without the hint.
 #[test]
 fn page_by_page_without_the_hint_misses_grow_with_the_flows() {
     let all = [false, true].map(|aged| [5, 20, 40].map(|flows| streams(Mode::Linux2024, aged, flows, false)));
@@ -33,7 +33,7 @@ fn page_by_page_without_the_hint_misses_grow_with_the_flows() {
         assert!(many.iotlb > 1.4 && (0.3..0.7).contains(&many.levels[0]), "{many:?}");
         assert!(many.gbps < 0.65 * few.gbps, "{few:?} {many:?}");
     }
-    // What was measured lies between an address space that was never used and one that was.
+    // The measurement lies between a fresh address space and an aged one.
     let [fresh, aged] = all;
     for (which, (flows, measured, _)) in [(0, STREAMS[0]), (2, STREAMS[3])] {
         let [fresh, aged] = [fresh, aged].map(|rates| rates[which].levels[2]);
@@ -52,12 +52,12 @@ fn rings_stay_flat_near_one_miss_and_at_the_speed_of_the_line() {
         assert_eq!(rates.gbps, LINE_GBPS);
     }
     assert!((few.iotlb - many.iotlb).abs() < 0.1, "{few:?} {many:?}");
-    // One invalidation for 64 pages, and one for 64 acknowledgements, drop the tables where the hint is ignored.
+    // One invalidation for 64 pages, and one for 64 acknowledgements, drop the tables if the hint is ignored.
     let ignored = streams(Mode::Ring, true, 5, false);
     assert!((0.8 / 64.0..2.0 / 64.0).contains(&ignored.levels[0]), "{ignored:?}");
 }
 
-/// It is the losses that they avoid: with as many acknowledgements by decree the IOTLB misses as often for them.
+/// Losses explain the difference: with the same forced number of acknowledgements the IOTLB misses as often for them.
 #[test]
 fn with_the_same_acknowledgements_rings_save_table_reads_only() {
     let forced = |mode, honours| {
@@ -70,8 +70,8 @@ fn with_the_same_acknowledgements_rings_save_table_reads_only() {
     assert!(linux.levels[2] > 1.0 && ring.levels[2] < 0.01, "{linux:?} {ring:?}");
 }
 
-/// Linux of today gives the hint. What remains of its gap in a used space is the lowest tables, of which a ring needs few; a
-/// `Domain` page by page gains nothing over it.
+/// Current Linux gives the hint. Its remaining gap in an aged space is the lowest tables, of which a ring needs few; a `Domain` page by
+/// page gains nothing over it.
 #[test]
 fn with_the_hint_scattered_addresses_are_what_remains() {
     let [fresh, aged] = [false, true].map(|aged| streams(Mode::Linux, aged, 40, true));
@@ -81,7 +81,7 @@ fn with_the_hint_scattered_addresses_are_what_remains() {
     assert!(aged.levels[0] < 0.01 && (0.6..1.0).contains(&aged.levels[2]), "{aged:?}");
 }
 
-/// Portcullis page by page keeps the caches, but addresses lie where the past has left them.
+/// Portcullis page by page keeps the caches, but its addresses are as scattered as the aged space.
 #[test]
 fn plain_strict_is_in_between() {
     let linux = streams(Mode::Linux2024, true, 40, false);
@@ -103,7 +103,7 @@ fn the_ablation_has_the_measured_order() {
     // Contiguity with batching is the larger half.
     assert!(contiguous.gbps - linux.gbps > all.gbps - contiguous.gbps, "{order:?}");
     assert!(contiguous.gbps - linux.gbps > kept.gbps - linux.gbps, "{order:?}");
-    // Keeping the caches alone helps at the upper levels; scattered pages need too many of the lowest.
+    // Keeping the caches helps only at the upper levels; scattered pages need too many of the lowest.
     assert!(linux.levels[0] > 0.1 && kept.levels[0] < 0.01 && kept.levels[2] > 0.5, "{order:?}");
     assert!(contiguous.levels[2] < 0.5 * kept.levels[2] && all.levels[2] < 0.04, "{order:?}");
     let fresh = requests(Mode::Linux, false, true);
@@ -112,7 +112,7 @@ fn the_ablation_has_the_measured_order() {
     assert!(order.iter().all(|rates| (1.5..1.65).contains(&rates.iotlb)), "{order:?}");
 }
 
-/// One row of the document for each way of mapping. Where they differ, the command that it names makes all rows anew.
+/// One row of the document for each way of mapping. If they differ, the command that it names regenerates all rows.
 #[test]
 fn the_document_has_the_figures_of_today() {
     let document = include_str!("../../../../docs/strict.md");

@@ -16,7 +16,7 @@ fn every_leaf_size_at_every_depth() {
         let iommu = Iommu::new(IommuConfig::new(memory.clone()));
         let mapper = Mapper::new(&memory, levels);
         iommu.attach(DEVICE, mapper.context(DOMAIN));
-        // The last gibibytes that the levels reach, so that every level's index matters.
+        // The last gibibytes of the levels, so that every level's index matters.
         let top = 1_u64 << (12 + 9 * levels);
         for (level, at) in [(1, top - (3 << 30)), (2, top - (2 << 30)), (3, top - (1 << 30))] {
             let size = vtd::page_size(level).bytes();
@@ -31,7 +31,7 @@ fn every_leaf_size_at_every_depth() {
                 .translate_each(DEVICE, iova(at + offset), 5, WRITE, |at, to, len| seen.push((at, to, len)))
                 .unwrap();
             assert_eq!(seen, [(iova(at + offset), phys(target + offset), 5)]);
-            // The three pages lie in the same table of level 4 and share the way to it.
+            // The three pages lie in the same table of level 4 and share the path to it.
             let first = if level == 1 { levels } else { levels.min(3) };
             assert_eq!(iommu.stats().table_reads - reads, u64::from(first - level + 1));
         }
@@ -58,7 +58,7 @@ fn permissions_are_those_that_every_level_gives() {
     assert_eq!(iommu.probe(DEVICE, iova(0x1000), WRITE), None);
     assert_eq!(reason(&iommu, 0x2000, READ), Some(FaultReason::NotPresent { level: 1 }));
 
-    // Read above and write below leave nothing, and the paging-structure cache remembers what was above.
+    // Read above and write below leave nothing, and the paging-structure cache has the rights from above.
     mapper.map_at(0x3000, 0x9000, WRITE, 1);
     assert_eq!(reason(&iommu, 0x3000, WRITE), Some(FaultReason::Permission));
     assert_eq!(reason(&iommu, 0x3000, READ), Some(FaultReason::Permission));
@@ -108,7 +108,7 @@ fn contexts_take_effect_at_once() {
 fn data_moves_page_by_page() {
     let (iommu, mapper) = rig();
     let memory = iommu.memory();
-    // Two pages in a row for the device, apart and in the other order in memory.
+    // Two contiguous device pages, apart and in reverse order in memory.
     let (low, high) = (memory.buffer(PAGE).unwrap(), memory.buffer(PAGE).unwrap());
     mapper.map(0x1_0000, high.phys().get());
     mapper.map(0x1_1000, low.phys().get());
@@ -123,7 +123,7 @@ fn data_moves_page_by_page() {
     assert_eq!(&read, b"abcdef");
     assert_eq!(iommu.stats().accesses, 4);
 
-    // Up to the page that is missing, and not a byte of it.
+    // Up to the page that is missing, and no byte of it.
     let fault = iommu.dma_write(DEVICE, iova(0x1_1ffe), &[1, 2, 3]).unwrap_err();
     let expected = Fault {
         device: DEVICE,

@@ -1,4 +1,4 @@
-//! The paging-structure caches alone.
+//! The paging-structure caches by themselves.
 
 use portcullis::addr::{DomainId, Iova, IovaRange, PhysAddr};
 use portcullis_model::walk_cache::WalkCache;
@@ -102,7 +102,7 @@ fn every_level_forgets() {
     cache.invalidate_domain(B);
     assert_eq!(cache.lookup(A, at(0), six), Some(pointer(1, 0x1000)));
     for level in 1..=5 {
-        // What has another part of the address at that level, but not at the next, is not on the way.
+        // A table with another part of the address at that level, but not at the next, is not on the path.
         let beside = at(1 << (12 + 9 * level));
         let above = (level < 5).then(|| pointer(level + 1, u64::from(level + 1) << 12));
         assert_eq!(cache.peek(A, beside, six), above);

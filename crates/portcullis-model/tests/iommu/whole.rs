@@ -1,5 +1,5 @@
-//! Whole outputs against files in `tests/whole`: what a walk makes of each bit of each entry, in every format, and how each step of a long
-//! random life of a unit ends. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
+//! Whole outputs against files in `tests/whole`: the walk with each bit of each entry flipped, in every format, and the result of each step
+//! of a long random life of a unit. With `PORTCULLIS_WRITE_TABLES=1` the tests write the files.
 
 use std::fmt::{Debug, Write};
 use std::path::Path;
@@ -26,7 +26,7 @@ fn is_as_before(name: &str, text: &str) {
 
 const BITS: u32 = 48;
 
-/// What a walk found, but for the page's number.
+/// The result of a walk, without the page's number.
 fn told(walk: &Walk, usual: u64) -> String {
     let result = match walk.result {
         Ok(leaf) => {
@@ -56,7 +56,7 @@ fn told(walk: &Walk, usual: u64) -> String {
     )
 }
 
-/// Tables with a small page, a large page and a run, of which each bit of each entry is turned.
+/// Flips each bit of each entry of tables with a small page, a large page and a run.
 fn turned<X: Format>(text: &mut String, name: &str, written: Result<X, SetupError>, read: TableFormat) {
     const PAGES: [(u64, u64, u64, Permissions); 4] = [
         (0x1_0000, 0x3_0000, 0x1_0000, Permissions::READ),
@@ -100,7 +100,7 @@ fn turned<X: Format>(text: &mut String, name: &str, written: Result<X, SetupErro
             )
             .unwrap();
         }
-        // The entries on the way: each table's first that is there, as these mappings begin at the start of theirs.
+        // The entries on the path: each table's first present one, because these mappings begin at the start of theirs.
         let tables: Vec<TablePointer> = [start].into_iter().chain(usual.tables.iter().copied()).collect();
         for table in tables {
             let words = (0..1 << 14).map(|word| PhysAddr::new(table.table.get() + 8 * word));
@@ -181,7 +181,7 @@ fn each_bit_of_an_entry_means_what_it_did() {
     }
 }
 
-/// Maps, accesses, invalidates and looks, at random; a line for each step.
+/// Maps, accesses, invalidates and probes, at random; a line for each step.
 fn life(seed: u64, steps: u32, change: impl FnOnce(&mut IommuConfig)) -> String {
     const OTHER: DeviceId = DeviceId(9);
     let memory = Memory::new(16 << 20);

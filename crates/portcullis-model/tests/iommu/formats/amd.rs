@@ -69,7 +69,7 @@ fn sizes_written_in_the_address() {
         let size = (1_u64 << (shift - 1)) - 0x1000;
         let page = 5_u64 << shift & 0xf_ffff_ffff_f000;
         let entry = page | size | next(7) | BOTH;
-        // So many entries, aligned to their number.
+        // The number of entries, which is their alignment.
         let count = 1_u64 << (shift - base);
         let places = count..2 * count;
         places.clone().for_each(|place| rig.set(rig.root, place, entry));
@@ -78,7 +78,7 @@ fn sizes_written_in_the_address() {
         }
         assert_eq!(rig.go((count << base) + (1 << (shift - 1)), R), Ok(page + (1 << (shift - 1))));
         assert_eq!(rig.walk(count << base).table_reads, 1);
-        // One that differs: not there, in its rights, its place, its attributes. Bits 8:1 and 63 may.
+        // One that differs: not present, in its rights, its place, its attributes. Bits 8:1 and 63 may.
         let last = 2 * count - 1;
         for wrong in [0, entry & !IW, entry ^ 1 << 51, entry ^ 1 << 60] {
             rig.set(rig.root, last, wrong);
@@ -117,7 +117,7 @@ fn levels_are_skipped() {
     let walk = rig.walk(iova);
     assert_eq!((walk.table_reads, walk.tables.iter().map(|table| table.level).collect()), (3, vec![3, 1]));
     assert_eq!(rig.go(iova + 1, RW), Ok(0x9001));
-    // From the cache of tables as from the root, a skipped index must be 0.
+    // With cached tables as from the root, a skipped index must be 0.
     for skipped in [1 << 39, 1 << 47, 1 << 21, 1 << 29] {
         assert_eq!(rig.reason(iova | skipped), Some(FaultReason::BeyondWidth));
         assert_eq!(rig.go(iova | skipped, R), Err(FaultReason::BeyondWidth));

@@ -120,7 +120,7 @@ fn stage_2_roots_are_up_to_16_tables_in_a_row() {
     }
 }
 
-/// A root of few entries is aligned to 64 bytes, one of more to its size.
+/// A root of few entries is aligned to 64 bytes, a larger one to its size.
 #[test]
 fn small_roots_are_aligned_to_64_bytes() {
     for (width, align) in [(31, 64), (33, 64), (34, 128), (39, 4096)] {
@@ -177,7 +177,7 @@ fn addresses_of_52_bits_and_those_that_are_too_wide() {
     let far = FaultReason::BadTable(PhysAddr::new(0x1_0000_1000_0000));
     assert_eq!(rig.reason(base | 2 << 29), Some(far));
 
-    // The same tables where addresses have 48 bits: blocks of 4 TiB are none, and wide addresses fault.
+    // The same tables with 48-bit addresses: blocks of 4 TiB are invalid, and wide addresses fault.
     let narrow = Rig { format: TableFormat::Arm(tables.with_output_bits(48)), ..rig };
     assert_eq!(narrow.reason(1 << 42), missing(3));
     for iova in [1 << 16, 1 << 29, 2 << 29] {
@@ -239,7 +239,7 @@ fn stage_2_rights() {
     assert_eq!(rig.leaf(0).unwrap().attributes, 2 << 4 | 15);
     rig.set(tables[1], 0, 0x9000 | PAGE2 & !(1 << 10));
     assert_eq!(rig.reason(0), Some(FaultReason::AccessFlag));
-    // What takes rights away in stage 1's tables means nothing here.
+    // Stage 1's table attributes that remove rights mean nothing here.
     rig.set(tables[1], 0, 0x9000 | PAGE2);
     rig.set(tables[2], 0, tables[1] | TABLE | 0xf << 59);
     assert_eq!(rig.page(0), Ok((0x9000, 12, ALL)));

@@ -43,7 +43,7 @@ fn a_run_is_as_many_entries_as_its_level_has() {
         }
         assert_eq!(rig.walk(at(count)).table_reads, tables.levels - level + 1);
 
-        // Another attribute, no hint, no page, another place, another right: whichever entry is asked for.
+        // Another attribute, no hint, no page, another place, another right: whichever entry is read.
         let last = 2 * count - 1;
         let right = entry(last);
         for wrong in
@@ -64,7 +64,7 @@ fn a_run_is_as_many_entries_as_its_level_has() {
         // Aligned, but all the same page.
         (count..2 * count).for_each(|place| rig.set(table, place, entry(count)));
         assert_eq!(rig.reason(at(count)), INCONSISTENT);
-        // Without the hint nobody asks.
+        // Without the hint the neighbours do not matter.
         rig.set(table, count, entry(count + 1) & !HINT);
         assert_eq!(rig.page(at(count)).unwrap().0, (2 * count + 1) << shift);
     }
@@ -83,7 +83,7 @@ fn the_high_address_bits_of_a_run_in_64_kib() {
 
 #[test]
 fn a_run_that_the_table_has_no_room_for() {
-    // A root of two entries has no run of 16, whatever lies behind it in memory.
+    // A root of two entries has no run of 16, whatever follows it in memory.
     let rig = Rig::new(TableFormat::Arm(ArmTables::stage1(Size4K, 31)), 1);
     (0..16).for_each(|place| rig.set(rig.root, place, place << 30 | BLOCK | HINT));
     assert_eq!(rig.reason(0), INCONSISTENT);

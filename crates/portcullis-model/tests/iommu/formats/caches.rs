@@ -1,4 +1,4 @@
-//! The caches and the ledger with granules, roots and levels other than VT-d's.
+//! The caches and the ledger with other granules, roots and levels than VT-d's.
 
 use portcullis_model::Granule::{Size16K, Size64K};
 use portcullis_model::{ArmTables, RiscvMode, Segment};
@@ -42,7 +42,7 @@ fn cached_tables_go_by_the_span_of_their_granule() {
     assert_eq!(rig.go(first, R), Ok(0x5_0000_0000));
     assert_eq!(rig.go(second, R), Ok(0x6_0000_0000));
 
-    // The first table is replaced; an invalidation elsewhere in its span forgets it, a hint keeps it.
+    // The first table is replaced; an invalidation elsewhere in its span drops it, the hint keeps it.
     let new = rig.table(4);
     rig.set(new, 2047, 0x7_0000_0000 | PAGE);
     rig.set(tables[2], 0, new | 3);
@@ -60,7 +60,7 @@ fn cached_tables_go_by_the_span_of_their_granule() {
 fn reads_of_freed_frames_count_in_whichever_frame_they_are() {
     let rig = Rig::new(TableFormat::Arm(ArmTables::stage1(Size16K, 47)), 4);
     let tables = chain(&rig, 0, 4);
-    // A table of four frames that are allocated one by one: take more until four in a row are aligned.
+    // A table of four frames that are allocated one by one: allocate until four aligned ones are contiguous.
     let mut row = rig.table(1);
     while !row.is_multiple_of(0x4000) || (1..4).any(|next| rig.table(1) != row + next * 0x1000) {
         row = rig.table(1);
@@ -97,7 +97,7 @@ fn six_levels_are_cached_too() {
     assert_eq!(rig.go(u64::MAX - 0x1000, RW), Ok(0xafff));
     let stats = rig.iommu.stats();
     assert_eq!((stats.table_reads, stats.misses_by_level), (7, [1, 1, 1, 1]));
-    // Another index at level 5 alone: its table is cached, too.
+    // Another index only at level 5: its table is cached, too.
     assert_eq!(rig.go(u64::MAX - (1 << 48), R), Err(FaultReason::NotPresent { level: 5 }));
     assert_eq!(rig.iommu.stats().table_reads, 8);
     // The last page of all.
@@ -123,7 +123,7 @@ fn the_ledger_sees_stale_pages_of_any_format() {
         let whole = segment(3 << shift, page, 0x1000);
         rig.go(3 << shift, RW).unwrap();
         rig.iommu.observe_map(DEVICE, 0, [whole]);
-        // The entry is gone and the IOTLB has it still.
+        // The entry is gone and the IOTLB still has it.
         rig.set(rig.root, 3, 0);
         assert_eq!(rig.iommu.observe_unmap(DEVICE, 10, [whole]), 1, "{format:?}");
         rig.iommu.set_time(30);
@@ -132,7 +132,7 @@ fn the_ledger_sees_stale_pages_of_any_format() {
         let exposed = rig.iommu.exposure(DEVICE);
         assert_eq!((exposed.stale_byte_ns, exposed.longest_stale_ns), (20 * 0x1000, 20), "{format:?}");
 
-        // The tables themselves still lead there until they do not and an invalidation says so.
+        // The tables themselves lead there until they do not and an invalidation follows.
         rig.set(rig.root, 3, address | bits);
         rig.iommu.observe_map(DEVICE, 200, [whole]);
         assert_eq!(rig.iommu.observe_unmap(DEVICE, 210, [whole]), 1);

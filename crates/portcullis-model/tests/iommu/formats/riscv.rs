@@ -95,14 +95,14 @@ fn reserved_encodings_fault() {
     rig.set(one, 0, ppn(0x9000) | PAGE | 3 << 61);
     assert_eq!(rig.reason(0), reserved);
     rig.set(one, 0, ppn(0x9000) | PAGE);
-    // A pointer with U, A or D; G and software's bits are none of the walker's business.
+    // A pointer with U, A or D; the walker ignores G and software's bits.
     for bit in [4, 6, 7] {
         rig.set(two, 0, ppn(one) | 1 | 1 << bit);
         assert_eq!(rig.reason(0), reserved);
     }
     rig.set(two, 0, ppn(one) | 1 | 1 << 5 | 3 << 8);
     assert_eq!(rig.page(0), Ok((0x9000, 12, ALL)));
-    // A pointer where there is no level below.
+    // A pointer without a level below.
     rig.set(one, 0, ppn(0x9000) | 1);
     assert_eq!(rig.reason(0), reserved);
     rig.set(two, 0, ppn(0x5000) | 1);
@@ -135,10 +135,10 @@ fn accessed_dirty_and_rights() {
         set(0xd3);
         assert_eq!(rig.page(0), Ok((0x9000, 12, Rights::READ | Rights::USER)));
         assert_eq!((rig.go(0, R), rig.go(0, W)), (Ok(0x9000), Err(FaultReason::Permission)));
-        // V, X, U, A, D: nothing that is data.
+        // V, X, U, A, D: no data access.
         set(0xd9);
         assert_eq!(rig.go(0, R), Err(FaultReason::Permission));
-        // Without U: privileged in the first stage, nobody's in the G-stage.
+        // Without U: privileged in the first stage, refused in the G-stage.
         set(PAGE & !0x10);
         assert_eq!(rig.go(0, R), Err(FaultReason::Permission));
         match mode {

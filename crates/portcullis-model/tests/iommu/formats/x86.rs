@@ -16,7 +16,7 @@ fn every_size_at_every_depth() {
         let mut table = rig.root;
         for level in (4..=levels).rev() {
             let below = rig.table(1);
-            // The root is used to its half only.
+            // Only half of the root is used.
             let index = if level == levels { 0xff } else { 0x1ff };
             rig.set(table, index, below | TABLE);
             table = below;
@@ -69,7 +69,7 @@ fn rights_combine_and_bits_are_checked() {
     assert_eq!(rig.page(0x3000), Ok((0x9000, 12, without(Rights::EXECUTE))));
     assert_eq!(rig.reason(0x4000), missing(1));
 
-    // Whatever a table takes away is gone: no write above, no user, no execution.
+    // A right that a table lacks is gone: no write above, no user, no execution.
     for (entry, right) in
         [(two | 5, Rights::WRITE), (two | 3, Rights::USER), (two | 7 | 1 << 63, Rights::EXECUTE)]
     {
